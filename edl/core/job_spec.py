@@ -75,7 +75,8 @@ class JobSettings(Record):
         "how often in a row a slot whose workers fail, or are given up, before they have trained a "
         "step is started again, after pauses of 1, 2, 4, ... 30 s; then the job goes on without "
         "it, or fails if `min_np` needs it. After a step it is started again at once, and the "
-        "count begins anew, unless the script fails by itself within 60 s of its start",
+        "count begins anew, unless the script fails within 60 s of that step, or is killed within "
+        "5 s",
         option="--max-restarts",
         metavar="N",
         least=0,

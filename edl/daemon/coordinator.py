@@ -50,7 +50,11 @@ class Coordinator(Protocol):
         """Register this worker; its record, and the job's generation when it has one already."""
 
     def script_of_job(self) -> ScriptOfJob:
-        """What a worker in the ring tells of its script; empty: none of them has in time."""
+        """Ask the workers in the ring for model and fits of their script.
+
+        Returns:
+            The answer of the first that answers; an empty one if nobody does in time.
+        """
 
     def stand_for_election(self) -> None:
         """Become a candidate; from now on this worker may lead."""

@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 
 def tell(trained_file: str, imports_file: str) -> None:
-    """This process has trained a step.
+    """Tell the launcher that this process has trained a step, and what it has imported.
 
     Args:
-        trained_file: created; empty: no launcher looks for it.
-        imports_file: where its imports go, unless it exists; empty: no launcher wants to know.
+        trained_file: is created; empty: no launcher looks for it.
+        imports_file: the imports go there, unless it exists; empty: no launcher wants to know.
     """
     try:
         if trained_file:
@@ -42,37 +42,50 @@ def tell(trained_file: str, imports_file: str) -> None:
 
 
 def write_imports(path: Path, started_with: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Write what is imported now to ``path``, at once or not at all.
+    """Write what is imported now to ``path``, at once or not at all; only this user can read it.
 
     Args:
         started_with: the environment that this process was started with.
         now: the environment now. A script sets variables that libraries read when they are
             imported, so the template sets those, too.
     """
-    changed = {name: now.get(name) for name in sorted(started_with.keys() | now.keys())
-               if started_with.get(name) != now.get(name)}  # fmt: skip
-    text = json.dumps({"modules": installed_modules(sys.modules), "environment": changed})
-    partial = path.with_name(f"{path.name}.{os.getpid()}")  # others write theirs
-    partial.write_text(text)
-    partial.rename(path)
+    names = sorted(started_with.keys() | now.keys())
+    changed = {name: now.get(name) for name in names if started_with.get(name) != now.get(name)}
+    installed, own = divided(sys.modules)
+    text = json.dumps({"modules": installed, "own": own, "environment": changed})
+    partial = path.with_name(f"{path.name}.{os.getpid()}")  # other workers write theirs
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+        partial.rename(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
-def installed_modules(modules: Mapping[str, Any]) -> list[str]:
-    """The names of ``modules`` that come from Python or from installed packages, in import order.
+def divided(modules: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
+    """Divide the names of ``modules`` by where they come from, in import order.
 
-    Those of the script are not: it may have changed when the next worker starts.
+    Returns:
+        Those that come from Python or from installed packages; and those of the script, with their
+        files, which may have changed when the next worker starts.
     """
     roots = tuple(f"{root}{os.sep}" for root in _roots())
-    found = []
+    installed: list[str] = []
+    own: dict[str, str] = {}
     for name, module in list(modules.items()):
         values = getattr(module, "__dict__", {})  # no attribute of a lazy module is asked for
         spec = values.get("__spec__")
         origin = getattr(spec, "origin", None)
         if getattr(spec, "name", None) != name or name in ("__main__", "__mp_main__"):
             continue
-        if isinstance(origin, str) and os.path.abspath(origin).startswith(roots):
-            found.append(name)
-    return found
+        if isinstance(origin, str) and origin not in ("built-in", "frozen"):
+            path = os.path.abspath(origin)
+            if path.startswith(roots):
+                installed.append(name)
+            else:
+                own[name] = path
+    return installed, own
 
 
 def _roots() -> set[str]:

@@ -74,6 +74,7 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
     worker = _worker_of(settings_now, binding())
     if settings_now.job is not None:
         free_all_forks()
+        speak_in_sentences()
         offer_stacks(settings_now.stacks, settings_now.stack_signal)
         _leave_on_sigterm(worker)
         ending.arm()
@@ -329,9 +330,15 @@ def _hidden_in(error: BaseException) -> EdlError | None:
     return _hidden if stands else None
 
 
-def _speak_in_sentences() -> None:
-    """An :class:`EdlError` that ends the script is shown as its sentence, not as a traceback."""
+def speak_in_sentences() -> None:
+    """Let an :class:`EdlError` that ends the script be shown as its sentence, not as a traceback.
+
+    Called at the import of edl, and by ``edl.init()`` in case that the script has set a hook since.
+    """
+    global _hook
     previous = sys.excepthook
+    if previous is _hook:
+        return
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
         error = _hidden_in(error) or error
@@ -346,7 +353,7 @@ def _speak_in_sentences() -> None:
         else:
             previous(kind, error, trace)
 
-    sys.excepthook = hook
+    sys.excepthook = _hook = hook
 
 
 def _own_log() -> OwnLog | None:
@@ -368,5 +375,6 @@ def guard_output() -> None:
 
 
 _log: OwnLog | None = None
-_speak_in_sentences()
+_hook: Any = None
+speak_in_sentences()
 guard_output()

@@ -70,7 +70,7 @@ def change(
 
 
 def script_of(seat: Seat) -> ScriptOfJob | None:
-    """What that worker tells of its script; None: it does not answer in time."""
+    """Ask the worker in ``seat`` for model and fits of its script; None: no answer in time."""
     try:
         status, body = fetch(seat.address, seat.port, MODEL_PATH, MODEL_S)
         if status != 200:

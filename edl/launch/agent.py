@@ -36,7 +36,7 @@ from edl.launch.output import Output
 from edl.launch.owner import written_down
 from edl.launch.record import no_template
 from edl.launch.supervisor import Supervisor
-from edl.launch.template.keeper import TemplateKeeper
+from edl.launch.template.keeper import NOT_WANTED, TemplateKeeper
 from edl.launch.workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -97,8 +97,10 @@ class Agent(Supervisor[AgentState]):
             host.name, token, limits=limits, script=script, state=job.state, owner=not guest
         )
         command, cwd = job.spec.command, Path(job.spec.cwd)
-        template = TemplateKeeper(command, cwd, environment, logs, job.spec.settings.template)
-        launched = Workers(command, cwd, environment, logs, template)
+        wanted = job.spec.settings.template
+        self._template = TemplateKeeper(command, cwd, environment, logs, wanted)
+        self._no_template_told = False
+        launched = Workers(command, cwd, environment, logs, self._template)
         super().__init__(store, launched, own, job.spec.command, stack_signal)
         self._host = replace(host, brings=np)
         self._logs = logs
@@ -200,8 +202,7 @@ class Agent(Supervisor[AgentState]):
             self._say(line)
 
     def _follow(self, snapshot: Snapshot, now: float) -> None:
-        if why := self._workers.look_at_template():
-            no_template(self._store, self._host.name, why, snapshot)
+        self._look_at_template(snapshot)
         if self._written is not self._host:
             self._put_host()
         self._arrive(snapshot, now)
@@ -210,6 +211,14 @@ class Agent(Supervisor[AgentState]):
         changed = not self._own.draining and self._lent.follow(snapshot)
         if self._lent.settle(snapshot, self._own.living) or changed:
             self._changed.set()
+
+    def _look_at_template(self, snapshot: Snapshot) -> None:
+        """See to the template of the workers; say once why there is none, if one was wanted."""
+        self._template.look()
+        why = self._template.why_none
+        if why and why != NOT_WANTED and not self._no_template_told:
+            no_template(self._store, self._host.name, why, snapshot)
+            self._no_template_told = True
 
     def _decide(self, snapshot: Snapshot, now: float) -> Decision:
         return decide(snapshot, self._own, now)

@@ -180,7 +180,7 @@ class Supervisor(ABC, Generic[State]):
             self._own = self._own.having(script_ended(self._own.process(launch), said, now))
         for launch, end in self._workers.reap().items():
             process, last_line = self._own.process(launch), self._last_line(launch)
-            ended = exited(process, end.code, now, last_line, end.trained)
+            ended = exited(process, end.code, now, last_line, end.trained_s)
             self._own = self._own.having(ended)
             self._changed.set()  # judge it by what ZooKeeper says now
             if ended.worker is not None:

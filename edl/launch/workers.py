@@ -42,11 +42,11 @@ class End:
 
     Attributes:
         code: its exit code; -9: killed by SIGKILL.
-        trained: whether it had trained a step.
+        trained_s: seconds from its first step to its end; None: it had trained none.
     """
 
     code: int
-    trained: bool
+    trained_s: float | None
 
 
 class Workers:
@@ -55,7 +55,9 @@ class Workers:
     Args:
         logs: an existing directory for their output.
         template: they are forked from; None: all are started by exec.
-        on_exit: called when one has ended, from any thread.
+
+    Attributes:
+        on_exit: called when a worker has ended, from any thread.
     """
 
     def __init__(
@@ -132,14 +134,11 @@ class Workers:
                 start_new_session=True,
             )
 
-    def look_at_template(self) -> str:
-        """What :meth:`TemplateKeeper.look` says."""
-        return self.template.look() if self.template is not None else ""
-
     def close(self) -> None:
-        """End what there is besides the workers."""
+        """End the template, for good."""
         if self.template is not None:
             self.template.close()
+            self.template.remove_imports()
 
     def adopt(self) -> tuple[Found, ...]:
         """Take over the workers that an earlier agent of this job and host has left."""
@@ -174,7 +173,7 @@ class Workers:
         return self._logs / f"{launch}.process"
 
     def _trained_of(self, launch: str) -> Path:
-        """The file that exists once the worker has trained a step."""
+        """Return the path of the file that the worker creates when it has trained a step."""
         return self._logs / f"{launch}.trained"
 
     def pid_of(self, launch: str) -> int | None:
@@ -189,12 +188,22 @@ class Workers:
             code = process.poll() if isinstance(process, Found) else exit_code(process)
             if code is not None:
                 trained = self._trained_of(launch)
-                ends[launch] = End(code, trained.exists())
+                ends[launch] = end = End(code, _age_s(trained))
+                if isinstance(process, Child) and code > 0 and end.trained_s is None:
+                    self._give_up_template()
                 del self._running[launch]
                 _remove_if_empty(self.stacks_of(launch))
                 self._record_of(launch).unlink(missing_ok=True)
                 trained.unlink(missing_ok=True)
         return ends
+
+    def _give_up_template(self) -> None:
+        """A worker that was forked has failed by itself before its first step.
+
+        Perhaps because of what a fork has otherwise than a process that is started anew.
+        """
+        if self.template is not None and not self.template.why_none:
+            self.template.give_up("a worker that was forked from it failed before its first step")
 
     def ended_scripts(self) -> dict[str, ScriptEnd]:
         """The launches whose script has ended, though the process has not; and what they say."""
@@ -260,6 +269,14 @@ def _put_aside(logs: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def _age_s(path: Path) -> float | None:
+    """Return the seconds since a file was written; None: there is none."""
+    try:
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except OSError:
+        return None
+
+
 def _remove_if_empty(path: Path) -> None:
     with contextlib.suppress(OSError):
         if path.stat().st_size == 0:
@@ -278,7 +295,7 @@ def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
 
 
 def exit_code(child: subprocess.Popen[bytes] | Child) -> int | None:
-    """That of a child that has ended; then what is left of its process group is killed.
+    """Return the exit code of a child that has ended; kill what is left of its process group.
 
     Until then it stays a zombie, so that its number is not given away.
     """

@@ -113,7 +113,16 @@ class Fits:
 
 
 class PassedOver(keras.callbacks.Callback):
-    """In place of all callbacks of a fit that the job has done: no epoch of it is run."""
+    """Lets a worker pass over a fit that the job has done: Keras runs no epoch of it.
+
+    This callback takes the place of all that the script has given to ``fit``.
+
+    Args:
+        fits: of this worker.
+        done: all fits that the job has done.
+        history: Keras' ``History`` of this call, which gets the job's numbers; None: there is none.
+        build: creates the variables of model and optimizer, as the first step would.
+    """
 
     def __init__(
         self, fits: Fits, done: Sequence[DoneFit], history: Any, build: Callable[[], None]

@@ -112,10 +112,16 @@ def numbered(exchange: Exchange, number: int, row: Vector) -> list[bytes]:
 
 
 class Act(Protocol):
-    """What is done with a row of this worker's, in a forward or a backward pass."""
+    """A function that a layer calls in its forward or backward pass, to exchange numbers."""
 
     def __call__(self, row: Vector, exchange: Exchange | None, weight: int) -> Vector:
-        """See :func:`exchange_of_step` for ``exchange`` and ``weight``."""
+        """Return the numbers that the pass goes on with.
+
+        Args:
+            row: this worker's numbers.
+            exchange: sends bytes to all workers and returns theirs; None: nobody else takes part.
+            weight: how many samples count in this worker's batch.
+        """
 
 
 def in_turn(act: Act, row: Any, length: int | None) -> Any:

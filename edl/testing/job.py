@@ -72,10 +72,10 @@ def start_process(
 
 
 class Run:
-    """One `edl run` of a Python script, the other verbs for it, and its processes.
+    """Runs a Python script by `edl run`, and other verbs of `edl` on that job.
 
     Attributes:
-        start_process: starts the processes of `edl` that stay; edl's own tests fork theirs.
+        start_process: is called to start `edl run` and `edl join`; a test may replace it.
     """
 
     start_process = staticmethod(start_process)

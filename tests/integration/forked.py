@@ -1,8 +1,8 @@
-"""`edl run` and `edl join` without their imports: forked from a process that has imported them.
+"""Starts `edl run` and `edl join` by a fork of a process that has imported what they need.
 
-So are the workers, from a template that such an agent is given (:mod:`edl.launch.template`). The
-imports are most of what a job costs a test. Tests of how a process starts, and all that need other
-imports, start theirs by ``exec``, as before.
+The agent that is started in this way forks its workers, too, from a template that it is given
+(:mod:`edl.launch.template`). The imports are most of what a job costs a test. Tests of how a
+process starts, and commands with other imports, start theirs by ``exec``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import atexit
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,10 +94,11 @@ def _base(framework: str) -> Template:
     directory = Path(tempfile.mkdtemp())
     imports = directory / "imports"
     modules = [*EVERYBODY, *IMPORTS[framework]]
-    imports.write_text(json.dumps({"modules": modules, "environment": {}}))
+    imports.write_text(json.dumps({"modules": modules, "own": {}, "environment": {}}))
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EDL_")}
     command = [sys.executable, "-m", "edl.cli.main"]
     base = Template(command, directory, environment, imports, directory / "output")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     atexit.register(base.close)
     deadline = time.monotonic() + READY_S
     while not base.ready:

@@ -10,19 +10,22 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from cli_shell import STANDIN, WAIT_S, Shell, shell, until
 from paths import SCRIPTS
 
-from edl.framework.first_step import installed_modules, write_imports
-from edl.launch.template import Template, TemplateError, why_none
+from edl.framework.first_step import divided, write_imports
+from edl.launch.template import Template, TemplateRefused, why_none
 from edl.launch.template.keeper import DEATHS, TemplateKeeper
 from edl.launch.workers import Workers
 
@@ -43,9 +46,12 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def imports(place: Path, *modules: str, **environment: str | None) -> Path:
+def imports(place: Path, *modules: str, own: Sequence[str] = (), **environment: str | None) -> Path:
+    """Write what a worker writes; ``own``: modules of the script, beside it."""
     path = place / "imports"
-    path.write_text(json.dumps({"modules": modules or MODULES, "environment": environment}))
+    files = {name: str(place / f"{name}.py") for name in own}
+    what = {"modules": modules or MODULES, "own": files, "environment": environment}
+    path.write_text(json.dumps(what))
     return path
 
 
@@ -72,10 +78,12 @@ def executed(command: Sequence[str], place: Path, own: Mapping[str, str]) -> tup
         return process.wait(WAIT_S), log.read_text()
 
 
-def forked(command: Sequence[str], place: Path, own: Mapping[str, str]) -> tuple[int, str]:
-    log = place / "log"
+def forked(
+    command: Sequence[str], place: Path, own: Mapping[str, str], *modules: str
+) -> tuple[int, str]:
+    log, what = place / "log", imports(place, *modules)
     log.write_text("")
-    template = ready(Template(command, place, environment(), imports(place), place / "output"))
+    template = ready(Template(command, place, environment(), what, place / "output"))
     try:
         return template.fork(own, log, lambda pid: None).wait(), log.read_text()
     finally:
@@ -132,6 +140,24 @@ def test_what_is_not_there_and_what_is_a_folder(words: tuple[str, ...], place: P
     assert forked(command, place, environment()) == executed(command, place, environment())
 
 
+HOOK = """
+import sys
+sys.excepthook = lambda kind, error, trace: print("the script's own", error)
+import edl.framework.process as process
+from edl.errors import NewcomerDiffers
+process.speak_in_sentences()  # as edl.init() does
+raise {}
+"""
+
+
+@pytest.mark.parametrize("error", ["NewcomerDiffers('x')", "ValueError('y')"])
+def test_a_hook_that_a_script_sets_before_it_imports_edl(error: str, place: Path) -> None:
+    command = (sys.executable, "-c", HOOK.format(error))
+    code, text = executed(command, place, environment())
+    assert (code, text) == ((78, "edl: x\n") if "x" in error else (1, "the script's own y\n"))
+    assert forked(command, place, environment(), "edl.framework.process") == (code, text)
+
+
 SEEN = (
     "import os, sys, calendar; "
     "print('calendar' in sys.modules, os.environ.get('CHOICE'), os.environ.get('GONE'))"
@@ -154,19 +180,23 @@ def test_the_imports_see_what_the_first_script_had_set_and_the_worker_does_not(p
 
 
 def test_what_is_written_down_is_what_comes_from_installed_packages(tmp_path: Path) -> None:
-    names = installed_modules(sys.modules)
+    names, own = divided(sys.modules)
     assert {"json", "numpy", "edl", "edl.launch.template", "psutil"} <= {*names}
     assert not {"__main__", "cli_shell", "paths", __name__} & {*names}
+    assert {"cli_shell", "paths", __name__} <= {*own}
     assert names.index("edl") < names.index("edl.launch.template")
     path = tmp_path / "imports"
     write_imports(path, {"SAME": "1", "CHANGED": "1", "GONE": "1"}, {"SAME": "1", "CHANGED": "2"})
     assert json.loads(path.read_text())["environment"] == {"CHANGED": "2", "GONE": None}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600, "a script may set secrets"
+    assert [*tmp_path.iterdir()] == [path]
 
 
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
         (("bash", "x.sh"), "bash is not Python"),
+        ((sys.executable, "x.pyc"), "x.pyc is compiled"),
         ((sys.executable, "-i", "x.py"), "runs no script"),
         (("/usr/bin/python3", "x.py"), "another interpreter than the launcher's"),
     ],
@@ -175,14 +205,26 @@ def test_commands_without_a_template(command: tuple[str, ...], reason: str) -> N
     assert reason in why_none(command, os.environ["PATH"])
 
 
-def test_an_import_that_starts_a_thread_is_no_base_for_forks(place: Path) -> None:
-    (place / "starts_one.py").write_text(
-        "import threading as t, time; t.Thread(target=time.sleep, args=[60], daemon=True).start()"
-    )
-    what, own = imports(place, "json", "starts_one"), environment(PYTHONPATH=str(place))
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "import threading as t; one = t.Timer(9, print); one.daemon = True; one.start()",
+            "the import of makes_one has started a thread",
+        ),
+        ("import socket; kept = socket.socket()", "an import has opened socket"),
+        ("import multiprocessing as m; kept = m.Lock()", "memory that all workers would share"),
+        ("import calendar", "the script has a module calendar, and an import has imported another"),
+    ],
+    ids=["a thread", "a socket", "a lock", "a module of the script"],
+)
+def test_imports_that_are_no_base_for_forks(text: str, reason: str, place: Path) -> None:
+    (place / "makes_one.py").write_text(text)
+    what = imports(place, "json", "makes_one", own=["makes_one", "train_utils", "calendar"])
+    own = environment(PYTHONPATH=str(place))
     template = Template([sys.executable, "x.py"], place, own, what, place / "output")
     try:
-        with pytest.raises(TemplateError, match="the import of starts_one has started a thread"):
+        with pytest.raises(TemplateRefused, match=reason):
             ready(template)
     finally:
         template.close()
@@ -197,18 +239,20 @@ SLEEPS = (sys.executable, "-c", "import time; print('here', flush=True); time.sl
 @pytest.fixture
 def workers(place: Path) -> Iterator[Workers]:
     """The workers of a launcher whose template is ready."""
-    (place / "template.imports").write_text(imports(place).read_text())
     keeper = TemplateKeeper(SLEEPS, place, environment(), place, wanted=True)
+    assert keeper.imports is not None
+    keeper.imports.write_text(imports(place).read_text())
     found = Workers(SLEEPS, place, environment(), place, keeper)
-    until_template(found, keeper)
+    until_template(keeper)
     yield found
     found.close()
     found.kill_all(WAIT_S)
 
 
-def until_template(workers: Workers, keeper: TemplateKeeper) -> None:
+def until_template(keeper: TemplateKeeper) -> None:
     def is_ready() -> bool:
-        assert workers.look_at_template() == ""
+        keeper.look()
+        assert keeper.why_none == ""
         return keeper.ready
 
     until(is_ready, WAIT_S)
@@ -227,18 +271,65 @@ def says(place: Path, launch: str) -> Callable[[], bool]:
 def test_a_template_that_dies_costs_nothing(workers: Workers, place: Path) -> None:
     """The next worker is started by exec, and there is a template again; not without end."""
     keeper = keeper_of(workers)
-    for number in range(DEATHS):
-        until_template(workers, keeper)
+    for number in range(DEATHS + 1):  # a worker that is forked begins the count anew
+        until_template(keeper)
         workers.start(f"before-{number}", 0)
         assert keeper.pid is not None
         os.kill(keeper.pid, signal.SIGKILL)
         workers.start(f"after-{number}", 1)
         until(says(place, f"before-{number}"), WAIT_S)
         until(says(place, f"after-{number}"), WAIT_S)
-    assert "it has" in workers.look_at_template()
-    assert keeper.pid is None
-    assert workers.look_at_template() == "", "it is said once"
-    assert len(workers) == 2 * DEATHS
+    assert len(workers) == 2 * (DEATHS + 1)
+    for _ in range(DEATHS - 1):
+        until_template(keeper)
+        os.kill(keeper.pid, signal.SIGKILL)
+        until(lambda: (keeper.look(), keeper.pid)[1] is None, WAIT_S)
+    assert keeper.why_none == "it has ended, with code -9"
+
+
+def test_after_a_forked_worker_that_failed_at_once_all_are_started_anew(place: Path) -> None:
+    """Perhaps it failed because of what a fork has otherwise."""
+    fails = (sys.executable, "-c", "import sys; sys.exit(3)")
+    keeper = TemplateKeeper(fails, place, environment(), place, wanted=True)
+    assert keeper.imports is not None
+    keeper.imports.write_text(imports(place).read_text())
+    workers = Workers(fails, place, environment(), place, keeper)
+    until_template(keeper)
+    try:
+        workers.start("x-0", 0)
+        until(lambda: workers.reap(), WAIT_S)
+        assert keeper.why_none == "a worker that was forked from it failed before its first step"
+        assert keeper.pid is None
+    finally:
+        workers.close()
+        workers.kill_all(WAIT_S)
+    assert [*place.glob("template-*")] == []
+
+
+def test_an_orphan_that_is_adopted_meanwhile_is_no_zombie(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that dies while another one is forked leaves its helpers to this process."""
+    here = subprocess.Popen(
+        [sys.executable, "-c", "import os\nif not os.fork(): os._exit(0)\ninput()"],
+        stdin=subprocess.PIPE,
+    )
+    helpers = psutil.Process(here.pid)
+    until(lambda: helpers.children(), WAIT_S)
+    (helper,) = helpers.children()
+    receive = socket.socket.recv
+
+    def die_meanwhile(one: socket.socket, *arguments: Any) -> bytes:
+        here.kill()
+        until(lambda: helper.ppid() == os.getpid(), WAIT_S)
+        return receive(one, *arguments)
+
+    monkeypatch.setattr(socket.socket, "recv", die_meanwhile)
+    workers.start("x-0", 0)
+    monkeypatch.undo()
+    here.communicate(timeout=WAIT_S)
+    keeper = keeper_of(workers)
+    until(lambda: (keeper.look(), psutil.pid_exists(helper.pid))[1] is False, WAIT_S)
 
 
 def test_a_worker_that_is_killed_while_it_is_forked_has_ended(
@@ -255,11 +346,11 @@ def test_a_worker_that_is_killed_while_it_is_forked_has_ended(
     ends: dict[str, object] = {}
 
     def ended() -> bool:
-        ends.update({launch: (end.code, end.trained) for launch, end in workers.reap().items()})
+        ends.update({launch: (end.code, end.trained_s) for launch, end in workers.reap().items()})
         return bool(ends)
 
     until(ended, WAIT_S)
-    assert ends == {"x-0": (-9, False)}
+    assert ends == {"x-0": (-9, None)}
     monkeypatch.undo()
     workers.start("x-1", 0)
     assert keeper_of(workers).ready, "the template is none the worse for it"
@@ -316,8 +407,7 @@ def test_a_replacement_is_forked(shell: Shell) -> None:
 
     def template() -> psutil.Process | None:
         named = (one for one in children() if "template/main.py" in " ".join(words(one)))
-        found = next(named, None)
-        return found if found is not None and (logs / "template.imports").exists() else None
+        return next(named, None)
 
     def children() -> list[psutil.Process]:
         return psutil.Process(agent).children()

@@ -235,7 +235,7 @@ def test_the_longest_back_off_can_be_set() -> None:
 
 
 def test_a_slot_whose_worker_had_trained_is_filled_in_the_same_turn() -> None:
-    killed = trainer(1, exit_code=-9, exited=NOW, started=NOW - 8.0, failures=3, trained=True)
+    killed = trainer(1, exit_code=-9, exited=NOW, started=NOW - 8.0, failures=3, trained_s=8.0)
     (start,) = decide(patient(), own(trainer(0), killed), NOW).starts
     assert (start.slot, start.failures) == (1, 0)
 

@@ -7,6 +7,7 @@ from made import make_job
 
 from edl.core.host.process import (
     QUICK_S,
+    QUICKLY_KILLED_S,
     UNKNOWN_EXIT,
     Process,
     ScriptEnd,
@@ -99,23 +100,20 @@ def test_failures_in_a_row_use_a_slot_up() -> None:
     assert replace(tenth, exit_code=0).failures_now == 0
 
 
-@pytest.mark.parametrize("lived_s", [0.5, 20.0])
-def test_a_worker_that_was_killed_after_a_step_is_replaced_at_once_and_counts_anew(
-    lived_s: float,
+@pytest.mark.parametrize(
+    ("code", "quick_s"), [(-9, QUICKLY_KILLED_S), (1, QUICK_S), (-11, QUICK_S)]
+)
+def test_a_worker_that_had_trained_is_replaced_at_once_and_counts_anew(
+    code: int, quick_s: float
 ) -> None:
-    lives = replace(TRAINS, started=NOW - lived_s, failures=9)
-    trained = exited(lives, -9, NOW, "", trained=True)
+    """Not soon after its first step: crash loops, also those of the memory's limit, must end."""
+    lives = replace(TRAINS, failures=9)
+    trained = exited(lives, code, NOW, "", quick_s)
     assert (trained.failures_now, trained.pause_s(30.0), trained.uses_up(0)) == (0, 0.0, False)
-    before = exited(lives, -9, NOW, "", trained=False)
-    assert (before.failures_now, before.pause_s(30.0), before.uses_up(9)) == (10, 30.0, True)
-
-
-def test_an_error_after_a_step_counts_only_right_after_the_start() -> None:
-    """A script that fails in its third step must not be started for ever."""
-    late = exited(replace(TRAINS, started=NOW - QUICK_S, failures=9), 1, NOW, "", trained=True)
-    assert (late.failures_now, late.pause_s(30.0)) == (0, 0.0)
-    quick = replace(late, started=NOW - QUICK_S + 0.1)
+    quick = exited(lives, code, NOW, "", quick_s - 0.1)
     assert (quick.failures_now, quick.pause_s(30.0), quick.uses_up(9)) == (10, 0.0, True)
+    before = exited(lives, code, NOW, "", None)
+    assert (before.failures_now, before.pause_s(30.0), before.uses_up(9)) == (10, 30.0, True)
 
 
 @pytest.mark.parametrize(("said", "departing"), [(0, None), (0, NOW - 5), (1, NOW - 5), (3, None)])

@@ -84,7 +84,7 @@ class Workers:
     def reap(self) -> dict[str, End]:
         codes, self.exits = self.exits, {}
         self.running = {one: slot for one, slot in self.running.items() if one not in codes}
-        return {one: End(code, trained=False) for one, code in codes.items()}
+        return {one: End(code, None) for one, code in codes.items()}
 
     def close(self) -> None: ...
 

@@ -9,8 +9,8 @@ process is left to end with its own exit code.
 A failure before the worker has trained a step is one without progress. Such failures in a row make
 the pause before the next start of a slot longer; more of them than ``max_restarts`` use the slot
 up. So does a worker that has joined and been refused, at once. After a step the slot is started
-again without a pause, and the count begins anew; but an error of the script's own within
-:data:`QUICK_S` of its start counts, or a script that fails in its third step would never end.
+again without a pause, and the count begins anew. But an end soon after the first step counts: a
+script that fails in its third step, or takes more memory than there is, would be started for ever.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ LAST_LINE = "; its last line: "  # in the sentence that says how a process has f
 EXITING = "edl-exiting"
 ENDED = "edl-ended"
 BACKOFF_MAX_S = 30.0
-QUICK_S = 60.0  # a script that fails this soon after its start may do so each time
+QUICK_S = 60.0  # an error of the script's own this soon after its first step may come each time
+QUICKLY_KILLED_S = 5.0  # the same for a kill from outside, which may be that of the memory's limit
 
 _ENDS_BADLY = (JobState.RUNNING, JobState.FAILED)
 
@@ -64,7 +65,7 @@ class Process:
     handled: float | None = None  # since when its exit handlers have ended, too
     exit_code: int | None = None  # None: it runs; -9: killed by signal 9
     exited: float | None = None
-    trained: bool = False  # it has trained a step; known when it has exited
+    trained_s: float | None = None  # from its first step until it exited; None: it trained none
     last_line: str = ""  # of its output, that is not noise; known when it has exited
     used_up: bool = False  # its slot was given up after it
     deserted: bool = False  # it exited with code 0, and the others go on without it
@@ -131,15 +132,16 @@ class Process:
 
     @property
     def failures_now(self) -> int:
-        """Failures in a row in this slot that count, this process included.
+        """Count the failures in a row in this slot, this process included if it has failed.
 
-        To be given up counts as a failure.
+        To be given up by the leader counts as a failure.
         """
         if self.alive or not self.blamed:
             return 0 if self.exit_code == 0 else self.failures
         killed = self.exit_code in (-signal.SIGKILL, -signal.SIGTERM)
-        quick = (self.exited or 0.0) - self.started < QUICK_S
-        return 0 if self.trained and (killed or not quick) else self.failures + 1
+        quick_s = QUICKLY_KILLED_S if killed else QUICK_S
+        progress = self.trained_s is not None and self.trained_s >= quick_s
+        return 0 if progress else self.failures + 1
 
     def uses_up(self, max_restarts: int) -> bool:
         """Its slot has been started again as often as it may, and failed again, or refused."""
@@ -148,7 +150,7 @@ class Process:
 
     def pause_s(self, longest_s: float) -> float:
         """How long its slot waits after it, before the next start."""
-        waits = self.blamed and not self.used_up and not self.trained
+        waits = self.blamed and not self.used_up and self.trained_s is None
         return backoff_s(self.failures_now, longest_s) if waits else 0.0
 
     def is_undecided(self, state: JobState, now: float, settle_s: float) -> bool:
@@ -217,9 +219,11 @@ def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
 
 
 def exited(
-    process: Process, code: int, now: float, last_line: str, trained: bool = False
+    process: Process, code: int, now: float, last_line: str, trained_s: float | None = None
 ) -> Process:
-    """``process`` when it has ended with ``code``.
+    """Return ``process`` as it is when it has ended with ``code``.
+
+    ``trained_s``: seconds from its first step until then; None: it trained none.
 
     One that its launcher had to kill because it did not end by itself counts as what its script
     came to: as the code that it said when the script had ended.
@@ -229,7 +233,7 @@ def exited(
     )
     if code == -signal.SIGKILL and lingered:
         code = process.ended_code
-    return replace(process, exit_code=code, exited=now, last_line=last_line, trained=trained)
+    return replace(process, exit_code=code, exited=now, last_line=last_line, trained_s=trained_s)
 
 
 def seen(process: Process, snapshot: Snapshot, now: float) -> Process:

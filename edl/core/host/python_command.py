@@ -18,7 +18,7 @@ _SHORT_OTHER = "hViqx?"  # print something and end, or go on at a prompt, or ski
 
 
 class Main(StrEnum):
-    """What the interpreter runs as ``__main__``."""
+    """The kinds of things that the interpreter can run as ``__main__``."""
 
     SCRIPT = "script"  # a file, a directory or a zip archive
     MODULE = "module"  # python -m

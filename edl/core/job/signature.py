@@ -17,7 +17,12 @@ Signature = Mapping[str, str]  # the shape of each tensor of a model that worker
 
 @dataclass(frozen=True)
 class ScriptOfJob:
-    """What a worker in the ring tells newcomers of its script: its model, and its fits."""
+    """The answer of a worker in the ring to a newcomer that is about to join.
+
+    Attributes:
+        signature: the shapes of its model's tensors; empty: it has no model yet.
+        fits: how far its script is in its calls of Keras' ``fit``.
+    """
 
     signature: Signature = field(default_factory=dict)
     fits: ScriptFits = NO_FITS

@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from edl.core.host.python_command import Main, PythonCommand, parse
 
 logger = logging.getLogger(__name__)
 
+END_S = 5.0  # for a template that was killed to be gone
 FORK_S = 5.0  # for the template to fork a worker; it takes some 20 ms
 _MAIN = Path(__file__).with_name("main.py")
 _PACKET = 1 << 16
@@ -38,13 +40,19 @@ class TemplateError(Exception):
     """No worker can be forked from this template any more."""
 
 
+class TemplateRefused(TemplateError):
+    """Nor from another one with the same imports."""
+
+
 def why_none(command: Sequence[str], search_path: str | None) -> str:
-    """Why the workers of ``command`` cannot be forked from a template; empty: they can."""
+    """Return why the workers of ``command`` cannot be forked from a template; empty: they can."""
     python = parse(command)
     if python is None:
         return f"{command[0]} is not Python"
     if python.main is Main.OTHER:
         return f"`{' '.join(command[:3])}` runs no script"
+    if python.main is Main.SCRIPT and python.target.endswith(".pyc"):
+        return f"{python.target} is compiled"
     found = shutil.which(python.program, path=search_path)
     if found is None or not _is_own_interpreter(found):
         return f"{python.program} is another interpreter than the launcher's, {sys.executable}"
@@ -66,11 +74,11 @@ class Child:
         self.returncode: int | None = None  # -9: SIGKILL; None: nobody has seen it end
 
     def poll(self) -> int | None:
-        """The exit code; None: it runs."""
+        """Return the exit code; None: it runs."""
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int:
-        """The exit code, once it has ended."""
+        """Wait for its end; return the exit code."""
         code = self._reap(0)
         assert code is not None
         return code
@@ -115,6 +123,7 @@ class Template:
     ) -> None:
         self._command, self._cwd = tuple(command), cwd
         self._process: subprocess.Popen[bytes] | Child
+        self._orphans: set[int] = set()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.ready = False
         python = _parsed(command)
@@ -137,10 +146,17 @@ class Template:
 
     @classmethod
     def inherited(cls, command: Sequence[str], cwd: Path, descriptor: int, pid: int) -> Self:
-        """The template that this process was given, ready: ``descriptor`` is a socket to it."""
+        """Return the template that this process was given, which is ready. For tests.
+
+        Args:
+            command, cwd: as in the constructor.
+            descriptor: a socket to it.
+            pid: its process.
+        """
         self = cls.__new__(cls)
         self._command, self._cwd = tuple(command), cwd
         self._process, self._control = Child(pid), socket.socket(fileno=descriptor)
+        self._orphans = set()
         self.ready = True
         return self
 
@@ -154,6 +170,7 @@ class Template:
         Raises:
             TemplateError: it cannot be used, with the reason.
         """
+        self._reap_orphans()
         try:
             said = self._control.recv(_PACKET, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -161,10 +178,10 @@ class Template:
         except OSError as error:
             raise TemplateError(f"it does not answer: {error}") from error
         if not said:
-            raise TemplateError(f"it has ended, with code {self._process.wait()}")
+            raise TemplateError(f"it has ended, with code {self._end()}")
         message = json.loads(said)
         if reason := message.get("refused"):
-            raise TemplateError(reason)
+            raise TemplateRefused(reason)
         self.ready = True
 
     def fork(
@@ -187,6 +204,7 @@ class Template:
 
         Raises:
             TemplateError: the template does not do it; no worker was started.
+            OSError: this process has no descriptor left, or the disk no room for the log.
         """
         python = _parsed(command or self._command)
         order = {
@@ -200,6 +218,7 @@ class Template:
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs, log.open("ab") as output, _in_memory(json.dumps(order)) as file:
+            before = _children()
             try:
                 with _adopting_orphans():
                     descriptors = [file, output.fileno(), theirs.fileno()]
@@ -212,6 +231,7 @@ class Template:
             if not said:
                 raise TemplateError("it has not forked a worker")
             child = Child(json.loads(said)["pid"])
+            self._orphans |= _children() - before - {child.pid}
             started(child.pid)
             with contextlib.suppress(OSError):  # it was killed; its end is seen as any other
                 ours.send(b"{}")
@@ -220,8 +240,28 @@ class Template:
     def close(self) -> None:
         """End the template process. Its workers are not touched."""
         self._control.close()
-        self._process.kill()
-        self._process.wait()
+        self._end()
+
+    def _reap_orphans(self) -> None:
+        """Let those go that have become children of this process while it adopted a worker.
+
+        They were started by workers that died in that moment, and would stay zombies.
+        """
+        for pid in list(self._orphans):
+            try:
+                ended, _ = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                ended = pid
+            if ended:
+                self._orphans.discard(pid)
+
+    def _end(self) -> int | None:
+        """Kill the process; return its exit code, None: it hangs in the system."""
+        deadline = time.monotonic() + END_S
+        while (code := self._process.poll()) is None and time.monotonic() < deadline:
+            self._process.kill()
+            time.sleep(0.005)
+        return code
 
 
 def _parsed(command: Sequence[str]) -> PythonCommand:
@@ -240,6 +280,15 @@ def _in_memory(text: str) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _children() -> set[int]:
+    """Return the children of this process, ended ones that nobody has waited for among them."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended, or an old kernel has no list
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found
 
 
 @contextmanager

@@ -39,13 +39,14 @@ import socket
 import struct
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 YIELDS_S = 20.0  # at the lowest priority, at most
 LOWEST = 19
 DEADLINE_S = 10.0  # for the launcher to become the parent of a new worker, and to answer it
-INHERITED = "EDL_INHERITED_TEMPLATE"  # the socket and the process of the template that is given
+INHERITED = "EDL_INHERITED_TEMPLATE"  # SOCKET:PROCESS of a template; edl.config reads it
+_BAD_CUDA, _NAMELESS = 3, 4  # exit codes of a process that is forked on trial
 _PACKET = 1 << 16  # bytes of a message, at most
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_MAP = 1, 15, 35, 14
 
@@ -65,18 +66,19 @@ def serve(descriptor: int, imports: str) -> dict[str, Any]:
     with open(imports, encoding="utf-8") as file:
         what = json.load(file)
     _yield_to_others(nice)
-    started_by = _import_all(what["modules"], what["environment"])
+    culprit = _import_all(what["modules"], what["environment"])
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    if reason := _why_no_fork(started_by):
+    os.setpriority(os.PRIO_PROCESS, 0, nice)
+    if reason := _why_no_fork(culprit, what["own"], control):
         control.send(json.dumps({"refused": reason}).encode())
         os._exit(0)
     print(f"ready, with {len(sys.modules)} modules", flush=True)
     control.send(b'{"ready": true}')
-    return _fork_at_orders(control, launcher, nice)
+    return _fork_at_orders(control, launcher)
 
 
-def _fork_at_orders(control: socket.socket, launcher: int, nice: int) -> dict[str, Any]:
+def _fork_at_orders(control: socket.socket, launcher: int) -> dict[str, Any]:
     """Fork at each order, until ``control`` is closed; returns in a new worker, with its order."""
     while True:
         message, ancillary, _, _ = socket.recv_fds(control, _PACKET, 3)
@@ -85,7 +87,7 @@ def _fork_at_orders(control: socket.socket, launcher: int, nice: int) -> dict[st
         if _fork(launcher):
             control.close()
             order_file, log, answer = ancillary
-            return _become_worker(order_file, log, answer, nice)
+            return _become_worker(order_file, log, answer)
         for one in ancillary:
             os.close(one)
 
@@ -112,17 +114,18 @@ def _import_all(modules: list[str], environment: dict[str, str | None]) -> str:
     """Import ``modules`` as a script would that has set ``environment`` before.
 
     Returns:
-        The first module after whose import there was more than one thread; empty: none.
+        What has started a thread: the first module after whose import there was more than one;
+        empty: nothing.
     """
     before = dict(os.environ)
     _set_environment({**before, **environment})
-    culprit = ""
+    culprit = "site, at the start of Python" if _threads() > 1 else ""
     for name in modules:
         if name in sys.modules:
             continue
         try:
             importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 - a worker that needs it sees what is wrong
+        except Exception as error:  # noqa: BLE001 - what an import may raise is not known
             print(f"{name} cannot be imported before a worker starts: {error}", flush=True)
             continue
         if not culprit and _threads() > 1:
@@ -143,33 +146,74 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _why_no_fork(culprit: str) -> str:
-    """Why no worker can be forked from this process; empty: it can.
+def _why_no_fork(culprit: str, own: dict[str, str], control: socket.socket) -> str:
+    """Return why no worker can be forked from this process; empty: it can.
 
     A library that can be forked although it has threads, as OpenBLAS, ends them before each fork.
+
+    Args:
+        culprit: what has started a thread, as :func:`_import_all` says.
+        own: the modules of the script, which a worker must not find imported from other files.
+        control: the socket to the launcher, the only one that may be open.
     """
-    if (trial := os.fork()) == 0:
-        code = 2
-        try:
-            cuda = getattr(sys.modules.get("torch"), "cuda", None)
-            code = int(cuda is not None and bool(cuda._is_in_bad_fork()))
-        finally:
-            os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(trial, 0)[1])
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            opened = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue
-        if opened.startswith(("/dev/nvidia", "/dev/kfd")):
-            return f"an import has opened the device {opened}"
-    if code == 1:
-        return "an import has begun to use CUDA"
+    if shadowed := next((name for name, path in own.items() if _is_other(name, path)), ""):
+        return f"the script has a module {shadowed}, and an import has imported another one"
+    code = _tried()
+    if code in _OF_A_TRIAL:
+        return _OF_A_TRIAL[code]
     if code != 0:
         return f"a process that was forked on trial ended with {code}"
     if _threads() > 1:
         return f"the import of {culprit} has started a thread"
+    if opened := next(_shared_descriptors(control), ""):
+        return f"an import has opened {opened}, which all workers would share"
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        if shared := next((line for line in file if " rw-s " in line), ""):
+            return f"an import has made memory that all workers would share: {shared.split()[-1]}"
     return ""
+
+
+def _is_other(name: str, path: str) -> bool:
+    """Whether the module ``name`` is imported, and not from ``path``."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    origin = getattr(spec, "origin", None)
+    return name in sys.modules and (origin is None or os.path.abspath(origin) != path)
+
+
+_OF_A_TRIAL = {
+    _BAD_CUDA: "an import has begun to use CUDA",
+    _NAMELESS: "this kernel does not let a forked process show its own environment",
+}
+
+
+def _tried() -> int:
+    """Fork on trial; the exit code of that process."""
+    if (trial := os.fork()) == 0:
+        code = 2
+        try:
+            cuda = getattr(sys.modules.get("torch"), "cuda", None)
+            if cuda is not None and cuda._is_in_bad_fork():
+                code = _BAD_CUDA
+            else:
+                _show_as([sys.executable], {"EDL_TRIAL": "1"})
+                with open("/proc/self/environ", "rb") as file:
+                    code = 0 if file.read() == b"EDL_TRIAL=1\0" else _NAMELESS
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(trial, 0)[1])
+
+
+def _shared_descriptors(control: socket.socket) -> Iterator[str]:
+    """Return what the open descriptors of this process are that forks must not share."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) == control.fileno():
+            continue
+        try:
+            opened = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the descriptor of the listing itself
+            continue
+        if opened.startswith(("/dev/nvidia", "/dev/kfd", "socket:", "pipe:")):
+            yield opened
 
 
 def _fork(launcher: int) -> bool:
@@ -191,7 +235,7 @@ def _fork(launcher: int) -> bool:
     return True
 
 
-def _become_worker(order_file: int, log: int, answer: int, nice: int) -> dict[str, Any]:
+def _become_worker(order_file: int, log: int, answer: int) -> dict[str, Any]:
     """Make this new process what ``exec`` would have made of it; its order."""
     with socket.socket(fileno=answer) as launcher:
         launcher.settimeout(DEADLINE_S)
@@ -210,7 +254,6 @@ def _become_worker(order_file: int, log: int, answer: int, nice: int) -> dict[st
         os.dup2(mine, standard)
     os.close(log)
     os.close(null)
-    os.setpriority(os.PRIO_PROCESS, 0, nice)
     os.chdir(order["cwd"])
     _set_environment(order["environment"])
     _show_as(order["command"], order["environment"])
@@ -220,13 +263,14 @@ def _become_worker(order_file: int, log: int, answer: int, nice: int) -> dict[st
     if process is not None:
         process.guard_output()
     sys.orig_argv = order["command"]
-    return _give_template(order, nice) if order["template"] else order
+    return _give_template(order) if order["template"] else order
 
 
-def _give_template(order: dict[str, Any], nice: int) -> dict[str, Any]:
+def _give_template(order: dict[str, Any]) -> dict[str, Any]:
     """Make a template for this process, a launcher, as long as it has one thread; its order.
 
-    In a worker that is forked from that template later: the order of the worker.
+    In a worker that is forked from that template later: the order of the worker. For tests, whose
+    launchers are forked from a template themselves (``tests/integration/forked.py``).
     """
     launcher, (ours, theirs) = os.getpid(), socket.socketpair(type=socket.SOCK_SEQPACKET)
     pid = os.fork()
@@ -235,7 +279,7 @@ def _give_template(order: dict[str, Any], nice: int) -> dict[str, Any]:
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _show_as([sys.executable, __file__, "inherited"], order["environment"])
-        return _fork_at_orders(theirs, launcher, nice)
+        return _fork_at_orders(theirs, launcher)
     theirs.close()
     os.environ[INHERITED] = f"{ours.detach()}:{pid}"
     return order

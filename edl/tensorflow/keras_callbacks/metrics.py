@@ -150,7 +150,16 @@ class EpochMetrics:
         self._replaced.clear()
 
     def _take_mean(self, metric: Any, worker: Worker, samples: int) -> None:
-        """Replace the result of a metric whose state is no sum by the mean over the workers."""
+        """Let ``metric.result()`` be the mean of all workers' results, weighted by their samples.
+
+        For a metric whose state is no sum; the first time a warning says so. :meth:`restore` takes
+        it back.
+
+        Args:
+            metric: of Keras, on this worker.
+            worker: this one; all workers call this at the same point.
+            samples: how many this worker has trained in the epoch.
+        """
         if metric.name not in self._told:
             self._told.add(metric.name)
             if worker.rank == 0 and worker.is_shared:
