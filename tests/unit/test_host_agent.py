@@ -34,6 +34,7 @@ from edl.core.records import (
     JobState,
     Leader,
     Member,
+    Reading,
     Request,
     Seat,
     Snapshot,
@@ -258,6 +259,9 @@ def test_a_newcomer_that_we_ended_is_no_failure() -> None:
         ({"exited": NOW - 6, "departing": NOW - 7}, True),  # about to finish
         ({"exited": NOW - 6, "generation": 2}, True),  # with all steps made
         ({"generation": 1}, False),  # it died while it trained; the agent looked later
+        # It was killed as it left, and the others trained on.
+        ({"exited": NOW - 60, "departing": NOW - 60, "generation": 1}, False),
+        ({"departing": NOW - 60, "generation": 1}, True),  # it had left, and failed after the end
         ({"seated": False}, False),  # a newcomer that came too late
         ({"exit_code": 0}, False),
         ({"ending_since": NOW - 1}, False),
@@ -958,6 +962,19 @@ def test_only_exits_that_matter_are_kept() -> None:
     last = died(2, launch="t-last", started=NOW - 50)
     kept = relevant([old, seated, last, process(0), process(1)], snapshot(2, generation(0)))
     assert [p.launch for p in kept] == ["t-seated", "t-last", "t-0", "t-1"]
+
+
+@pytest.mark.parametrize(("trained_in", "kept"), [(1, True), (2, False)])
+def test_who_failed_in_the_ring_of_the_last_step_matters_beside_its_replacement(
+    trained_in: int, kept: bool
+) -> None:
+    """It may turn out that no other step follows: then its error came after the training."""
+    killed = trainer(1, exit_code=-9, exited=NOW, generation=1)
+    replacement = replace(process(1), launch="t-9", started=NOW + 0.1)
+    reading = Reading(0, trained_in, 2, 0, 200, 800, 1.0)
+    facts = snapshot(2, generation(0, number=2), status=TrainingStatus(reading=reading))
+    assert (killed in relevant([killed, replacement], facts)) is kept
+    assert killed.failed_late(NOW + 5, finished_in=1)
 
 
 @pytest.mark.parametrize(

@@ -116,14 +116,18 @@ class Process:
         return self.ending_since is not None and (end is None or self.ending_since < end)
 
     def failed_late(self, finished: float, finished_in: int) -> bool:
-        """It ended with an error after the job had ``finished``, or was about to.
+        """Whether it ended with an error after the job had trained to its end.
 
-        Who died while it trained was replaced, or was not needed any more: that is no failure. Who
-        was in the ring that has trained to the end, ``finished_in``, did not.
+        A worker that died while the others trained on was replaced, or was not needed any more:
+        that is no failure.
+
+        Args:
+            finished: when the launcher saw that the job has finished, by its clock.
+            finished_in: the generation whose workers have trained to the end; 0: nobody knows.
         """
         after = (self.exited or 0.0) >= finished
         last = self.generation >= finished_in if finished_in else after
-        over = self.departing is not None or last
+        over = last or (self.departing is not None and after)
         return self.failed and bool(self.exit_code) and self.seated and over
 
     @property

@@ -149,14 +149,21 @@ def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tup
 
 
 def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process, ...]:
-    """The processes without those that matter no more.
+    """Return the processes without those that matter no more.
 
-    An exited process matters while it is the last of its slot (for the back-off) or is of the ring
-    (for the end of the job).
+    An exited process matters while it is the last of its slot (for the back-off), is of the ring
+    (for the end of the job), or has failed in the ring in which the last step was trained: it may
+    turn out that this was the last step of all, and then the job's exit code is that of its end.
     """
-    ring = snapshot.holders
+    ring, reading = snapshot.holders, snapshot.status.reading
+    trained_in = reading.generation if reading is not None else 0
     last = {p.slot: p.launch for p in sorted(processes, key=lambda p: p.started)}
-    return tuple(p for p in processes if p.alive or last[p.slot] == p.launch or p.worker in ring)
+
+    def matters(p: Process) -> bool:
+        failed_last = p.failed and p.seated and p.generation >= trained_in
+        return p.alive or last[p.slot] == p.launch or p.worker in ring or failed_last
+
+    return tuple(p for p in processes if matters(p))
 
 
 def noted(own: State, snapshot: Snapshot, now: float) -> State:
