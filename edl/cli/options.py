@@ -50,13 +50,21 @@ def _option(one: Field[Any], hint: Any) -> Any:
     kind: type = next((one for one in (bool, int, float) if hint in (one, one | None)), str)
     help = _LINK.sub(lambda match: match[1] or "", about["help"])
     default = one.default if isinstance(one.default, str) else f"{one.default or 0:g}"
-    shown = "" if one.default in (None, (), "", False) else f" Default: {default}."
+    shown = "" if kind is bool or one.default in (None, (), "") else f" Default: {default}."
     return Annotated[
         kind | None,
         typer.Option(
-            f"{about['option']}" if kind is not bool else f"{about['option']}/",
+            _words(one, kind),
             metavar=about["metavar"] or None,
             help=f"{help[0].upper()}{help[1:]}.{shown}",
             show_default=False,
         ),
     ]
+
+
+def _words(one: Field[Any], kind: type) -> str:
+    """The option as typer declares it; that of a setting which is on turns it off."""
+    option: str = one.metadata["option"]
+    if kind is not bool:
+        return option
+    return f" /{option}" if one.default else f"{option}/"

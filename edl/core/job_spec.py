@@ -104,10 +104,10 @@ class JobSettings(Record):
         least=0,
     )
     template: bool = setting(
-        False,
+        True,
         "later workers of a host are forked from a [template](concepts.md#how-a-worker-starts) "
-        "that has imported what they import, where that can be",
-        option="--template",
+        "that has imported what they import, where that can be; `--no-template`: each starts anew",
+        option="--no-template",
     )
     status_period_s: float = setting(0.5, "how often the leader writes the status")
     chaos: bool = setting(

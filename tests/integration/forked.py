@@ -69,7 +69,7 @@ def start(
     if words[0] == EDL:
         words = [sys.executable, *words]
     child = _base(framework).fork(
-        {**environment, "EDL_TEMPLATE": "1"}, output, lambda pid: None, words, directory,
+        environment, output, lambda pid: None, words, directory,
         gives_template=True,
     )  # fmt: skip
     return Forked(child.pid, words)
@@ -80,8 +80,8 @@ def _framework(words: Sequence[str], environment: Mapping[str, str]) -> str | No
     module = [sys.executable, "-m", "edl.cli.main"]
     rest = words[1:] if words[:1] == [EDL] else words[3:] if words[:3] == module else []
     same = all(environment.get(name) == os.environ.get(name) for name in ("PYTHONPATH", "PATH"))
-    asked = "--template" in rest or environment.get("EDL_TEMPLATE") == "1" or not WANTED
-    if not rest or rest[0] not in VERBS or asked or not same:
+    asked = "EDL_TEMPLATE" not in environment and "--no-template" not in rest and WANTED
+    if not rest or rest[0] not in VERBS or not asked or not same:
         return None
     scripts = [Path(word) for word in rest if word.endswith(".py")]
     text = "".join(path.read_text() for path in scripts if path.is_file())

@@ -437,7 +437,7 @@ def test_a_replacement_is_forked(shell: Shell) -> None:
 
 
 def test_a_job_that_cannot_have_a_template_says_so_once(shell: Shell) -> None:
-    job = shell.start(*RUN, "--template", "env", *COMMAND)
+    job = shell.start(*RUN, "env", *COMMAND)
     shell.until_size(2)
     until(lambda: [e for e in shell.events() if e["kind"] == "no_template"], WAIT_S)
     assert shell.edl("stop", "j").returncode == 0
