@@ -1,7 +1,8 @@
 """A worker dies at each named point of its life: in a step, in a switch, as a newcomer, at the end.
 
 What is killed comes up again, so the death at a point of a switch follows the one before it: the
-replacement's join is the next switch.
+replacement's join is the next switch. It may come two steps after the death: such a fault is armed
+one step after it, when the ring is repaired.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def test_in_a_step_of_a_stream(
 
 @pytest.mark.parametrize("role", ["plain", "leader"])
 def test_in_a_switch(role: str, tmp_path: Path, zk_hosts: str) -> None:
-    faults = [[fault(point, role)] for point in SWITCH]
+    faults = [[fault(point, role, after=1)] for point in SWITCH]
     with ordeal(tmp_path, zk_hosts, np=3, max_np=4, faults=faults) as job:
         job.wait_for_step(5)
         job.scale(4)

@@ -54,11 +54,11 @@ CASES = {
     "in a switch": Case(
         [
             [fault("build", "first"), fault("built", "first")],
-            [fault("agreed", "plain")],
-            [fault("closed", "leader")],
-            [fault("build", "plain")],
-            [fault("built", "leader")],
-            [fault("broadcast", "plain")],
+            [fault("agreed", "plain", after=1)],
+            [fault("closed", "leader", after=1)],
+            [fault("build", "plain", after=1)],
+            [fault("built", "leader", after=1)],
+            [fault("broadcast", "plain", after=1)],
         ],
         np=3,
         max_np=4,
