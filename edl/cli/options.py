@@ -50,11 +50,11 @@ def _option(one: Field[Any], hint: Any) -> Any:
     kind: type = next((one for one in (bool, int, float) if hint in (one, one | None)), str)
     help = _LINK.sub(lambda match: match[1] or "", about["help"])
     default = one.default if isinstance(one.default, str) else f"{one.default or 0:g}"
-    shown = "" if kind is bool or one.default in (None, (), "") else f" Default: {default}."
+    shown = "" if kind is bool or not one.default else f" Default: {default}."
     return Annotated[
         kind | None,
         typer.Option(
-            _words(one, kind),
+            _declaration(one, kind),
             metavar=about["metavar"] or None,
             help=f"{help[0].upper()}{help[1:]}.{shown}",
             show_default=False,
@@ -62,8 +62,12 @@ def _option(one: Field[Any], hint: Any) -> Any:
     ]
 
 
-def _words(one: Field[Any], kind: type) -> str:
-    """The option as typer declares it; that of a setting which is on turns it off."""
+def _declaration(one: Field[Any], kind: type) -> str:
+    """Return the option of the setting ``one``, of the type ``kind``, as typer wants it declared.
+
+    The option of a truth value is a flag: it turns the setting on, or off if that is on by default.
+    For example ``--stall-limit``, ``--chaos/`` (on) and `` /--no-template`` (off).
+    """
     option: str = one.metadata["option"]
     if kind is not bool:
         return option

@@ -76,12 +76,15 @@ def start(
 
 
 def _framework(words: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """Which imports a command needs; None: it is to be started by ``exec``."""
+    """Return the name in IMPORTS of what a command imports; None: start it by ``exec``.
+
+    A test that says anything about templates (EDL_TEMPLATE, --no-template) gets what a user gets.
+    """
     module = [sys.executable, "-m", "edl.cli.main"]
     rest = words[1:] if words[:1] == [EDL] else words[3:] if words[:3] == module else []
     same = all(environment.get(name) == os.environ.get(name) for name in ("PYTHONPATH", "PATH"))
-    asked = "EDL_TEMPLATE" not in environment and "--no-template" not in rest and WANTED
-    if not rest or rest[0] not in VERBS or not asked or not same:
+    asked = "EDL_TEMPLATE" in environment or "--no-template" in rest
+    if not rest or rest[0] not in VERBS or asked or not same or not WANTED:
         return None
     scripts = [Path(word) for word in rest if word.endswith(".py")]
     text = "".join(path.read_text() for path in scripts if path.is_file())

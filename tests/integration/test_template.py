@@ -436,6 +436,25 @@ def test_a_replacement_is_forked(shell: Shell) -> None:
     until(lambda: not shell.processes(), WAIT_S)
 
 
+def test_a_job_whose_user_wants_no_template_has_none(shell: Shell) -> None:
+    """Nor an event about it, for the user knows."""
+    job = shell.start(*RUN, "--no-template", *COMMAND)
+    shell.until_size(2)
+    logs = shell.directory / "state" / "edl" / "jobs" / "j" / "logs"
+
+    def pids() -> set[int]:
+        return {member["pid"] for member in shell.status()["members"]}
+
+    victim = min(pids())
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: victim not in pids() and len(pids()) == 2, WAIT_S)
+    assert shell.edl("stop", "j").returncode == 0
+    assert job.wait() == 143
+    assert not (logs / "template.output").exists()
+    assert "forked" not in job.output
+    assert not [e for e in shell.events() if e["kind"] == "no_template"]
+
+
 def test_a_job_that_cannot_have_a_template_says_so_once(shell: Shell) -> None:
     job = shell.start(*RUN, "env", *COMMAND)
     shell.until_size(2)

@@ -965,7 +965,7 @@ def test_only_exits_that_matter_are_kept() -> None:
 
 
 @pytest.mark.parametrize(("trained_in", "kept"), [(1, True), (2, False)])
-def test_who_failed_in_the_ring_of_the_last_step_matters_beside_its_replacement(
+def test_a_failure_in_the_ring_of_the_last_step_matters_beside_its_replacement(
     trained_in: int, kept: bool
 ) -> None:
     """It may turn out that no other step follows: then its error came after the training."""

@@ -116,7 +116,9 @@ class Process:
         return self.ending_since is not None and (end is None or self.ending_since < end)
 
     def failed_late(self, finished: float, finished_in: int) -> bool:
-        """Whether it ended with an error after the job had trained to its end.
+        """Return whether this process failed after the job had trained its last step.
+
+        To fail is to end with an exit code other than 0, without being told to end.
 
         A worker that died while the others trained on was replaced, or was not needed any more:
         that is no failure.

@@ -149,11 +149,16 @@ def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tup
 
 
 def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process, ...]:
-    """Return the processes without those that matter no more.
+    """Return those of ``processes`` that the launcher still needs for a decision, in their order.
 
-    An exited process matters while it is the last of its slot (for the back-off), is of the ring
-    (for the end of the job), or has failed in the ring in which the last step was trained: it may
-    turn out that this was the last step of all, and then the job's exit code is that of its end.
+    A process that runs is needed. A process that has exited is needed in three cases: it is the
+    last one of its slot (its failures decide how long the next start waits); it is a member of the
+    present ring (when all members are dead, the job is lost); or it failed in the ring that trained
+    the newest step. No step may follow that one, and then the job ends with its exit code.
+
+    Args:
+        processes: the starts of workers that the launcher knows, running or exited.
+        snapshot: what ZooKeeper holds of the job; its ring and its newest step are used.
     """
     ring, reading = snapshot.holders, snapshot.status.reading
     trained_in = reading.generation if reading is not None else 0
