@@ -36,6 +36,7 @@ def test_it_grows_on_all_workers_and_outlives_its_leader(
         "samples": 4800,
         "options": ["--policy", str(file), "--noise-scale-steps", "5"],
         "more": ["--mode", mode] if mode else [],
+        "environment": {"EDL_TEST_SIGNAL": "0.1"},  # a noise scale of 100 samples
     }
     with trial(tmp_path, zk_hosts, np=2, max_np=3, **settings) as job:
         job.wait_for_step(3)

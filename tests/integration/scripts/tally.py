@@ -12,6 +12,9 @@ bookkeeping, from w before and after one step:
 
 `before` (w at the last tally) and `count` (times so far) belong to the model, so they reach
 newcomers with everything else. Each worker that trains to the end writes <out>/<pid>.json.
+
+EDL_TEST_SIGNAL: the gradient of all samples, in a parameter of its own. Without it the gradients
+are all noise, so that their noise scale is never known; with it that is 1 / EDL_TEST_SIGNAL^2.
 """
 
 import argparse
@@ -31,6 +34,7 @@ from edl.framework.adapting import on_interval
 from edl.testing import throttle
 
 PAUSE_S = 0.5
+SIGNAL = float(os.environ.get("EDL_TEST_SIGNAL", "0"))
 TOLERANCE = 1e-6  # float64 leaves about 1e-12 of rounding; a wrong weight is far above
 
 

@@ -5,11 +5,11 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import tensorflow as tf
-from tally import counted
+from tally import SIGNAL, counted
 
 
 class CountingModel(tf.keras.Model):
-    """`w` is trained; the others are what was counted."""
+    """`w` is trained, and `common` with SIGNAL; the others are what was counted."""
 
     def __init__(self, samples):
         super().__init__(dtype="float64")
@@ -17,6 +17,8 @@ class CountingModel(tf.keras.Model):
         self.before = self.weight("before", (samples,), "float64")
         self.count = self.weight("count", (samples,), "int64")
         self.steps = self.weight("steps", (), "int64")
+        if SIGNAL:
+            self.common = self.add_weight(name="common", shape=(), initializer="zeros")
         self.built = True
 
     def weight(self, name, shape, dtype):
@@ -25,7 +27,8 @@ class CountingModel(tf.keras.Model):
         )
 
     def call(self, indices):
-        return tf.gather(self.w.value, indices)
+        each = tf.gather(self.w.value, indices)
+        return each + SIGNAL * self.common if SIGNAL else each
 
     def moved(self):
         """What the batches that are trained have moved."""

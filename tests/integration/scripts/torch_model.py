@@ -2,7 +2,7 @@
 
 import no_compiler  # noqa: F401
 import torch
-from tally import counted
+from tally import SIGNAL, counted
 
 
 class Indices(torch.utils.data.Dataset):
@@ -71,9 +71,12 @@ class CountingModel(torch.nn.Module):
         self.register_buffer("before", torch.zeros(samples, dtype=torch.float64))
         self.register_buffer("count", torch.zeros(samples, dtype=torch.int64))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        if SIGNAL:
+            self.common = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
 
     def forward(self, indices):
-        return self.w[indices].mean()
+        loss = self.w[indices].mean()
+        return loss + SIGNAL * self.common if SIGNAL else loss
 
     @torch.no_grad()
     def tally(self):
