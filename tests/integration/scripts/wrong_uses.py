@@ -5,6 +5,7 @@ are forks of this one; `setup`, done in each; `snippets`, by name.
 """
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ PR_SET_PDEATHSIG = 1
 order = json.load(sys.stdin)
 names = {}
 exec(order["imports"], names)
+gc.freeze()  # a collection in a fork would copy all these pages
 answers = {}
 for name, code in order["snippets"].items():
     with tempfile.TemporaryFile() as stderr:
