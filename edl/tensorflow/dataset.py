@@ -27,6 +27,7 @@ from edl.tensorflow.fits import LOOP_AFTER_FIT
 from edl.tensorflow.random_numbers import own_operation_seeds
 from edl.tensorflow.source import PROBES, Collate, Load, check_fits, signature_of
 from edl.tensorflow.strategies import watch_strategies
+from edl.tensorflow.tape import as_it_is
 
 # What may follow: one element in, one out, in the same order.
 _KEEPS_ORDER = ("map", "prefetch", "with_options")
@@ -375,6 +376,8 @@ def _batches_of(feed: PipelineFeed, load: Load, signature: Any) -> tf.data.Datas
             return [np.bool_(False), *nothing]
         return [np.bool_(True), *tf.nest.flatten(samples)]
 
+    # AutoGraph would translate these, 0.1 s of processor time at the start of each worker
+    @as_it_is  # type: ignore[untyped-decorator]
     def loaded(reader: Any) -> tuple[Any, Any]:
         types = [tf.bool, *(spec.dtype for spec in specs)]
         more, *parts = tf.numpy_function(following, [reader], types)
@@ -383,12 +386,13 @@ def _batches_of(feed: PipelineFeed, load: Load, signature: Any) -> tf.data.Datas
             part.set_shape(spec.shape)
         return more, tf.nest.pack_sequence_as(signature, parts)
 
+    @as_it_is  # type: ignore[untyped-decorator]
     def reader(_: Any) -> tf.data.Dataset:
         number = tf.numpy_function(lambda: np.int64(feed.open()), [], tf.int64)
         return tf.data.Dataset.from_tensors(number).repeat()
 
-    readers = tf.data.Dataset.range(1).flat_map(reader)
-    return readers.map(loaded).take_while(lambda more, _: more).map(lambda _, batch: batch)
+    both = tf.data.Dataset.range(1).flat_map(reader).map(loaded)
+    return both.take_while(as_it_is(lambda more, _: more)).map(as_it_is(lambda _, batch: batch))
 
 
 def _without_autotuning() -> tf.data.Options:
