@@ -147,7 +147,7 @@ def cached(wanted: Recipe) -> Path | None:
 
 
 def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
-    """The wheel of this recipe: from the cache, or built (minutes) and put there.
+    """The wheel of this recipe: from the cache, or built (a minute or two) and put there.
 
     Raises:
         BuildError: a tool lacks, the download or the build failed, or a patch does not fit.
@@ -259,7 +259,7 @@ class _Build:
         horovod_patches.apply(source, patches)
         horovod_patches.write_marker(source, patches, self.recipe.key)
         out = work / "wheel"
-        self.console.print("compiling takes about four minutes on two cores", soft_wrap=True)
+        self.console.print("compiling takes a minute or two, longer for GPUs", soft_wrap=True)
         names = [f"PyTorch {self.recipe.torch}"] if self.recipe.torch else []
         names += [f"TensorFlow {self.recipe.tensorflow}"] if self.recipe.tensorflow else []
         self._pip(
