@@ -22,7 +22,8 @@ setup: ## system packages, .venv, frameworks, edl and Horovod; at once when all 
 setup-tests: ## the same, and system packages that only tests need: an ssh server, Slurm, systemd
 	@scripts/setup.sh --tests
 
-demo: setup ## a job on real data that grows and shrinks while it trains
+demo: ## a job on real data that grows and shrinks while it trains; needs PyTorch only
+	@scripts/setup.sh --demo
 	@$(PYTHON_BIN) examples/demo.py
 
 test: setup-tests lint types ## everything that must hold: lint, types, unit, property, contract, integration, some chaos

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Does all the set-up of a checkout: system packages, .venv, frameworks, edl, Horovod.
+# With --demo only what `make demo` needs: PyTorch, and Horovod for it.
 # With --tests also the system packages that only tests need.
 # A second call ends at once; it does its work again when a file that it depends on has changed.
 # Needs: Debian (or the tools it looks for), Python 3.11 to 3.13, root or sudo, and pip's index.
@@ -12,6 +13,10 @@ TENSORBOARD="tensorboard==2.21.0" # TensorFlow does not bring it any more
 JAR=/usr/share/java/zookeeper.jar # of Debian's package
 VENV=.venv
 STAMP=$VENV/.edl-setup # holds the fingerprint of what it was set up from
+DEMO_STAMP=$VENV/.edl-setup-demo # the same, for --demo
+LOG=.setup.log # what apt-get and pip print
+MODE=${1:-}
+PERIOD_S=20 # without a terminal: how often a line is written while nothing else changes
 
 step() { printf '\n==> %s\n' "$*"; }
 die() {
@@ -25,7 +30,8 @@ fingerprint() {
 
 # Whether everything is there already: quick signs, so that a second call starts at once.
 is_done() {
-    [ "$(cat "$STAMP" 2>/dev/null)" = "$1" ] &&
+    { [ "$(cat "$STAMP" 2>/dev/null)" = "$1" ] ||
+        { [ "$MODE" = --demo ] && [ "$(cat "$DEMO_STAMP" 2>/dev/null)" = "$1" ]; }; } &&
         [ -e "$JAR" ] && command -v java >/dev/null &&
         compgen -G "$VENV/lib/python3.*/site-packages/horovod/edl_edits.json" >/dev/null &&
         "$VENV/bin/python" -c '' 2>/dev/null
@@ -87,39 +93,96 @@ install_packages() {
         die "apt-get could not install: $*"
 }
 
-# --- the four steps --------------------------------------------------------------------------
+# --- in the background: one line that goes on, in place of what apt-get and pip print ---------
+
+# Runs a command whose output goes to the log. Ctrl-C ends it, as it ends the rest.
+in_background() {
+    (trap - INT && "$@") >>"$LOG" 2>&1 &
+}
+
+# Waits for processes in the background: pairs of a pid and what it installs.
+await() {
+    local began=$SECONDS told=$SECONDS names code=0
+    local -a left=("$@") still
+    while [ "${#left[@]}" -gt 0 ]; do
+        still=() names=""
+        set -- "${left[@]}"
+        while [ $# -gt 0 ]; do
+            if kill -0 "$1" 2>/dev/null; then
+                still+=("$1" "$2")
+                names+="${names:+ and }$2"
+            else
+                wait "$1" || code=1
+            fi
+            shift 2
+        done
+        left=("${still[@]}")
+        if [ -t 1 ]; then
+            printf '\r\033[K%s' "${names:+installing $names: $((SECONDS - began)) s}"
+        elif [ -n "$names" ] && [ $((SECONDS - told)) -ge $PERIOD_S ]; then
+            told=$SECONDS
+            echo "installing $names: $((SECONDS - began)) s"
+        fi
+        [ -z "$names" ] || sleep 0.2
+    done
+    if [ "$code" -ne 0 ]; then
+        tail -n 15 "$LOG" >&2
+        die "the lines above say why; all of them are in $LOG"
+    fi
+    echo "done in $((SECONDS - began)) s"
+}
+
+# --- the steps -------------------------------------------------------------------------------
+
+make_environment() {
+    if ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
+        "$1" -m venv --clear "$VENV" || die "$1 cannot make a virtual environment"
+    fi
+    rm -f "$STAMP" "$DEMO_STAMP"
+}
+
+install_python_packages() {
+    local -a what=("$TORCH" "$TENSORFLOW" "$TENSORBOARD" --editable '.[dev,parquet,simulator]')
+    [ "$MODE" != --demo ] || what=("$TORCH" --editable .)
+    "$VENV/bin/python" -m pip install --retries 10 "${what[@]}" ||
+        die "pip could not install the Python packages. Try again if it was a time-out"
+}
 
 main() {
-    local now python missing
+    local now python missing frameworks="PyTorch and TensorFlow"
+    local -a jobs=()
     now=$(fingerprint)
     is_done "$now" && return
+    [ "$MODE" != --demo ] || frameworks=PyTorch
 
     python=$(find_python) ||
         die "no Python 3.11 to 3.13 found; install one (Debian 12: apt-get install python3) or set PYTHON"
 
-    step "1/4 system packages"
+    step "1/2 system packages, and in $VENV ($("$python" -V)) $frameworks"
+    : >"$LOG"
     mapfile -t missing < <(missing_packages "$python")
     if [ "${#missing[@]}" -gt 0 ]; then
-        echo "installing ${missing[*]}"
-        install_packages "${missing[@]}"
-    else
-        echo "all there"
+        echo "apt-get installs ${missing[*]}"
+        [ "$(id -u)" -eq 0 ] || ! command -v sudo >/dev/null || sudo --validate # asks now, not later
+        in_background install_packages "${missing[@]}"
+        jobs=("$!" "system packages")
+        if [[ " ${missing[*]} " == *" python3-venv "* ]]; then # the next step needs it
+            await "${jobs[@]}"
+            jobs=()
+        fi
     fi
+    make_environment "$python"
+    in_background install_python_packages
+    await "${jobs[@]}" "$!" "Python packages"
 
-    step "2/4 virtual environment $VENV ($("$python" -V))"
-    if ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
-        "$python" -m venv --clear "$VENV" || die "$python cannot make a virtual environment"
-    fi
-    rm -f "$STAMP"
-
-    step "3/4 Python packages (PyTorch, TensorFlow, edl; a few minutes the first time)"
-    "$VENV/bin/python" -m pip install --retries 10 "$TORCH" "$TENSORFLOW" "$TENSORBOARD" --editable '.[dev,parquet,simulator]' ||
-        die "pip could not install the Python packages; its last lines say which. Try again if it was a time-out"
-
-    step "4/4 Horovod (from the cache, or about four minutes of compiling)"
+    step "2/2 Horovod for $frameworks (from the cache, or a minute or two of compiling)"
     "$VENV/bin/edl" build-horovod || die "Horovod could not be built; see the line above"
 
-    echo "$now" >"$STAMP"
+    if [ "$MODE" = --demo ]; then
+        echo "$now" >"$DEMO_STAMP"
+    else
+        echo "$now" >"$STAMP"
+    fi
     step "set-up done"
 }
 
@@ -138,4 +201,4 @@ if command -v flock >/dev/null && ! flock --nonblock 9; then
     flock 9
 fi
 main
-[ "${1:-}" != --tests ] || for_tests
+[ "$MODE" != --tests ] || for_tests
