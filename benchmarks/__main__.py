@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks import crash, goodput, report, resize, starting, step_time, thousand
+from benchmarks import crash, goodput, installing, report, resize, starting, step_time, thousand
 from benchmarks import page as pages
 from benchmarks.jobs import (
     ROOT,
@@ -40,7 +40,8 @@ BOTH = (STOCK_SYSTEM, (report.EDL, EdlJob, "edl"))
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
 PARTS = ["resize", "crash", "step-time", "starting", "horovod", "goodput", "thousand", "policy"]
-parser.add_argument("--only", choices=PARTS, help="a part of it")
+APART = ["installing"]  # what is measured only when it is asked for: it downloads
+parser.add_argument("--only", choices=PARTS + APART, help="a part of it")
 parser.add_argument("--framework", choices=["torch", "tensorflow"], help="one of the two")
 parser.add_argument("--repetitions", type=int, default=3, help="of resizes and crashes")
 parser.add_argument("--rounds", type=int, default=30, help="pairs of blocks of the step time")
@@ -98,6 +99,8 @@ class Bench:
             results["policy"] = {
                 each: self.policy_cost(each, args.rounds, args.block) for each in frameworks
             }
+        if args.only == "installing":
+            results["installing"] = installing.measure(self._scratch, say)
         if args.only in (None, "thousand") and args.framework is None:
             results["thousand"] = {
                 name: measure(say) for name, (measure, _) in thousand.MEASUREMENTS.items()
@@ -285,6 +288,10 @@ def write(out: Path, results: dict[str, Any]) -> None:
     if "starting" in results:
         text = starting.markdown(results["starting"], results["machine"])
         (out / "starting.md").write_text(text)
+        print(text)
+    if "installing" in results:
+        text = installing.markdown(results["installing"], results["machine"])
+        (out / "installing.md").write_text(text)
         print(text)
     if "policy" in results:
         text = step_time.policy_page(results["policy"], results["machine"])
