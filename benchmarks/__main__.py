@@ -133,7 +133,7 @@ class Bench:
                 self._job(EdlJob, {**settings, "XDG_STATE_HOME": str(self._scratch / "state")})
                 for _ in range(2)
             )
-            found[way] = one = starting.measure(job, many, f"benchmarks.{framework}.edl")
+            found[way] = one = starting.measure(job, many, framework)
             say(f"{framework}, {way}: {one}")
         return found
 

@@ -1,6 +1,6 @@
 """How long a worker takes to start, forked from a template and started anew; and what that weighs.
 
-Two workers train. Five times one of them is killed with -9, and it is measured from the kill until
+Two workers train an MLP whose graph TensorFlow builds at once. Five times one of them is killed with -9, and it is measured from the kill until
 its replacement has completed a step in the ring of two. Then the job is scaled to three and back,
 and it is measured from the end of `edl scale` until three have completed a step. Last a job of
 eight workers trains, and the memory of all processes that hold its workers' pages (workers and
@@ -31,6 +31,7 @@ KILLS, SCALES, MANY = 5, 3, 8
 WARM = 60  # steps before the first kill; the template is ready by then
 TEMPLATE = "launch/template/main.py"
 ASKED_S = {"torch": (0.6, 1.0), "tensorflow": (1.5, 2.0)}
+SCRIPT_ARGUMENTS: Mapping[str, tuple[str, ...]] = {"torch": (), "tensorflow": ("--mode", "wide")}
 COMMAND = 'make bench ARGS="--only starting"'
 
 
@@ -43,11 +44,12 @@ class Starts:
     memory_mb: float
 
 
-def measure(job: EdlJob, many: EdlJob, module: str) -> Starts:
+def measure(job: EdlJob, many: EdlJob, framework: str) -> Starts:
     """Kill, scale, and weigh."""
+    script = f"benchmarks.{framework}.edl", *SCRIPT_ARGUMENTS[framework]
     chance = random.Random(1)
     try:
-        job.start(module, 2)
+        job.start(script[0], 2, *script[1:])
         _until(job, 2, WARM)
         _until_template(job)
         replaced = [_replace(job, chance) for _ in range(KILLS)]
@@ -55,7 +57,7 @@ def measure(job: EdlJob, many: EdlJob, module: str) -> Starts:
     finally:
         job.stop()
     try:
-        many.start(module, 1)
+        many.start(script[0], 1, *script[1:])
         _until(many, 1, WARM)
         _until_template(many)
         many.resize(MANY)
