@@ -1,10 +1,11 @@
 """How long a worker takes to start, forked from a template and started anew; and what that weighs.
 
-Two workers train an MLP whose graph TensorFlow builds at once. Five times one of them is killed with -9, and it is measured from the kill until
-its replacement has completed a step in the ring of two. Then the job is scaled to three and back,
-and it is measured from the end of `edl scale` until three have completed a step. Last a job of
-eight workers trains, and the memory of all processes that hold its workers' pages (workers and
-template) is added up as PSS, which counts a page that n processes share as 1/n for each.
+Two workers train an MLP whose graph TensorFlow builds at once. Five times one of them is killed
+with -9, and it is measured from the kill until its replacement has completed a step in the ring
+of two. Then the job is scaled to three and back, and it is measured from the end of `edl scale`
+until three have completed a step. Last a job of eight workers trains, and the memory of all
+processes that hold its workers' pages (workers and template) is added up as PSS, which counts a
+page that n processes share as 1/n for each.
 """
 
 from __future__ import annotations
