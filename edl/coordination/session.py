@@ -146,6 +146,8 @@ class Session:
         self._epoch = 0
         self._lost = True
         self._closing = False
+        self._is_shut = False  # the client; kazoo's does not bear to be closed twice at once
+        self._shutting = threading.Lock()
         self._changed = threading.Condition()
         self._listeners: list[Callable[[str], None]] = []
         self._watched = WatchedReads()
@@ -179,7 +181,7 @@ class Session:
         self._client = client
         if not client.start_async().wait(self.connect_timeout_s):
             self._closing = True
-            _shut_within(client, 0.0)
+            self._shut_once(0.0)
             raise ZooKeeperUnreachable(self.hosts, self.connect_timeout_s)
         with self._changed:
             self._changed.wait_for(lambda: self._epoch > 0, self.connect_timeout_s)
@@ -189,8 +191,14 @@ class Session:
         self._closing = True
         with self._changed:
             self._changed.notify_all()
-        if self._client is not None:
-            _shut_within(self._client, self.request_timeout_s)
+        self._shut_once(self.request_timeout_s)
+
+    def _shut_once(self, limit_s: float) -> None:
+        """Stop and close the client; another thread that closes it meanwhile is waited for."""
+        with self._shutting:
+            if self._client is not None and not self._is_shut:
+                self._is_shut = True
+                _shut_within(self._client, limit_s)
 
     def __enter__(self) -> Self:
         self.start()
@@ -426,7 +434,7 @@ def _shut_within(client: KazooClient, limit_s: float) -> None:
 
 
 def _shut(client: KazooClient) -> None:
-    """Stop and close; both may be called in any state."""
+    """Stop and close; both may be called in any state, but by one thread only."""
     try:
         client.stop()
         client.close()

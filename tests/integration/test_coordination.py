@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,6 +166,33 @@ class TestSession:
         assert not session.connected
         going_on.set()
         assert stopped.wait(60.0)
+
+    def test_two_threads_close_it_at_once(self, zk_hosts: str) -> None:
+        """As the end of a script, and of its daemon: kazoo's client does not bear that."""
+        session = Session(zk_hosts)
+        session.start()
+        both, looks = threading.Barrier(2), session.client._stopped.is_set
+
+        def look() -> bool:
+            """Let two that stop the client see that nobody has; the other one is the faster."""
+            found, me = bool(looks()), threading.current_thread()
+            if me.name == "edl-zk-stop":
+                with suppress(threading.BrokenBarrierError):
+                    if both.wait(0.5) == 0:
+                        others = [one for one in threading.enumerate() if one.name == me.name]
+                        for other in others:
+                            if other is not me:
+                                other.join(10.0)
+            return found
+
+        session.client._stopped.is_set = look
+        closing = [threading.Thread(target=session.close) for _ in range(2)]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join(30.0)
+        assert not session.connected
+        assert not any(one.name == "edl-zk-stop" for one in threading.enumerate())
 
 
 class TestLifecycle:
