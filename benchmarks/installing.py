@@ -36,7 +36,14 @@ class Took:
 
 
 def measure(scratch: Path, say: Callable[[str], None]) -> dict[str, Took]:
-    """The demo, and Horovod's builds.
+    """Time `make demo`, and a build of Horovod for each of :data:`BUILDS`.
+
+    Args:
+        scratch: an empty directory for the clones, their environments and caches.
+        say: told of each result.
+
+    Returns:
+        What each took, by :data:`DEMO` and the names in :data:`BUILDS`.
 
     Raises:
         BenchmarkError: a command failed; the message has its last lines.
@@ -70,16 +77,20 @@ def _timed(command: list[str], folder: Path) -> Took:
     """Run ``command`` in ``folder``, with caches and state of its own."""
     own = {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")}
     before, began_s = _children_s(), time.monotonic()
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, **own},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, **own},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        words = " ".join(command)
+        raise BenchmarkError(f"{words} has not ended within {DEADLINE_S:.0f} s") from error
     if done.returncode != 0:
         last = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
         raise BenchmarkError(f"{' '.join(command)} ended with {done.returncode}:\n{last}")

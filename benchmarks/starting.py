@@ -46,7 +46,16 @@ class Starts:
 
 
 def measure(job: EdlJob, many: EdlJob, framework: str) -> Starts:
-    """Kill, scale, and weigh."""
+    """Measure one framework, with the settings of the two jobs.
+
+    Args:
+        job: not started; two workers, which are killed, then scaled to three and back.
+        many: not started; grows to eight workers, whose memory is measured.
+        framework: a name in :data:`SCRIPT_ARGUMENTS`.
+
+    Raises:
+        BenchmarkError: a job has not come to its size within 300 s.
+    """
     script = f"benchmarks.{framework}.edl", *SCRIPT_ARGUMENTS[framework]
     chance = random.Random(1)
     try:

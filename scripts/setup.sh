@@ -175,7 +175,7 @@ main() {
     in_background install_python_packages
     await "${jobs[@]}" "$!" "Python packages"
 
-    step "2/2 Horovod for $frameworks (from the cache, or a minute or two of compiling)"
+    step "2/2 Horovod (from the cache, or a minute or two of compiling)"
     "$VENV/bin/edl" build-horovod || die "Horovod could not be built; see the line above"
 
     if [ "$MODE" = --demo ]; then

@@ -147,7 +147,15 @@ def cached(wanted: Recipe) -> Path | None:
 
 
 def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
-    """The wheel of this recipe: from the cache, or built (a minute or two) and put there.
+    """Return the path of a wheel of Horovod, which is built if the cache has none of its kind.
+
+    A build takes a minute or two, longer for GPUs, and puts the wheel into the cache. Builds of the
+    same wheel by several processes wait for each other.
+
+    Args:
+        wanted: what to build it for; it names the entry of the cache.
+        force: build although the cache has such a wheel, and replace that.
+        console: where progress is shown.
 
     Raises:
         BuildError: a tool lacks, the download or the build failed, or a patch does not fit.

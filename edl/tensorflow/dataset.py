@@ -376,8 +376,7 @@ def _batches_of(feed: PipelineFeed, load: Load, signature: Any) -> tf.data.Datas
             return [np.bool_(False), *nothing]
         return [np.bool_(True), *tf.nest.flatten(samples)]
 
-    # AutoGraph would translate these, 0.1 s of processor time at the start of each worker
-    @as_it_is  # type: ignore[untyped-decorator]
+    @as_it_is
     def loaded(reader: Any) -> tuple[Any, Any]:
         types = [tf.bool, *(spec.dtype for spec in specs)]
         more, *parts = tf.numpy_function(following, [reader], types)
@@ -386,7 +385,7 @@ def _batches_of(feed: PipelineFeed, load: Load, signature: Any) -> tf.data.Datas
             part.set_shape(spec.shape)
         return more, tf.nest.pack_sequence_as(signature, parts)
 
-    @as_it_is  # type: ignore[untyped-decorator]
+    @as_it_is
     def reader(_: Any) -> tf.data.Dataset:
         number = tf.numpy_function(lambda: np.int64(feed.open()), [], tf.int64)
         return tf.data.Dataset.from_tensors(number).repeat()

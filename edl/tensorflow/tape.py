@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
@@ -35,7 +35,15 @@ _OF_LOCAL_VARIABLES = {
     "get_local_and_global_gradients",
 }  # of Horovod's tape
 
-as_it_is: Any = tf.autograph.experimental.do_not_convert
+
+def as_it_is(function: Function) -> Function:
+    """Return ``function`` marked so that AutoGraph does not translate it.
+
+    For a function of edl in a graph of the user's: a translation takes processor time at the start
+    of each worker, and changes nothing in a function without a branch or a loop over tensors.
+    """
+    marked: Function = tf.autograph.experimental.do_not_convert(function)
+    return marked
 
 
 def watch() -> None:
@@ -56,8 +64,7 @@ def _marking(function: Function) -> Function:
         return gradients
 
     setattr(marking, _MARK, True)
-    found: Function = as_it_is(marking)
-    return found
+    return as_it_is(cast(Function, marking))
 
 
 class JobTape:
@@ -90,7 +97,7 @@ class JobTape:
             raise UsageError(f"edl.DistributedGradientTape has no {name}: {LOCAL_LAYERS}")
         return getattr(self._tape, name)
 
-    @as_it_is  # type: ignore[untyped-decorator]
+    @as_it_is
     def gradient(self, target: Any, sources: Any, *more: Any, **named: Any) -> Any:
         """As that of a ``tf.GradientTape``; ``IndexedSlices`` become dense."""
         gradients = self._tape.gradient(target, sources, *more, **named)
