@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from cli_shell import STANDIN, WAIT_S, Shell, shell, until
 from paths import SCRIPTS
 
 from edl.framework.first_step import divided, write_imports
-from edl.launch.template import Template, TemplateRefused, why_none
+from edl.launch.template import Child, Template, TemplateRefused, why_none
 from edl.launch.template.keeper import DEATHS, TemplateKeeper
 from edl.launch.workers import Workers
 
@@ -88,6 +89,18 @@ def forked(
         return template.fork(own, log, lambda pid: None).wait(), log.read_text()
     finally:
         template.close()
+
+
+def test_the_end_of_a_child_is_seen_by_all_threads_that_poll() -> None:
+    def poll(child: Child) -> int:
+        until(lambda: child.poll() is not None, WAIT_S)
+        child.send_signal(signal.SIGKILL)
+        return child.wait()
+
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(30):
+            child = Child(os.posix_spawn("/bin/true", ["true"], {}))
+            assert [*threads.map(poll, [child] * 4)] == [0] * 4
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,10 +68,14 @@ def _is_own_interpreter(program: str) -> bool:
 
 
 class Child:
-    """A child of this process that was not started by :mod:`subprocess`."""
+    """A child of this process that was not started by :mod:`subprocess`.
+
+    As with :class:`subprocess.Popen`, any thread may ask for its end.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self._reaping = threading.Lock()
         self.returncode: int | None = None  # -9: SIGKILL; None: nobody has seen it end
 
     def poll(self) -> int | None:
@@ -86,17 +91,23 @@ class Child:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # another thread has seen its end
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
     def _reap(self, options: int) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, options)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
+        if not self._reaping.acquire(blocking=options != os.WNOHANG):
+            return None  # another thread is about to see its end
+        try:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, options)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
+        finally:
+            self._reaping.release()
 
 
 class Template:
