@@ -175,8 +175,9 @@ def test_a_damaged_checkpoint_ends_the_job_with_a_sentence(trial: Trial, zk_host
 
 @pytest.mark.long  # on loopback rings in `make test`
 def test_below_min_np_the_job_ends_with_a_checkpoint(trial: Trial, zk_hosts: str) -> None:
-    script, limit = trial.script(), ["--elastic-timeout", "0.5"]
-    limits: dict[str, Any] = {"np": 2, "min_np": 2, "max_np": 2, "options": limit}
+    """A replacement comes too late: it is started anew."""
+    script, options = trial.script(), ["--elastic-timeout", "0.5", "--no-template"]
+    limits: dict[str, Any] = {"np": 2, "min_np": 2, "max_np": 2, "options": options}
     with started(trial.directory, zk_hosts, *script, **limits, throttled=SLOW) as job:
         job.wait_for_step(10)
         os.kill(min(job.workers(COUNTING)), signal.SIGKILL)
