@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from edl.core.job.fits import DoneFit, FitIsDone, ScriptFits
 from edl.daemon.checkpointing import Checkpointing
 from edl.daemon.coordinator import Coordinator
 from edl.daemon.finishing import Finishing
 from edl.daemon.loader_steps import LoaderSteps
 from edl.daemon.mailbox import Mailbox
+from edl.daemon.state_check import StateCheck
+from edl.daemon.switching import Switching
+
+HEALINGS = 3  # at the end of a fit; what cannot be healed shows in each whole comparison
 
 
 class Fits:
@@ -20,12 +26,18 @@ class Fits:
         checkpointing: Checkpointing,
         finishing: Finishing,
         loader: LoaderSteps,
+        switching: Switching,
+        check: StateCheck,
+        exchange: Callable[[bytes], list[bytes]],
     ) -> None:
         self._mailbox = mailbox
         self._coordinator = coordinator
         self._checkpointing = checkpointing
         self._finishing = finishing
         self._loader = loader
+        self._switching = switching
+        self._check = check
+        self._exchange = exchange
 
     @property
     def begun(self) -> int:
@@ -42,6 +54,19 @@ class Fits:
         self._loader.wants_to_stop = False
         self._finishing.has_trained_all = False
         self._mailbox.fits = ScriptFits(done, len(done) + 1)
+
+    def compare_states(self) -> None:
+        """The last step of a fit is complete: what the script gets now is the same on all workers.
+
+        The next step, which would show whether it is, may come much later, or never.
+
+        Raises:
+            StateDiffers, NewcomerDiffers: see :meth:`edl.daemon.state_check.StateCheck.compare`.
+        """
+        for _ in range(HEALINGS):
+            if self._check.is_same(self._exchange):
+                return
+            self._switching.between_steps(self._check.settle)
 
     def end(self, done: tuple[DoneFit, ...], rank: int, generation: int) -> None:
         """End the last of the fits ``done``, on all workers alike; rank 0 saves.

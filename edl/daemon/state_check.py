@@ -2,7 +2,8 @@
 
 The digest of a part of the state after a step rides on the row of the next one, so it costs no
 collective: another part after each step, the whole at the first step of each epoch and at the end
-of the training. See :mod:`edl.core.step.state_check`.
+of the training. At the end of a fit the digests are exchanged by themselves, for the script uses
+the model then. See :mod:`edl.core.step.state_check`.
 
 Where the job heals, a split is noted when the rows arrive, and looked into when all workers are
 between two steps again. Their updates are by the same mean meanwhile, so who was right still is,
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import struct
 from collections.abc import Callable
 from typing import ClassVar, NoReturn, Protocol
 
@@ -44,6 +46,8 @@ from edl.errors import NewcomerDiffers, RingBroken, StateDiffers
 from edl.ring.ring import Ring
 
 logger = logging.getLogger(__name__)
+
+STATE = struct.Struct(">qq")  # a worker, and the digest of its state
 
 
 class Compared(Protocol):
@@ -166,21 +170,40 @@ class StateCheck(Comparison):
             RingBroken: for the others then. Or the job ends, or somebody is to be healed at the
                 end, but a worker went before all knew; the rows come again.
         """
-        found, progress = split_of(records), self._progress
-        heals = self._checkpointing.settings.on_divergence == "heal"
-        if found is not None and (not heals or progress.step == progress.joined_after + 1):
-            said = self._exchange(self._digests)
-            if leaving := who_leaves(found, said):
-                self._leave(leaving, said, progress.step)
-            if not heals:
-                tables = {worker: one.digests for worker, one in said.items()}
-                rates = {worker: one.rates for worker, one in said.items()}
-                self._end(reason(found, progress.step, tables, rates), found)
-        if heals:
+        found = split_of(records)
+        if found is not None and not self._only_heals:
+            self._judge(found, self._exchange(self._digests))
+        if self._heals:
             if found is not None:
                 self._split_in = self._ring.generation
             if (records.column("stop") >= Stop.FINISHED).all():
                 self.heal()
+
+    def is_same(self, exchange: Callable[[bytes], list[bytes]]) -> bool:
+        """Return whether all workers, between two steps, hold the same; the same answer on all.
+
+        Args:
+            exchange: see :meth:`edl.daemon.worker.Worker.exchange_bytes`.
+        """
+        worker = self._progress.members[self._ring.place.rank]
+        rows = [STATE.unpack(row) for row in exchange(STATE.pack(worker, self.now()))]
+        return split(rows) is None
+
+    def settle(self) -> None:
+        """All workers are between two steps, and some differ: they leave, are healed, or it ends.
+
+        Raises:
+            StateDiffers, NewcomerDiffers, RingBroken: see :meth:`compare`.
+        """
+        if self.replica is None:
+            return
+        said = self._exchange(self.replica.digests())
+        tables = {worker: one.digests for worker, one in said.items()}
+        found = split((worker, fold(table)) for worker, table in tables.items())
+        if found is not None and not self._only_heals:
+            self._judge(found, said)
+        if found is not None:
+            self._heal(found, tables)
 
     def heal(self) -> None:
         """All workers are between two steps: who differs gets what most hold, if anybody does.
@@ -193,12 +216,27 @@ class StateCheck(Comparison):
         """
         if self._split_in != self._ring.generation or self.replica is None:
             return
-        said = self._exchange(self.replica.digests())
-        tables = {worker: one.digests for worker, one in said.items()}
-        found = split((worker, fold(table)) for worker, table in tables.items())
-        if found is not None:
-            self._heal(found, tables)
+        self.settle()
         self._split_in = None
+
+    @property
+    def _heals(self) -> bool:
+        return self._checkpointing.settings.on_divergence == "heal"
+
+    @property
+    def _only_heals(self) -> bool:
+        """Whether nobody who differs has to leave, and the job goes on."""
+        return self._heals and self._progress.step != self._progress.joined_after + 1
+
+    def _judge(self, found: Split, said: dict[int, Said]) -> None:
+        """Let newcomers that differ leave; else the job ends, unless it heals."""
+        step = self._progress.step
+        if leaving := who_leaves(found, said):
+            self._leave(leaving, said, step)
+        if not self._heals:
+            tables = {worker: one.digests for worker, one in said.items()}
+            rates = {worker: one.rates for worker, one in said.items()}
+            self._end(reason(found, step, tables, rates), found)
 
     def _heal(self, found: Split, tables: dict[int, Digests]) -> None:
         assert self.replica is not None

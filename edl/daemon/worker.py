@@ -107,7 +107,16 @@ class Worker:
             coordinator,
             self.log_event,
         )
-        self.fits = Fits(mailbox, coordinator, self.checkpointing, self.finishing, self.loader)
+        self.fits = Fits(
+            mailbox,
+            coordinator,
+            self.checkpointing,
+            self.finishing,
+            self.loader,
+            self._switching,
+            self._check,
+            self.exchange_bytes,
+        )
         self._switching.fits_of_job = self.fits.of_job
         self.replica: Replica | None = None
         self._on_resize: list[Callable[[int, int], None]] = []

@@ -83,6 +83,7 @@ class Fits:
 
     def end(self, history: Any) -> None:
         """End the present fit; ``history``: Keras' ``History`` of it, or None."""
+        self._worker.fits.compare_states()
         ledger = self._worker.loader.ledger
         until = max(self._before, ledger.epoch + int(ledger.finished or ledger.done > 0))
         epochs = [] if history is None else [int(epoch) for epoch in history.epoch]

@@ -6,12 +6,14 @@ counting model: each sample counts once in each epoch, over all fits, on all wor
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from ordeals import points
 
 from edl.core.job.fits import DoneFit, FitIsDone, ScriptFits
 from edl.core.job.signature import ScriptOfJob
@@ -30,10 +32,20 @@ class Result:
 
 @dataclass(frozen=True)
 class Fitting(Counting):
-    """A script that calls fit ``fits`` times, for an epoch each, and evaluates after each."""
+    """A script that calls fit ``fits`` times, for an epoch each, and evaluates after each.
+
+    Attributes:
+        strays: a worker whose state changes as no update does, after the last step of the second
+            fit; None: nobody's does.
+        evaluated: what the workers evaluate, by the fit before.
+    """
 
     samples: int = 24
     fits: int = 4
+    strays: int | None = None
+    evaluated: dict[int, set[bytes]] = field(
+        default_factory=lambda: defaultdict(set), compare=False
+    )
     step_s: float = 0.6
     between_s: float = 2.0
     jobs: list[LoopbackJob] = field(default_factory=list, compare=False)  # that of this script
@@ -62,10 +74,15 @@ class Fitting(Counting):
                 worker.loader.next_epoch()
             feed.restart()
             self._train(one, steps, feed)
+            if worker.id == self.strays and len(done) == 1:
+                one.model.w[7] += 1
+                one.model.before[7] += 1  # the tally is of updates only
             end_batch(worker)
             ended = worker.exchange_bytes(f"end of fit {len(done)}".encode())
             assert {*ended} == {f"end of fit {len(done)}".encode()}, ended
             done = (*done, DoneFit(worker.loader.epoch + 1))
+            worker.fits.compare_states()
+            self.evaluated[len(done)].add(one.model.w.tobytes())
             worker.fits.end(done, worker.rank, worker.generation)
             self._tell(one, done, len(done))
             one.compute(self.between_s)
@@ -89,7 +106,10 @@ class Fitting(Counting):
 
 
 def of(np: int = 2, between_s: float = 2.0, **more: Any) -> LoopbackJob:
-    script = Fitting(between_s=between_s)
+    return of_script(Fitting(between_s=between_s), np, **more)
+
+
+def of_script(script: Fitting, np: int, **more: Any) -> LoopbackJob:
     script.jobs.append(LoopbackJob(script, np=np, max_np=4, **more))
     return script.jobs[0]
 
@@ -135,3 +155,39 @@ def test_a_death_around_the_end_of_a_fit(worker: int, step: int) -> None:
     job.after_step(step, lambda job: job.kill(worker))
     job.run()
     prove(job, 1 - worker)
+
+
+def straying() -> tuple[Fitting, LoopbackJob]:
+    script = Fitting(strays=1)
+    return script, of_script(script, 4, on_divergence="heal")
+
+
+@cache
+def comparing(worker: int) -> range:
+    """The points of ``worker`` from before its first exchange of digests until after the last."""
+    _, job = straying()
+    job.run()
+    prove(job, 0, 1, 2, 3)
+    there = [p.number for p in job.passed if p.worker == worker and "edl.digests" in p.name]
+    return points(there[0] - 8, there[-1] + 16, turn=worker)
+
+
+@pytest.mark.parametrize("what", ["kill", "cut"])
+@pytest.mark.parametrize("worker", [0, 1, 2])
+def test_all_evaluate_the_same_after_a_fit(worker: int, what: str) -> None:
+    """w1 differs after the last step of a fit, and w1 or another goes, or the ring breaks, then."""
+    for point in comparing(worker):
+        script, job = straying()
+        job.at(worker, point, lambda job: getattr(job, what)(worker))
+        job.run()
+        assert [*map(len, script.evaluated.values())] == [1] * script.fits, job.describe()
+        prove(job, *({0, 1, 2, 3} - ({worker} if what == "kill" else set())))
+
+
+def test_a_state_that_differs_after_a_fit_ends_the_job() -> None:
+    script = Fitting(strays=1)
+    job = of_script(script, 3)
+    job.run()
+    assert job.memory.job.state is JobState.FAILED
+    assert "the state of w1 differs from that of w0, w2 after step" in job.memory.job.reason
+    assert [*script.evaluated] == [1], "nobody evaluates what differs"
