@@ -142,7 +142,7 @@ class SwitchParts(Record):
         "at most that, since it would have waited some of it in a whole ring too",
     ] = 0.0
     election_s: Annotated[
-        float, "after a crash: from then until it heard of a new leader; 0 when the leader lives"
+        float, "after a crash: from then until it heard of a new leader; 0 when one leads already"
     ] = 0.0
     roll_call_s: Annotated[
         float, "after a crash: from then until it heard of the generation of the survivors"

@@ -109,7 +109,7 @@ def test_memories_follow_a_join_and_rank_0_writes_through_its_death(
         job.scale(3)
         job.wait_for_size(3, START_S)
         kill.touch()
-        end = ended(job, 2)
+        end = ended(job)  # the replacement may still have come
         assert end["epochs"] == list(range(PATIENCE + 1))
         assert end["wait"][:2] == [PATIENCE, PATIENCE]
         assert end["rate"] == pytest.approx(0.05 * 0.9 ** (PATIENCE + 1) * 0.5**4, rel=1e-5)

@@ -28,7 +28,7 @@ def test_after_an_update(epochs: int, tmp_path: Path, zk_hosts: str) -> None:
         # Each says why, and their agent shows it once.
         sentence = "] edl: w1 left epoch 2 before its end, after 11 steps of the job, and"
         assert job.output().count(sentence) == 1, job.describe("nobody said why")
-        assert "Traceback" not in job.output()
+        assert "Traceback" not in job.output(), job.output()
 
 
 @pytest.mark.long
@@ -41,4 +41,4 @@ def test_with_a_batch_in_hand(tmp_path: Path, zk_hosts: str) -> None:
         (line,) = [line for line in job.output().splitlines() if line.startswith("[w1] edl: ")]
         assert "left a loop in the midst of step 11, with a batch in hand" in line
         assert "[w0] epoch 2 left at step" in job.output()
-        assert "Traceback" not in job.output()
+        assert "Traceback" not in job.output(), job.output()
