@@ -1,28 +1,21 @@
-"""The members of a ring of Horovod's: processes that run the cases, one after the other.
-
-``python tests/contract/processes.py FRAMEWORK WORKER PORT`` is one of them. It reads the name of a
-case and the base of its generations' numbers, and answers with a line of JSON.
-"""
+"""The members of a ring of Horovod's: processes that run the cases, one after the other."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 from queue import Queue
 from typing import Any, Self
 
 import cases
-import numpy as np
+import forked
 
-from edl.core.records import Generation
-from edl.ring.gloo import gloo_ring
 from edl.ring.rendezvous import RendezvousServer
 
+MEMBER = Path(__file__).with_name("member.py")
 START_S = 180.0  # for a framework to be imported, on a busy machine
 CASE_S = 90.0
 EACH = 10  # generations of a case
@@ -45,14 +38,14 @@ class Processes:
         self._server.start()
         environment = os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
         for worker in range(cases.WORKERS):
-            command = [__file__, self._framework, str(worker), str(self._server.port)]
+            command = [MEMBER, self._framework, str(worker), str(self._server.port)]
             self._processes.append(
-                subprocess.Popen(
-                    [sys.executable, *command],
+                forked.Python(
+                    self._framework,
+                    command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,  # Horovod tells of each broken ring
-                    text=True,
                     env=environment,
                 )
             )
@@ -107,65 +100,3 @@ class Processes:
 
     def _next(self, limit_s: float) -> tuple[int, str]:
         return self._lines.get(timeout=limit_s)
-
-
-class ProcessMember:
-    """See :class:`cases.Member`."""
-
-    def __init__(self, framework: str, worker: int, port: int) -> None:
-        self.worker, self._port = worker, port
-        self.base = 0
-        self._framework = framework
-        if framework == "torch":
-            import torch
-
-            from edl.torch.collectives import TorchCollectives
-
-            torch.set_num_threads(1)
-            self.ring = gloo_ring(TorchCollectives(), "127.0.0.1")
-        else:
-            from edl.tensorflow.collectives import TensorFlowCollectives
-
-            self.ring = gloo_ring(TensorFlowCollectives(), "127.0.0.1")
-
-    def generation(self, number: int, *workers: int) -> Generation:
-        number += self.base
-        seats = cases.seats(*workers, port=self._port)
-        scope = f"g{number}-ab"
-        if len(workers) > 1 and workers[0] == self.worker:
-            print("announce", scope, flush=True)
-        return Generation(number, 1, seats, workers[0], (), (), "", scope=scope)
-
-    def average(self, array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
-        if self._framework == "torch":
-            import torch
-
-            from edl.torch.collectives import average_start, finish
-
-            tensor = torch.from_numpy(array)
-            return finish(average_start(tensor, torch.empty_like(tensor), name)).numpy()
-        import tensorflow as tf
-
-        from edl.tensorflow.collectives import average
-
-        return average([tf.convert_to_tensor(array)])[0].numpy()
-
-    def give_up(self, generation: Generation) -> None:
-        print("give_up", generation.scope, flush=True)
-
-    def now_s(self) -> float:
-        return time.monotonic()
-
-
-def main(framework: str, worker: int, port: int) -> None:
-    member = ProcessMember(framework, worker, port)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        case, base = line.split()
-        member.base = int(base)
-        print("result", json.dumps(getattr(cases, case)(member)), flush=True)
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

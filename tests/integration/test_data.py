@@ -7,12 +7,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import forked
 import pytest
 from paths import SCRIPTS
 from tfrecords import framed
@@ -30,11 +29,11 @@ TIMEOUT_S = 120.0
 @contextlib.contextmanager
 def python(*arguments: str, cache: Path) -> Iterator[subprocess.Popen[str]]:
     """A Python process that keeps its indexes in ``cache``; killed at the end of the block."""
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
+    process = forked.Python(
+        "",
+        arguments,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
         env=os.environ | {"XDG_CACHE_HOME": str(cache)},
     )
     with process:
@@ -54,9 +53,7 @@ def test_tensorflow_and_edl_read_each_others_files(
     records = [b"", b"one", bytes(range(256)) * 200, b"last"]
     (tmp_path / "ours").write_bytes(b"".join(map(framed, records)))
     script = [SCRIPTS / "tfrecord_files.py", tmp_path, *(record.hex() for record in records)]
-    done = subprocess.run(
-        [sys.executable, *map(str, script)], capture_output=True, text=True, timeout=TIMEOUT_S
-    )
+    done = forked.python("tensorflow", script, TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [record.hex() for record in records], "as TensorFlow reads"
     assert (tmp_path / "theirs").read_bytes() == (tmp_path / "ours").read_bytes()
@@ -210,12 +207,11 @@ for _ in loader.epochs(1):
     for _ in loader:
         edl.notify_batch_end()
 """
-    done: Any = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
+    done = forked.python(
+        "torch",
+        ["-c", code],
+        TIMEOUT_S,
         cwd=tmp_path,
-        timeout=TIMEOUT_S,
         env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
     )
     assert done.returncode == 1

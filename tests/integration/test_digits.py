@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from paths import DIGITS
 
@@ -60,12 +59,8 @@ def test_digits_while_workers_leave_and_join(tmp_path: Path, zk_hosts: str) -> N
 
 @pytest.mark.parametrize("num_workers", ["0", pytest.param("2", marks=pytest.mark.long)])
 def test_digits_are_learned_without_a_launcher(num_workers: str) -> None:
-    done = subprocess.run(
-        [sys.executable, DIGITS, "--epochs", "8", "--num-workers", num_workers],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    words = [DIGITS, "--epochs", "8", "--num-workers", num_workers]
+    done = forked.python("torch", words, 300.0)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     assert float(done.stdout.splitlines()[-1].split()[1]) >= 0.95, done.stdout

@@ -7,13 +7,13 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import forked
 import pytest
 
 from edl import horovod_build
@@ -129,13 +129,7 @@ def start_worker(
     env = {k: v for k, v in os.environ.items() if not k.startswith("HOROVOD_")}
     env |= {f"HOROVOD_{name}": str(value) for name, value in settings.items()}
     env |= at(store) if isinstance(store, Store) else store
-    return subprocess.Popen(
-        [sys.executable, str(WORKER), *argv],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=None,
-        text=True,
-    )
+    return forked.Python("torch", [WORKER, *argv], env=env, stdout=subprocess.PIPE)
 
 
 def outcome(process: subprocess.Popen[str]) -> dict[str, object]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import forked
 import pytest
 from horovod_calls import CALLS, REFUSED
 from paths import ROOT
@@ -43,13 +44,8 @@ MODULES = {
 
 @pytest.mark.parametrize("framework", MODULES)
 def test_each_name_works_or_answers_a_sentence(framework: str) -> None:
-    looked = subprocess.run(
-        [sys.executable, "-c", LOOK, *MODULES[framework]],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=240.0,
-    )
+    looked = forked.python(framework, ["-c", LOOK, *MODULES[framework]], 240.0)
+    assert looked.returncode == 0, looked.stderr
     told = json.loads(looked.stdout.splitlines()[-1])
     assert "ProcessSet" in told
     for name, sentence in told.items():
@@ -94,12 +90,11 @@ print(json.dumps(wrong))
 @pytest.mark.parametrize("module", CALLS)
 def test_each_name_of_horovod_works_when_it_is_called(module: str) -> None:
     setup, calls = CALLS[module]
-    done = subprocess.run(
-        [sys.executable, "-c", CALL],
-        input=json.dumps({"setup": setup + REFUSED, "calls": calls, "module": module}),
-        capture_output=True,
-        text=True,
-        timeout=240.0,
+    done = forked.python(
+        "tensorflow" if "tensorflow" in module else "torch",
+        ["-c", CALL],
+        240.0,
+        json.dumps({"setup": setup + REFUSED, "calls": calls, "module": module}),
         env=os.environ | {"HOROVOD_TIMELINE": "DYNAMIC"},  # start_timeline needs it
     )
     assert done.returncode == 0, done.stderr

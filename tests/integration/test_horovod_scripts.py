@@ -6,12 +6,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from paths import ROOT, SCRIPTS
 from trial import Trial, trial
@@ -187,13 +187,8 @@ def alone(script: Path) -> None:
 
 def run_alone(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run an example without a launcher."""
-    done = subprocess.run(
-        [sys.executable, script, *options],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
+    framework = "tensorflow" if "import tensorflow" in script.read_text() else "torch"
+    done = forked.python(framework, [script, *options], 300.0)
     assert done.returncode == 0, done.stderr
     return done
 

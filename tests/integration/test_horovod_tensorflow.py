@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 from paths import ROOT, SCRIPTS
 from test_horovod_scripts import alone, learned
@@ -70,13 +69,7 @@ def test_alone() -> None:
 
 
 def test_the_parts_in_a_job_of_one() -> None:
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "hvd_keras_parts.py"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
+    done = forked.python("tensorflow", [SCRIPTS / "hvd_keras_parts.py"], 200.0)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "all is well"
 

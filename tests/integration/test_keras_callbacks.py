@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from horovodrun import WORKER, HorovodrunTrial
 from paths import SCRIPTS
@@ -86,9 +85,7 @@ def board(directory: Path) -> set[int]:
         "\n    for v in event.summary.value:"
         "\n      if v.tag == 'epoch_loss': print(event.step)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(directory)], capture_output=True, text=True, timeout=120
-    )
+    done = forked.python("tensorflow", ["-c", script, directory], 120.0)
     assert done.returncode == 0, done.stderr
     return {int(line) for line in done.stdout.split()}
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 from wrong import answers_of, asked, assert_a_sentence
 
@@ -2068,12 +2067,7 @@ model.fit(dataset, epochs=2, callbacks=[board, edl.KerasCallback()], verbose=2)
 
 def test_habits_of_keras(tmp_path: Path) -> None:
     """Inputs in a list, XLA, TensorBoard: they work, or are told of in a line."""
-    done = subprocess.run(
-        [sys.executable, "-c", HABITS, str(tmp_path / "board")],
-        capture_output=True,
-        text=True,
-        timeout=240.0,
-    )
+    done = forked.python("tensorflow", ["-c", HABITS, tmp_path / "board"], 240.0)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("9/9 - ") == 2, "36 samples, not the two of a list"
     assert "jit_compile is turned off" in done.stderr
@@ -2085,7 +2079,5 @@ def test_habits_of_keras(tmp_path: Path) -> None:
 def test_a_changed_value_is_in_the_digest_of_one_group(access: str) -> None:
     """Of each type of variable, bfloat16 too, which is in no buffer that numpy knows."""
     script = Path(__file__).parent / "scripts" / "tf_digests.py"
-    done = subprocess.run(
-        [sys.executable, script, access], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = forked.python("tensorflow", [script, access], 120.0)
     assert done.returncode == 0, done.stderr

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 
+import forked
 import pytest
 from paths import SCRIPTS
 
@@ -17,13 +15,11 @@ Uses = Mapping[str, tuple[str, str]]  # name -> code, a part of the sentence
 def answers_of(uses: Uses, imports: str, setup: str) -> dict[str, tuple[int, str]]:
     """Exit code and standard error of each wrong use."""
     snippets = {name: code for name, (code, _) in uses.items()}
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "wrong_uses.py"],
-        input=json.dumps({"imports": imports, "setup": setup, "snippets": snippets}),
-        capture_output=True,
-        text=True,
-        timeout=580,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1"},  # TensorFlow's warnings would be seen
+    done = forked.python(
+        "tensorflow" if "tensorflow" in imports else "torch",
+        [SCRIPTS / "wrong_uses.py"],
+        580.0,
+        json.dumps({"imports": imports, "setup": setup, "snippets": snippets}),
     )
     assert done.returncode == 0, done.stderr
     answers: dict[str, tuple[int, str]] = json.loads(done.stdout.splitlines()[-1])

@@ -270,7 +270,7 @@ def _give_template(order: dict[str, Any]) -> dict[str, Any]:
     """Make a template for this process, a launcher, as long as it has one thread; its order.
 
     In a worker that is forked from that template later: the order of the worker. For tests, whose
-    launchers are forked from a template themselves (``tests/integration/forked.py``).
+    launchers are forked from a template themselves (``tests/forked.py``).
     """
     launcher, (ours, theirs) = os.getpid(), socket.socketpair(type=socket.SOCK_SEQPACKET)
     pid = os.fork()

@@ -1,0 +1,197 @@
+"""Starts processes of tests by a fork of a process that has imported what they need.
+
+The imports are most of what a process costs a test. There are two ways:
+
+- :func:`start`: `edl run` and `edl join`. The agent that is started in this way forks its workers,
+  too, from a template that it is given (:mod:`edl.launch.template`);
+- :class:`Python` and :func:`python`: a script or a piece of code, in place of
+  :class:`subprocess.Popen` and :func:`subprocess.run`.
+
+Tests of how a process starts, and commands with other imports, start theirs by ``exec``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edl.launch.template import Child, Template
+from edl.testing.job import start_process
+
+EDL = str(Path(sys.executable).parent / "edl")
+VERBS = ("run", "join")
+EVERYBODY = ["edl.cli.run", "edl.cli.join", "edl.framework.process", "edl.testing.throttle"]
+IMPORTS = {
+    "torch": ["torch", "horovod.torch", "edl.torch"],
+    "tensorflow": ["tensorflow", "keras", "horovod.tensorflow", "edl.tensorflow"],
+    "": [],
+}
+READY_S = 120.0
+WANTED = os.environ.get("EDL_FORKED") != "0"
+
+
+class Forked(Child):
+    """A process, with what tests use of :class:`subprocess.Popen`."""
+
+    def __init__(self, pid: int, command: Sequence[str]) -> None:
+        super().__init__(pid)
+        self.args = list(command)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout is None:
+            return super().wait()
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            time.sleep(0.01)
+        return code
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+Started = subprocess.Popen[bytes] | Forked
+
+
+def start(
+    command: Sequence[str | Path], directory: Path, environment: Mapping[str, str], output: Path
+) -> Started:
+    """Start a process in a session of its own; what it prints is added to ``output``."""
+    words = [str(word) for word in command]
+    if (framework := _framework(words, environment)) is None:
+        return start_process(words, directory, environment, output)
+    if words[0] == EDL:
+        words = [sys.executable, *words]
+    child = _base(framework).fork(
+        environment, output, lambda pid: None, words, directory,
+        gives_template=True,
+    )  # fmt: skip
+    return Forked(child.pid, words)
+
+
+class Python(subprocess.Popen[str]):
+    """A Python process: ``Python("torch", [script, "--option"], stdout=subprocess.PIPE)``.
+
+    Args:
+        framework: a name in IMPORTS.
+        arguments: of the interpreter: a script or ``-c`` and code, and their arguments.
+        more: as for :class:`subprocess.Popen`: ``stdin``, ``stdout``, ``stderr``, ``env``, ``cwd``.
+    """
+
+    def __init__(self, framework: str, arguments: Sequence[str | Path], **more: Any) -> None:
+        self._framework = framework
+        super().__init__([sys.executable, *map(str, arguments)], text=True, **more)
+
+    def _execute_child(self, args: Any, *others: Any) -> None:
+        """Start the process, in place of :class:`subprocess.Popen`'s fork and ``exec``.
+
+        Args:
+            args: the command.
+            others: executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
+                creationflags, shell, six descriptors (see DESCRIPTORS), and the rest.
+        """
+        if not WANTED:
+            super()._execute_child(args, *others)  # type: ignore[misc]
+            return
+        cwd, environment = Path(others[4] or "."), dict(others[5] or os.environ)
+        stdin, _, stdout, stderr = (others[9 + n] for n in DESCRIPTORS)
+        fixed = {0: stdin, 2: sys.stderr.fileno() if stderr == -1 else stderr}
+        there = {n: f"/proc/{os.getpid()}/fd/{fd}" for n, fd in fixed.items() if fd != -1}
+        _, *words = args
+        rest = words[2:] if words[0] == "-c" else words
+        begins = BEGINS.format(there=there, script="" if words[0] == "-c" else rest[0])
+        command = [sys.executable, "-c", begins + (words[1] if words[0] == "-c" else ""), *rest]
+        log = Path(f"/proc/self/fd/{sys.stdout.fileno() if stdout == -1 else stdout}")
+        child = _base(self._framework).fork(environment, log, lambda pid: None, command, cwd)
+        self.pid = child.pid
+        self._child_created = True
+        self._wait_until_open(there)
+        self._close_pipe_fds(*others[9:15])  # type: ignore[attr-defined]
+
+    def _wait_until_open(self, there: Mapping[int, str]) -> None:
+        """The process opens what is ours by its path, before it begins."""
+        deadline = time.monotonic() + READY_S
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            while os.readlink(f"/proc/{self.pid}/fd/2") != os.readlink(there[2]):
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+
+
+DESCRIPTORS = (0, 1, 3, 5)  # stdin's, ours of it, stdout's, stderr's, among six
+BEGINS = """
+import os
+for number, path in {there}.items():
+    os.dup2(os.open(path, os.O_RDWR if number else os.O_RDONLY), number)
+if {script!r}:
+    import runpy, sys
+    del sys.argv[0]
+    sys.path[0] = os.path.dirname({script!r})
+    runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+def python(
+    framework: str,
+    arguments: Sequence[str | Path],
+    timeout_s: float,
+    input: str | None = None,
+    **more: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run a :class:`Python` process to its end, within ``timeout_s``; keep what it prints."""
+    stdin, pipe = subprocess.DEVNULL if input is None else subprocess.PIPE, subprocess.PIPE
+    with Python(framework, arguments, stdin=stdin, stdout=pipe, stderr=pipe, **more) as process:
+        try:
+            shown = process.communicate(input, timeout_s)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(process.args, process.returncode, *shown)
+
+
+def _framework(words: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Return the name in IMPORTS of what a command imports; None: start it by ``exec``.
+
+    A test that says anything about templates (EDL_TEMPLATE, --no-template) gets what a user gets.
+    """
+    module = [sys.executable, "-m", "edl.cli.main"]
+    rest = words[1:] if words[:1] == [EDL] else words[3:] if words[:3] == module else []
+    same = all(environment.get(name) == os.environ.get(name) for name in ("PYTHONPATH", "PATH"))
+    asked = "EDL_TEMPLATE" in environment or "--no-template" in rest
+    if not rest or rest[0] not in VERBS or asked or not same or not WANTED:
+        return None
+    scripts = [Path(word) for word in rest if word.endswith(".py")]
+    text = "".join(path.read_text() for path in scripts if path.is_file())
+    return next((name for name in IMPORTS if name and f"edl.{name}" in text), "")
+
+
+@functools.cache
+def _base(framework: str) -> Template:
+    """The process that such agents are forked from; it ends with this one."""
+    directory = Path(tempfile.mkdtemp())
+    imports = directory / "imports"
+    modules = [*EVERYBODY, *IMPORTS[framework]]
+    imports.write_text(json.dumps({"modules": modules, "own": {}, "environment": {}}))
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("EDL_")}
+    environment["TF_CPP_MIN_LOG_LEVEL"] = "2"  # TensorFlow's libraries read it when they are loaded
+    command = [sys.executable, "-m", "edl.cli.main"]
+    base = Template(command, directory, environment, imports, directory / "output")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    atexit.register(base.close)
+    deadline = time.monotonic() + READY_S
+    while not base.ready:
+        assert time.monotonic() < deadline, (directory / "output").read_text()
+        base.look()
+        time.sleep(0.01)
+    return base
