@@ -4,12 +4,11 @@
 
 PYTHON_BIN := .venv/bin/python
 PYTEST := $(PYTHON_BIN) -m pytest
-# Most of a test's time is waiting: for a session to end, for a newcomer to start. The order is that of
-# tests/conftest.py: the slow ones first.
-SIDE_BY_SIDE := --numprocesses 4 --dist loadscope
-# Jobs of four workers each, most of them at work: four of them at once wait for the processors until
-# the ports of some do not answer for 20 s.
-LARGE_SIDE_BY_SIDE := --numprocesses 3 --dist loadscope
+# A test waits for half of its time: for a session to end, for a newcomer to start. With four processes
+# of pytest each imports the tests and the frameworks once more, and jobs of four workers wait for the
+# processors until the ports of some do not answer for 20 s. The order is that of tests/conftest.py: the
+# slow ones first.
+SIDE_BY_SIDE := --numprocesses 3 --dist loadscope
 # Else each of the many processes of a test compiles edl anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -53,10 +52,10 @@ contract: setup-tests ## one suite for every ring: in this process, PyTorch, Ten
 	$(PYTEST) tests/contract
 
 integration: setup-tests ## real ZooKeeper, real Horovod, real processes; also what takes minutes
-	$(PYTEST) $(LARGE_SIDE_BY_SIDE) tests/integration
+	$(PYTEST) $(SIDE_BY_SIDE) tests/integration
 
 chaos: setup-tests ## kills, stops and cuts at chosen and at seeded random moments
-	$(PYTEST) $(LARGE_SIDE_BY_SIDE) tests/chaos tests/integration -m chaos
+	$(PYTEST) $(SIDE_BY_SIDE) tests/chaos tests/integration -m chaos
 
 soak: setup ## half an hour of faults, and nothing grows; ARGS="--minutes 5 --framework tensorflow-fit"
 	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/soak.py $(ARGS)

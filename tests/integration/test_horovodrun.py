@@ -29,7 +29,8 @@ SLOW_S = 180.0  # for horovodrun itself, and two workers at once, to import Tens
 @pytest.mark.parametrize(
     ("script", "shield"),
     [
-        pytest.param("counting.py", (), id="torch"),
+        pytest.param("counting.py", WORKER, id="torch"),
+        pytest.param("counting.py", (), id="torch-alone", marks=pytest.mark.long),
         pytest.param("tf_counting.py", WORKER, id="tensorflow", marks=pytest.mark.long),
     ],
 )
@@ -159,9 +160,12 @@ def test_a_script_that_fails_at_once_fails_horovodrun(tmp_path: Path, zk_hosts: 
 def test_when_all_workers_die_without_a_checkpoint_the_job_has_failed(
     tmp_path: Path, zk_hosts: str
 ) -> None:
-    with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial) as job:
+    """The slot's process is the script's, without edl-worker, and starts one that is killed."""
+    with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial, shield=()) as job:
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
-        for member in job.members("w0", "w1").values():
+        job.process("w1").kill()
+        job.wait(lambda now: named(now) == {"w0", "w2"}, "another one")
+        for member in job.members("w0", "w2").values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(member["pid"]).kill()
         assert job.end() != 0
