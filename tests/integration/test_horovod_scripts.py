@@ -51,8 +51,9 @@ def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
         job.wait_for_progress()
         job.scale(3)
         job.wait_for_size(3)
-        os.kill(job.members(job.plain())[job.plain()]["pid"], signal.SIGKILL)
-        job.wait(lambda now: now["world_size"] == 2, "repair")
+        victim = job.plain()
+        job.process(victim).kill()
+        job.wait(lambda now: victim not in {m["id"] for m in now["members"]}, "repair")
         job.wait_for_size(3)  # its replacement
         reports = job.prove(workers=3)
         assert len(job.events("generation")) >= 6
