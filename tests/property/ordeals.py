@@ -30,9 +30,9 @@ FAULTS = ("kill", "fail", "cut", "delay", "freeze", "expire")
 
 
 def points(first: int, end: int, step: int = 1, turn: int = 0) -> range:
-    """Where a worker is struck, in one job after the other.
+    """Where a worker is struck, or the seeds, in one job after the other.
 
-    In `make test` it is each sixth place, and ``turn`` says which; in `make property` all of them.
+    In `make test` it is each sixth, and ``turn`` says which; in `make property` all of them.
     """
     part = 6 if settings.get_current_profile_name() == "ci" else 1
     return range(first + step * (turn % part), end, step * part)
@@ -69,8 +69,8 @@ def struck_around(
     """Run a job again for each point at which ``worker`` may be struck, and yield it at its end.
 
     Args:
-        collective: a part of the name of collectives: the points are those from 12 before the first
-            of them to 13 after the last one.
+        collective: a part of the name of collectives: the points are among those from 12 before the
+            first of them to 13 after the last one.
         make: makes the job, with its changes.
         worker: the worker that is struck.
         what: the fault, see :class:`Fault`.
@@ -78,7 +78,7 @@ def struck_around(
     plain = make()
     plain.run()
     there = [p.number for p in plain.passed if p.worker == worker and collective in p.name]
-    for point in range(there[0] - 12, there[-1] + 14):
+    for point in points(there[0] - 12, there[-1] + 14, turn=worker):
         job = make()
         job.at(worker, point, Fault(worker, point, what))
         job.run()

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from ordeals import points
 
 from edl.core.events import Event, StateDiffersDetails
 from edl.core.records import JobState
@@ -102,8 +103,8 @@ def healing(worker: int) -> tuple[int, int]:
     """The first and the last point of ``worker`` from the step in which it is found until later."""
     job = of(FEW, np=4)
     job.run()
-    points = [p.number for p in job.passed if p.worker == worker and "edl.digests" in p.name]
-    return points[0] - 4, points[-1] + 12
+    there = [p.number for p in job.passed if p.worker == worker and "edl.digests" in p.name]
+    return there[0] - 4, there[-1] + 12
 
 
 @pytest.mark.parametrize("what", ["kill", "cut"])
@@ -114,7 +115,7 @@ def test_a_fault_at_each_point_of_a_healing(worker: int, what: str) -> None:
     What nobody knows any more in the next ring is found again.
     """
     first, last = healing(worker)
-    for point in range(first, last):
+    for point in points(first, last, turn=worker):
         job = of(FEW, np=4)
         job.at(worker, point, lambda job: getattr(job, what)(worker))
         job.run()

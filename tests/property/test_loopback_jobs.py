@@ -142,12 +142,12 @@ def test_below_min_np_it_pauses(seed: int, faults: tuple[Fault, ...], restart_s:
 
 def test_below_min_np_after_a_step_that_one_has_missed() -> None:
     """One survivor is in the next step then, the other between two: neither waits for the other."""
-    missed = 0
-    for seed in range(1, 101):
+    missed, seeds = 0, points(1, 101)
+    for seed in seeds:
         faults = (Fault(seed % 3, 30 + 7 * seed % 90, "kill"),)
         job = Trial(seed, 3, 3, 3, Counting(24, epochs=3), faults).run()
         missed += any(0 in result.sizes.values() for result in job.results.values())
-    assert missed >= 5
+    assert missed * 20 >= len(seeds)
 
 
 @given(
@@ -247,14 +247,14 @@ def test_who_comes_back_with_the_state_of_the_job_receives_no_bytes(worker: int)
         return sum(point.name.startswith("edl.state") for point in job.passed)
 
     whole = exchanged(Trial(script=FEW).run())
-    unchanged = 0
-    for point in range(1, 41):
+    unchanged, places = 0, points(1, 41, turn=worker)
+    for point in places:
         job = Trial(script=FEW, faults=(Fault(worker, point, "cut"),)).run()
         repairs = job.memory.generations[1:]
         if repairs and not any(generation.joined for generation in repairs):
             unchanged += 1
             assert exchanged(job) == whole
-    assert unchanged >= 5
+    assert unchanged * 8 >= len(places)
 
 
 def test_a_step_of_a_full_ring_that_a_survivor_missed() -> None:
@@ -290,7 +290,7 @@ def test_a_newcomer_has_the_state_of_a_ring_that_was_replaced(dies: int) -> None
     """The other newcomer dies in it before anybody says that it switched; then the old worker."""
     short = Counting(12, batch_size=2, prefetch_batches=1)
     waiting = tuple(InThePlanAfter(3 - dies, point, "kill") for point in range(17, 26))
-    for seed in range(5000, 5100):
+    for seed in points(5000, 5100, turn=dies):
         faults = (Fault(dies, 17 + seed % 5, "kill"), *waiting)
         Trial(seed, 1, script=short, changes=(Change(3, b=2),), faults=faults).run()
 
@@ -311,12 +311,12 @@ class AwayBeforeAllReport(Fault):
 def test_who_could_not_report_while_zookeeper_was_away_is_not_given_up() -> None:
     """It is away for longer than the leader waits for a report."""
     short = Counting(24, batch_size=2, prefetch_batches=1)
-    evicted, outages = [], 0
-    for seed in range(1, 101):
+    evicted, outages, seeds = [], 0, points(1, 101)
+    for seed in seeds:
         dies = Fault(2, 10 + seed % 40, "kill")
         away = tuple(AwayBeforeAllReport(w, p, "") for w in (0, 1) for p in range(10, 80))
         job = Trial(seed, 3, script=short, faults=(dies, *away)).run()
         outages += job.schedule.now_s() > AWAY_S
         evicted += [reason for w, reason in job.memory.evicted.items() if w != dies.worker]
-    assert outages >= 20
+    assert outages * 5 >= len(seeds)
     assert not evicted
