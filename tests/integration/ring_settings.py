@@ -115,13 +115,14 @@ class RingSettings:
     def __enter__(self) -> Self:
         self._server.start()
         outside = {k: v for k, v in os.environ.items() if not k.startswith(("EDL_", "HOROVOD_"))}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(self._server.port)],
+        import forked  # which the process does not find
+
+        self._process = forked.Python(
+            "torch",
+            [__file__, str(self._server.port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
             env=outside | {"OMP_NUM_THREADS": "1"},
-            start_new_session=True,
         )
         self._listener.start()
         assert self._lines.get(timeout=START_S) == "ready"

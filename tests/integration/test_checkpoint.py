@@ -9,12 +9,11 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import psutil
+import forked
 import pytest
 from paths import SCRIPTS
 
@@ -208,14 +207,12 @@ def test_sigterm_to_everything_saves(trial: Trial, zk_hosts: str) -> None:
 def test_a_job_of_one_needs_no_launcher(trial: Trial, zk_hosts: str) -> None:
     job = Job(trial.directory, zk_hosts)
     job.throttle(SLOW)
-    command = [sys.executable, *trial.script()]
-
     errors_file = trial.directory / "errors_file"
 
-    def run(resume: str) -> psutil.Popen:
+    def run(resume: str) -> forked.Python:
         with errors_file.open("w") as errors:
             environment = {**job.environment, "EDL_RESUME": resume}
-            return psutil.Popen(command, env=environment, stderr=errors)
+            return forked.Python("torch", trial.script(), env=environment, stderr=errors)
 
     first = run("")
     deadline = time.monotonic() + 60

@@ -27,38 +27,38 @@ SLOW_S = 180.0  # for horovodrun itself, and two workers at once, to import Tens
 
 
 @pytest.mark.parametrize(
-    ("script", "shield"),
+    ("script", "shield", "np"),
     [
-        pytest.param("counting.py", WORKER, id="torch"),
-        pytest.param("counting.py", (), id="torch-alone", marks=pytest.mark.long),
-        pytest.param("tf_counting.py", WORKER, id="tensorflow", marks=pytest.mark.long),
+        pytest.param("counting.py", WORKER, 1, id="torch"),
+        pytest.param("counting.py", (), 2, id="torch-alone", marks=pytest.mark.long),
+        pytest.param("tf_counting.py", WORKER, 2, id="tensorflow", marks=pytest.mark.long),
     ],
 )
 def test_out_and_in_and_a_killed_worker(
-    tmp_path: Path, zk_hosts: str, script: str, shield: tuple[str, ...]
+    tmp_path: Path, zk_hosts: str, script: str, shield: tuple[str, ...], np: int
 ) -> None:
-    """2 -> 3 -> 2 and one kill -9; each sample counts once an epoch, horovodrun ends with 0."""
+    """np -> np + 1 -> np, one kill -9: samples count once an epoch, horovodrun ends with 0."""
     with trial(
         tmp_path,
         zk_hosts,
-        np=2,
+        np=np,
         max_np=4,
         kind=HorovodrunTrial,
         script=SCRIPTS / script,
         shield=shield,
         driver=HOROVODRUN,
     ) as job:
-        job.wait_for_size(2, SLOW_S)
-        job.scale(3)
-        job.wait_for_size(3, SLOW_S)
+        job.wait_for_size(np, SLOW_S)
+        job.scale(np + 1)
+        job.wait_for_size(np + 1, SLOW_S)
         victim = job.process("w1")
         victim.kill()
-        job.wait(lambda now: "w1" not in {m["id"] for m in now["members"]}, "end of w1")
-        job.wait_for_size(3, SLOW_S)  # it was started again, in the same slot
-        job.wait(lambda now: "w3" in named(now), "a new worker in its place")
-        job.scale(2)
-        job.wait_for_size(2)
-        job.prove(workers=2)
+        job.wait(lambda now: "w1" not in named(now), "end of w1")
+        job.wait_for_size(np + 1, SLOW_S)  # it was started again, in the same slot
+        job.wait(lambda now: f"w{np + 1}" in named(now), "a new worker in its place")
+        job.scale(np)
+        job.wait_for_size(np)
+        job.prove(workers=np)
         kinds = [event["kind"] for event in job.events()]
         switches = job.events("switch")
     stalls = [
