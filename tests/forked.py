@@ -89,6 +89,7 @@ class Python(subprocess.Popen[str]):
         framework: a name in IMPORTS.
         arguments: of the interpreter: a script or ``-c`` and code, and their arguments.
         more: as for :class:`subprocess.Popen`: ``stdin``, ``stdout``, ``stderr``, ``env``, ``cwd``.
+            ``stderr`` goes elsewhere than ``stdout``.
     """
 
     def __init__(self, framework: str, arguments: Sequence[str | Path], **more: Any) -> None:
@@ -104,7 +105,7 @@ class Python(subprocess.Popen[str]):
                 creationflags, shell, six descriptors (see DESCRIPTORS), and the rest.
         """
         if not WANTED:
-            super()._execute_child(args, *others)  # type: ignore[misc]
+            super()._execute_child(args, *others)
             return
         cwd, environment = Path(others[4] or "."), dict(others[5] or os.environ)
         stdin, _, stdout, stderr = (others[9 + n] for n in DESCRIPTORS)
@@ -115,14 +116,19 @@ class Python(subprocess.Popen[str]):
         begins = BEGINS.format(there=there, script="" if words[0] == "-c" else rest[0])
         command = [sys.executable, "-c", begins + (words[1] if words[0] == "-c" else ""), *rest]
         log = Path(f"/proc/self/fd/{sys.stdout.fileno() if stdout == -1 else stdout}")
+        assert os.readlink(there[2]) != os.readlink(log), "its stderr would seem to be open at once"
         child = _base(self._framework).fork(environment, log, lambda pid: None, command, cwd)
         self.pid = child.pid
         self._child_created = True
         self._wait_until_open(there)
-        self._close_pipe_fds(*others[9:15])  # type: ignore[attr-defined]
+        self._close_pipe_fds(*others[9:15])
 
     def _wait_until_open(self, there: Mapping[int, str]) -> None:
-        """The process opens what is ours by its path, before it begins."""
+        """Wait until the process has opened its standard streams, last of them stderr.
+
+        Args:
+            there: by the number of a stream, the path at which this process holds it open.
+        """
         deadline = time.monotonic() + READY_S
         with contextlib.suppress(FileNotFoundError):  # it has ended
             while os.readlink(f"/proc/{self.pid}/fd/2") != os.readlink(there[2]):

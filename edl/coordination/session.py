@@ -434,7 +434,7 @@ def _shut_within(client: KazooClient, limit_s: float) -> None:
 
 
 def _shut(client: KazooClient) -> None:
-    """Stop and close; both may be called in any state, but by one thread only."""
+    """Stop ``client`` and close it, in whatever state it is; only one thread may do so."""
     try:
         client.stop()
         client.close()

@@ -56,9 +56,10 @@ class Fits:
         self._mailbox.fits = ScriptFits(done, len(done) + 1)
 
     def compare_states(self) -> None:
-        """The last step of a fit is complete: what the script gets now is the same on all workers.
+        """Compare the whole state of all workers after the last step of a fit, before it returns.
 
-        The next step, which would show whether it is, may come much later, or never.
+        The script uses the model next, and the next step, which would compare it, may never come.
+        Workers that differ are healed, or the job ends, as the job's ``on_divergence`` says.
 
         Raises:
             StateDiffers, NewcomerDiffers: see :meth:`edl.daemon.state_check.StateCheck.compare`.

@@ -180,17 +180,24 @@ class StateCheck(Comparison):
                 self.heal()
 
     def is_same(self, exchange: Callable[[bytes], list[bytes]]) -> bool:
-        """Return whether all workers, between two steps, hold the same; the same answer on all.
+        """Compare the digests of the whole state of all workers, which are between two steps.
 
         Args:
-            exchange: see :meth:`edl.daemon.worker.Worker.exchange_bytes`.
+            exchange: gives the bytes of all workers, see
+                :meth:`edl.daemon.worker.Worker.exchange_bytes`.
+
+        Returns:
+            Whether all hold the same state; every worker gets the same answer.
         """
         worker = self._progress.members[self._ring.place.rank]
         rows = [STATE.unpack(row) for row in exchange(STATE.pack(worker, self.now()))]
         return split(rows) is None
 
     def settle(self) -> None:
-        """All workers are between two steps, and some differ: they leave, are healed, or it ends.
+        """Compare the state of all workers, between two steps, part by part, and act on it.
+
+        A newcomer that differs leaves. Of the others, those that differ get what most hold, if the
+        job heals; else the job ends. Nothing happens where all are equal.
 
         Raises:
             StateDiffers, NewcomerDiffers, RingBroken: see :meth:`compare`.
@@ -214,10 +221,9 @@ class StateCheck(Comparison):
             StateDiffers: no majority holds the same; the job ends.
             RingBroken: a worker is gone. Who was not healed yet is found again.
         """
-        if self._split_in != self._ring.generation or self.replica is None:
-            return
-        self.settle()
-        self._split_in = None
+        if self._split_in == self._ring.generation:
+            self.settle()
+            self._split_in = None
 
     @property
     def _heals(self) -> bool:

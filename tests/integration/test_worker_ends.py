@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration]
 __all__ = ["shell"]
 
 LIMITS = SupervisorLimits()
-BUSY_S = 12.0  # what a busy machine adds to any bound; what is not awaited here would take 30 s
+BUSY_S = 6.0  # what a busy machine adds to any bound
 
 
 class Failing(Trial):

@@ -68,9 +68,9 @@ def _is_own_interpreter(program: str) -> bool:
 
 
 class Child:
-    """A child of this process that was not started by :mod:`subprocess`.
+    """A child process of this one, by its number, that :mod:`subprocess` has not started.
 
-    As with :class:`subprocess.Popen`, any thread may ask for its end.
+    Its methods do what those of :class:`subprocess.Popen` do, in any thread.
     """
 
     def __init__(self, pid: int) -> None:
