@@ -104,6 +104,7 @@ class Switching:
         self.replica: Shared | None = None
         self.generation: Generation | None = None
         self.began_with = 1  # workers of the job's first ring
+        self.stopped = False  # this worker has left its ring because the job was told to end
         self.times = SwitchTimes()
         self.median_step_us: Callable[[], int] = lambda: 0
         self.on_switch: Callable[[int, int], None] = lambda _old, _new: None
@@ -580,7 +581,8 @@ class Switching:
         # After a break nobody knows who else is left: then everybody saves.
         last = not generation.seats and (self._ring.place.rank == 0 or not self._ring.is_open)
         self._ring.close()
-        if not generation.seats:  # whoever saves does not hang, although it completes no step
+        self.stopped = not generation.seats
+        if self.stopped:  # whoever saves does not hang, although it completes no step
             self._coordinator.set_stage(Stage.LEAVING)
         if last:
             self._checkpointing.save_last()

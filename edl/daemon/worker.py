@@ -214,6 +214,11 @@ class Worker:
         return self.finishing.finished
 
     @property
+    def stopped(self) -> bool:
+        """Whether this worker has left its ring because the job was told to end."""
+        return self._switching.stopped
+
+    @property
     def is_shared(self) -> bool:
         """Others may take part: this is no job of one."""
         return self._coordinator.is_shared

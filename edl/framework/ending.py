@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from edl.core.host.process import ENDED, EXITING
+from edl.core.host.process import ENDED, EXITING, STOPPED
 from edl.errors import REFUSED_EXIT, EdlError, NewcomerDiffers
 
 BREAK_S = 2.0  # for the others to close the ring, too
@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 _code = 0
 _by_signal = False
 _armed = False
+_closing = False
+_stopped = False
 
 
 def arm() -> None:
@@ -52,6 +54,11 @@ def fails(code: int = 1) -> None:
     """An exception ends the script; ``code``: the exit code of the process."""
     global _code
     _code = code
+
+
+def has_begun() -> bool:
+    """Return whether exit handlers run: the process ends, whatever a signal asks it for."""
+    return _closing
 
 
 def ends_well() -> bool:
@@ -134,7 +141,8 @@ def say_ended(word: str = ENDED) -> None:
             :data:`~edl.core.host.process.ENDED` once only the interpreter is left.
     """
     _flush_files()
-    Path(f"/proc/self/task/{os.getpid()}/comm").write_text(f"{word}:{_code}")
+    shown = STOPPED[word] if _stopped else word
+    Path(f"/proc/self/task/{os.getpid()}/comm").write_text(f"{shown}:{_code}")
 
 
 def say_refused() -> None:
@@ -152,6 +160,7 @@ class Closing:
         settle_s: for a checkpoint that is being written, which ``close`` waits for.
         script_ended: called before, when the script has ended with success. It may wait for other
             workers, and start threads: Python is whole then, with all exit handlers to come.
+        stopped: whether the process ends because its job was told to end.
     """
 
     def __init__(
@@ -160,9 +169,11 @@ class Closing:
         unblock: Callable[[], None],
         settle_s: Callable[[], float],
         script_ended: Callable[[], None] = lambda: None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._close, self._unblock, self._settle_s = close, unblock, settle_s
         self._script_ended = script_ended
+        self._stopped = stopped
         self._begun, self._done = threading.Event(), threading.Event()
         self._trains_in: tuple[int, threading.Thread] | None = None
 
@@ -193,6 +204,8 @@ class Closing:
             logger.exception("the end of this script could not be told to the other workers")
 
     def _run(self) -> None:
+        global _closing, _stopped
+        _closing, _stopped = True, self._stopped()
         self._begun.set()
         self._close()
         self._done.set()

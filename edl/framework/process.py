@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from edl import config
@@ -86,6 +87,7 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
         worker.ring.break_,
         lambda: worker.checkpointing.settings.save_timeout_s,
         worker.finishing.script_ended,
+        lambda: worker.stopped,
     ).start()
     worker.start()
     _worker = worker
@@ -290,8 +292,13 @@ def _refuse_child() -> None:
 
 def _leave_on_sigterm(worker: Worker) -> None:
     end_forks_by_sigterm()
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        if not ending.has_begun():  # else this would end an exit handler, with a traceback
+            worker.request_leave()
+
     if threading.current_thread() is threading.main_thread():  # Python allows it there only
-        signal.signal(signal.SIGTERM, lambda _number, _frame: worker.request_leave())
+        signal.signal(signal.SIGTERM, leave)
 
 
 def _begin_again_under_edl_worker() -> NoReturn:

@@ -180,6 +180,8 @@ class Supervisor(ABC, Generic[State]):
             self._own = self._own.having(script_ended(self._own.process(launch), said, now))
         for launch, end in self._workers.reap().items():
             process, last_line = self._own.process(launch), self._last_line(launch)
+            if end.said is not None:
+                process = script_ended(process, end.said, now)
             ended = exited(process, end.code, now, last_line, end.trained_s)
             self._own = self._own.having(ended)
             self._changed.set()  # judge it by what ZooKeeper says now

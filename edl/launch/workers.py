@@ -43,10 +43,12 @@ class End:
     Attributes:
         code: its exit code; -9: killed by SIGKILL.
         trained_s: seconds from its first step to its end; None: it had trained none.
+        said: what it has said of the end of its script; None: nothing.
     """
 
     code: int
     trained_s: float | None
+    said: ScriptEnd | None = None
 
 
 class Workers:
@@ -185,17 +187,25 @@ class Workers:
         """The launches that have ended since the last call, and how."""
         ends = {}
         for launch, process in list(self._running.items()):
-            code = process.poll() if isinstance(process, Found) else exit_code(process)
-            if code is not None:
-                trained = self._trained_of(launch)
-                ends[launch] = end = End(code, _age_s(trained))
-                if isinstance(process, Child) and code > 0 and end.trained_s is None:
+            if (end := self._end_of(launch, process)) is not None:
+                ends[launch] = end
+                if isinstance(process, Child) and end.code > 0 and end.trained_s is None:
                     self._give_up_template()
                 del self._running[launch]
                 _remove_if_empty(self.stacks_of(launch))
                 self._record_of(launch).unlink(missing_ok=True)
-                trained.unlink(missing_ok=True)
+                self._trained_of(launch).unlink(missing_ok=True)
         return ends
+
+    def _end_of(self, launch: str, process: subprocess.Popen[bytes] | Child | Found) -> End | None:
+        """Return how a process has ended, and forget its number; None: it runs."""
+        if isinstance(process, Found):
+            code, said = process.poll(), None
+        elif os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return None
+        else:  # a zombie still has its name
+            said, code = script_end(process.pid), exit_code(process)
+        return None if code is None else End(code, _age_s(self._trained_of(launch)), said)
 
     def _give_up_template(self) -> None:
         """A worker that was forked has failed by itself before its first step.

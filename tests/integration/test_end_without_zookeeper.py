@@ -9,6 +9,7 @@ import pytest
 from trial import Trial, trial
 
 from edl.checkpoint import format as files
+from edl.core.host.job_end import TOLD
 from edl.testing.zookeeper import Server, ensemble
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -60,8 +61,13 @@ def test_on_two_hosts_and_the_records_say_so_later(tmp_path: Path) -> None:
         job.until(lambda: "lest other hosts start theirs again" in job.output(), "its patience")
         job.until(lambda: not job.workers(job.script), "an end of the workers on both hosts")
         assert files.read_manifest(files.listed(saved)[0]).step > before
+        job.agent().send_signal(signal.SIGSTOP)  # the other host's is back first
         server.start()
+        output = tmp_path / "b.output"
+        job.until(lambda: TOLD in output.read_text(), "word of it on the other host")
+        job.agent().send_signal(signal.SIGCONT)
         assert job.end() == 128 + signal.SIGINT, job.describe("it ended otherwise")
+        assert "w2" not in output.read_text(), "nobody is started any more"
         assert guest.wait(60) == 0, (tmp_path / "b.output").read_text()
         assert job.status()["state"] == "stopped"
         assert job.status()["reason"] == "Ctrl-C in edl run"

@@ -158,3 +158,29 @@ ending.Closing(lambda: None, lambda: None, lambda: 0.0, fails).start()
 """
     done = run(tmp_path, script)
     assert done.stderr == "edl: w0 ended its script\n"
+
+
+def test_an_end_that_the_job_was_told_of_is_reported_as_one(tmp_path: Path) -> None:
+    script = """
+import edl.framework.process
+ending.arm()
+ending.Closing(lambda: None, lambda: None, lambda: 0.0, stopped=lambda: True).start()
+"""
+    assert run(tmp_path, script).stdout.split() == ["edl-stops:0", "edl-stopped:0"]
+
+
+def test_a_sigterm_ends_no_exit_handler(tmp_path: Path) -> None:
+    script = """
+import signal, types
+from edl.framework import process
+def request_leave():
+    raise SystemExit(0)
+process._leave_on_sigterm(types.SimpleNamespace(request_leave=request_leave))
+def close():
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("closed")
+ending.Closing(close, lambda: None, lambda: 0.0).start()
+"""
+    done = run(tmp_path, script)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split()[0] == "closed"

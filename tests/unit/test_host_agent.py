@@ -6,6 +6,7 @@ import pytest
 from made import changed, make_job, wanted
 
 from edl.core.host.agent import AgentLimits, AgentState, decide
+from edl.core.host.job_end import TOLD
 from edl.core.host.process import (
     UNKNOWN_EXIT,
     Process,
@@ -16,6 +17,7 @@ from edl.core.host.process import (
 )
 from edl.core.host.supervision import (
     Decision,
+    Outcome,
     RingDeath,
     noted,
     observe,
@@ -512,6 +514,24 @@ def test_those_of_other_hosts_may_only_have_lost_their_session() -> None:
         assert decision.starts == (), "nobody could give it the state"
     earlier = (RingDeath(0, -1, NOW),)
     assert decide(facts, own(mine, ring_deaths=earlier), NOW + LIMITS.lost_s).outcome is None
+
+
+def test_nobody_is_started_for_workers_that_were_told_to_end_while_zookeeper_was_away() -> None:
+    """The session of another host's worker may count as there, and its agent is not back yet."""
+    facts = snapshot(1, generation(0, 1), members=(member(1, "other-0", host="b"),))
+    told = trainer(0, exit_code=0, exited=NOW, stopped=True)
+    for back in (facts, replace(facts, members=())):
+        decision = decide(back, own(told), NOW + LIMITS.lost_s + 1)
+        assert (decision.reason, decision.starts, decision.outcome) == (TOLD, (), None)
+    newcomer = process(2)
+    assert ended(decide(facts, own(told, newcomer), NOW)) == [(newcomer.launch, False)]
+    alone = replace(facts, members=())
+    for seconds, outcome in ((-0.1, None), (0.0, Outcome(JobState.STOPPED, TOLD))):
+        decision = decide(alone, own(told), NOW + LIMITS.away_s + seconds)
+        assert decision.outcome == outcome, "who has told them does not come back"
+    trains_on = replace(facts, generation=generation(1, number=2))
+    assert slots(decide(trains_on, own(told), NOW + LIMITS.settle_s)) == [0]
+    assert decide(snapshot(1, generation(0)), own(replace(told, stopped=False)), NOW + 99).outcome
 
 
 def test_those_of_other_hosts_that_answer_hold_the_state() -> None:

@@ -134,11 +134,15 @@ def test_the_name_of_a_process_says_how_far_its_end_is() -> None:
     assert ScriptEnd.read("python3") is None
     assert ScriptEnd.read("edl-exiting:3") == ScriptEnd(3, handled=False)
     assert ScriptEnd.read("edl-ended:255") == ScriptEnd(255, handled=True)
+    assert ScriptEnd.read("edl-stops:0") == ScriptEnd(0, handled=False, stopped=True)
+    assert ScriptEnd.read("edl-stopped:255") == ScriptEnd(255, handled=True, stopped=True)
     exiting = script_ended(TRAINS, ScriptEnd(0, handled=False), NOW)
     assert (exiting.ended, exiting.handled) == (NOW, None)
     done = script_ended(exiting, ScriptEnd(0, handled=True), NOW + 4)
     assert (done.ended, done.handled) == (NOW, NOW + 4)
     assert script_ended(done, ScriptEnd(0, handled=True), NOW + 5) == done
+    stopped = script_ended(done, ScriptEnd(0, handled=True, stopped=True), NOW + 5)
+    assert stopped == replace(done, stopped=True)
 
 
 def test_who_exits_with_0_out_of_a_ring_that_others_repair_has_failed() -> None:

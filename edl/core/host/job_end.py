@@ -7,9 +7,12 @@ The rules, in order, alike for an agent and for `edl-worker`:
 2. The job is stopping: the leader lets the ring end. Who is not in a ring, or has nobody to lead
    it, is ended at once; the rest after a time limit. When no worker is left the job is STOPPED.
 3. The last ring has ended: nobody is started any more, and when all have left the job is STOPPED.
-4. A job that cannot begin has FAILED: every first start died, or ended without `edl.init()`, or
+4. A worker of the ring has ended because its job was told to end, and ZooKeeper, which was away,
+   says nothing of that: nobody is started any more. The agent that has told the workers writes it
+   down when it is back; if it does not come for ``away_s``, the job is STOPPED.
+5. A job that cannot begin has FAILED: every first start died, or ended without `edl.init()`, or
    one was refused, which another start of the same command would be, too.
-5. A job that has nobody left has FAILED, or FINISHED when all of them exited with 0. Of the workers
+6. A job that has nobody left has FAILED, or FINISHED when all of them exited with 0. Of the workers
    of other launchers that is certain only after a while without them. It goes on when they were
    killed and a checkpoint is there: new workers continue from it. Not when the script itself ended
    with errors, or when this happens again without progress.
@@ -42,9 +45,11 @@ from edl.core.plural import workers
 from edl.core.records import Generation, Job, JobState, Snapshot, Stage
 from edl.errors import REFUSED_EXIT
 
+TOLD = "the workers were told to end while ZooKeeper was away"
+
 
 def as_the_job_ends(snapshot: Snapshot, own: SupervisorState, now: float) -> Decision | None:
-    """Rules 1 to 3; None: the job goes on."""
+    """Rules 1 to 4; None: the job goes on."""
     generation = snapshot.generation
     if snapshot.job.state.over:
         return _wind_down(snapshot, own, now)
@@ -56,13 +61,13 @@ def as_the_job_ends(snapshot: Snapshot, own: SupervisorState, now: float) -> Dec
             return Decision(reason, outcome=Outcome(JobState.STOPPED, reason))
         to_end = why_to_end(snapshot, own, now)
         return Decision(reason, endings=end_each(to_end, own.limits, now))
-    return None
+    return _told_past_zookeeper(snapshot, own, now)
 
 
 def as_the_job_cannot_go_on(
     snapshot: Snapshot, own: SupervisorState, now: float
 ) -> Decision | None:
-    """Rules 4 and 5; None: it can."""
+    """Rules 5 and 6; None: it can."""
     outcome = _cannot_begin(snapshot, own, now) or _nobody_left(snapshot, own, now)
     return None if outcome is None else Decision(outcome.reason, outcome=outcome)
 
@@ -129,6 +134,19 @@ def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> Decision:
     else:
         ending, why = [p for p in living if p.worker is None], "the job stops before it joined"
     return Decision(reason, endings=end(ending, limits, now, why))
+
+
+def _told_past_zookeeper(snapshot: Snapshot, own: SupervisorState, now: float) -> Decision | None:
+    told = [p for p in own.processes if p.stopped and p.worker in snapshot.holders]
+    if not told:  # or the others train on: their next ring is without it
+        return None
+    reason, limits = TOLD, own.limits
+    ended = max(p.exited or now for p in told)
+    if not own.living and not foreign(snapshot, own) and now - ended >= limits.away_s:
+        return Decision(reason, outcome=Outcome(JobState.STOPPED, reason))
+    newcomers = [p for p in own.living if not p.seated]
+    why = "the job stops before it joined"
+    return Decision(reason, endings=end(newcomers, limits, now, why))
 
 
 def _stuck(

@@ -34,6 +34,7 @@ LAST_LINE = "; its last line: "  # in the sentence that says how a process has f
 # characters of a name.
 EXITING = "edl-exiting"
 ENDED = "edl-ended"
+STOPPED = {EXITING: "edl-stops", ENDED: "edl-stopped"}  # the same: its job was told to end
 BACKOFF_MAX_S = 30.0
 QUICK_S = 60.0  # an error of the script's own this soon after its first step may come each time
 QUICKLY_KILLED_S = 5.0  # the same for a kill from outside, which may be that of the memory's limit
@@ -63,6 +64,7 @@ class Process:
     ended: float | None = None  # since when its script has ended
     ended_code: int = 0  # what it then said that its exit code would be
     handled: float | None = None  # since when its exit handlers have ended, too
+    stopped: bool = False  # it ended because its job was told to end
     exit_code: int | None = None  # None: it runs; -9: killed by signal 9
     exited: float | None = None
     trained_s: float | None = None  # from its first step until it exited; None: it trained none
@@ -204,24 +206,28 @@ class ScriptEnd:
     Attributes:
         code: the exit code that the script came to.
         handled: whether the exit handlers (``atexit``) have run, too.
+        stopped: whether it ended because its job was told to end.
     """
 
     code: int
     handled: bool
+    stopped: bool = False
 
     @classmethod
     def read(cls, name: str) -> ScriptEnd | None:
         """Return the end that is in ``name``, a process's name; None while the script runs."""
         word, _, code = name.partition(":")
-        said = word in (EXITING, ENDED) and code.isdigit()
-        return cls(int(code), word == ENDED) if said else None
+        stopped = word in STOPPED.values()
+        said = (stopped or word in STOPPED) and code.isdigit()
+        return cls(int(code), word in (ENDED, STOPPED[ENDED]), stopped) if said else None
 
 
 def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
     """Return ``process`` with the end of its script, which it reported at the time ``now``."""
     ended = process.ended if process.ended is not None else now
     handled = process.handled if process.handled is not None or not said.handled else now
-    return replace(process, ended=ended, ended_code=said.code, handled=handled)
+    stopped = process.stopped or said.stopped
+    return replace(process, ended=ended, ended_code=said.code, handled=handled, stopped=stopped)
 
 
 def exited(
