@@ -108,8 +108,7 @@ class Switching:
         self.times = SwitchTimes()
         self.median_step_us: Callable[[], int] = lambda: 0
         self.on_switch: Callable[[int, int], None] = lambda _old, _new: None
-        # In each new ring, before the state is exchanged.
-        self.on_enter: Callable[[], None] = lambda: None
+        self.on_enter: Callable[[], None] = lambda: None  # in each new ring, before the exchange
         self.fits_of_job: Callable[[], ScriptFits] = ScriptFits  # asks the others, if it matters
 
     # --- into the first ring ---
@@ -261,8 +260,7 @@ class Switching:
         Ends the process quietly (SystemExit 0) when it has no seat for this worker.
         """
         generation = self._mailbox.generation(number)
-        old_size, began = self._ring.place.size, self._now_s()
-        median_step_us = self.median_step_us()
+        old_size, median_us, began = self._ring.place.size, self.median_step_us(), self._now_s()
         try:
             self._ring.barrier(IDLE)
             arrived = self._now_s()
@@ -285,7 +283,7 @@ class Switching:
             init_us=us(built - closed),
             broadcast_us=us(synchronised - built),
             stall_us=us(self._now_s() - began),
-            median_step_us=median_step_us,
+            median_step_us=median_us,
         )
         self.on_switch(old_size, self._ring.place.size)
 
@@ -579,15 +577,15 @@ class Switching:
 
     def _leave(self, generation: Generation) -> NoReturn:
         # After a break nobody knows who else is left: then everybody saves.
-        last = not generation.seats and (self._ring.place.rank == 0 or not self._ring.is_open)
-        self._ring.close()
         self.stopped = not generation.seats
+        last = self.stopped and (self._ring.place.rank == 0 or not self._ring.is_open)
+        self._ring.close()
         if self.stopped:  # whoever saves does not hang, although it completes no step
             self._coordinator.set_stage(Stage.LEAVING)
         if last:
             self._checkpointing.save_last()
         self._checkpointing.settle()
-        why = "the job stops" if not generation.seats else "it left the job"
+        why = "the job stops" if self.stopped else "it left the job"
         self.exit(f"{why} after step {self.progress.step} ({generation.reason})")
 
     def exit(self, reason: str) -> NoReturn:
