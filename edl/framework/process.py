@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ from edl.framework.replica import FrameworkReplica, add_tracked
 from edl.ring.gloo import Binding, gloo_ring
 
 logger = logging.getLogger(__name__)
+
+REGISTERS_WITHIN_S = 1.0  # whatever its launcher has asked for
 
 _worker: Worker | None = None
 _over: weakref.WeakSet[Worker] = weakref.WeakSet()
@@ -82,6 +85,8 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
         worker.on_trained(
             partial(first_step.tell, settings_now.trained_file, settings_now.imports_file)
         )
+        early_s = (settings_now.registers_at_s or 0.0) - time.monotonic()
+        time.sleep(min(max(0.0, early_s), REGISTERS_WITHIN_S))
     ending.Closing(
         worker.close,
         worker.ring.break_,

@@ -283,8 +283,9 @@ class Supervisor(ABC, Generic[State]):
         launch = f"{self._own.token}-{self._launches}"
         self._launches += 1
         process = Process(start.slot, launch, now, failures=start.failures)
+        waits_s = self._own.limits.repair_s if start.replaces else 0.0
         try:
-            self._workers.start(launch, start.slot)
+            self._workers.start(launch, start.slot, waits_s)
         except OSError as error:
             process = unstarted(process, self._command, error)
         else:

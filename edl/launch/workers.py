@@ -78,8 +78,13 @@ class Workers:
         self._running: dict[str, subprocess.Popen[bytes] | Child | Found] = {}
         self.on_exit: Callable[[], None] = lambda: None
 
-    def start(self, launch: str, slot: int) -> None:
+    def start(self, launch: str, slot: int, waits_s: float = 0.0) -> None:
         """Start the command in ``slot``.
+
+        Args:
+            launch: names this start of a worker.
+            slot: a number of this host, from 0.
+            waits_s: the worker takes part in the job no sooner than in so many seconds.
 
         Raises:
             OSError: the operating system cannot start it, or has no room for the log.
@@ -91,6 +96,8 @@ class Workers:
             "EDL_LOG_FILE": str(self.log_of(launch)),
             "EDL_TRAINED_FILE": str(self._trained_of(launch)),
         }
+        if waits_s:
+            own["EDL_REGISTERS_AT_S"] = f"{time.monotonic() + waits_s:.3f}"
         if self.template is not None and (imports := self.template.imports):
             own["EDL_IMPORTS_FILE"] = str(imports)
         self._logs.mkdir(parents=True, exist_ok=True)  # somebody may tidy up beside a long job

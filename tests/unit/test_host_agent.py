@@ -102,6 +102,21 @@ def ended(decision: Decision) -> list[tuple[str, bool]]:
 # --- as many as are assigned
 
 
+@pytest.mark.parametrize(
+    ("before", "replaces"),
+    [
+        (trainer(1, exit_code=-9, exited=NOW, trained_s=9.0), True),
+        (trainer(1, exit_code=0, exited=NOW - 99), False),
+        (died(1, exited=NOW - 99), False),
+    ],
+)
+def test_the_replacement_of_a_member_of_the_ring_lets_the_others_repair_it_first(
+    before: Process, replaces: bool
+) -> None:
+    (start,) = decide(snapshot(2, generation(0, 1)), own(trainer(0), before), NOW).starts
+    assert (start.slot, start.replaces) == (1, replaces)
+
+
 def test_the_first_workers_start_at_once() -> None:
     decision = decide(snapshot(2), own(), NOW)
     assert slots(decision) == [0, 1]

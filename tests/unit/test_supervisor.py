@@ -73,12 +73,14 @@ class Workers:
     def __init__(self) -> None:
         self.running: dict[str, int] = {}  # the slot of each launch
         self.exits: dict[str, int] = {}
+        self.waits: dict[str, float] = {}
         self.full = False  # the machine: nothing more can be started
         self.signals: list[tuple[str, bool]] = []
 
-    def start(self, launch: str, slot: int) -> None:
+    def start(self, launch: str, slot: int, waits_s: float) -> None:
         if self.full:
             raise OSError(12, "Cannot allocate memory")
+        self.waits[launch] = waits_s
         self.running[launch] = slot
 
     def reap(self) -> dict[str, End]:
@@ -162,6 +164,7 @@ def test_what_ends_is_logged_once_and_started_again_after_its_back_off(
     assert not workers.running
     launcher.turn(111.0)
     assert list(workers.running) == ["t-1"]
+    assert workers.waits == {"t-0": 0.0, "t-1": 0.0}, "it was in no ring"
     (event,) = store.written
     assert isinstance(event.details, WorkerFailedDetails)
     assert (event.details.exit_code, event.details.last_line) == (3, "Boom")

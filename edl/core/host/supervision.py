@@ -37,6 +37,9 @@ class SupervisorLimits:
     restarts: int = 3  # how often a job may lose all its workers without a new checkpoint
     absent_s: float = 20.0  # a worker that runs opens a lost session again within seconds
     lost_s: float = 10.0  # the same for those of other launchers, when all of ours have died
+    # After the death of a worker, for the others to repair their ring and to train their next step
+    # before its replacement, which is forked at once, takes a part of the same processors.
+    repair_s: float = 0.13
     poll_s: float = 0.2  # between two looks at the processes, at most
     read_s: float = 1.0  # between two readings of ZooKeeper, at most; changes come earlier
     away_s: float = 120.0  # without ZooKeeper and without a worker there is nothing to wait for
@@ -95,11 +98,12 @@ State = TypeVar("State", bound=SupervisorState)
 
 @dataclass(frozen=True)
 class Start:
-    """Start a worker in ``slot``."""
+    """Start a worker in ``slot``. ``replaces``: one of the ring, which has broken by its death."""
 
     slot: int
     failures: int
     reason: str
+    replaces: bool = False
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,8 @@ def starts(
             found.append(Start(slot, 0, f"{before.name} leaves and {why}"))
         elif now >= (before.exited or 0.0) + before.pause_s(own.limits.backoff_max_s):
             reason = f"{before.name} {how(before.exit_code or 0)} and {why}"
-            found.append(Start(slot, before.failures_now, reason))
+            replaces = before.seated and before.exit_code != 0
+            found.append(Start(slot, before.failures_now, reason, replaces))
     return tuple(found)
 
 
