@@ -187,7 +187,7 @@ def _base(framework: str) -> Template:
     """The process that such agents are forked from; it ends with this one."""
     directory = Path(tempfile.mkdtemp())
     imports = directory / "imports"
-    modules = [*EVERYBODY, *IMPORTS[framework]]
+    modules = [*EVERYBODY, *IMPORTS[framework], "short_end"]
     imports.write_text(json.dumps({"modules": modules, "own": {}, "environment": {}}))
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EDL_")}
     environment["TF_CPP_MIN_LOG_LEVEL"] = "2"  # TensorFlow's libraries read it when they are loaded
