@@ -71,7 +71,7 @@ def start(
 ) -> Started:
     """Start a process in a session of its own; what it prints is added to ``output``."""
     words = [str(word) for word in command]
-    if (framework := _framework(words, environment)) is None:
+    if (framework := _framework(words, directory, environment)) is None:
         return start_process(words, directory, environment, output)
     if words[0] == EDL:
         words = [sys.executable, *words]
@@ -166,7 +166,7 @@ def python(
         return subprocess.CompletedProcess(process.args, process.returncode, *shown)
 
 
-def _framework(words: Sequence[str], environment: Mapping[str, str]) -> str | None:
+def _framework(words: Sequence[str], directory: Path, environment: Mapping[str, str]) -> str | None:
     """Return the name in IMPORTS of what a command imports; None: start it by ``exec``.
 
     A test that says anything about templates (EDL_TEMPLATE, --no-template) gets what a user gets.
@@ -177,7 +177,7 @@ def _framework(words: Sequence[str], environment: Mapping[str, str]) -> str | No
     asked = "EDL_TEMPLATE" in environment or "--no-template" in rest
     if not rest or rest[0] not in VERBS or asked or not same or not WANTED:
         return None
-    scripts = [Path(word) for word in rest if word.endswith(".py")]
+    scripts = [Path(directory, word) for word in rest if word.endswith(".py")]
     text = "".join(path.read_text() for path in scripts if path.is_file())
     return next((name for name in IMPORTS if name and f"edl.{name}" in text), "")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from paths import ROOT
 
@@ -36,17 +36,15 @@ def test_the_script_trains(which: str, tmp_path: Path, zk_hosts: str) -> None:
         command = [EDL, *words[1:]]
         command[command.index("python")] = sys.executable
     environment = {**os.environ, "EDL_ZOOKEEPER": zk_hosts, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240.0,
-        check=False,
-    )
+    shown = tmp_path / "output"
+    process = forked.start(command, tmp_path, environment, shown)
+    try:
+        code = process.wait(240.0)
+    finally:
+        process.kill()
+    output = shown.read_text()
     # PyTorch's threads may abort a process of "before" as it ends: "terminate called without ...".
-    assert which == "before" or ended.returncode == 0, ended.stderr
-    losses = [float(loss) for loss in re.findall(r"epoch \d loss (\S+)", ended.stdout)]
-    assert len(losses) == 5, ended.stdout + ended.stderr
+    assert which == "before" or code == 0, output
+    losses = [float(loss) for loss in re.findall(r"epoch \d loss (\S+)", output)]
+    assert len(losses) == 5, output
     assert losses[-1] < losses[0] / 10

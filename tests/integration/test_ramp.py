@@ -111,10 +111,11 @@ def test_the_formula() -> None:
     assert gammas([8, 12, 12, 8, 8, 8, 8, 8, 8], ramp=4) == expected
 
 
-def replayed(framework: str, steps: list[Step], factors: list[float]) -> list[Row]:
-    """Weights and momenta after each update, in a process without edl."""
+def replayed(framework: str, steps: list[Step], *factors: list[float]) -> list[list[Row]]:
+    """Weights and momenta after each update, in a process without edl; for each of ``factors``."""
     updates = [
-        {"ids": step.ids, "gamma": gamma} for step, gamma in zip(steps, factors, strict=True)
+        [{"ids": step.ids, "gamma": gamma} for step, gamma in zip(steps, each, strict=True)]
+        for each in factors
     ]
     done = subprocess.run(
         [sys.executable, SCRIPTS / "ramp_replay.py", framework],
@@ -125,7 +126,7 @@ def replayed(framework: str, steps: list[Step], factors: list[float]) -> list[Ro
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    found: list[Row] = json.loads(done.stdout.splitlines()[-1])
+    found: list[list[Row]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -194,8 +195,7 @@ def test_a_job_that_changes_during_ramps(
         expected = pytest.approx(PEAK_LR * gamma, rel=SENT_RATE[framework])
         assert step.row["rate"] == expected, number
 
-    played = replayed(framework, steps, factors)
-    at_once = replayed(framework, steps, [batch / BASE for batch in batches])
+    played, at_once = replayed(framework, steps, factors, [batch / BASE for batch in batches])
     for name in ("weights", "momenta"):
         found, control = (difference(steps, each, name) for each in (played, at_once))
         print(f"{framework}, {point}: {len(steps)} updates, {name} differ by {found:.1e} at most")

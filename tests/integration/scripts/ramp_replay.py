@@ -1,7 +1,7 @@
 """The same training in one plain process, without edl: `ramp_replay.py torch|tensorflow|fit`.
 
-Standard input has updates as JSON: ``ids`` of the samples, and ``gamma``, what the learning rate is
-multiplied by. Standard output gets weights and momenta after each.
+Standard input has trainings as JSON, each a list of updates: ``ids`` of the samples, and ``gamma``,
+what the learning rate is multiplied by. Standard output gets weights and momenta after each.
 """
 
 import json
@@ -55,8 +55,11 @@ def in_tensorflow(updates):
 
 play = {"torch": in_torch, "tensorflow": in_tensorflow, "fit": in_tensorflow}[sys.argv[1]]
 found = [
-    {"weights": problem.flat(weights), "momenta": problem.flat(momenta)}
-    for weights, momenta in play(json.load(sys.stdin))
+    [
+        {"weights": problem.flat(weights), "momenta": problem.flat(momenta)}
+        for weights, momenta in play(updates)
+    ]
+    for updates in json.load(sys.stdin)
 ]
 assert "edl.framework" not in sys.modules
 print(json.dumps(found))
