@@ -1,12 +1,38 @@
-"""Imported last by a process that tests fork from: the ends of its forks free no libraries' memory.
+"""Imported last by a process that tests fork from: the ends of its forks free no memory in vain.
 
-Python's own end is as ever: exit handlers, destructors of the script, files, the exit code. What is
-left out comes after it, the destructors of the C++ libraries: a tenth of a second of processor time
-in each process, nearly all of it to copy shared pages before they are freed.
+Python's own end is as ever in what is forked: exit handlers, destructors of the script, files, the
+exit code. What is left out comes after it, the destructors of the C++ libraries: a tenth of a
+second of processor time in each process, nearly all of it to copy shared pages before they are
+freed. `edl run` and `edl join`, which users start without PyTorch and TensorFlow, and tests with
+them, leave out Python's end, too, after their exit handlers.
 """
 
+import atexit
 import ctypes
+import os
+import sys
+import threading
+from typing import Any, NoReturn
 
+import edl.cli
+
+_MAIN = os.path.join(os.path.dirname(edl.cli.__file__), "main.py")
 _c = ctypes.CDLL(None)
 _c.on_exit(_c._exit, None)  # exit() calls the last one first: so this comes after all that follow,
 _c.__cxa_atexit(_c.fflush, None, None)  # and all output is written before
+
+_exit = sys.exit
+
+
+def _end(status: Any = None) -> NoReturn:
+    caller = sys._getframe(1).f_code
+    if (caller.co_name, caller.co_filename) != ("main", _MAIN):
+        _exit(status)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+sys.exit = _end
