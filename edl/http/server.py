@@ -64,6 +64,7 @@ class DaemonServer:
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._serves = threading.Event()
         self._connections: set[Connection] = set()
         if health is not None:
             self.add_route("/health", self._answer_health, "application/json")
@@ -94,21 +95,24 @@ class DaemonServer:
                 "address at which the other workers of the job reach it"
             )
         self._socket = listener
-        self._loop = asyncio.new_event_loop()
-        ready = threading.Event()
-        self._thread = threading.Thread(
-            target=self._serve, args=(self._loop, listener, ready), name="edl-http", daemon=True
+        # A signal may end this process before the thread runs: then close() waits for none.
+        thread = threading.Thread(
+            target=self._serve, args=(listener,), name="edl-http", daemon=True
         )
-        self._thread.start()
-        if not ready.wait(CLOSE_S):
+        thread.start()
+        self._thread = thread
+        if not self._serves.wait(CLOSE_S):
             raise RingError(f"the HTTP server of {self.address} did not start in {CLOSE_S:g} s")
 
     def close(self) -> None:
         """Tell everyone held that their scope is gone, and stop. Idempotent."""
-        loop, thread, self._thread = self._loop, self._thread, None
-        if loop is None or thread is None:
+        thread, self._thread = self._thread, None
+        if thread is None and self._socket is not None and not self._serves.is_set():
+            self._socket.close()
+        if thread is None or not self._serves.wait(CLOSE_S):
             return
-        loop.call_soon_threadsafe(loop.stop)
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._loop.stop)
         thread.join(CLOSE_S)
 
     def __enter__(self) -> Self:
@@ -157,9 +161,8 @@ class DaemonServer:
 
     # --- on the loop's thread
 
-    def _serve(
-        self, loop: asyncio.AbstractEventLoop, listener: socket.socket, ready: threading.Event
-    ) -> None:
+    def _serve(self, listener: socket.socket) -> None:
+        self._loop = loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         server = loop.run_until_complete(
             loop.create_server(
@@ -168,7 +171,7 @@ class DaemonServer:
                 backlog=BACKLOG,
             )
         )
-        loop.call_soon(ready.set)
+        loop.call_soon(self._serves.set)
         try:
             loop.run_forever()
         finally:

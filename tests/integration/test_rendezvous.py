@@ -52,6 +52,27 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield one
 
 
+def test_a_server_whose_start_was_interrupted_can_be_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By SIGTERM, whose handler ends the process; nothing of it is left to be complained of."""
+
+    def interrupted(thread: threading.Thread) -> None:
+        raise SystemExit(0)
+
+    server = RendezvousServer(HERE)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(SystemExit):
+            server.start()
+    server.close()
+    server.start()
+    assert fetch(HERE, server.port, "/nothing", 5.0)[0] == 404
+    server.close()
+    del server
+    gc.collect()  # an event loop or a socket that is left open is an error here
+
+
 class Client:
     """What Horovod does with a scope."""
 
