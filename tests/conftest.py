@@ -86,15 +86,32 @@ TOGETHER = (
     "test_tensorflow_api.py",
     "test_torch_api.py",
 )
+# In one scope where nothing long runs: the import of TensorFlow, for its forks, is the longest.
+TENSORFLOW = (
+    "test_tensorflow",
+    "tensorflow.py",
+    "test_keras",
+    "[tensorflow",
+    "[tf_",
+    "[horovod.tensorflow",
+)
 _durations: Counter[str] = Counter()
 
 
+def scope_of(nodeid: str, config: pytest.Config) -> str:
+    """Return the name of the tests that one process of pytest does together with this one."""
+    file = nodeid.partition("::")[0]
+    short = "not long" in config.option.markexpr
+    if short and "unit/" not in file and any(part in nodeid for part in TENSORFLOW):
+        return "tensorflow"
+    return file if any(part in file for part in TOGETHER) else nodeid
+
+
 class TogetherOrAlone(LoadScopeScheduling):
-    """A worker of xdist takes the next test; all of a file at once, where they share its set-up."""
+    """A worker of xdist takes the next test; or several that share what they set up."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return file if any(part in file for part in TOGETHER) else nodeid
+        return scope_of(nodeid, self.config)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -115,13 +132,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     in_all: Counter[str] = Counter()
     for item in items:
-        in_all[item.nodeid.partition("::")[0]] += seconds(item)
-
-    def slowness(item: pytest.Item) -> float:
-        file = item.nodeid.partition("::")[0]
-        return in_all[file] if any(part in file for part in TOGETHER) else seconds(item)
-
-    items.sort(key=slowness, reverse=True)
+        in_all[scope_of(item.nodeid, config)] += seconds(item)
+    items.sort(key=lambda item: in_all[scope_of(item.nodeid, config)], reverse=True)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
