@@ -72,7 +72,7 @@ class Config:
     log_file: str = ""  # of a worker's output, which the agent names, too
     trained_file: str = ""  # and the file that a worker creates when it has trained a step
     imports_file: str = ""  # and the one that says what a worker has imported
-    registers_at_s: float | None = None  # a worker registers no sooner, by the monotonic clock
+    registers_at_s: float | None = None  # when a worker may register, by the monotonic clock
     # its training thread draws the numbers that the script's seeds give, as all others do
     same_random: bool = False
     log_mb: int = setting(100, "when a worker's log is so long, in MB, a new one begins", least=1)

@@ -57,7 +57,10 @@ def fails(code: int = 1) -> None:
 
 
 def has_begun() -> bool:
-    """Return whether exit handlers run: the process ends, whatever a signal asks it for."""
+    """Return whether edl's exit handler has begun: the process ends, whatever a signal asks for.
+
+    Handlers that were registered after ``edl.init()`` have run before it.
+    """
     return _closing
 
 

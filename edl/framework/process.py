@@ -85,8 +85,7 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
         worker.on_trained(
             partial(first_step.tell, settings_now.trained_file, settings_now.imports_file)
         )
-        early_s = (settings_now.registers_at_s or 0.0) - time.monotonic()
-        time.sleep(min(max(0.0, early_s), REGISTERS_WITHIN_S))
+        _let_others_repair(settings_now.registers_at_s)
     ending.Closing(
         worker.close,
         worker.ring.break_,
@@ -293,6 +292,12 @@ def _refuse_child() -> None:
             "edl.init() was called in a process that multiprocessing has started, which is no "
             'worker; put edl.init() and the training under `if __name__ == "__main__":`'
         )
+
+
+def _let_others_repair(registers_at_s: float | None) -> None:
+    """Wait until ``registers_at_s``, by the monotonic clock; None: there is nothing to repair."""
+    early_s = (registers_at_s or 0.0) - time.monotonic()
+    time.sleep(min(max(0.0, early_s), REGISTERS_WITHIN_S))
 
 
 def _leave_on_sigterm(worker: Worker) -> None:

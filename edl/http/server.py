@@ -30,7 +30,8 @@ __all__ = ["DaemonServer", "Handler", "Request"]
 logger = logging.getLogger(__name__)
 
 BACKLOG = 1024  # Horovod's own server has 5, and its clients retry after 1 s and 3 s
-CLOSE_S = 5.0  # for the thread to end
+CLOSE_S = 5.0  # for the thread to begin, and to end
+BEGUN_S = 0.1  # for one that may not have been started
 
 
 @dataclass(frozen=True)
@@ -95,21 +96,23 @@ class DaemonServer:
                 "address at which the other workers of the job reach it"
             )
         self._socket = listener
-        # A signal may end this process before the thread runs: then close() waits for none.
-        thread = threading.Thread(
+        self._serves = threading.Event()
+        self._thread = threading.Thread(
             target=self._serve, args=(listener,), name="edl-http", daemon=True
         )
-        thread.start()
-        self._thread = thread
+        self._thread.start()
         if not self._serves.wait(CLOSE_S):
             raise RingError(f"the HTTP server of {self.address} did not start in {CLOSE_S:g} s")
 
     def close(self) -> None:
         """Tell everyone held that their scope is gone, and stop. Idempotent."""
         thread, self._thread = self._thread, None
-        if thread is None and self._socket is not None and not self._serves.is_set():
-            self._socket.close()
-        if thread is None or not self._serves.wait(CLOSE_S):
+        if thread is None:
+            return
+        # A signal may have ended start() before its thread ran, or while it waited for that.
+        if not self._serves.wait(CLOSE_S if thread.ident is not None else BEGUN_S):
+            if self._socket is not None and thread.ident is None:
+                self._socket.close()
             return
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,8 +1,8 @@
 """The end of a job past a ZooKeeper that is away: its workers are told on their own ports.
 
 In the records nothing has happened then. They are written when ZooKeeper is back, by the agent that
-has told the workers, if it has to wait for that: while agents of other hosts are there, which would
-start their workers again.
+has told the workers, if agents of other hosts are there: they start nobody when they see how their
+workers have ended, and wait for that (:func:`edl.core.host.job_end.told_to_end`).
 """
 
 from __future__ import annotations

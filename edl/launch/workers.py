@@ -43,7 +43,8 @@ class End:
     Attributes:
         code: its exit code; -9: killed by SIGKILL.
         trained_s: seconds from its first step to its end; None: it had trained none.
-        said: what it has said of the end of its script; None: nothing.
+        said: what it has said of the end of its script; None: nothing, or an earlier agent has
+            started it.
     """
 
     code: int

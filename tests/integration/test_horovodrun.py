@@ -379,9 +379,7 @@ def test_a_hosts_file_is_printed_as_it_is(tmp_path: Path) -> None:
 def test_the_wrong_horovodrun_is_named(tmp_path: Path, zk_hosts: str) -> None:
     """Without a discovery script each process would train alone, unnoticed."""
     script = tmp_path / "plain.py"
-    script.write_text(
-        "from edl.framework import process\nprocess.start(None, {})\nprint('alone')\n"
-    )
+    script.write_text("import edl.torch as edl\nedl.init()\nprint('alone')\n")
     done = call(
         *QUICK, "-np", "2", sys.executable, script, OMP_NUM_THREADS="1", EDL_ZOOKEEPER=zk_hosts
     )

@@ -1,4 +1,4 @@
-"""Imported last by a process that tests fork from: the ends of its forks free no memory in vain.
+"""Shortens the end of processes that tests fork; imported last by those they are forked from.
 
 Python's own end is as ever in what is forked: exit handlers, destructors of the script, files, the
 exit code. What is left out are the destructors of the C++ libraries, which come after it, and that

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from edl.core.host.process import ScriptEnd
+from edl.framework import process
+from edl.launch.workers import Workers
 
 # What is registered before edl's own comes after: it sees what a launcher sees then. So does the
 # wait for processes, where a framework has imported multiprocessing first. Python drops this
@@ -184,3 +190,27 @@ ending.Closing(close, lambda: None, lambda: 0.0).start()
     done = run(tmp_path, script)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split()[0] == "closed"
+
+
+def test_what_a_process_has_said_is_known_of_one_that_has_ended(tmp_path: Path) -> None:
+    """Its launcher may not have looked at it between the two."""
+    says = "import os; open(f'/proc/self/task/{os.getpid()}/comm', 'w').write('edl-stopped:0')"
+    workers = Workers((sys.executable, "-c", says), tmp_path, dict(os.environ), tmp_path)
+    workers.start("x-0", 0)
+    pid = workers.pid_of("x-0")
+    assert pid is not None
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert workers.reap()["x-0"].said == ScriptEnd(0, handled=True, stopped=True)
+
+
+@pytest.mark.parametrize(
+    ("early_s", "slept_s"), [(None, 0.0), (-5.0, 0.0), (0.1, 0.1), (60.0, 1.0)]
+)
+def test_a_replacement_registers_when_the_others_have_repaired_their_ring(
+    early_s: float | None, slept_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: 100.0)
+    monkeypatch.setattr(process, "time", clock)
+    process._let_others_repair(None if early_s is None else 100.0 + early_s)
+    assert slept == [pytest.approx(slept_s)]

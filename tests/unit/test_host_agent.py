@@ -534,15 +534,16 @@ def test_those_of_other_hosts_may_only_have_lost_their_session() -> None:
 def test_nobody_is_started_for_workers_that_were_told_to_end_while_zookeeper_was_away() -> None:
     """The session of another host's worker may count as there, and its agent is not back yet."""
     facts = snapshot(1, generation(0, 1), members=(member(1, "other-0", host="b"),))
-    told = trainer(0, exit_code=0, exited=NOW, stopped=True)
-    for back in (facts, replace(facts, members=())):
-        decision = decide(back, own(told), NOW + LIMITS.lost_s + 1)
+    told, dead = trainer(0, exit_code=0, exited=NOW, stopped=True), (RingDeath(1, -1, NOW),)
+    alone = replace(facts, members=())
+    saves = own(told, answering=frozenset({1}), ring_deaths=dead)
+    for back, mine in ((facts, own(told)), (alone, own(told)), (alone, saves)):
+        decision = decide(back, mine, NOW + 9 * LIMITS.away_s)
         assert (decision.reason, decision.starts, decision.outcome) == (TOLD, (), None)
     newcomer = process(2)
     assert ended(decide(facts, own(told, newcomer), NOW)) == [(newcomer.launch, False)]
-    alone = replace(facts, members=())
     for seconds, outcome in ((-0.1, None), (0.0, Outcome(JobState.STOPPED, TOLD))):
-        decision = decide(alone, own(told), NOW + LIMITS.away_s + seconds)
+        decision = decide(alone, own(told, ring_deaths=dead), NOW + LIMITS.away_s + seconds)
         assert decision.outcome == outcome, "who has told them does not come back"
     trains_on = replace(facts, generation=generation(1, number=2))
     assert slots(decide(trains_on, own(told), NOW + LIMITS.settle_s)) == [0]

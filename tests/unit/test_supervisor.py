@@ -15,8 +15,8 @@ from edl.coordination.lost_job import LOST
 from edl.core.events import Event, WorkerFailedDetails
 from edl.core.host.agent import AgentState, decide
 from edl.core.host.process import ScriptEnd
-from edl.core.host.supervision import Decision
-from edl.core.records import Generation, JobState, Leader, Seat, Snapshot
+from edl.core.host.supervision import Decision, SupervisorLimits
+from edl.core.records import Generation, JobState, Leader, Member, Seat, Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.launch.supervisor import Supervisor
 from edl.launch.workers import End
@@ -37,6 +37,7 @@ class Store:
         self.lost = False
         self.copy = SimpleNamespace(generation=None)
         self.nodes = SimpleNamespace(run="run")
+        self.members = SimpleNamespace(remove=lambda worker: None)
         self.events = SimpleNamespace(add=self._add, read=self._read, newest_step=lambda: 0)
 
     @property
@@ -74,6 +75,8 @@ class Workers:
         self.running: dict[str, int] = {}  # the slot of each launch
         self.exits: dict[str, int] = {}
         self.waits: dict[str, float] = {}
+        self.trained_s: float | None = None  # all of them, before they end
+        self.said: dict[str, ScriptEnd] = {}
         self.full = False  # the machine: nothing more can be started
         self.signals: list[tuple[str, bool]] = []
 
@@ -86,7 +89,7 @@ class Workers:
     def reap(self) -> dict[str, End]:
         codes, self.exits = self.exits, {}
         self.running = {one: slot for one, slot in self.running.items() if one not in codes}
-        return {one: End(code, None) for one, code in codes.items()}
+        return {one: End(code, self.trained_s, self.said.get(one)) for one, code in codes.items()}
 
     def close(self) -> None: ...
 
@@ -168,6 +171,32 @@ def test_what_ends_is_logged_once_and_started_again_after_its_back_off(
     (event,) = store.written
     assert isinstance(event.details, WorkerFailedDetails)
     assert (event.details.exit_code, event.details.last_line) == (3, "Boom")
+
+
+def test_the_replacement_of_a_member_of_the_ring_waits_for_the_repair(
+    store: Store, workers: Workers, launcher: Launcher
+) -> None:
+    launcher.turn(100.0)
+    mine = Member(5, "a", 0, "127.0.0.1", 1, 1, "t-0")
+    ring = replace(RING, seats=(*RING.seats, Seat(5, "a", 0, "127.0.0.1", 1)))
+    other = replace(mine, id=9, host="b", launch="other-0")
+    store.now = replace(store.now, generation=ring, members=(mine, other))
+    launcher.on_change()
+    launcher.turn(105.0)
+    workers.exits, workers.trained_s = {"t-0": -9}, 30.0
+    launcher.turn(110.0)
+    launcher.turn(110.1)
+    assert workers.waits == {"t-0": 0.0, "t-1": SupervisorLimits.repair_s}
+
+
+def test_what_a_process_said_just_before_its_end_is_heard(
+    workers: Workers, launcher: Launcher
+) -> None:
+    launcher.turn(100.0)
+    workers.exits = {"t-0": 0}
+    workers.said = {"t-0": ScriptEnd(0, handled=True, stopped=True)}
+    launcher.turn(110.0)
+    assert launcher._own.process("t-0").stopped
 
 
 def test_an_end_that_could_not_be_logged_is_logged_in_the_next_turn(

@@ -6,7 +6,8 @@ An agent keeps as many workers on its host as it is assigned. Its rules, in orde
 2. Who cannot stay in the job is ended, by the rules of :mod:`edl.core.host.upkeep`; so is one that
    has not joined yet when its host leaves the job.
 3. Who is lacking is started, each slot with a back-off that grows with its failures; not while
-   nobody of the ring is in ZooKeeper who could give it the state. A slot that fails more often than
+   nobody of the ring is in ZooKeeper who could give it the state, and not when a worker has ended
+   because the job was told to end while ZooKeeper was away. A slot that fails more often than
    that is given up: a worker fewer is wanted, and the job goes on with the others. Below ``min_np``
    another free slot takes its place; without one the job has FAILED. Whoever asks for more again
    lets such a slot begin anew, after all others.
@@ -18,7 +19,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.core.host.job_end import as_the_job_cannot_go_on, as_the_job_ends, ring_is_away
+from edl.core.host.job_end import (
+    TOLD,
+    as_the_job_cannot_go_on,
+    as_the_job_ends,
+    ring_is_away,
+    told_to_end,
+)
 from edl.core.host.process import Process
 from edl.core.host.supervision import Decision, SupervisorLimits, SupervisorState, foreign
 from edl.core.host.upkeep import (
@@ -70,11 +77,13 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> Decision:
     to_end = why_to_end(snapshot, own, now)
     if own.draining and wanted == 0:  # the leader does not know them, so it cannot give them up
         to_end |= {p: "its host leaves the job" for p in own.living if p.worker is None}
+    if told := told_to_end(snapshot, own):
+        to_end |= {p: "the job stops before it joined" for p in own.living if not p.seated}
     counted -= sum(fills_its_place(p, own.limits, now) for p in to_end if p in filling)
     occupied = {p.slot for p in own.living} | {m.slot for m in others}
     slots = next((host.slots for host in snapshot.hosts if host.name == own.host), None)
     counted += sum(p.refuses for p in to_end)  # nobody is started before it is seen how they ended
-    lacking = 0 if ring_is_away(snapshot, own, now) else wanted - counted
+    lacking = 0 if told or ring_is_away(snapshot, own, now) else wanted - counted
     places = _places(lacking, slots, occupied, own)
     limit = snapshot.job.spec.settings.max_restarts
     last = [p for _, p in places if p is not None]
@@ -85,7 +94,7 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> Decision:
         desired = without_slot(snapshot, own.host, used_up, elsewhere=not failing.refused)
         return give_up(failing, snapshot, own, desired, "--max-restarts")
     return Decision(
-        f"{counted} of {wanted} workers run on {own.host}",
+        TOLD if told else f"{counted} of {wanted} workers run on {own.host}",
         starts(places, own, "a worker is wanted", now),
         end_each(to_end, own.limits, now),
         warnings=without_init(own, now),

@@ -31,7 +31,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from edl.core.host.job_end import as_the_job_cannot_go_on, as_the_job_ends, ring_is_away
+from edl.core.host.job_end import (
+    TOLD,
+    as_the_job_cannot_go_on,
+    as_the_job_ends,
+    ring_is_away,
+    told_to_end,
+)
 from edl.core.host.process import Process, how
 from edl.core.host.supervision import Decision, Outcome, SupervisorLimits, SupervisorState
 from edl.core.host.upkeep import (
@@ -145,6 +151,8 @@ def _keep(snapshot: Snapshot, own: SlotState, now: float) -> Decision:
         return Decision(reason, endings=endings, warnings=without_init(own, now))
     if last is not None and last.used_up:
         return Decision(f"slot {own.slot} was given up")
+    if told_to_end(snapshot, own):
+        return Decision(TOLD)
     if ring_is_away(snapshot, own, now):
         return Decision("nobody of the ring is in ZooKeeper")
     if last is not None and last.uses_up(snapshot.job.spec.settings.max_restarts):

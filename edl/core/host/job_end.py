@@ -7,15 +7,14 @@ The rules, in order, alike for an agent and for `edl-worker`:
 2. The job is stopping: the leader lets the ring end. Who is not in a ring, or has nobody to lead
    it, is ended at once; the rest after a time limit. When no worker is left the job is STOPPED.
 3. The last ring has ended: nobody is started any more, and when all have left the job is STOPPED.
-4. A worker of the ring has ended because its job was told to end, and ZooKeeper, which was away,
-   says nothing of that: nobody is started any more. The agent that has told the workers writes it
-   down when it is back; if it does not come for ``away_s``, the job is STOPPED.
-5. A job that cannot begin has FAILED: every first start died, or ended without `edl.init()`, or
+4. A job that cannot begin has FAILED: every first start died, or ended without `edl.init()`, or
    one was refused, which another start of the same command would be, too.
-6. A job that has nobody left has FAILED, or FINISHED when all of them exited with 0. Of the workers
+5. A job that has nobody left has FAILED, or FINISHED when all of them exited with 0. Of the workers
    of other launchers that is certain only after a while without them. It goes on when they were
    killed and a checkpoint is there: new workers continue from it. Not when the script itself ended
-   with errors, or when this happens again without progress.
+   with errors, or when this happens again without progress. Where its workers were told to end
+   while ZooKeeper was away, the agent that has told them writes that down when it is back; if it
+   does not come for ``away_s`` after ZooKeeper, the job is STOPPED.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ TOLD = "the workers were told to end while ZooKeeper was away"
 
 
 def as_the_job_ends(snapshot: Snapshot, own: SupervisorState, now: float) -> Decision | None:
-    """Rules 1 to 4; None: the job goes on."""
+    """Rules 1 to 3; None: the job goes on."""
     generation = snapshot.generation
     if snapshot.job.state.over:
         return _wind_down(snapshot, own, now)
@@ -61,13 +60,13 @@ def as_the_job_ends(snapshot: Snapshot, own: SupervisorState, now: float) -> Dec
             return Decision(reason, outcome=Outcome(JobState.STOPPED, reason))
         to_end = why_to_end(snapshot, own, now)
         return Decision(reason, endings=end_each(to_end, own.limits, now))
-    return _told_past_zookeeper(snapshot, own, now)
+    return None
 
 
 def as_the_job_cannot_go_on(
     snapshot: Snapshot, own: SupervisorState, now: float
 ) -> Decision | None:
-    """Rules 5 and 6; None: it can."""
+    """Rules 4 and 5; None: it can."""
     outcome = _cannot_begin(snapshot, own, now) or _nobody_left(snapshot, own, now)
     return None if outcome is None else Decision(outcome.reason, outcome=outcome)
 
@@ -134,19 +133,6 @@ def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> Decision:
     else:
         ending, why = [p for p in living if p.worker is None], "the job stops before it joined"
     return Decision(reason, endings=end(ending, limits, now, why))
-
-
-def _told_past_zookeeper(snapshot: Snapshot, own: SupervisorState, now: float) -> Decision | None:
-    told = [p for p in own.processes if p.stopped and p.worker in snapshot.holders]
-    if not told:  # or the others train on: their next ring is without it
-        return None
-    reason, limits = TOLD, own.limits
-    ended = max(p.exited or now for p in told)
-    if not own.living and not foreign(snapshot, own) and now - ended >= limits.away_s:
-        return Decision(reason, outcome=Outcome(JobState.STOPPED, reason))
-    newcomers = [p for p in own.living if not p.seated]
-    why = "the job stops before it joined"
-    return Decision(reason, endings=end(newcomers, limits, now, why))
 
 
 def _stuck(
@@ -219,7 +205,12 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Ou
 def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> Outcome | None:
     """FAILED or FINISHED, when every worker of the current generation has exited by itself."""
     generation, mine = snapshot.generation, dead_ring(snapshot, own)
-    if generation is None or not mine or not _others_are_dead(snapshot, generation, own, now):
+    if generation is None or not mine:
+        return None
+    if any(p.stopped for p in mine):
+        late = _dead_for(generation, own, now) >= own.limits.away_s
+        return Outcome(JobState.STOPPED, TOLD) if late else None
+    if not _others_are_dead(snapshot, generation, own, now):
         return None
     failed = [p for p in mine if p.failed] or [p for p in mine if p.exit_code]
     if not failed:
@@ -262,8 +253,22 @@ def _others_are_dead(
     gone = {worker for worker, reason in snapshot.evicted.items() if reason.startswith(GONE)}
     if {p.worker for p in own.processes} | own.ended | gone >= snapshot.holders:
         return True
+    return _dead_for(generation, own, now) >= own.limits.lost_s
+
+
+def _dead_for(generation: Generation, own: SupervisorState, now: float) -> float:
+    """Return the seconds since nobody of the ring is seen; ZooKeeper was there all the time."""
     lost = [death.at for death in own.ring_deaths if death.generation == generation.number]
-    return bool(lost) and now - lost[0] >= own.limits.lost_s
+    return now - lost[0] if lost else 0.0
+
+
+def told_to_end(snapshot: Snapshot, own: SupervisorState) -> bool:
+    """Return whether a worker of the ring has ended because its job was told to end.
+
+    ZooKeeper may not say so: it was away. Nobody is to be started then. False again when the others
+    train on, for the ring that they have repaired is without that worker.
+    """
+    return any(p.stopped and p.worker in snapshot.holders for p in own.processes)
 
 
 def _why_unrecoverable(

@@ -34,7 +34,10 @@ LAST_LINE = "; its last line: "  # in the sentence that says how a process has f
 # characters of a name.
 EXITING = "edl-exiting"
 ENDED = "edl-ended"
-STOPPED = {EXITING: "edl-stops", ENDED: "edl-stopped"}  # the same: its job was told to end
+STOPPED = {
+    EXITING: "edl-stops",
+    ENDED: "edl-stopped",
+}  # when the job was told to end
 BACKOFF_MAX_S = 30.0
 QUICK_S = 60.0  # an error of the script's own this soon after its first step may come each time
 QUICKLY_KILLED_S = 5.0  # the same for a kill from outside, which may be that of the memory's limit

@@ -98,7 +98,11 @@ State = TypeVar("State", bound=SupervisorState)
 
 @dataclass(frozen=True)
 class Start:
-    """Start a worker in ``slot``. ``replaces``: one of the ring, which has broken by its death."""
+    """Start a worker in ``slot``.
+
+    ``replaces``: the last worker of the slot was in a ring and ended with an error, so the others
+    may be about to repair it.
+    """
 
     slot: int
     failures: int
