@@ -77,6 +77,7 @@ class Workers:
         self._logs = logs
         self.template = template
         self._running: dict[str, subprocess.Popen[bytes] | Child | Found] = {}
+        self._asked: set[str] = set()  # the launches that were told to end
         self.on_exit: Callable[[], None] = lambda: None
 
     def start(self, launch: str, slot: int, waits_s: float = 0.0) -> None:
@@ -197,9 +198,11 @@ class Workers:
         for launch, process in list(self._running.items()):
             if (end := self._end_of(launch, process)) is not None:
                 ends[launch] = end
-                if isinstance(process, Child) and end.code > 0 and end.trained_s is None:
+                failed = end.code > 0 and end.trained_s is None and launch not in self._asked
+                if isinstance(process, Child) and failed:
                     self._give_up_template()
                 del self._running[launch]
+                self._asked.discard(launch)
                 _remove_if_empty(self.stacks_of(launch))
                 self._record_of(launch).unlink(missing_ok=True)
                 self._trained_of(launch).unlink(missing_ok=True)
@@ -232,6 +235,7 @@ class Workers:
         """SIGTERM, or with ``kill`` SIGKILL, for the whole process group of a worker."""
         process = self._running.get(launch)
         if process is not None and (not isinstance(process, Found) or _lives(process)):
+            self._asked.add(launch)
             signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
     def kill_all(self, timeout_s: float) -> None:

@@ -369,6 +369,41 @@ def test_a_worker_that_is_killed_while_it_is_forked_has_ended(
     assert keeper_of(workers).ready, "the template is none the worse for it"
 
 
+FAILS_AT_SIGTERM = (
+    "import signal, sys, time\n"
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
+    "print('here', flush=True)\n"
+    "time.sleep(600)"
+)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_template_is_given_up_for_a_worker_that_failed_by_itself_only(
+    asked: bool, place: Path
+) -> None:
+    """A SIGTERM of its launcher may come in the midst of anything."""
+    command = (sys.executable, "-c", FAILS_AT_SIGTERM)
+    keeper = TemplateKeeper(command, place, environment(), place, wanted=True)
+    assert keeper.imports is not None
+    keeper.imports.write_text(imports(place).read_text())
+    workers = Workers(command, place, environment(), place, keeper)
+    try:
+        until_template(keeper)
+        workers.start("x-0", 0)
+        until(says(place, "x-0"), WAIT_S)
+        pid = workers.pid_of("x-0")
+        assert pid is not None
+        if asked:
+            workers.end("x-0", kill=False)
+        else:
+            os.kill(pid, signal.SIGTERM)
+        until(lambda: workers.reap().keys() == {"x-0"}, WAIT_S)
+        assert bool(keeper.why_none) != asked
+    finally:
+        workers.close()
+        workers.kill_all(WAIT_S)
+
+
 DIES_WHILE_IT_FORKS = """
 import os, sys, time
 from pathlib import Path
