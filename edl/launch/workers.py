@@ -286,7 +286,8 @@ def _put_aside(logs: Path) -> None:
         run = logs / f"run{max(_numbered(logs), default=0) + 1}"
         run.mkdir()
         for path in left:
-            path.rename(run / path.name)
+            with contextlib.suppress(FileNotFoundError):  # an agent that ends has removed it
+                path.rename(run / path.name)
     for old in earlier_runs(logs)[:-KEPT_RUNS]:
         shutil.rmtree(old, ignore_errors=True)
 

@@ -84,3 +84,22 @@ def test_a_few_earlier_runs_keep_their_logs(tmp_path: Path, run: Run) -> None:
     log_directory(tmp_path / "edl", "digits", fresh=True)
     log_directory(tmp_path / "edl", "digits", fresh=True)  # a run that has left nothing
     assert run("digits", "--previous")[0] == f"[w0] {KEPT_RUNS + 6}\n"
+
+
+def test_what_another_agent_removes_meanwhile_is_not_put_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = log_directory(tmp_path, "digits", fresh=True)
+    for name in ("a-0.log", "a-0.process"):
+        (logs / name).write_text("x")
+    rename = Path.rename
+
+    def removed_first(path: Path, to: Path) -> Path:
+        if path.suffix == ".process":
+            path.unlink()
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", removed_first)
+    log_directory(tmp_path, "digits", fresh=True)
+    (run,) = earlier_runs(logs)
+    assert [path.name for path in run.iterdir()] == ["a-0.log"]
