@@ -434,7 +434,10 @@ def _shut_within(client: KazooClient, limit_s: float) -> None:
 
 
 def _shut(client: KazooClient) -> None:
-    """Stop ``client`` and close it, in whatever state it is; only one thread may do so."""
+    """End the session of ``client`` and free its threads and sockets, connected or not.
+
+    Errors are logged. kazoo's client allows this in one thread only.
+    """
     try:
         client.stop()
         client.close()

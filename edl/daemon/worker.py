@@ -215,7 +215,10 @@ class Worker:
 
     @property
     def stopped(self) -> bool:
-        """Whether this worker has left its ring because the job was told to end."""
+        """Whether this worker has ended its training because somebody has stopped the job.
+
+        By `edl stop`, or a signal to `edl run`; not because all is trained.
+        """
         return self._switching.stopped
 
     @property

@@ -57,9 +57,10 @@ def fails(code: int = 1) -> None:
 
 
 def has_begun() -> bool:
-    """Return whether edl's exit handler has begun: the process ends, whatever a signal asks for.
+    """Return whether edl's exit handler (``atexit``) has begun, so the process is about to end.
 
-    Handlers that were registered after ``edl.init()`` have run before it.
+    A handler of a signal then need not end it. Exit handlers that a script has registered after
+    ``edl.init()`` run before edl's.
     """
     return _closing
 

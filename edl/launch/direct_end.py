@@ -20,8 +20,8 @@ Say = Callable[[str], None]
 
 NOT_TOLD = "ZooKeeper is away, so the job cannot be told; again kills its workers"
 WAITS = (
-    "the workers on this host have ended; waiting for ZooKeeper, lest other hosts start theirs "
-    "again"
+    "the workers on this host have ended; waiting for ZooKeeper, so that the other hosts learn "
+    "that the job has ended"
 )
 
 

@@ -58,7 +58,10 @@ def test_on_two_hosts_and_the_records_say_so_later(tmp_path: Path) -> None:
         before = job.wait_for_progress()["step"]
         lose(job, server)
         job.agent().send_signal(signal.SIGINT)
-        job.until(lambda: "lest other hosts start theirs again" in job.output(), "its patience")
+        job.until(
+            lambda: "so that the other hosts learn that the job has ended" in job.output(),
+            "its patience",
+        )
         job.until(lambda: not job.workers(job.script), "an end of the workers on both hosts")
         assert files.read_manifest(files.listed(saved)[0]).step > before
         job.agent().send_signal(signal.SIGSTOP)  # the other host's is back first

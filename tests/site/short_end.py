@@ -23,7 +23,7 @@ _c = ctypes.CDLL(None)
 _c.on_exit(_c._exit, None)  # exit() calls the last one first: so this comes after all that follow,
 _c.__cxa_atexit(_c.fflush, None, None)  # and all output is written before
 
-for _one, _what in weakref.finalize._registry.items():  # type: ignore[attr-defined]
+for _one, _what in weakref.finalize._registry.items():
     if _what.func.__module__ == "torch.library":
         _one.atexit = False
 
@@ -34,7 +34,7 @@ def _end(status: Any = None) -> NoReturn:
     caller = sys._getframe(1).f_code
     if (caller.co_name, caller.co_filename) != ("main", _MAIN):
         _exit(status)
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()  # as the interpreter does: it waits for threads that are no daemons
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

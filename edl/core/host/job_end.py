@@ -203,7 +203,7 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Ou
 
 
 def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> Outcome | None:
-    """FAILED or FINISHED, when every worker of the current generation has exited by itself."""
+    """FAILED, FINISHED or STOPPED, when all workers of the current generation have ended."""
     generation, mine = snapshot.generation, dead_ring(snapshot, own)
     if generation is None or not mine:
         return None
@@ -257,16 +257,24 @@ def _others_are_dead(
 
 
 def _dead_for(generation: Generation, own: SupervisorState, now: float) -> float:
-    """Return the seconds since nobody of the ring is seen; ZooKeeper was there all the time."""
+    """Return for how many seconds no worker of the ring of ``generation`` has been seen.
+
+    Counted from ZooKeeper's return if it was away meanwhile. 0: one is seen.
+    """
     lost = [death.at for death in own.ring_deaths if death.generation == generation.number]
     return now - lost[0] if lost else 0.0
 
 
 def told_to_end(snapshot: Snapshot, own: SupervisorState) -> bool:
-    """Return whether a worker of the ring has ended because its job was told to end.
+    """Return whether one of this launcher's workers has ended because its job was told to end.
 
-    ZooKeeper may not say so: it was away. Nobody is to be started then. False again when the others
-    train on, for the ring that they have repaired is without that worker.
+    The job in ZooKeeper may still be *running*: it was told while ZooKeeper was away. The launcher
+    then starts no worker. The answer is False again when the other workers train on: they have
+    repaired their ring without that worker.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job; its ring is used.
+        own: what the launcher knows; its processes say how they have ended.
     """
     return any(p.stopped and p.worker in snapshot.holders for p in own.processes)
 

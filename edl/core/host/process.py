@@ -31,13 +31,10 @@ LAST_WORDS = "; the last line of "  # in the sentence that says how a job has fa
 LAST_LINE = "; its last line: "  # in the sentence that says how a process has failed
 # The name of a process whose script has ended, before ":" and its exit code: first while exit
 # handlers of libraries may still run, then when only the interpreter is left. Linux keeps 15
-# characters of a name.
+# characters of a name. STOPPED has the names in place of these when the job was told to end.
 EXITING = "edl-exiting"
 ENDED = "edl-ended"
-STOPPED = {
-    EXITING: "edl-stops",
-    ENDED: "edl-stopped",
-}  # when the job was told to end
+STOPPED = {EXITING: "edl-stops", ENDED: "edl-stopped"}
 BACKOFF_MAX_S = 30.0
 QUICK_S = 60.0  # an error of the script's own this soon after its first step may come each time
 QUICKLY_KILLED_S = 5.0  # the same for a kill from outside, which may be that of the memory's limit

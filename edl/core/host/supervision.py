@@ -98,10 +98,14 @@ State = TypeVar("State", bound=SupervisorState)
 
 @dataclass(frozen=True)
 class Start:
-    """Start a worker in ``slot``.
+    """An order to the launcher: start one worker process.
 
-    ``replaces``: the last worker of the slot was in a ring and ended with an error, so the others
-    may be about to repair it.
+    Attributes:
+        slot: where, a number of its host.
+        failures: failed starts in a row in this slot before this one.
+        reason: for the log.
+        replaces: the last worker of the slot was in a ring and ended with an error, so the others
+            may be about to repair their ring.
     """
 
     slot: int
