@@ -184,6 +184,8 @@ class Supervisor(ABC, Generic[State]):
                 process = script_ended(process, end.said, now)
             ended = exited(process, end.code, now, last_line, end.trained_s)
             self._own = self._own.having(ended)
+            if end.forked and ended.failed_at_start:
+                self._workers.give_up_template()
             self._changed.set()  # judge it by what ZooKeeper says now
             if ended.worker is not None:
                 # It is dead, whatever its session says: the leader need not wait for that.

@@ -45,11 +45,13 @@ class End:
         trained_s: seconds from its first step to its end; None: it had trained none.
         said: what it has said of the end of its script; None: nothing, or an earlier agent has
             started it.
+        forked: it was forked from the template.
     """
 
     code: int
     trained_s: float | None
     said: ScriptEnd | None = None
+    forked: bool = False
 
 
 class Workers:
@@ -77,7 +79,6 @@ class Workers:
         self._logs = logs
         self.template = template
         self._running: dict[str, subprocess.Popen[bytes] | Child | Found] = {}
-        self._asked: set[str] = set()  # the launches that were told to end
         self.on_exit: Callable[[], None] = lambda: None
 
     def start(self, launch: str, slot: int, waits_s: float = 0.0) -> None:
@@ -198,28 +199,29 @@ class Workers:
         for launch, process in list(self._running.items()):
             if (end := self._end_of(launch, process)) is not None:
                 ends[launch] = end
-                failed = end.code > 0 and end.trained_s is None and launch not in self._asked
-                if isinstance(process, Child) and failed:
-                    self._give_up_template()
                 del self._running[launch]
-                self._asked.discard(launch)
                 _remove_if_empty(self.stacks_of(launch))
                 self._record_of(launch).unlink(missing_ok=True)
                 self._trained_of(launch).unlink(missing_ok=True)
         return ends
 
     def _end_of(self, launch: str, process: subprocess.Popen[bytes] | Child | Found) -> End | None:
-        """Return how a process has ended, and forget its number; None: it runs."""
+        """Return how the worker of ``launch`` has ended; None: it runs.
+
+        A child is waited for when it has ended, so the system may give its number to another one.
+        """
         if isinstance(process, Found):
             code, said = process.poll(), None
-        elif os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return None
-        else:  # a zombie still has its name
+        elif has_ended(process.pid):  # it still has the name that it has given itself
             said, code = script_end(process.pid), exit_code(process)
-        return None if code is None else End(code, _age_s(self._trained_of(launch)), said)
+        else:
+            return None
+        if code is None:
+            return None
+        return End(code, _age_s(self._trained_of(launch)), said, isinstance(process, Child))
 
-    def _give_up_template(self) -> None:
-        """A worker that was forked has failed by itself before its first step.
+    def give_up_template(self) -> None:
+        """Fork no more workers: one that was forked has failed by itself before its first step.
 
         Perhaps because of what a fork has otherwise than a process that is started anew.
         """
@@ -235,7 +237,6 @@ class Workers:
         """SIGTERM, or with ``kill`` SIGKILL, for the whole process group of a worker."""
         process = self._running.get(launch)
         if process is not None and (not isinstance(process, Found) or _lives(process)):
-            self._asked.add(launch)
             signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
     def kill_all(self, timeout_s: float) -> None:
@@ -317,13 +318,13 @@ def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
             shutil.rmtree(path / "logs", ignore_errors=True)  # who has the secret can read the job
 
 
-def exit_code(child: subprocess.Popen[bytes] | Child) -> int | None:
-    """Return the exit code of a child that has ended; kill what is left of its process group.
+def has_ended(child: int) -> bool:
+    """Return whether a child process has ended; it stays a zombie, so its number is still its."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    Until then it stays a zombie, so that its number is not given away.
-    """
-    if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        return None
+
+def exit_code(child: subprocess.Popen[bytes] | Child) -> int:
+    """Return the exit code of a child that has ended, after a kill of its process group's rest."""
     signal_group(child.pid, signal.SIGKILL)
     return child.wait()
 

@@ -310,7 +310,10 @@ def test_after_a_forked_worker_that_failed_at_once_all_are_started_anew(place: P
     until_template(keeper)
     try:
         workers.start("x-0", 0)
-        until(lambda: workers.reap(), WAIT_S)
+        ends: list[bool] = []
+        until(lambda: ends.extend(end.forked for end in workers.reap().values()) or ends, WAIT_S)
+        assert ends == [True]
+        workers.give_up_template()  # by the launcher: unit/test_supervisor.py
         assert keeper.why_none == "a worker that was forked from it failed before its first step"
         assert keeper.pid is None
     finally:
@@ -367,41 +370,6 @@ def test_a_worker_that_is_killed_while_it_is_forked_has_ended(
     monkeypatch.undo()
     workers.start("x-1", 0)
     assert keeper_of(workers).ready, "the template is none the worse for it"
-
-
-FAILS_AT_SIGTERM = (
-    "import signal, sys\n"
-    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
-    "print('here', flush=True)\n"
-    "while True: signal.pause()"
-)
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_template_is_given_up_for_a_worker_that_failed_by_itself_only(
-    asked: bool, place: Path
-) -> None:
-    """A SIGTERM of its launcher may come in the midst of anything."""
-    command = (sys.executable, "-c", FAILS_AT_SIGTERM)
-    keeper = TemplateKeeper(command, place, environment(), place, wanted=True)
-    assert keeper.imports is not None
-    keeper.imports.write_text(imports(place).read_text())
-    workers = Workers(command, place, environment(), place, keeper)
-    try:
-        until_template(keeper)
-        workers.start("x-0", 0)
-        until(says(place, "x-0"), WAIT_S)
-        pid = workers.pid_of("x-0")
-        assert pid is not None
-        if asked:
-            workers.end("x-0", kill=False)
-        else:
-            os.kill(pid, signal.SIGTERM)
-        until(lambda: workers.reap().keys() == {"x-0"}, WAIT_S)
-        assert bool(keeper.why_none) != asked
-    finally:
-        workers.close()
-        workers.kill_all(WAIT_S)
 
 
 DIES_WHILE_IT_FORKS = """

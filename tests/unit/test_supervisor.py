@@ -15,7 +15,7 @@ from edl.coordination.lost_job import LOST
 from edl.core.events import Event, WorkerFailedDetails
 from edl.core.host.agent import AgentState, decide
 from edl.core.host.process import ScriptEnd
-from edl.core.host.supervision import Decision, SupervisorLimits
+from edl.core.host.supervision import Decision, Ending, SupervisorLimits
 from edl.core.records import Generation, JobState, Leader, Member, Seat, Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.launch.supervisor import Supervisor
@@ -77,6 +77,8 @@ class Workers:
         self.waits: dict[str, float] = {}
         self.trained_s: float | None = None  # all of them, before they end
         self.said: dict[str, ScriptEnd] = {}
+        self.forked = True
+        self.gave_up = 0  # the template, so often
         self.full = False  # the machine: nothing more can be started
         self.signals: list[tuple[str, bool]] = []
 
@@ -89,7 +91,13 @@ class Workers:
     def reap(self) -> dict[str, End]:
         codes, self.exits = self.exits, {}
         self.running = {one: slot for one, slot in self.running.items() if one not in codes}
-        return {one: End(code, self.trained_s, self.said.get(one)) for one, code in codes.items()}
+        return {
+            one: End(code, self.trained_s, self.said.get(one), self.forked)
+            for one, code in codes.items()
+        }
+
+    def give_up_template(self) -> None:
+        self.gave_up += 1
 
     def close(self) -> None: ...
 
@@ -187,6 +195,33 @@ def test_the_replacement_of_a_member_of_the_ring_waits_for_the_repair(
     launcher.turn(110.0)
     launcher.turn(110.1)
     assert workers.waits == {"t-0": 0.0, "t-1": SupervisorLimits.repair_s}
+
+
+@pytest.mark.parametrize(
+    ("code", "trained_s", "forked", "asked", "gave_up"),
+    [
+        (3, None, True, False, 1),
+        (3, 5.0, True, False, 0),
+        (3, None, False, False, 0),
+        (-9, None, True, False, 0),
+        (1, None, True, True, 0),  # a SIGTERM of its launcher may come in the midst of anything
+    ],
+)
+def test_the_template_is_given_up_after_a_forked_worker_that_failed_by_itself_at_once(
+    code: int,
+    trained_s: float | None,
+    forked: bool,
+    asked: bool,
+    gave_up: int,
+    workers: Workers,
+    launcher: Launcher,
+) -> None:
+    launcher.turn(100.0)
+    if asked:
+        launcher._end(Ending("t-0", False, "it is not wanted"), 105.0)
+    workers.exits, workers.trained_s, workers.forked = {"t-0": code}, trained_s, forked
+    launcher.turn(110.0)
+    assert workers.gave_up == gave_up
 
 
 def test_what_a_process_said_just_before_its_end_is_heard(

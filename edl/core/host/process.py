@@ -84,6 +84,11 @@ class Process:
         return self.exit_code != 0 or self.worker is None
 
     @property
+    def failed_at_start(self) -> bool:
+        """Whether it ended with an error, by itself, before it had trained a step."""
+        return self.failed and (self.exit_code or 0) > 0 and self.trained_s is None
+
+    @property
     def refused(self) -> bool:
         """Whether this worker ended because its script cannot join, however often it is started.
 
