@@ -48,6 +48,15 @@ def fault(
     return found | {"later": later}
 
 
+def refilled(size: int) -> list[Fault]:
+    """The group of a death in a step of a ring of ``size``, all of which have the state.
+
+    It comes before a fault of a switch: the replacement joins, and ``size - 1`` have the state.
+    After a few deaths in switches the ring may be one with the state and newcomers without it.
+    """
+    return [fault("gradient", "plain", size=size)]
+
+
 def training(mode: str) -> dict[str, str]:
     """The environment of an ordeal that trains in a way of scripts/tf_counting.py."""
     return {"EDL_TEST_SCRIPT": "tf_counting.py", "EDL_TEST_MODE": mode}

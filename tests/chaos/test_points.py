@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ordeal import Fault, even, fault, ordeal
+from ordeal import Fault, even, fault, ordeal, refilled
 
 from edl import failpoints as named
 
@@ -112,7 +112,8 @@ def test_in_a_step_of_a_stream(
 
 @pytest.mark.parametrize("role", ["plain", "leader"])
 def test_in_a_switch(role: str, tmp_path: Path, zk_hosts: str) -> None:
-    faults = [[fault(point, role, after=1)] for point in SWITCH]
+    agreed, closed, build, built, broadcast = [[fault(at, role, after=1)] for at in SWITCH]
+    faults = [agreed, closed, refilled(4), build, built, refilled(4), broadcast]
     with ordeal(tmp_path, zk_hosts, np=3, max_np=4, faults=faults) as job:
         job.wait_for_step(5)
         job.scale(4)

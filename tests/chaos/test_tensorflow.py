@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from ordeal import START_S, Fault, even, fault, ordeal, training
+from ordeal import START_S, Fault, even, fault, ordeal, refilled, training
 
 from edl import failpoints
 
@@ -54,10 +54,12 @@ CASES = {
     "in a switch": Case(
         [
             [fault("build", "first"), fault("built", "first")],
-            [fault("agreed", "plain", after=1)],
+            [fault("agreed", "plain", after=1, size=3)],
             [fault("closed", "leader", after=1)],
+            refilled(4),
             [fault("build", "plain", after=1)],
             [fault("built", "leader", after=1)],
+            refilled(4),
             [fault("broadcast", "plain", after=1)],
         ],
         np=3,
