@@ -377,9 +377,14 @@ def test_a_hosts_file_is_printed_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_wrong_horovodrun_is_named(tmp_path: Path, zk_hosts: str) -> None:
-    """Without a discovery script each process would train alone, unnoticed."""
+    """Without a discovery script each process would train alone, unnoticed.
+
+    The script has the part of `edl.init()` that is the same for all frameworks.
+    """
     script = tmp_path / "plain.py"
-    script.write_text("import edl.torch as edl\nedl.init()\nprint('alone')\n")
+    script.write_text(
+        "from edl.framework.process import start\nstart(lambda: None, {})\nprint('alone')\n"
+    )
     done = call(
         *QUICK, "-np", "2", sys.executable, script, OMP_NUM_THREADS="1", EDL_ZOOKEEPER=zk_hosts
     )
