@@ -75,7 +75,7 @@ def _median(ledger: Ledger, wanted: int) -> float:
 
 
 def _look(records: StepRecords, ledger: Ledger, slowest: Slowest) -> None:
-    """What :mod:`edl.daemon.loader_steps` and the reduction do with the records of a step."""
+    """What :mod:`edl.worker.loader_steps` and the reduction do with the records of a step."""
     check(records)
     split_of(records)
     counts(records)

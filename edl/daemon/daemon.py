@@ -38,11 +38,9 @@ from edl.core.records import (
     Stage,
 )
 from edl.core.sizes import Sizes
-from edl.daemon.activity import Watch
 from edl.daemon.candidacy import Candidacy
 from edl.daemon.ending import Ending
 from edl.daemon.job_policy import PolicyInZooKeeper
-from edl.daemon.mailbox import Mailbox
 from edl.daemon.own_log import OwnLog
 from edl.daemon.unwritten import Unwritten
 from edl.errors import ConfigError, CoordinationError, UnknownJob
@@ -52,6 +50,8 @@ from edl.http.signing import Guard, http_key
 from edl.leader.leader import LeaderTerm
 from edl.ring.rendezvous import RendezvousServer
 from edl.ring.ring import Ring
+from edl.worker.activity import Watch
+from edl.worker.mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class DaemonLimits:
 
 
 class Daemon:
-    """A :class:`edl.daemon.coordinator.Coordinator` that keeps one worker's part in ZooKeeper."""
+    """A :class:`edl.worker.coordinator.Coordinator` that keeps one worker's part in ZooKeeper."""
 
     is_shared = True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edl.coordination.events import EventNodes
 from edl.coordination.wire import encode
 from edl.core.events import Event
-from edl.daemon.mailbox import Mailbox
+from edl.worker.mailbox import Mailbox
 
 
 class EventLog:

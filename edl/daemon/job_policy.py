@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from edl.coordination.policy import PolicyNodes
 from edl.core.policy.learned import Learned
@@ -14,30 +14,6 @@ from edl.core.records import JobPolicy
 from edl.errors import CoordinationError, UnknownJob
 
 logger = logging.getLogger(__name__)
-
-
-class PolicySide(Protocol):
-    """A worker's side of its job's policy; from any thread, and nobody waits."""
-
-    def propose(self, policy: JobPolicy) -> None:
-        """Let the job follow ``policy``, unless it has one."""
-
-    def learned(self) -> Mapping[str, Any]:
-        """What the job has learned of its sizes; empty: nobody can say."""
-
-    def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """Let the job know that from the start, if it has learned nothing itself."""
-
-
-class NoPolicy:
-    """Of a job that has none: nobody leads it."""
-
-    def propose(self, policy: JobPolicy) -> None: ...
-
-    def learned(self) -> Mapping[str, Any]:
-        return {}
-
-    def put_learned(self, learned: Mapping[str, Any]) -> None: ...
 
 
 class PolicyInZooKeeper:

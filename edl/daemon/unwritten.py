@@ -11,7 +11,7 @@ from edl.coordination.job_store import JobStore
 from edl.core.events import Event
 from edl.core.records import JobEnd, Member
 from edl.daemon.event_log import EventLog
-from edl.daemon.mailbox import Mailbox
+from edl.worker.mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
 

@@ -78,7 +78,7 @@ class Reading(ABC):
         """A shard, for people."""
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
-        """See :class:`edl.daemon.stream_sampler.Reader`.
+        """See :class:`edl.worker.stream_sampler.Reader`.
 
         Raises:
             UsageError: what was opened cannot be read.

@@ -33,13 +33,13 @@ from typing import Any
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 from edl.core.step.state_check import WHOLE, Group
-from edl.daemon.progress import Receive
-from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
 from edl.framework.digest import Part, Parts
 from edl.framework.horovod_errors import refusal
 from edl.framework.process import current_worker, let_state_follow
 from edl.ring.ring import Ring
+from edl.worker.progress import Receive
+from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -127,10 +127,10 @@ class State(ABC):
         """For classes derived from this one: a new ring stands."""
         return
 
-    # --- called by the wrapper and by edl.daemon.switching ---
+    # --- called by the wrapper and by edl.worker.switching ---
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """See :class:`edl.daemon.switching.Shared`.
+        """See :class:`edl.worker.switching.Shared`.
 
         Raises:
             RingBroken: a worker is gone; the state is then undefined until it is restored.
@@ -182,7 +182,7 @@ class State(ABC):
             raise HostsUpdatedInterrupt(False)
 
     def digests(self, group: Group = WHOLE) -> dict[str, int]:
-        """See :class:`edl.daemon.state_check.Compared`."""
+        """See :class:`edl.worker.state_check.Compared`."""
         return self._digested(self._compared.within(group))
 
     def _parts(self) -> set[str]:
@@ -193,7 +193,7 @@ class State(ABC):
 
     @abstractmethod
     def learning_rates(self) -> dict[str, float]:
-        """See :class:`edl.daemon.state_check.Compared`."""
+        """See :class:`edl.worker.state_check.Compared`."""
 
     @abstractmethod
     def _trained(self) -> dict[str, Any]:

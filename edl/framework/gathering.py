@@ -1,6 +1,6 @@
 """Gather arrays of all workers between two steps, for ``edl.gather`` and ``edl.sum``.
 
-All workers get the same answer, also when one of them dies meanwhile (:mod:`edl.daemon.exchange`).
+All workers get the same answer, also when one of them dies meanwhile (:mod:`edl.worker.exchange`).
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from typing import Any, NoReturn, Protocol
 from edl.core.policy.lr_fit import points
 from edl.core.policy.lr_tuner import Measured, TunerState, Tuning
 from edl.core.step.mean import weighted_means
-from edl.daemon.loader_steps import Update
-from edl.daemon.worker import Worker
 from edl.errors import UsageError
+from edl.worker.loader_steps import Update
+from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edl.core.step.step_record import samples_for
-from edl.daemon.worker import Worker
+from edl.worker.worker import Worker
 
 Looked = Sequence[tuple[Any, int]]  # parts of gradients, flat, and how often each counts
 

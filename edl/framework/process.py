@@ -23,17 +23,17 @@ from typing import Any, NoReturn
 
 from edl import config
 from edl.daemon.daemon import Daemon
-from edl.daemon.job_of_one import JobOfOne
-from edl.daemon.mailbox import Mailbox
 from edl.daemon.own_log import OwnLog
 from edl.daemon.stacks import offer_stacks
-from edl.daemon.worker import Worker
 from edl.data.stream import refuse_in_stream
 from edl.errors import REFUSED_EXIT, EdlError, NewcomerDiffers, UsageError
 from edl.framework import ending, first_step
 from edl.framework.forks import end_forks_by_sigterm, free_all_forks
 from edl.framework.replica import FrameworkReplica, add_tracked
 from edl.ring.gloo import Binding, gloo_ring
+from edl.worker.job_of_one import JobOfOne
+from edl.worker.mailbox import Mailbox
+from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edl.core.step.seeds import derived_seed
-from edl.daemon.worker import Worker
+from edl.worker.worker import Worker
 
 KEPT = 0  # the rank, in a job that begins, whose numbers are those of the script
 

@@ -38,9 +38,9 @@ from edl.core.step.step_state import (
     StepState,
 )
 from edl.core.step.weighting import Averaging, Weights
-from edl.daemon.worker import Worker
 from edl.errors import RingBroken, RingError
 from edl.framework.step_weights import StepWeights
+from edl.worker.worker import Worker
 
 Averages = TypeVar("Averages")
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edl.core.step.state_check import WHOLE, Group
-from edl.daemon.progress import Receive
 from edl.errors import CheckpointError, UsageError
 from edl.framework.between import Between
 from edl.framework.digest import Part, Parts
 from edl.framework.state import Arrays, Stateful, exchange
 from edl.ring.ring import Ring
+from edl.worker.progress import Receive
 
 
 def add_tracked(tracked: dict[str, Any], objects: Mapping[str, Any]) -> None:
@@ -103,7 +103,7 @@ class FrameworkReplica(ABC):
 
     @abstractmethod
     def learning_rates(self) -> dict[str, float]:
-        """See :class:`edl.daemon.state_check.Compared`."""
+        """See :class:`edl.worker.state_check.Compared`."""
 
     def signature(self) -> dict[str, str]:
         """The shape of each tensor of the models by name: what a newcomer must have, too.
@@ -115,7 +115,7 @@ class FrameworkReplica(ABC):
     # --- what all have in common
 
     def digests(self, group: Group = WHOLE) -> dict[str, int]:
-        """See :class:`edl.daemon.state_check.Compared`."""
+        """See :class:`edl.worker.state_check.Compared`."""
         return self.digested(self._parts.within(group))
 
     def track(self, objects: Mapping[str, Any]) -> None:
@@ -128,7 +128,7 @@ class FrameworkReplica(ABC):
         add_tracked(self._tracked, objects)
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """See :class:`edl.daemon.switching.Replica`.
+        """See :class:`edl.worker.switching.Replica`.
 
         Raises:
             RingBroken: a worker is gone; a receiver's state is what it was.
@@ -148,7 +148,7 @@ class FrameworkReplica(ABC):
             self._between.forget()
 
     def end_batch(self, step: int, epoch: int) -> None:
-        """See :class:`edl.daemon.switching.Replica`."""
+        """See :class:`edl.worker.switching.Replica`."""
         self._between.end_batch((step, epoch), self.things_between())
 
     def capture(self) -> Any:

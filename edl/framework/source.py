@@ -10,11 +10,11 @@ from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching, batching
 from edl.core.step.source import Source
 from edl.core.step.stream import StreamSource
-from edl.daemon.worker import Worker
 from edl.data.dataset import fingerprint_of, skip_events
 from edl.data.stateful_stream import StatefulStream
 from edl.data.stream import Reading
 from edl.errors import UsageError
+from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def attach_stream(
     """Declare ``stream``.
 
     Raises:
-        DataError, UsageError: see :meth:`edl.daemon.progress.TrainingProgress.attach`; or the
+        DataError, UsageError: see :meth:`edl.worker.progress.TrainingProgress.attach`; or the
             shards of a stream that has none are to be shuffled, or its global batches fixed.
     """
     if batches.global_batch or batches.micro_batch:
@@ -137,7 +137,7 @@ def attach_source(
     """Declare ``dataset`` with its ``total`` samples, and log what was left out of it.
 
     Raises:
-        DataError, UsageError: see :meth:`edl.daemon.progress.TrainingProgress.attach`.
+        DataError, UsageError: see :meth:`edl.worker.progress.TrainingProgress.attach`.
     """
     fingerprint = fingerprint_of(dataset)
     kind = AlignedSource if batches.global_batch else Source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edl.core.step.step_record import samples_for
 from edl.core.step.weighting import Averaging, Share, Weights, weigh
-from edl.daemon.worker import Worker
+from edl.worker.worker import Worker
 
 ALONE = Weights(Averaging.LOCAL)
 

@@ -11,11 +11,11 @@ import numbers
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from edl.daemon.sampler import Batch
-from edl.daemon.worker import Worker
 from edl.errors import UsageError
 from edl.framework.process import is_over
 from edl.framework.random_numbers import RandomNumbers
+from edl.worker.sampler import Batch
+from edl.worker.worker import Worker
 
 
 class Feed(Protocol):

@@ -28,11 +28,11 @@ from tensorflow.python.eager import context
 
 from edl.core.job.stall import FOR_GRADIENTS
 from edl.core.step.step_record import Table
-from edl.daemon.activity import waits
 from edl.framework.broadcast import broadcast_message
 from edl.framework.horovod import call_init
 from edl.framework.horovod_errors import classify_error
 from edl.ring.ring import CollectiveFailed
+from edl.worker.activity import waits
 
 WAITING = FOR_GRADIENTS
 _ADDED = re.compile(  # what TensorFlow adds to a message, before and after it

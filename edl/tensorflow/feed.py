@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from edl.daemon.sampler import Batch
-from edl.daemon.worker import Worker
 from edl.errors import EdlError, UsageError
 from edl.framework.first_batch import FirstBatch
 from edl.framework.interrupt import raise_in
+from edl.worker.sampler import Batch
+from edl.worker.worker import Worker
 
 AHEAD = 2  # batches formed before they are needed, for tf.data to prefetch
 LOOK_S = 0.5  # how often a waiting reader looks whether the program still runs

@@ -41,7 +41,6 @@ import tensorflow as tf
 from edl.core.events import TrainingStoppedDetails
 from edl.core.job.fits import DoneFit, FitIsDone
 from edl.core.plural import counted
-from edl.daemon.progress import Receive
 from edl.errors import UsageError
 from edl.framework.steps import asked_length, end_batch
 from edl.tensorflow import training
@@ -55,6 +54,7 @@ from edl.tensorflow.keras_callbacks.writers import GatedProgress, Writer, standi
 from edl.tensorflow.lr_tuner import check_callbacks
 from edl.tensorflow.optimizer import is_elastic
 from edl.tensorflow.xla import turn_off_xla
+from edl.worker.progress import Receive
 
 logger = logging.getLogger(__name__)
 

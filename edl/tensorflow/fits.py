@@ -14,9 +14,9 @@ import keras
 import numpy as np
 
 from edl.core.job.fits import DoneFit
-from edl.daemon.worker import Worker
 from edl.errors import UsageError
 from edl.tensorflow.variables import plain, variables_of
+from edl.worker.worker import Worker
 
 ONE_MODEL_AND_DATA = (
     "a job trains one model on one edl.Dataset, and each further fit goes on with these two; run "

@@ -23,8 +23,8 @@ import tensorflow as tf
 from horovod.tensorflow import mpi_ops
 from tensorflow.python.eager import context
 
-from edl.daemon.activity import waits
 from edl.tensorflow.collectives import WAITING
+from edl.worker.activity import waits
 
 # Horovod's binding knows no bfloat16; such gradients travel as float32.
 WIRE_DTYPE = {tf.bfloat16: tf.float32}

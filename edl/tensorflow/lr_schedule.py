@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from edl import schedules
 from edl.core.step.noise_scale import NoiseScale
-from edl.daemon.loader_steps import Update, last_update
 from edl.errors import UsageError
 from edl.framework.process import current_worker
 from edl.schedules import Constant, Scaling, Schedule
 from edl.tensorflow.variables import plain
+from edl.worker.loader_steps import Update, last_update
 
 logger = logging.getLogger(__name__)
 

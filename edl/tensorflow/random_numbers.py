@@ -16,9 +16,9 @@ from keras.src.backend.common import global_state
 from tensorflow.python.eager import context
 
 from edl.core.step.seeds import derived_seed
-from edl.daemon.worker import Worker
 from edl.framework.random_numbers import KEPT
 from edl.tensorflow.variables import plain
+from edl.worker.worker import Worker
 
 SEED_STATE = "seed_generator_state"  # the name of a layer's variable for its seed
 

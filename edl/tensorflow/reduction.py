@@ -25,8 +25,6 @@ import tensorflow as tf
 
 from edl.core.step.step_state import StepState
 from edl.core.step.weighting import Averaging, Weights
-from edl.daemon import activity
-from edl.daemon.worker import Worker
 from edl.errors import RingBroken, UsageError
 from edl.framework.horovod_errors import classify_error
 from edl.framework.interrupt import raise_in
@@ -38,6 +36,8 @@ from edl.tensorflow.collectives import WAITING, average
 from edl.tensorflow.feed import PipelineFeed
 from edl.tensorflow.noise import KerasNoise
 from edl.tensorflow.xla import refuse_xla
+from edl.worker import activity
+from edl.worker.worker import Worker
 
 Answer = TypeVar("Answer")
 
@@ -322,7 +322,7 @@ class GradientReduction:
             return otherwise
 
     def _unseen(self) -> str | None:
-        """For :mod:`edl.daemon.activity`: no thread of Python's waits for the graph's gradients."""
+        """For :mod:`edl.worker.activity`: no thread of Python's waits for the graph's gradients."""
         waits = self._reduction.is_sending and gradient_ops.sent() >= self._expected
         return WAITING if waits else None
 

@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from edl.checkpoint.safetensors import Blob
-from edl.daemon.progress import Receive
 from edl.errors import CheckpointError, UsageError
 from edl.framework.digest import Part
 from edl.framework.replica import FrameworkReplica
@@ -29,6 +28,7 @@ from edl.tensorflow.variables import (
     plain,
     variables_of,
 )
+from edl.worker.progress import Receive
 
 KIND = "tensorflow"
 

@@ -9,10 +9,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.daemon.sampler import Batch
 from edl.data.stream import Reading
 from edl.errors import DataError
 from edl.tensorflow.columns import Columns, column_of, structure_of
+from edl.worker.sampler import Batch
 
 Load = Callable[[Batch], Any]
 Collate = Callable[[list[Any]], Any]

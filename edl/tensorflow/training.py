@@ -12,8 +12,6 @@ import tensorflow as tf
 
 from edl.core.job.stall import AFTER_FIT
 from edl.core.step.stream import StreamSource
-from edl.daemon import activity
-from edl.daemon.worker import Worker
 from edl.data.stateful_stream import StatefulStream
 from edl.errors import UsageError
 from edl.framework import process
@@ -43,6 +41,8 @@ from edl.tensorflow.reduction import GradientReduction
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.source import Collate, Load, load_read, reader_of
 from edl.tensorflow.variables import CREATED, plain, variables_of
+from edl.worker import activity
+from edl.worker.worker import Worker
 
 
 @dataclass(frozen=True)

@@ -27,16 +27,16 @@ from edl.core.step.source import Source
 from edl.core.step.state_check import WHOLE, Group
 from edl.core.step.stream import StreamSource
 from edl.core.step.weighting import Averaging, Share, weigh
-from edl.daemon.progress import Receive
-from edl.daemon.sampler import Batch
-from edl.daemon.stream_sampler import Reader
-from edl.daemon.worker import Worker
 from edl.errors import RingBroken
 from edl.framework.digest import Parts, of_array
 from edl.framework.noise_meter import Looked, NoiseMeter
 from edl.framework.steps import Steps
 from edl.ring.loopback import LoopbackMember
 from edl.ring.ring import CollectiveFailed, Ring
+from edl.worker.progress import Receive
+from edl.worker.sampler import Batch
+from edl.worker.stream_sampler import Reader
+from edl.worker.worker import Worker
 
 if TYPE_CHECKING:
     from edl.testing.loopback import LoopbackWorker
@@ -46,7 +46,7 @@ TOLERANCE = 1e-6  # float64 leaves about 1e-12 of rounding; a wrong weight is fa
 
 
 class CountingModel:
-    """Parameters, and the tally of what has changed them: :class:`edl.daemon.switching.Replica`."""
+    """Parameters, and the tally of what has changed them: :class:`edl.worker.switching.Replica`."""
 
     framework = "loopback"
 
@@ -121,7 +121,7 @@ class Shards:
         self._starts = [0, *accumulate(lengths)]
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[int]:
-        """See :class:`edl.daemon.stream_sampler.Reader`."""
+        """See :class:`edl.worker.stream_sampler.Reader`."""
         start, stop = self._starts[shard : shard + 2]
         return [*range(start + offset, min(stop, start + offset + count))]
 

@@ -9,7 +9,7 @@
     job.run()
     script.prove(job.results)
 
-The workers are edl's own (:class:`edl.daemon.worker.Worker` and its switching, progress, leases),
+The workers are edl's own (:class:`edl.worker.worker.Worker` and its switching, progress, leases),
 and so are the leader's decisions. In memory are the ring (:mod:`edl.ring.loopback`), what ZooKeeper
 holds (:mod:`edl.testing.memory`), and time. The same arguments give the same run.
 """
@@ -27,14 +27,14 @@ from edl.core.policy.file import Policy
 from edl.core.policy.stragglers import Stragglers
 from edl.core.records import Asked, Generation, Job, JobState, Member
 from edl.core.sizes import Sizes
-from edl.daemon.mailbox import Mailbox
-from edl.daemon.worker import Worker
 from edl.errors import EdlError, NewcomerDiffers
 from edl.ring.loopback import Killed, LoopbackMember, LoopbackNetwork, Moment, Phase
 from edl.ring.ring import CollectiveFailed
 from edl.testing.agents import Agents
 from edl.testing.memory import ADDRESS, MemoryCoordinator, MemoryJob
 from edl.testing.schedule import MOST_DECISIONS, Actor, Chance, Schedule, Task
+from edl.worker.mailbox import Mailbox
+from edl.worker.worker import Worker
 
 FROZEN_S = 40.0  # longer than anybody waits for a frozen worker
 

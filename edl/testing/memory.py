@@ -32,11 +32,11 @@ from edl.core.records import (
     Snapshot,
     Stage,
 )
-from edl.daemon.job_policy import NoPolicy
-from edl.daemon.mailbox import Mailbox
 from edl.ring.loopback import LoopbackNetwork
 from edl.ring.ring import Ring
 from edl.testing.schedule import Actor, Schedule
+from edl.worker.mailbox import Mailbox
+from edl.worker.policy_side import NoPolicy
 
 ADDRESS = "127.0.0.1"
 LOOK_S = 0.5  # how often a leader looks although nothing has changed
@@ -234,7 +234,7 @@ class MemoryJob:
 
 
 class MemoryCoordinator:
-    """The daemon of one worker: :class:`edl.daemon.coordinator.Coordinator`, in memory."""
+    """The daemon of one worker: :class:`edl.worker.coordinator.Coordinator`, in memory."""
 
     is_shared = True
     run = "loopback"

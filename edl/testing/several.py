@@ -17,12 +17,12 @@ import numpy as np
 from edl.core.step.batching import Batching
 from edl.core.step.state_check import WHOLE, Group
 from edl.core.step.weighting import Weights
-from edl.daemon.progress import Receive
 from edl.errors import RingBroken
 from edl.framework.reduction import Rounds, StepReduction
 from edl.framework.steps import Steps
 from edl.ring.ring import CollectiveFailed, Ring
 from edl.testing.counting import Counted, CountingModel, Feed, Vector, prove_noise, source_of
+from edl.worker.progress import Receive
 
 if TYPE_CHECKING:
     from edl.testing.loopback import LoopbackWorker

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from edl.daemon.worker import Worker
 from edl.errors import UsageError
 from edl.framework.reduction import StepReduction
+from edl.worker.worker import Worker
 
 
 @dataclass(slots=True, eq=False)

@@ -15,12 +15,12 @@ from horovod.torch import mpi_ops
 
 from edl.core.job.stall import FOR_GRADIENTS
 from edl.core.step.step_record import Table
-from edl.daemon.activity import waits
 from edl.errors import UsageError
 from edl.framework.broadcast import broadcast_message
 from edl.framework.horovod import call_init
 from edl.framework.horovod_errors import classify_error
 from edl.ring.ring import CollectiveFailed
+from edl.worker.activity import waits
 
 # Pauses between looks whether a collective is done. They grow with the wait, so that it becomes
 # longer by a tenth at most, up to a tenth of Horovod's own cycle (HOROVOD_CYCLE_TIME: 1 ms).

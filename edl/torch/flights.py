@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from edl.core.step.weighting import presence, present
-from edl.daemon.worker import Worker
 from edl.errors import RingBroken
 from edl.framework.reduction import StepReduction
 from edl.ring.ring import CollectiveFailed
 from edl.torch.collectives import WIRE_DTYPE, average_start, finish
 from edl.torch.gradient import Gradient, InFlight
+from edl.worker.worker import Worker
 
 PRESENT = "edl.present"  # the collective in which workers say who has a gradient
 

@@ -68,7 +68,6 @@ from horovod.torch import (
 )
 from horovod.torch import DistributedOptimizer as _DistributedOptimizer
 
-from edl.daemon.activity import waits
 from edl.errors import UsageError
 from edl.framework.elastic import warmed_up
 from edl.framework.horovod_absent import ADASUM
@@ -78,6 +77,7 @@ from edl.framework.process import (
     current_worker,
     local_size,
 )
+from edl.worker.activity import waits
 
 _SIGNATURE = inspect.signature(_DistributedOptimizer)
 

@@ -15,8 +15,6 @@ from typing import Any, cast
 import torch.utils.data
 
 from edl.core.step.seeds import derived_seed
-from edl.daemon.sampler import Batch
-from edl.daemon.worker import Worker
 from edl.data.dataset import Dataset
 from edl.data.stateful_stream import StatefulStream
 from edl.data.stream import Stream
@@ -37,6 +35,8 @@ from edl.torch.api import begin_loop, has_optimizer, settle_step, track
 from edl.torch.lr_schedule import check_schedulers
 from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
 from edl.torch.seeding import Items, Seeded, SeededCollate, draws_nothing
+from edl.worker.sampler import Batch
+from edl.worker.worker import Worker
 
 PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
 NO_OPTIMIZER = (

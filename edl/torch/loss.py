@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from edl.core.step.loss_form import LossTerm, why_no_mean
-from edl.daemon.worker import Worker
+from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 

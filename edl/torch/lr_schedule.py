@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from edl.daemon.loader_steps import Update
 from edl.errors import UsageError
 from edl.framework.process import current_worker
 from edl.schedules import Constant, Scaling, Schedule
 from edl.torch.closures import Arguments, after_closure
 from edl.torch.optimizer_state import stepping
 from edl.torch.schedulers import counted, counts_samples, schedulers_of
+from edl.worker.loader_steps import Update
 
 UNSCALED = {"Rprop", "ASGD", "Adafactor"}  # their rate is no factor of the update
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from edl.daemon.loader_steps import Update
 from edl.framework.lr_tuner import (
     Tuner,
     refuse,
@@ -27,6 +26,7 @@ from edl.torch.api import model_of, settle_step
 from edl.torch.lr_schedule import UNSCALED, before_each_update
 from edl.torch.probe import Probe
 from edl.torch.schedulers import counts_samples, schedulers_of
+from edl.worker.loader_steps import Update
 
 
 class LRTuner(LRScheduler):

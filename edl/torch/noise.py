@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from edl.daemon.worker import Worker
 from edl.framework.noise_meter import Looked, NoiseMeter
 from edl.torch.gradient import Gradient
+from edl.worker.worker import Worker
 
 LEAST_STEPS = 5  # before that Adam's v is of too few gradients
 

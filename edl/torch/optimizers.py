@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from edl.daemon import activity
-from edl.daemon.worker import Worker
 from edl.errors import UsageError
 from edl.framework.reduction import Rounds
 from edl.torch.backward import BackwardEnd
+from edl.worker import activity
+from edl.worker.worker import Worker
 
 if TYPE_CHECKING:
     from edl.torch.reduction import GradientReduction
@@ -167,7 +167,7 @@ class Optimizers:
         """Something is to be reduced: after an update, in the next step.
 
         Raises:
-            UsageError: see :meth:`edl.daemon.loader_steps.LoaderSteps.next_part`.
+            UsageError: see :meth:`edl.worker.loader_steps.LoaderSteps.next_part`.
         """
         if self.several and self.worker.loader.open_step.is_between_parts:
             if self.worker.loader.open:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from edl.core.plural import counted
-from edl.daemon.progress import Receive
 from edl.errors import UsageError
 from edl.framework.digest import Part
 from edl.framework.replica import FrameworkReplica
@@ -32,6 +31,7 @@ from edl.torch.reduction import LastStep
 from edl.torch.scalers import Scalers
 from edl.torch.schedulers import Schedulers
 from edl.torch.transfer import TorchArrays
+from edl.worker.progress import Receive
 
 logger = logging.getLogger(__name__)
 

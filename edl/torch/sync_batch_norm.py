@@ -15,7 +15,7 @@ job's loss by an input of worker i is
 where S_j = sum g and Q_j = sum g xhat over the elements of worker j. This layer returns it divided
 by n_i / N, in which N cancels. A worker with padding gets something finite that counts for nothing.
 
-Each exchange is protected as gradients are (:mod:`edl.daemon.exchange`): survivors of a broken ring
+Each exchange is protected as gradients are (:mod:`edl.worker.exchange`): survivors of a broken ring
 go on with the same statistics. In evaluation, in a warm-up, in a job of one and between two steps
 the statistics are local.
 

@@ -30,9 +30,9 @@ from edl.core.records import (
     TrainingStatus,
 )
 from edl.daemon.candidacy import Candidacy
-from edl.daemon.mailbox import Mailbox
 from edl.daemon.unwritten import Unwritten
 from edl.errors import CoordinationError, Deposed, UnknownJob
+from edl.worker.mailbox import Mailbox
 
 pytestmark = pytest.mark.integration
 

@@ -23,10 +23,10 @@ from edl.core.job.stall import IN_USER_CODE, Activity
 from edl.core.job_spec import JobSettings
 from edl.core.records import Generation, Member, Seat, Snapshot, Stage
 from edl.core.step.progress import Progress
-from edl.daemon.mailbox import Mailbox
 from edl.http.server import DaemonServer
 from edl.leader.failure_detector import FailureDetector
 from edl.testing.throttle import Throttle
+from edl.worker.mailbox import Mailbox
 
 pytestmark = [pytest.mark.integration]
 

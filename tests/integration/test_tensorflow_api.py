@@ -1118,7 +1118,7 @@ assert np.allclose(whole, shared), (whole, shared)
     "random numbers, which are each worker's own": (
         """
 from types import SimpleNamespace
-from edl.daemon.progress import Receive
+from edl.worker.progress import Receive
 from edl.framework.random_numbers import RandomNumbers
 from edl.tensorflow import training
 from edl.tensorflow.random_numbers import Seeder, last_seed, own_operation_seeds

@@ -14,8 +14,8 @@ from edl.config import Config
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
 from edl.daemon.daemon import Daemon
-from edl.daemon.mailbox import Mailbox
 from edl.ring.gloo import gloo_ring
+from edl.worker.mailbox import Mailbox
 
 pytestmark = pytest.mark.integration
 

@@ -19,11 +19,11 @@ from ordeals import SEEDS, Change
 
 from edl.core.records import JobState
 from edl.core.step.state_check import WHOLE, Group
-from edl.daemon.sampler import Batch
 from edl.diagnose import LayerBalance
 from edl.framework.steps import Steps
 from edl.testing.counting import CountingModel, Feed, Vector, accumulated, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
+from edl.worker.sampler import Batch
 
 SAMPLES, BATCH = 12, 1
 BATCHES = SAMPLES // BATCH  # of a step, on each worker: most of them are padding

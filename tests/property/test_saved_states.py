@@ -19,13 +19,13 @@ from ordeals import struck_around
 
 from edl.core.events import StateDiffersDetails
 from edl.core.records import JobState
-from edl.daemon.worker import Worker
 from edl.errors import NewcomerDiffers, StateDiffers
 from edl.framework import elastic
 from edl.framework.digest import Part, of_array
 from edl.framework.elastic import Plain, State
 from edl.ring.ring import Ring
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
+from edl.worker.worker import Worker
 
 BATCHES, PER_SAVE, RATE = 60, 3, 0.1
 WORKERS: dict[int, Worker] = {}  # by thread: all workers are in this process

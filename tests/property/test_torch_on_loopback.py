@@ -21,8 +21,6 @@ from hypothesis import strategies as st
 from ordeals import SEEDS, Change, Fault, Trial, faults, points, scales, some
 
 from edl.core.records import JobState
-from edl.daemon.progress import Receive
-from edl.daemon.worker import Worker
 from edl.framework.steps import Steps
 from edl.ring.ring import Ring
 from edl.testing.counting import Counted, CountingModel, Feed, Vector, source_of
@@ -42,6 +40,8 @@ from edl.torch import flights, lr_schedule, lr_tuner
 from edl.torch.optimizer import listen
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction, LastStep
+from edl.worker.progress import Receive
+from edl.worker.worker import Worker
 
 MEMBERS: dict[int, Any] = {}  # by thread: all workers are in this process
 

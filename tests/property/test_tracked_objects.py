@@ -15,12 +15,12 @@ import pytest
 from ordeals import points
 
 from edl.core.records import JobState
-from edl.daemon.progress import Receive
 from edl.framework.between import Between
 from edl.framework.steps import Steps
 from edl.ring.ring import Ring
 from edl.testing.counting import Counting, CountingModel, Feed, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
+from edl.worker.progress import Receive
 
 
 class Tracking(CountingModel):

@@ -8,7 +8,7 @@ from edl.core.step.aligned import AlignedSource, dealt
 from edl.core.step.batching import Batching
 from edl.core.step.ledger import Ledger, complete_step, grant, start_epoch
 from edl.core.step.step_record import StepRecord, StepRecords
-from edl.daemon.sampler import AlignedSampler
+from edl.worker.sampler import AlignedSampler
 
 # Global batches of 8, 8 and 4 samples.
 SOURCE = AlignedSource(20, Batching(global_batch=8), False, 0, 0)

@@ -17,11 +17,11 @@ from edl.core.events import Details
 from edl.core.job_spec import JobSettings
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
-from edl.daemon.checkpointing import Checkpointing
-from edl.daemon.job_of_one import JobOfOne
-from edl.daemon.loader_progress import LoaderProgress
-from edl.daemon.mailbox import Mailbox
 from edl.errors import CheckpointError, UsageError
+from edl.worker.checkpointing import Checkpointing
+from edl.worker.job_of_one import JobOfOne
+from edl.worker.loader_progress import LoaderProgress
+from edl.worker.mailbox import Mailbox
 
 SOURCE = Source(total=100, batching=Batching(4), shuffle=True, seed=7, prefetch_batches=0)
 

@@ -10,9 +10,9 @@ import pytest
 
 from edl.config import Config
 from edl.daemon.daemon import Daemon
-from edl.daemon.mailbox import Mailbox
 from edl.errors import WorkerEvicted
 from edl.ring.ring import Ring
+from edl.worker.mailbox import Mailbox
 
 
 def test_a_worker_whose_daemon_fails_leaves_the_ring_and_ends(

@@ -15,14 +15,14 @@ from edl.core.records import JobState
 from edl.core.step.batching import Batching
 from edl.core.step.epoch_end import EpochLeft, ended_by_count, ended_by_script
 from edl.core.step.source import Source
-from edl.daemon.job_of_one import JobOfOne
-from edl.daemon.mailbox import Mailbox
-from edl.daemon.worker import Worker
 from edl.errors import JobFailed, UsageError
 from edl.framework.steps import Steps, asked_length
 from edl.ring.loopback import LoopbackNetwork
 from edl.testing.counting import CountingModel, Feed, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
+from edl.worker.job_of_one import JobOfOne
+from edl.worker.mailbox import Mailbox
+from edl.worker.worker import Worker
 
 SAMPLES, LIMIT = 24, 10  # of an epoch; steps of the job, in the midst of one
 

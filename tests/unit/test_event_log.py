@@ -7,8 +7,8 @@ import pytest
 from edl.coordination.events import EventNodes
 from edl.core.events import Event, EvictedDetails
 from edl.daemon.event_log import EventLog
-from edl.daemon.mailbox import Mailbox
 from edl.errors import CoordinationError
+from edl.worker.mailbox import Mailbox
 
 EVENTS = [Event(float(n), n, 9, "so", EvictedDetails(f"w{n}")) for n in range(4)]
 

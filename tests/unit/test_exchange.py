@@ -11,12 +11,12 @@ import pytest
 from edl.config import Config
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
-from edl.daemon.exchange import packed, unpacked
-from edl.daemon.job_of_one import JobOfOne
-from edl.daemon.mailbox import Mailbox
-from edl.daemon.worker import Worker
 from edl.errors import UsageError
 from edl.ring.loopback import LoopbackNetwork
+from edl.worker.exchange import packed, unpacked
+from edl.worker.job_of_one import JobOfOne
+from edl.worker.mailbox import Mailbox
+from edl.worker.worker import Worker
 
 
 def test_it_takes_place_between_two_steps_of_the_training() -> None:

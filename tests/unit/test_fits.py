@@ -10,8 +10,8 @@ from edl.core.job.fits import DoneFit, ScriptFits, as_json, ended_before, fits_o
 from edl.core.job.signature import ALIKE_IN_FITS, why_unfit
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
-from edl.daemon.loader_progress import LoaderProgress
-from edl.daemon.progress import Receive
+from edl.worker.loader_progress import LoaderProgress
+from edl.worker.progress import Receive
 
 FIRST = DoneFit(2, [0, 1], {"loss": [0.5, 0.25]})
 SECOND = DoneFit(5, [2, 3, 4], {"loss": [0.2, 0.1, 0.1]})

@@ -8,7 +8,7 @@
     errors, core's records (a job's settings are declared there) <- config
     all these
       <- http, ring, checkpoint  <- coordination  <- leader, launch, client, chaos
-      <- daemon <- framework <- torch, tensorflow
+    core, config, ring, checkpoint <- worker <- daemon <- framework <- torch, tensorflow
     errors, config <- data <- framework
     errors, core/step <- schedules <- core/policy, torch, tensorflow
     errors <- figures <- diagnose <- framework; figures <- cli
@@ -56,7 +56,8 @@ MAY_IMPORT = {
     "launch": PLANES - {"ring", "checkpoint"},
     "client": PLANES - {"ring", "checkpoint"},
     "chaos": PLANES - {"checkpoint"},
-    "daemon": PLANES | {"leader", "chaos"},
+    "worker": BASE | CORE | {"ring", "checkpoint"},
+    "daemon": PLANES | {"leader", "chaos", "worker"},
     "data": {"errors", "config"},
     "schedules": {"errors", "core", "core/step"},
     "figures": {"errors"},

@@ -23,7 +23,7 @@ Traceback (most recent call last):
 OSError: [Errno 9] Bad file descriptor
 """
 AT_EXIT = """\
-Exception ignored in atexit callback: <bound method Worker.close of <edl.daemon.worker.Worker>>
+Exception ignored in atexit callback: <bound method Worker.close of <edl.worker.worker.Worker>>
 Traceback (most recent call last):
   File "process.py", line 217, in <lambda>
 SystemExit: 0

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from edl.core.records import Generation, JobState, Leader, Seat
-from edl.daemon.mailbox import Mailbox
 from edl.errors import WorkerEvicted
+from edl.worker.mailbox import Mailbox
 
 SEATS = (Seat(4, "a", 0, "::1", 9004), Seat(2, "b", 1, "::1", 9002))
 REPAIR = Generation(6, 2, SEATS, 4, (), (1,), "w1 died")

@@ -13,10 +13,10 @@ import torch
 from edl.core.step.batching import Batching
 from edl.core.step.mean import weighted_means
 from edl.core.step.source import Source
-from edl.daemon.loader_progress import LoaderProgress
-from edl.daemon.progress import Receive
 from edl.errors import UsageError
 from edl.framework import metrics
+from edl.worker.loader_progress import LoaderProgress
+from edl.worker.progress import Receive
 
 
 def test_rows_count_as_much_as_the_samples_behind_them() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.daemon.pace import Pace
+from edl.worker.pace import Pace
 
 
 def test_a_new_ring_begins_with_nothing_of_the_one_before() -> None:

@@ -10,9 +10,9 @@ import pytest
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.core.step.step_record import StepRecord, StepRecords
-from edl.daemon.loader_progress import LoaderProgress
-from edl.daemon.progress import Receive
 from edl.errors import DataError
+from edl.worker.loader_progress import LoaderProgress
+from edl.worker.progress import Receive
 
 
 def progress_of(worker: int, fingerprint: str = "", total: int = 100) -> LoaderProgress:

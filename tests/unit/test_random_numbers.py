@@ -13,9 +13,9 @@ import torch
 import torch.utils.data
 
 from edl.core.step.seeds import derived_seed
-from edl.daemon.worker import Worker
 from edl.framework.random_numbers import RandomNumbers
 from edl.torch.seeding import Items, Seeded, SeededCollate, draws_nothing
+from edl.worker.worker import Worker
 
 
 @pytest.fixture(autouse=True)

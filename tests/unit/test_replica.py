@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from edl.daemon.progress import Receive
 from edl.errors import CheckpointError, RingBroken, UsageError
 from edl.framework.digest import Part, of_bytes
 from edl.framework.replica import FrameworkReplica, add_tracked
 from edl.framework.state import Reference
 from edl.ring.ring import CollectiveFailed
+from edl.worker.progress import Receive
 
 
 class Counter:

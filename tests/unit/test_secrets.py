@@ -10,10 +10,10 @@ import pytest
 from edl.config import Config, load
 from edl.coordination.secrets import KEPT, TRIED, announce, candidates, keep, new_secret, read_file
 from edl.daemon.daemon import Daemon
-from edl.daemon.mailbox import Mailbox
 from edl.errors import ConfigError
 from edl.launch.workers import log_directory
 from edl.ring.gloo import gloo_ring
+from edl.worker.mailbox import Mailbox
 
 SECRET = "0123456789abcdef" * 4
 

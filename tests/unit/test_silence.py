@@ -14,10 +14,10 @@ from edl.core.job.liveness import Liveness, LivenessLimits
 from edl.core.job.stall import Activity
 from edl.core.records import Generation, Member, Seat, Snapshot, Stage
 from edl.core.step.progress import Progress
-from edl.daemon.mailbox import Mailbox
 from edl.http.client import Health
 from edl.leader import failure_detector
 from edl.leader.failure_detector import FailureDetector
+from edl.worker.mailbox import Mailbox
 
 SETTLED_S = 60.0  # since the generation was announced
 SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 9000 + worker) for worker in range(3))

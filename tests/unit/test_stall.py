@@ -26,11 +26,11 @@ from edl.core.job.stall import (
     stands_still,
 )
 from edl.core.records import Generation, Seat
-from edl.daemon.activity import Watch
-from edl.daemon.mailbox import Mailbox
-from edl.daemon.switching import Switching
 from edl.ring import gloo
 from edl.ring.gloo import gloo_ring
+from edl.worker.activity import Watch
+from edl.worker.mailbox import Mailbox
+from edl.worker.switching import Switching
 
 
 def report(worker: int, doing: str | None, since_s: float = 12.0) -> Report:

@@ -37,14 +37,14 @@ from edl.core.step.state_check import (
     undecided,
 )
 from edl.core.step.step_record import StepRecord, StepRecords, Stop
-from edl.daemon.loader_progress import LoaderProgress
-from edl.daemon.progress import Receive
-from edl.daemon.state_check import StateCheck
-from edl.daemon.switching import Switching
 from edl.errors import NewcomerDiffers, RingBroken, StateDiffers
 from edl.framework.digest import Part, Parts, of_value, places
 from edl.torch.digest import digests, weighted_sum
 from edl.torch.replica import TorchReplica
+from edl.worker.loader_progress import LoaderProgress
+from edl.worker.progress import Receive
+from edl.worker.state_check import StateCheck
+from edl.worker.switching import Switching
 
 
 @pytest.mark.parametrize(

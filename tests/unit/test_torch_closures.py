@@ -13,7 +13,6 @@ from test_torch_optimizers import Script, refused, run
 from test_torch_reduction import Job, Worker
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
-from edl.daemon.progress import Receive
 from edl.torch import flights, lr_schedule
 from edl.torch.closures import after_closure
 from edl.torch.optimizer import _evaluates_again, listen
@@ -21,6 +20,7 @@ from edl.torch.optimizer_state import complete
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction, LastStep
 from edl.torch.replica import TorchReplica
+from edl.worker.progress import Receive
 
 Tensor = torch.Tensor
 

@@ -11,13 +11,13 @@ import torch
 from edl.config import Config
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
-from edl.daemon.job_of_one import JobOfOne
-from edl.daemon.mailbox import Mailbox
-from edl.daemon.progress import Receive
-from edl.daemon.script_progress import ScriptProgress
-from edl.daemon.worker import Worker
 from edl.errors import UsageError
 from edl.torch.elastic import TorchState
+from edl.worker.job_of_one import JobOfOne
+from edl.worker.mailbox import Mailbox
+from edl.worker.progress import Receive
+from edl.worker.script_progress import ScriptProgress
+from edl.worker.worker import Worker
 
 
 def trained(steps: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from edl.daemon.progress import Receive
 from edl.errors import CheckpointError, UsageError
 from edl.torch.replica import TorchReplica
+from edl.worker.progress import Receive
 
 
 class Script:

@@ -16,8 +16,8 @@ from edl.core.policy.file import Policy
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
-from edl.daemon.worker import Worker
 from edl.errors import UsageError
+from edl.worker.worker import Worker
 
 
 class Listener:

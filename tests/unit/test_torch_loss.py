@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from edl.daemon.worker import Worker
 from edl.torch.loss import LOOKS, LossLook
+from edl.worker.worker import Worker
 
 N, T, C = 6, 10, 5
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -13,13 +13,13 @@ from torch.optim import lr_scheduler as lr
 from edl.core.policy.file import Policy
 from edl.core.policy.learning_rate import LearningRate
 from edl.core.step.noise_scale import NoiseScale
-from edl.daemon.loader_steps import Update
 from edl.errors import UsageError
 from edl.schedules import Constant, Linear, Scaling
 from edl.testing.noise import known_noise
 from edl.torch import lr_schedule, schedulers
 from edl.torch.lr_schedule import LRSchedule, in_samples
 from edl.torch.schedulers import Schedulers
+from edl.worker.loader_steps import Update
 
 LINEAR = Linear(peak_lr=1.0, total=100)
 

@@ -17,7 +17,6 @@ from torch import nn
 from torch.optim import lr_scheduler as lr
 
 from edl.core.policy.lr_fit import points
-from edl.daemon.loader_steps import Update
 from edl.errors import UsageError
 from edl.framework import lr_tuner as shared
 from edl.schedules import Knee
@@ -26,6 +25,7 @@ from edl.torch.lr_schedule import LRSchedule
 from edl.torch.lr_tuner import LRTuner
 from edl.torch.probe import Probe
 from edl.torch.schedulers import Schedulers
+from edl.worker.loader_steps import Update
 
 ROOT = Path(__file__).resolve().parents[2]
 AT = points(2.0)

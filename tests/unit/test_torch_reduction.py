@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 from edl.core.step.batching import Batching
 from edl.core.step.step_record import StepRecord, StepRecords
 from edl.core.step.weighting import Share
-from edl.daemon import activity
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed
 from edl.torch import flights
@@ -24,6 +23,7 @@ from edl.torch.flights import PRESENT
 from edl.torch.gradient import Gradient
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction, LastStep
+from edl.worker import activity
 
 Tensor = torch.Tensor
 BATCH = 2

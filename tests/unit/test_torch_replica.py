@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from edl.daemon.progress import Receive
 from edl.errors import UsageError
 from edl.torch import transfer as module
 from edl.torch.replica import TorchReplica
+from edl.worker.progress import Receive
 
 
 class Wire:

@@ -10,9 +10,9 @@ import torch
 from torch.amp import GradScaler
 
 from edl.checkpoint import format as files
-from edl.daemon.progress import Receive
 from edl.torch import scalers as module
 from edl.torch.replica import TorchReplica
+from edl.worker.progress import Receive
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ from torch.optim import lr_scheduler as lr
 from torch.optim.swa_utils import SWALR
 
 from edl.checkpoint import format as files
-from edl.daemon.progress import Receive
 from edl.torch import schedulers
 from edl.torch.replica import TorchReplica
+from edl.worker.progress import Receive
 
 Make = Callable[[torch.optim.Optimizer], Any]
 

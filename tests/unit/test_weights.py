@@ -14,10 +14,10 @@ from edl.checkpoint import format as files
 from edl.checkpoint.format import Manifest, pack
 from edl.checkpoint.weights import export, newest
 from edl.cli.main import invoke
-from edl.daemon.progress import Receive
 from edl.errors import CheckpointError, UsageError
 from edl.torch.replica import TorchReplica
 from edl.torch.weights import load_weights
+from edl.worker.progress import Receive
 
 
 def net(width: int = 3) -> torch.nn.Module:

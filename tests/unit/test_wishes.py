@@ -15,9 +15,9 @@ from edl.core.policy.votes import Votes
 from edl.core.records import JobPolicy
 from edl.core.sizes import Sizes
 from edl.core.step.batching import Batching
-from edl.daemon.wishes import Wishes
 from edl.errors import UsageError
 from edl.framework import adapting
+from edl.worker.wishes import Wishes
 
 SHORT = '[size]\nrule = "throughput"\n'
 

@@ -18,11 +18,11 @@ from typing import Any
 import keras
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
-from edl.daemon.worker import Worker
 from edl.errors import UsageError
 from edl.framework.state import Stateful
 from edl.tensorflow.keras_callbacks.values import PLAIN, NoData, fingerprint, is_small, put, taken
 from edl.tensorflow.variables import plain, variables_of
+from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 

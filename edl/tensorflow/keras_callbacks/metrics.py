@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from edl.core.step.mean import weighted_means
-from edl.daemon.worker import Worker
 from edl.errors import UsageError
 from edl.tensorflow.keras_callbacks.additive import is_additive
+from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 from keras.src.callbacks.progbar_logger import ProgbarLogger
 
-from edl.daemon.worker import Worker
+from edl.worker.worker import Worker
 
 _HOOKS = [
     f"on_{what}_{when}"

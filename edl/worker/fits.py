@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edl.core.job.fits import DoneFit, FitIsDone, ScriptFits
-from edl.daemon.checkpointing import Checkpointing
-from edl.daemon.coordinator import Coordinator
-from edl.daemon.finishing import Finishing
-from edl.daemon.loader_steps import LoaderSteps
-from edl.daemon.mailbox import Mailbox
-from edl.daemon.state_check import StateCheck
-from edl.daemon.switching import Switching
+from edl.worker.checkpointing import Checkpointing
+from edl.worker.coordinator import Coordinator
+from edl.worker.finishing import Finishing
+from edl.worker.loader_steps import LoaderSteps
+from edl.worker.mailbox import Mailbox
+from edl.worker.state_check import StateCheck
+from edl.worker.switching import Switching
 
 HEALINGS = 3  # at the end of a fit; what cannot be healed shows in each whole comparison
 
@@ -62,7 +62,7 @@ class Fits:
         Workers that differ are healed, or the job ends, as the job's ``on_divergence`` says.
 
         Raises:
-            StateDiffers, NewcomerDiffers: see :meth:`edl.daemon.state_check.StateCheck.compare`.
+            StateDiffers, NewcomerDiffers: see :meth:`edl.worker.state_check.StateCheck.compare`.
         """
         for _ in range(HEALINGS):
             if self._check.is_same(self._exchange):

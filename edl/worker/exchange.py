@@ -4,8 +4,8 @@ The answer of an exchange that broke may be known to some survivors and not to o
 worker counts the exchanges that it has completed, beside its steps, and reports both when its
 ring breaks (:class:`edl.core.records.RingFailure`). The sync root of the repair is one that has
 completed most, and its answer goes to all with its progress
-(:meth:`edl.daemon.loader_progress.LoaderProgress.header`,
-:meth:`edl.daemon.switching.Switching.synchronise`).
+(:meth:`edl.worker.loader_progress.LoaderProgress.header`,
+:meth:`edl.worker.switching.Switching.synchronise`).
 If nobody has it, the survivors exchange once more, in the new ring.
 
 Whoever had missed the step before is brought to it by the same repair, and then comes to the
@@ -23,9 +23,9 @@ import numpy as np
 
 from edl import failpoints
 from edl.core.plural import workers
-from edl.daemon.loader_progress import LoaderProgress
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import Ring
+from edl.worker.loader_progress import LoaderProgress
 
 OUT_OF_PLACE = (
     "workers exchange numbers between two steps: call edl.mean() after the update of a batch and "

@@ -18,8 +18,8 @@ from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
 from edl.core.step.spans import Span, common, joined, length, take, without
 from edl.core.step.stream import AHEAD, SHARD, StreamSource, by_shard
-from edl.daemon.sampler import Batch, BatchSampler
 from edl.errors import DataError
+from edl.worker.sampler import Batch, BatchSampler
 
 NO_INDICES = np.empty(0, dtype=np.int64)
 
@@ -86,7 +86,7 @@ class StreamSampler(BatchSampler):
         self._pieces = deque()
 
     def form(self, ledger: Ledger) -> Batch | None:
-        """See :meth:`~edl.daemon.sampler.BatchSampler.form`."""
+        """See :meth:`~edl.worker.sampler.BatchSampler.form`."""
         if not self.has_more(ledger):
             return None
         batch = self._cut_off(self.size)
@@ -94,7 +94,7 @@ class StreamSampler(BatchSampler):
         return batch
 
     def has_more(self, ledger: Ledger) -> bool:
-        """See :meth:`~edl.daemon.sampler.BatchSampler.has_more`.
+        """See :meth:`~edl.worker.sampler.BatchSampler.has_more`.
 
         A part of a batch waits for the rest only while others are ahead of it: shards may be short,
         and a smaller batch is worth more than padding.
@@ -148,7 +148,7 @@ class StreamSampler(BatchSampler):
         return self._first
 
     def wanted(self, ledger: Ledger, step_batches: int) -> int:
-        """See :meth:`~edl.daemon.sampler.BatchSampler.wanted`; in shards, if they are leased."""
+        """See :meth:`~edl.worker.sampler.BatchSampler.wanted`; in shards, if they are leased."""
         if self._stream.shared:
             return super().wanted(ledger, step_batches)
         unread = by_shard(without(ledger.held_by(self._worker), self._spans()))

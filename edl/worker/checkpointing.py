@@ -23,12 +23,12 @@ from edl.core.job.stall import SAVING
 from edl.core.job_spec import JobSettings
 from edl.core.plural import counted
 from edl.core.records import Generation, JobEnd, JobState
-from edl.daemon.activity import waits
-from edl.daemon.coordinator import Coordinator
-from edl.daemon.loader_progress import LoaderProgress
-from edl.daemon.mailbox import Mailbox
-from edl.daemon.progress import TrainingProgress
 from edl.errors import CoordinationError, EdlError, JobFailed, UsageError
+from edl.worker.activity import waits
+from edl.worker.coordinator import Coordinator
+from edl.worker.loader_progress import LoaderProgress
+from edl.worker.mailbox import Mailbox
+from edl.worker.progress import TrainingProgress
 
 logger = logging.getLogger(__name__)
 

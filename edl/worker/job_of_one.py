@@ -10,13 +10,13 @@ from edl.core.events import Event
 from edl.core.job.signature import ScriptOfJob
 from edl.core.records import Generation, JobEnd, Member, RingFailure, Seat, Stage
 from edl.core.sizes import Sizes
-from edl.daemon.job_policy import NoPolicy
+from edl.worker.policy_side import NoPolicy
 
 NUMBER = 0  # of its only generation
 
 
 class JobOfOne:
-    """A :class:`edl.daemon.coordinator.Coordinator` that makes nothing known to anybody."""
+    """A :class:`edl.worker.coordinator.Coordinator` that makes nothing known to anybody."""
 
     is_shared = False
     away = False

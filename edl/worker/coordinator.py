@@ -1,7 +1,7 @@
 """What a worker's training thread needs of the side that coordinates the job.
 
 :class:`edl.daemon.daemon.Daemon` keeps it in ZooKeeper, :mod:`edl.testing.memory` in memory, and
-:class:`edl.daemon.job_of_one.JobOfOne` is for a script without a launcher. None of the methods
+:class:`edl.worker.job_of_one.JobOfOne` is for a script without a launcher. None of the methods
 waits for anybody, but :meth:`Coordinator.flush` and :meth:`Coordinator.script_of_job`.
 """
 
@@ -14,7 +14,7 @@ from edl.core.job.signature import ScriptOfJob
 from edl.core.job_spec import JobSettings
 from edl.core.records import Generation, JobEnd, Member, RingFailure, Stage
 from edl.core.sizes import Sizes
-from edl.daemon.job_policy import PolicySide
+from edl.worker.policy_side import PolicySide
 
 
 class Coordinator(Protocol):

@@ -19,9 +19,9 @@ from edl.core.policy.ring_report import NO_REPORT, RingReport
 from edl.core.policy.stragglers import NO_CARE, Times
 from edl.core.records import Generation
 from edl.core.step.step_record import StepRecords
-from edl.daemon.loader_progress import LoaderProgress
-from edl.daemon.mailbox import Mailbox
-from edl.daemon.switching import Switching
+from edl.worker.loader_progress import LoaderProgress
+from edl.worker.mailbox import Mailbox
+from edl.worker.switching import Switching
 
 EVERY = 10  # steps between two looks
 COLUMNS = ("compute_us", "data_us", "reduce_us")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from edl.daemon.progress import Receive, TrainingProgress
+from edl.worker.progress import Receive, TrainingProgress
 
 
 class Comparable(Enum):

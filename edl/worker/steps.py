@@ -1,7 +1,7 @@
 """The steps of one worker in its ring: its record of each goes out, everybody's come back.
 
-What a step is depends on who leads through the data: :class:`edl.daemon.loader_steps.LoaderSteps`,
-or :class:`edl.daemon.script_steps.ScriptSteps`.
+What a step is depends on who leads through the data: :class:`edl.worker.loader_steps.LoaderSteps`,
+or :class:`edl.worker.script_steps.ScriptSteps`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from edl.core.step.step_record import (
     check,
     switch_parts,
 )
-from edl.daemon.mailbox import Mailbox
-from edl.daemon.pace import Pace
-from edl.daemon.progress import TrainingProgress
-from edl.daemon.switching import Switching
-from edl.daemon.wishes import Wishes
 from edl.errors import RingBroken, RingError, UnevenEnd
 from edl.ring.ring import Ring
+from edl.worker.mailbox import Mailbox
+from edl.worker.pace import Pace
+from edl.worker.progress import TrainingProgress
+from edl.worker.switching import Switching
+from edl.worker.wishes import Wishes
 
 
 class Steps(ABC):
@@ -82,7 +82,7 @@ class Steps(ABC):
     def exchange(self, payload: bytes) -> list[bytes]:
         """Return all payloads in rank order, between two steps.
 
-        See :meth:`edl.daemon.worker.Worker.exchange_bytes`.
+        See :meth:`edl.worker.worker.Worker.exchange_bytes`.
         """
 
     @abstractmethod

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edl.core.step.weighting import Share
-from edl.daemon.sampler import Batch, BatchSampler
 from edl.errors import DataError, UsageError
+from edl.worker.sampler import Batch, BatchSampler
 
 
 class OpenStep:

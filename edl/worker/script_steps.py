@@ -1,7 +1,7 @@
 """The commits of a script that keeps its own place in its data (docs/adr/0010).
 
 It calls :meth:`ScriptSteps.agree` wherever a switch may happen, and
-:meth:`edl.daemon.worker.Worker.boundary` when one is due.
+:meth:`edl.worker.worker.Worker.boundary` when one is due.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import replace
 from edl import failpoints
 from edl.core.policy.ring_report import RingReport
 from edl.core.step.step_record import StepRecords, Stop
-from edl.daemon.mailbox import Mailbox
-from edl.daemon.script_progress import ScriptProgress
-from edl.daemon.script_state_check import ScriptStateCheck
-from edl.daemon.steps import Steps
-from edl.daemon.switching import Switching
-from edl.daemon.wishes import Wishes
 from edl.errors import RingError, UsageError
 from edl.ring.ring import Ring
+from edl.worker.mailbox import Mailbox
+from edl.worker.script_progress import ScriptProgress
+from edl.worker.script_state_check import ScriptStateCheck
+from edl.worker.steps import Steps
+from edl.worker.switching import Switching
+from edl.worker.wishes import Wishes
 
 logger = logging.getLogger(__name__)
 

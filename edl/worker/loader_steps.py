@@ -1,6 +1,6 @@
 """Steps on the batches of edl's own loader, with a ledger of the samples that are trained.
 
-A framework calls four of these at every step (:meth:`edl.daemon.worker.Worker.boundary` comes
+A framework calls four of these at every step (:meth:`edl.worker.worker.Worker.boundary` comes
 before them)::
 
     begin()      a batch is handed out: this worker's step record goes out, unless see below
@@ -33,17 +33,17 @@ from edl.core.step.ledger import Ledger
 from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 from edl.core.step.slowest import Slow
 from edl.core.step.step_record import StepRecord, StepRecords, Stop, counts, global_samples
-from edl.daemon.exchange import check_place, exchange
-from edl.daemon.loader_progress import LoaderProgress
-from edl.daemon.mailbox import Mailbox
-from edl.daemon.ring_watch import RingWatch
-from edl.daemon.sampler import Batch, BatchSampler
-from edl.daemon.state_check import StateCheck
-from edl.daemon.steps import Steps
-from edl.daemon.switching import Replica, Switching
-from edl.daemon.wishes import Wishes
 from edl.errors import RingBroken, RingError
 from edl.ring.ring import Ring
+from edl.worker.exchange import check_place, exchange
+from edl.worker.loader_progress import LoaderProgress
+from edl.worker.mailbox import Mailbox
+from edl.worker.ring_watch import RingWatch
+from edl.worker.sampler import Batch, BatchSampler
+from edl.worker.state_check import StateCheck
+from edl.worker.steps import Steps
+from edl.worker.switching import Replica, Switching
+from edl.worker.wishes import Wishes
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class LoaderSteps(Steps):
     def rounds_of_epoch(self) -> int:
         """How often the script's loop goes round in an epoch, rounded up; not of a stream.
 
-        See :meth:`edl.daemon.loader_progress.LoaderProgress.rounds_of_epoch`.
+        See :meth:`edl.worker.loader_progress.LoaderProgress.rounds_of_epoch`.
         """
         return self._progress.rounds_of_epoch(self._switching.began_with)
 
@@ -318,7 +318,7 @@ class LoaderSteps(Steps):
 
         Args:
             payload: this worker's; of any size.
-            repair: see :func:`edl.daemon.exchange.exchange`. In a step gradients may be on their
+            repair: see :func:`edl.worker.exchange.exchange`. In a step gradients may be on their
                 way, too.
         """
         return exchange(payload, self.ring, self._progress, repair, self._mailbox.clock.now_s)

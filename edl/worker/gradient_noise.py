@@ -14,7 +14,7 @@ from typing import Any
 from edl.core.job_spec import JobSettings
 from edl.core.step.noise_scale import NoiseScale, Squares, measured
 from edl.core.step.step_record import StepRecords
-from edl.daemon.mailbox import Mailbox
+from edl.worker.mailbox import Mailbox
 
 USUAL_STEPS = 50  # between two measurements, where the job does not say: 0.2 % of a short step
 

@@ -33,12 +33,12 @@ from edl.core.step.step_record import (
 )
 from edl.core.step.stream import StreamSource
 from edl.core.step.turns import Schedule
-from edl.daemon.gradient_noise import GradientNoise
-from edl.daemon.open_step import OpenStep
-from edl.daemon.progress import Exchange, Receive, TrainingProgress
-from edl.daemon.sampler import AlignedSampler, BatchSampler
-from edl.daemon.stream_sampler import Reader, StreamSampler
 from edl.errors import DataError, UsageError
+from edl.worker.gradient_noise import GradientNoise
+from edl.worker.open_step import OpenStep
+from edl.worker.progress import Exchange, Receive, TrainingProgress
+from edl.worker.sampler import AlignedSampler, BatchSampler
+from edl.worker.stream_sampler import Reader, StreamSampler
 
 CHANGES_KEPT = 64  # of the global batch: none of them matters once its ramp is over
 

@@ -19,8 +19,8 @@ from typing import TypeVar
 
 from edl import failpoints
 from edl.core.job.stall import FOR_NUMBERS, FOR_RECORDS, IN_USER_CODE, Activity
-from edl.daemon.mailbox import Mailbox
 from edl.ring.ring import Ring
+from edl.worker.mailbox import Mailbox
 
 _acting = 0  # the thread that trains while the one that called Watch.start() waits for it
 

@@ -1,7 +1,7 @@
 """How far a worker is in its job. All workers of a ring are equally far between two steps.
 
-Who leads through the data is either edl's own loader (:mod:`edl.daemon.loader_progress`), with a
-ledger of what is trained, or the script itself (:mod:`edl.daemon.script_progress`).
+Who leads through the data is either edl's own loader (:mod:`edl.worker.loader_progress`), with a
+ledger of what is trained, or the script itself (:mod:`edl.worker.script_progress`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TrainingProgress(ABC):
         without_checkpoint: what to do before all workers die, as the end of a sentence.
         members: worker ids of the ring in rank order.
         has_state: it holds the job's, since the first time it was synchronised.
-        exchanges: how many exchanges of messages (:mod:`edl.daemon.exchange`) the job has made.
+        exchanges: how many exchanges of messages (:mod:`edl.worker.exchange`) the job has made.
         answer: what all workers have sent in the last one, in rank order, as long as one of them
             may not have it yet; else nothing.
         joined_after: the step after which the newest workers joined, while the job trained; the

@@ -25,24 +25,24 @@ from edl.core.policy.file import Policy
 from edl.core.records import Leader
 from edl.core.sizes import Sizes
 from edl.core.step.source import Source
-from edl.daemon.checkpointing import Checkpointing
-from edl.daemon.coordinator import Coordinator
-from edl.daemon.exchange import OUT_OF_PLACE, packed, unpacked
-from edl.daemon.finishing import Finishing
-from edl.daemon.fits import Fits
-from edl.daemon.loader_progress import LoaderProgress
-from edl.daemon.loader_steps import LoaderSteps
-from edl.daemon.mailbox import Mailbox
-from edl.daemon.script_progress import ScriptProgress
-from edl.daemon.script_state_check import ScriptStateCheck
-from edl.daemon.script_steps import ScriptSteps
-from edl.daemon.state_check import StateCheck
-from edl.daemon.steps import Steps
-from edl.daemon.stream_sampler import Reader
-from edl.daemon.switching import Replica, ScriptState, Switching
-from edl.daemon.wishes import Wishes
 from edl.errors import NewcomerDiffers, UsageError
 from edl.ring.ring import Ring
+from edl.worker.checkpointing import Checkpointing
+from edl.worker.coordinator import Coordinator
+from edl.worker.exchange import OUT_OF_PLACE, packed, unpacked
+from edl.worker.finishing import Finishing
+from edl.worker.fits import Fits
+from edl.worker.loader_progress import LoaderProgress
+from edl.worker.loader_steps import LoaderSteps
+from edl.worker.mailbox import Mailbox
+from edl.worker.script_progress import ScriptProgress
+from edl.worker.script_state_check import ScriptStateCheck
+from edl.worker.script_steps import ScriptSteps
+from edl.worker.state_check import StateCheck
+from edl.worker.steps import Steps
+from edl.worker.stream_sampler import Reader
+from edl.worker.switching import Replica, ScriptState, Switching
+from edl.worker.wishes import Wishes
 
 OVER = (
     "this job's training is over: a job trains once, in one `for epoch in ....epochs(n)`; run each "

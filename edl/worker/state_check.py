@@ -39,11 +39,11 @@ from edl.core.step.state_check import (
     undecided,
 )
 from edl.core.step.step_record import StepRecords, Stop
-from edl.daemon.checkpointing import Checkpointing
-from edl.daemon.loader_progress import LoaderProgress
-from edl.daemon.progress import Receive, TrainingProgress
 from edl.errors import NewcomerDiffers, RingBroken, StateDiffers
 from edl.ring.ring import Ring
+from edl.worker.checkpointing import Checkpointing
+from edl.worker.loader_progress import LoaderProgress
+from edl.worker.progress import Receive, TrainingProgress
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Compared(Protocol):
         """The present learning rates, by what each is called in a sentence."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """See :class:`edl.daemon.switching.Shared`."""
+        """See :class:`edl.worker.switching.Shared`."""
 
 
 class Comparison:
@@ -184,7 +184,7 @@ class StateCheck(Comparison):
 
         Args:
             exchange: gives the bytes of all workers, see
-                :meth:`edl.daemon.worker.Worker.exchange_bytes`.
+                :meth:`edl.worker.worker.Worker.exchange_bytes`.
 
         Returns:
             Whether all hold the same state; every worker gets the same answer.

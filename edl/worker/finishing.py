@@ -19,12 +19,12 @@ from edl.core.job.fits import resumed_too_short
 from edl.core.job.stall import FOR_NUMBERS
 from edl.core.records import JobEnd, JobState, Stage
 from edl.core.step.step_record import StepRecord, Stop
-from edl.daemon.checkpointing import FLUSH_S, Checkpointing
-from edl.daemon.coordinator import Coordinator
-from edl.daemon.mailbox import Mailbox
-from edl.daemon.steps import Steps
-from edl.daemon.switching import Switching
 from edl.errors import UsageError
+from edl.worker.checkpointing import FLUSH_S, Checkpointing
+from edl.worker.coordinator import Coordinator
+from edl.worker.mailbox import Mailbox
+from edl.worker.steps import Steps
+from edl.worker.switching import Switching
 
 logger = logging.getLogger(__name__)
 

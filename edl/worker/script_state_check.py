@@ -27,10 +27,10 @@ from edl.core.step.state_check import (
     split_of,
 )
 from edl.core.step.step_record import StepRecords
-from edl.daemon.checkpointing import Checkpointing
-from edl.daemon.script_progress import Comparable, ScriptProgress
-from edl.daemon.state_check import Comparison
 from edl.ring.ring import Ring
+from edl.worker.checkpointing import Checkpointing
+from edl.worker.script_progress import Comparable, ScriptProgress
+from edl.worker.state_check import Comparison
 
 logger = logging.getLogger(__name__)
 

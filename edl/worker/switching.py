@@ -37,15 +37,15 @@ from edl.core.step.step_record import (
     repair_times,
     us,
 )
-from edl.daemon.activity import waits
-from edl.daemon.checkpointing import Checkpointing
-from edl.daemon.coordinator import Coordinator
-from edl.daemon.mailbox import Mailbox
-from edl.daemon.progress import Receive, TrainingProgress
-from edl.daemon.state_check import Compared
 from edl.errors import JobFailed, NewcomerDiffers, RingBroken, RingError, UnevenEnd, UsageError
 from edl.ring.frames import split
 from edl.ring.ring import Ring
+from edl.worker.activity import waits
+from edl.worker.checkpointing import Checkpointing
+from edl.worker.coordinator import Coordinator
+from edl.worker.mailbox import Mailbox
+from edl.worker.progress import Receive, TrainingProgress
+from edl.worker.state_check import Compared
 
 logger = logging.getLogger(__name__)
 
@@ -395,7 +395,7 @@ class Switching:
 
         Raises:
             JobFailed: others train on.
-            StateDiffers: see :meth:`edl.daemon.state_check.StateCheck.compare`.
+            StateDiffers: see :meth:`edl.worker.state_check.StateCheck.compare`.
         """
         while True:
             began = self._now_s()

@@ -1,0 +1,6 @@
+"""What the training thread of a worker runs: steps, switches, the place in the data, saving.
+
+:mod:`edl.worker.worker` is the object that a framework's API talks to. It knows neither ZooKeeper
+nor HTTP: :mod:`edl.worker.coordinator` says what it needs of whoever coordinates the job, and
+:mod:`edl.worker.mailbox` holds what a daemon's threads tell it.
+"""
