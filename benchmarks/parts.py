@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 PLANNED = ("wait", "shutdown", "init", "broadcast", "first_step")
-REPAIR = ("detect", "election", "roll_call", "close", "init", "broadcast", "first_step")
+REPAIR = ("detect", "election", "survivor_report", "close", "init", "broadcast", "first_step")
 
 
 def slowest(
@@ -25,5 +25,5 @@ def slowest(
     first = min(switches, key=lambda event: int(event["generation"]))
     old = [parts for parts in first["workers"].values() if parts["role"] == "old"]
     parts = dict(max(old, key=lambda parts: float(parts["stall_s"])))
-    parts["close_s"] = parts["wait_s"] - parts["election_s"] - parts["roll_call_s"]
+    parts["close_s"] = parts["wait_s"] - parts["election_s"] - parts["survivor_report_s"]
     return {name: float(parts[f"{name}_s"]) for name in names}

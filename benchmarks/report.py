@@ -146,7 +146,7 @@ def crash_notes(crashes: Crashes) -> list[str]:
     parts = (
         "Parts of a recovery: medians of what the slowest survivor reports in the event log. "
         "detect: waiting for the others before it knew; close: until the old ring was closed, "
-        "beyond election and roll-call; first-step: until the interrupted step was complete. "
+        "beyond election and survivor report; first-step: until the interrupted step was complete. "
         "What is left of the gap is the step's own forward and backward."
     )
     return [faults, parts]

@@ -47,7 +47,7 @@ class Config:
     address: str = ""  # of this host, which other workers can reach; empty: a launcher finds it
     network_interface: str = ""  # whose address it is; empty: the one that leads to ZooKeeper
     slot: int = 0  # number of the slot on this host, stable for the process's life
-    launch: str = ""  # unique token that the agent gives to one start of one worker process
+    attempt_id: str = ""  # unique token that the agent gives to one start of one worker process
     secret: str | None = field(default=None, repr=False)  # who knows it may change the job
     # For jobs that horovodrun starts; `edl run` has options for them.
     hosts: str = ""  # "host:slots,host:slots": what `edl-discover` may offer to the driver
@@ -59,8 +59,8 @@ class Config:
     keep_jobs: int = setting(100, "so many ended jobs, the newest, stay in ZooKeeper", least=0)
     keep_jobs_s: float = 604800.0  # and each so long after its end
 
-    lent_file: str = ""  # says how many slots of this host are lent to the job
-    reclaim_s: float = 30.0  # to give lent slots back, where nobody says in how long
+    borrowed_file: str = ""  # says how many slots of this host are borrowed by the job
+    reclaim_s: float = 30.0  # to give borrowed slots back, where nobody says in how long
     leave_within_s: float | None = None  # for the workers of a host to leave, after a signal to
     # its agent; None: as long as it takes
 
@@ -134,14 +134,15 @@ def load(
     file_values = _read_file(environ)
     found: dict[type, dict[str, Any]] = {kind: {} for kind in KINDS}
     for name, (kind, hint) in SETTINGS.items():
-        given, of_environment = arguments.get(name), environ.get(variable_of(name))
+        given, old = arguments.get(name), OLD_NAMES.get(name, name)
+        of_environment = environ.get(variable_of(name)) or environ.get(variable_of(old))
         if given is not None:
             is_text = isinstance(given, str) and hint is not str
             found[kind][name] = _parse(name, given, hint) if is_text else given
         elif of_environment:
             found[kind][name] = _parse(variable_of(name), of_environment, hint)
-        elif name in file_values:
-            text = _as_text(file_values[name])
+        elif name in file_values or old in file_values:
+            text = _as_text(file_values.get(name, file_values.get(old)))
             found[kind][name] = _parse(f"edl.toml: {name}", text, hint)
         elif defaults.get(name) is not None:
             found[kind][name] = defaults[name]
@@ -149,6 +150,7 @@ def load(
     return Config(**found[Config], sizes=Sizes(**found[Sizes]), job_settings=job_settings)
 
 
+OLD_NAMES = {"borrowed_file": "lent_file"}  # of settings, in older versions of edl
 KINDS = (Config, Sizes, JobSettings)
 SETTINGS: Mapping[str, tuple[type, Any]] = {
     one.name: (kind, get_type_hints(kind)[one.name])
@@ -312,7 +314,7 @@ def _read_file(environ: Mapping[str, str]) -> dict[str, Any]:
                 values = tomllib.loads(path.read_text())
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise ConfigError("file", f"{path} is not readable TOML: {error}") from error
-            if unknown := sorted(set(values) - {*SETTINGS}):
+            if unknown := sorted(set(values) - {*SETTINGS, *OLD_NAMES.values()}):
                 raise ConfigError("file", f"{path} has unknown settings: {', '.join(unknown)}")
             return values
     return {}

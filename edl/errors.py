@@ -127,7 +127,7 @@ class ZooKeeperUnreachable(CoordinationError):
         self.timeout_s = timeout_s
 
 
-class Deposed(CoordinationError):
+class LeadershipLost(CoordinationError):
     """A write of a leader whose election node is gone was refused (fencing)."""
 
     def __init__(self, term: int) -> None:
@@ -155,7 +155,7 @@ class HostLost(RequestError):
     """The host that workers were to move to has no agent any more; who had not moved stays."""
 
 
-class Superseded(RequestError):
+class RequestOverridden(RequestError):
     """Somebody else has changed what was asked for."""
 
 

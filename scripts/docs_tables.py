@@ -128,7 +128,7 @@ def _walk(path: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _command(path: str, verb: Any) -> str:
-    options = [p for p in verb.params if p.param_type_name == "option"]
+    options = [p for p in verb.params if p.param_type_name == "option" and not p.hidden]
     shared = [p for p in options if set(p.opts) & EVERYWHERE]
     own = [p for p in options if p not in shared]
     words = [path, *(_call(p, p.opts[:1]) for p in own if p.required)]

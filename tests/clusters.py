@@ -8,19 +8,19 @@ from typing import Any
 
 from edl.core.cluster.state import (
     Allocation,
+    ClusterJob,
     ClusterState,
-    Decision,
-    Job,
     Node,
-    Notes,
+    Placements,
     Policy,
+    PolicyState,
     size,
 )
 from edl.simulator.engine import Rules, simulate
 from edl.simulator.resize import constant
 from edl.simulator.results import JobResult, Result
 from edl.simulator.trace import TimedWork
-from edl.simulator.work import Submission
+from edl.simulator.work import SubmittedJob
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,18 @@ class Steps:
         return self.left
 
 
-def job(name: str, slots: int = 1, **changes: Any) -> Job:
+def job(name: str, slots: int = 1, **changes: Any) -> ClusterJob:
     """A job that asks for so many slots, and may have from 1 to 8."""
     values: dict[str, Any] = {"min_slots": 1, "max_slots": 8, "model": Steps()}
     values |= {"batch": 1, "batches": (1, 1)} | changes
-    return Job(name, values.pop("arrival_s", 0.0), slots, **values)
+    return ClusterJob(name, values.pop("arrival_s", 0.0), slots, **values)
 
 
-def just_submitted(one: Submission) -> Job:
+def just_submitted(one: SubmittedJob) -> ClusterJob:
     """As a policy first sees it."""
     limits = one.requested_slots, one.min_slots, one.max_slots
     model = one.work.model(0, 0.0)
-    return Job(one.name, one.arrival_s, *limits, 1, (1, 1), model, weight=one.weight)
+    return ClusterJob(one.name, one.arrival_s, *limits, 1, (1, 1), model, weight=one.weight)
 
 
 def nodes(*slots: int) -> list[Node]:
@@ -61,32 +61,32 @@ def nodes(*slots: int) -> list[Node]:
 
 def decide(
     policy: Policy,
-    jobs: Sequence[Job],
+    jobs: Sequence[ClusterJob],
     machines: Sequence[Node],
-    present: Allocation | None = None,
-    notes: Notes | None = None,
+    present: Placements | None = None,
+    state: PolicyState | None = None,
     now_s: float = 100.0,
-) -> Decision:
-    return policy(ClusterState(jobs, machines, present or {}, now_s, notes or {}))
+) -> Allocation:
+    return policy(ClusterState(jobs, machines, present or {}, now_s, state or {}))
 
 
-def sizes(decision: Decision) -> dict[str, int]:
+def sizes(decision: Allocation) -> dict[str, int]:
     """Slots of each job that has some."""
-    return {name: size(placement) for name, placement in decision.allocation.items()}
+    return {name: size(placement) for name, placement in decision.placements.items()}
 
 
 def submitted(
     name: str, arrival_s: float, duration_s: float, slots: int = 1, **changes: Any
-) -> Submission:
+) -> SubmittedJob:
     """A job of known duration with ``slots``, of a fixed size if nothing else is said."""
     fraction = changes.pop("parallel_fraction", 1.0)
     limits = {"min_slots": slots, "max_slots": slots} | changes
-    return Submission(name, arrival_s, TimedWork(duration_s, slots, fraction), slots, **limits)
+    return SubmittedJob(name, arrival_s, TimedWork(duration_s, slots, fraction), slots, **limits)
 
 
 def run(
     policy: Policy,
-    jobs: Sequence[Submission],
+    jobs: Sequence[SubmittedJob],
     machines: Sequence[Node],
     cost_s: float = 0.0,
     **rules: Any,
@@ -98,7 +98,7 @@ def run(
 
 def result(
     policy: Policy,
-    jobs: Sequence[Submission],
+    jobs: Sequence[SubmittedJob],
     machines: Sequence[Node],
     cost_s: float = 0.0,
     **rules: Any,

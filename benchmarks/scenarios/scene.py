@@ -63,7 +63,7 @@ class Scene:
         print(f"rank {self._start_rank} in epoch {epoch}: {how} of {who}", flush=True)
         if how == "exception":
             raise RuntimeError(f"rank {self._start_rank} fails in epoch {epoch}")
-        ours = who == "worker" or "EDL_LAUNCH" not in os.environ
+        ours = who == "worker" or "EDL_ATTEMPT_ID" not in os.environ
         number = signal.SIGKILL if how == "kill" else signal.SIGTERM
         os.kill(os.getpid() if ours else os.getppid(), number)
 

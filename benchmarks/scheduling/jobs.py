@@ -9,7 +9,7 @@ from edl.simulator.built_in import JSA, POLLUX, SETS, VIRTUALFLOW
 from edl.simulator.engine import Rules
 from edl.simulator.resize import constant
 from edl.simulator.runs import Run
-from edl.simulator.work import Submission
+from edl.simulator.work import SubmittedJob
 
 
 def on_pollux(
@@ -35,7 +35,7 @@ def on_jsa(policy: str, arrivals: str, seed: int, drop: bool) -> Run:
 
 
 @cache
-def _drawn(arrivals: str, seed: int) -> tuple[Submission, ...]:
+def _drawn(arrivals: str, seed: int) -> tuple[SubmittedJob, ...]:
     return tuple(jsa.jobs(arrivals, seed))
 
 

@@ -25,10 +25,10 @@ from edl.coordination.local_server import start_local, stop_local
 from edl.coordination.reads import Issue
 from edl.coordination.session import Session
 from edl.core.job.ages import AgeTracker
-from edl.core.job.decision import Decision, Limits
+from edl.core.job.decision import Limits, MembershipDecision
 from edl.core.job.membership import decide
 from edl.core.job_spec import JobSpec
-from edl.core.records import Generation, Job, JobState, Member, Seat, Snapshot, Stage
+from edl.core.records import Generation, Job, JobState, Member, RingMember, Snapshot, Stage
 from edl.core.sizes import Sizes
 from edl.daemon.daemon import DaemonLimits
 
@@ -182,9 +182,11 @@ def _create(store: JobStore, workers: int, joining: int) -> None:
     election.enter()
     leadership = election.leads()
     assert leadership is not None
-    seats = tuple(Seat(each.id, each.host, each.slot, each.address, each.port) for each in there)
-    first = Generation(1, leadership.term, seats, 0, (), (), "the job starts")
-    leadership.carry_out(Decision("it starts", generation=first))
+    members = tuple(
+        RingMember(each.id, each.host, each.slot, each.address, each.port) for each in there
+    )
+    first = Generation(1, leadership.term, members, 0, (), (), "the job starts")
+    leadership.carry_out(MembershipDecision("it starts", generation=first))
 
 
 def _look(
@@ -228,8 +230,8 @@ def _turns(
     registering = others.Process(target=_register, args=(hosts, access, workers, joining))
     look()
     registering.start()
-    deadline, decision = time.monotonic() + WAIT_S, Decision("")
-    while decision.generation is None or len(decision.generation.seats) < workers + joining:
+    deadline, decision = time.monotonic() + WAIT_S, MembershipDecision("")
+    while decision.generation is None or len(decision.generation.members) < workers + joining:
         assert time.monotonic() < deadline, decision.reason
         changed.wait(0.1)
         time.sleep(GATHER_S)

@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from edl.chaos.orders import Action, Order, Plan, Worker, choose
+from edl.chaos.fault_schedule import Action, Order, Plan, Worker, choose
 from edl.coordination.job_store import JobStore
 from edl.core.events import Event, EventKind, SwitchDetails
 from edl.core.records import JobState, Member, Snapshot, Stage
@@ -34,7 +34,7 @@ POLL_S = 0.05
 HEALTH_S = 1.0
 STEPS = 2  # so many complete steps after a fault prove that the job trains again
 PARTS_S = 3.0  # how long the event that splits a recovery into its parts is waited for
-DOORS = {Action.EXPIRE: "expire", Action.CUT: "cut"}  # see edl.chaos.door
+DOORS = {Action.EXPIRE: "expire", Action.CUT: "cut"}  # see edl.chaos.endpoints
 
 
 @dataclass(frozen=True)
@@ -248,11 +248,11 @@ class Chaos:
     # --- facts
 
     def _workers(self, snapshot: Snapshot) -> list[Worker]:
-        seats = snapshot.generation.members if snapshot.generation else ()
+        members = snapshot.generation.worker_ids if snapshot.generation else ()
         number = snapshot.generation.number if snapshot.generation else 0
         workers = []
         for member in snapshot.members:
-            in_ring = member.id in seats and member.generation > 0
+            in_ring = member.id in members and member.generation > 0
             ring = health(member).generation if in_ring else 0
             broken = member.broken is not None and member.broken.generation >= number
             trained = ring == number > 0 and not broken
@@ -262,9 +262,9 @@ class Chaos:
 
     def _step(self, snapshot: Snapshot) -> int:
         """The newest step that anybody of the ring reports, or the status."""
-        seats = snapshot.generation.members if snapshot.generation else ()
+        members = snapshot.generation.worker_ids if snapshot.generation else ()
         for member in snapshot.members:
-            if member.id in seats:
+            if member.id in members:
                 return max(snapshot.status.step, health(member).step)
         return snapshot.status.step
 
@@ -290,16 +290,18 @@ class Chaos:
 def _settled(snapshot: Snapshot, action: Action, worker: int, generation: int) -> bool:
     """Whether the ring is whole: as decided, entered by all, and without the one that is gone."""
     current = snapshot.generation
-    if current is None or not current.seats:
+    if current is None or not current.members:
         return False
     members = {member.id: member for member in snapshot.members}
-    entered = all(w in members and members[w].generation >= current.number for w in current.members)
+    entered = all(
+        w in members and members[w].generation >= current.number for w in current.worker_ids
+    )
     if not entered:
         return False
     if action is Action.CUT:
         return current.number > generation
     if action in (Action.KILL, Action.TERM):
-        return worker not in current.members
+        return worker not in current.worker_ids
     return True
 
 
@@ -339,7 +341,7 @@ def _opened(member: Member) -> Iterator[int]:
     handle = os.pidfd_open(member.pid)  # from now on the number cannot mean somebody else
     try:
         words = Path(f"/proc/{member.pid}/environ").read_bytes().split(b"\0")
-        if not member.launch or f"EDL_LAUNCH={member.launch}".encode() not in words:
+        if not member.attempt_id or f"EDL_ATTEMPT_ID={member.attempt_id}".encode() not in words:
             raise ProcessLookupError(f"process {member.pid} is not w{member.id}")
         yield handle
     except (FileNotFoundError, PermissionError) as error:

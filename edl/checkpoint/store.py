@@ -1,4 +1,4 @@
-"""The job's durable state: saved by rank 0 every so often, restored by a sync root without state.
+"""The durable state of a job: rank 0 saves it now and then, a state source without state loads it.
 
 Rules:
 
@@ -292,15 +292,15 @@ class Checkpoints:
             Why it was not written; empty: it was.
         """
         deadline = time.monotonic() + timeout_s
-        settled = self.settle(timeout_s)
+        settled = self.wait_for_writes(timeout_s)
         if settled and self._last_step != at.step:
             self._save(at, replica)
-            settled = self.settle(deadline - time.monotonic())
+            settled = self.wait_for_writes(deadline - time.monotonic())
         if not settled:
             self._failed(at.step, f"it takes longer than {timeout_s:g} s (EDL_SAVE_TIMEOUT_S)")
         return "" if self._last_step == at.step else self._why_failed
 
-    def settle(self, timeout_s: float) -> bool:
+    def wait_for_writes(self, timeout_s: float) -> bool:
         """Wait until nothing is being written any more; False at the time-out."""
         if self._writing is not None:
             self._writing.join(max(0.0, timeout_s))
@@ -403,7 +403,7 @@ def _check_source(found: Checkpoint, source: Source) -> None:
         if theirs != mine:
             what = _OTHER[name]
             if name == "total" and isinstance(theirs, int):
-                theirs, mine = source.told(theirs), source.told(source.total)
+                theirs, mine = source.describe_total(theirs), source.describe_total(source.total)
             theirs, mine = (NO_FINGERPRINT if value == "" else value for value in (theirs, mine))
             raise CheckpointError(
                 f"{found.path} was trained with {what}: {theirs} there, {mine} in this script; "

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from edl.chaos.fault_schedule import Action, Plan, read_duration, read_order
 from edl.chaos.faults import Chaos, Fault, summary
-from edl.chaos.orders import Action, Plan, read_duration, read_order
 from edl.cli.common import JobArgument, JsonOption, ZooKeeperOption, choose_job, connected
 
 

@@ -52,12 +52,12 @@ InterfaceOption = Annotated[
         show_default=False,
     ),
 ]
-LentFileOption = Annotated[
+BorrowedFileOption = Annotated[
     str | None,
     typer.Option(
-        "--lent-file",
+        "--borrowed-file",
         metavar="PATH",
-        help="A file that says how many slots of this host are lent to the job.",
+        help="A file that says how many slots of this host the job borrows.",
         show_default=False,
     ),
 ]

@@ -19,8 +19,8 @@ from edl.errors import UsageError
 from edl.launch.address import own_address
 from edl.launch.agent import Agent
 from edl.launch.command import check_command
+from edl.launch.job_garbage_collector import JobGarbageCollector
 from edl.launch.output import Output
-from edl.launch.retention import Remover
 from edl.launch.workers import log_directory
 
 
@@ -30,7 +30,7 @@ def this_host(settings: Config, slots: int, zookeeper: str) -> Host:
     return Host(settings.host, slots, address, os.getpid())
 
 
-def guest(
+def joining_agent(
     store: JobStore, settings: Config, slots: int | None, np: int | None, ends_last: bool = False
 ) -> Agent:
     """The agent of a host that adds itself to a job which runs; the session is that job's.
@@ -103,12 +103,14 @@ def host_agent(
             frozen_s=settings.frozen_s,
         ),
         np=np,
-        guest=guest,
-        ends_last=ends_last,
+        joined=guest,
+        ends_job=ends_last,
         on_snapshot=line.update,
         stack_signal=settings.stack_signal,
-        meanwhile=Remover(store, state, Retention(settings.keep_jobs, settings.keep_jobs_s)),
-        lent_file=Path(settings.lent_file).absolute() if settings.lent_file else None,
+        meanwhile=JobGarbageCollector(
+            store, state, Retention(settings.keep_jobs, settings.keep_jobs_s)
+        ),
+        borrowed_file=Path(settings.borrowed_file).absolute() if settings.borrowed_file else None,
         reclaim_s=settings.reclaim_s,
         leave_within_s=settings.leave_within_s,
     )

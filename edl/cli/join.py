@@ -9,15 +9,15 @@ import typer
 from edl import config
 from edl.cli.common import (
     AddressOption,
+    BorrowedFileOption,
     HostOption,
     InterfaceOption,
-    LentFileOption,
     ZooKeeperOption,
     check_own_name,
     choose_job,
     connected,
 )
-from edl.cli.hosting import guest
+from edl.cli.hosting import joining_agent
 from edl.coordination.paths import check_name
 
 
@@ -48,7 +48,7 @@ def join(
             show_default=False,
         ),
     ] = None,
-    lent_file: LentFileOption = None,
+    borrowed_file: BorrowedFileOption = None,
     host: HostOption = None,
     address: AddressOption = None,
     network_interface: InterfaceOption = None,
@@ -63,11 +63,11 @@ def join(
         address=address,
         network_interface=network_interface,
         zookeeper=zookeeper,
-        lent_file=lent_file,
+        borrowed_file=borrowed_file,
     )
     check_name("host", settings.host)
     check_own_name()
     with connected(zookeeper) as session:
         store = choose_job(session, job)
-        code = guest(store, settings, slots, np).run()
+        code = joining_agent(store, settings, slots, np).run()
     raise typer.Exit(code)

@@ -30,7 +30,7 @@ class LiveLine:
         now = snapshot.status
         done, total = now.epoch_done, now.epoch_total
         filled = min(_BAR, _BAR * done // total) if total else 0
-        size = len(snapshot.generation.seats)
+        size = len(snapshot.generation.members)
         wanted = "" if size == snapshot.assigned.np else f"{size} of "
         epoch: tuple[str | tuple[str, str], ...] = (
             f"  epoch {now.epoch} ",

@@ -31,8 +31,8 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "join": ("join", "join"),
     "status": ("status", "status"),
     "scale": ("scale", "scale"),
-    "lend": ("lending", "lend"),
-    "reclaim": ("lending", "reclaim"),
+    "borrow": ("borrowing", "borrow"),
+    "reclaim": ("borrowing", "reclaim"),
     "drain": ("drain", "drain"),
     "migrate": ("migrate", "migrate"),
     "profile": ("profile", "profile"),
@@ -49,6 +49,9 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "simulate": ("simulate", "simulate"),
     "zookeeper": ("zookeeper", "app"),
 }
+# Names of older versions, which work for one release more and are in no help.
+OLD_VERBS = {"lend": "borrow"}
+OLD_OPTIONS = {"--lent-file": "--borrowed-file"}
 
 
 class Verbs(TyperGroup):
@@ -58,7 +61,8 @@ class Verbs(TyperGroup):
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return verb(cmd_name) if cmd_name in VERBS else None
+        name = OLD_VERBS.get(cmd_name, cmd_name)
+        return verb(name) if name in VERBS else None
 
 
 @cache
@@ -75,7 +79,22 @@ def verb(name: str) -> Any:
     command.name = name
     _let_know_secret(command)
     _take_job_by_option(command)
+    _take_old_options(command)
     return command
+
+
+def _take_old_options(command: Any) -> None:
+    """Let the old name of an option set what the option does, by the setting's variable."""
+    known = {name: one for one in command.params for name in one.opts}
+    for old, new in OLD_OPTIONS.items():
+        if new in known:
+
+            def take(_context: Any, _option: Any, value: str | None, name: str = new) -> None:
+                if value is not None:
+                    config.set_environment({f"EDL_{name[2:].replace('-', '_').upper()}": value})
+
+            option = TyperOption(param_decls=[old], hidden=True, expose_value=False, callback=take)
+            command.params.append(option)
 
 
 def _take_job_by_option(command: Any) -> None:

@@ -18,16 +18,16 @@ from typer.core import TyperCommand
 from edl import config
 from edl.cli.common import (
     AddressOption,
+    BorrowedFileOption,
     HostOption,
     InterfaceOption,
-    LentFileOption,
     ZooKeeperOption,
     check_own_name,
     choose_job,
     console,
     open_session,
 )
-from edl.cli.hosting import guest, host_agent, this_host
+from edl.cli.hosting import host_agent, joining_agent, this_host
 from edl.cli.options import with_settings
 from edl.cli.policy import read_policy
 from edl.client.events import flat
@@ -107,7 +107,7 @@ def run(
             show_default=False,
         ),
     ] = None,
-    lent_file: LentFileOption = None,
+    borrowed_file: BorrowedFileOption = None,
     zookeeper: ZooKeeperOption = None,
     *,
     given: dict[str, Any],
@@ -121,7 +121,7 @@ def run(
         address=address,
         network_interface=network_interface,
         zookeeper=zookeeper,
-        lent_file=lent_file,
+        borrowed_file=borrowed_file,
         resume=_resume(resume, resume_auto, resume_from),
         **given,
     )
@@ -191,7 +191,7 @@ def run(
                     f"{policy}` changes it"
                 )
             try:
-                agent = guest(store, settings, slots, np, ends_last=True)
+                agent = joining_agent(store, settings, slots, np, ends_last=True)
             except UsageError:
                 if not _is_finished(session, own):  # a moment ago it was not
                     raise

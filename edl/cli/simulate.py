@@ -28,10 +28,10 @@ from edl.simulator.published import Comparison, answers, compare
 from edl.simulator.resize import parse
 from edl.simulator.runs import Outcome, Run, do_all
 from edl.simulator.usage import levels
-from edl.simulator.work import Submission
+from edl.simulator.work import SubmittedJob
 
 Done = tuple[Outcome, Comparison | None]
-Draw = Callable[[str, int], Sequence[Submission]]
+Draw = Callable[[str, int], Sequence[SubmittedJob]]
 NARROW = (0, 0)  # so that a row fits into 80 columns
 SUMMED = ("p50 s", "p99 s", "worst ρ", "span h", "resizes")
 COMPARED = ("published", "same second", "took s")

@@ -117,13 +117,13 @@ def table(now: JobStatus) -> RenderableType:
         rows["slowest"] = str(slow)
     if free := _free(now):
         rows["free slots"] = by_host(free)
-    if now.lent:
-        rows["lent slots"] = by_host(now.lent)
+    if now.borrowed:
+        rows["borrowed slots"] = by_host(now.borrowed)
     if now.reclaims:
         rows["given back"] = "; ".join(map(_due, now.reclaims))
-    for worker, reason in list(now.given_up.items())[-GIVEN_UP_SHOWN:]:
+    for worker, reason in list(now.evicted.items())[-GIVEN_UP_SHOWN:]:
         rows[f"{worker} given up"] = reason
-    for slot, reason in now.slots_given_up.items():
+    for slot, reason in now.disabled_slots.items():
         rows[f"slot {slot} given up"] = reason
     for name, value in rows.items():
         head.add_row(name, Text(str(value)))

@@ -16,8 +16,8 @@ from edl.coordination.job_store import JobStore
 from edl.core.host.supervision import Outcome, SupervisorLimits
 from edl.core.records import Job, JobState
 from edl.errors import CoordinationError, UsageError, ZooKeeperUnreachable, first
-from edl.launch.owner import owners
 from edl.launch.record import conclude
+from edl.launch.submitter import submitters
 
 LIMITS = SupervisorLimits()
 
@@ -49,7 +49,7 @@ def stop(
 
 def _stop_here(job: str | None, timeout_s: float | None, away: ZooKeeperUnreachable) -> None:
     """End a job that `edl run` has started on this host: that tells the workers."""
-    found = owners(config.state_dir(), job)
+    found = submitters(config.state_dir(), job)
     if not found:
         raise away
     if len(found) > 1:

@@ -13,8 +13,8 @@ The verbs of the command line are these calls with their results printed. Nothin
 is imported.
 """
 
+from edl.client.borrowing import Reclaimed
 from edl.client.job import Job
-from edl.client.lending import Reclaimed
 from edl.client.scaling import Resize
 from edl.core.job.migration import Migration
 from edl.core.job.profile import Curve, Point

@@ -8,7 +8,7 @@ from functools import partial
 from edl.client.waiting import USUAL, ClientLimits, Messages, looks, running
 from edl.coordination.job_store import JobStore
 from edl.core.job.placement import drain_host as without_host
-from edl.core.records import Asked, Asker, Request, Snapshot
+from edl.core.records import Request, RequestedBy, RequestKind, Snapshot
 from edl.errors import CoordinationError, TimedOut, UsageError
 
 
@@ -25,19 +25,19 @@ def drain_worker(
     """
     running(store, f"drain w{worker} of job {store.name}", limits)
     try:
-        number = store.requests.add(Request(Asked.DRAIN, worker))
+        number = store.requests.add(Request(RequestKind.DRAIN, worker))
     except CoordinationError as error:
         unsure = f"w{worker} may be asked to leave or not, see `edl status {store.name}`"
         raise CoordinationError(f"{error}; {unsure}") from error
     try:
         request = _answer(store, number, worker, timeout_s, limits)
     except TimedOut as late:
-        after_all, state = _withdraw(store, number, worker)
+        after_all, state = _cancel(store, number, worker)
         if after_all is None:
             raise TimedOut(store.name, f"{late}; {state}") from None
         request = after_all
     except BaseException as end:
-        end.add_note(_withdraw(store, number, worker)[1])
+        end.add_note(_cancel(store, number, worker)[1])
         raise
     if not request.accepted:
         raise UsageError(request.outcome)
@@ -57,11 +57,11 @@ def _answer(
     raise AssertionError("looks() ends with an error")
 
 
-def _withdraw(store: JobStore, number: int, worker: int) -> tuple[Request | None, str]:
+def _cancel(store: JobStore, number: int, worker: int) -> tuple[Request | None, str]:
     """The answer, if it came after all; and what then stands."""
     see = f"see `edl status {store.name}`"
     try:
-        request = store.requests.withdraw(number)
+        request = store.requests.cancel(number)
     except CoordinationError:
         return None, f"the request cannot be taken back now, and w{worker} may still leave ({see})"
     return request, request.outcome if request else f"the request is taken back ({see})"
@@ -85,7 +85,7 @@ def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimit
         elif agent is None and now.desired.hosts.get(name):  # done in its stead
             with suppress(CoordinationError):
                 change = partial(without_host, now, name)
-                store.desire(change, Asker.LAUNCHER, f"edl drain: {name} leaves")
+                store.set_desired(change, RequestedBy.LAUNCHER, f"edl drain: {name} leaves")
         elif agent is None and not any(member.host == name for member in now.members):
             break
     return f"host {name} has left job {store.name}"

@@ -16,8 +16,8 @@ from edl.coordination.job_store import JobStore
 from edl.core.job.placement import Placement, place
 from edl.core.job.profile_hold import Fate, Held, ProfileHold
 from edl.core.plural import verb, workers
-from edl.core.records import Asker, Snapshot
-from edl.errors import CoordinationError, RequestError, Superseded, UnknownJob, UsageError
+from edl.core.records import RequestedBy, Snapshot
+from edl.errors import CoordinationError, RequestError, RequestOverridden, UnknownJob, UsageError
 
 
 class HeldSize:
@@ -100,7 +100,7 @@ class HeldSize:
             return new
 
         try:
-            stands = self._desire(change, f"edl profile measures {workers(np)}")
+            stands = self._set_desired(change, f"edl profile measures {workers(np)}")
         except (CoordinationError, KeyboardInterrupt):
             self._held = replace(self._held, last=None)
             raise
@@ -113,7 +113,9 @@ class HeldSize:
 
     def _check(self, desired: Placement) -> None:
         if desired not in self._held.ours:
-            raise Superseded(self._job.name, "other workers were asked for while it was profiled")
+            raise RequestOverridden(
+                self._job.name, "other workers were asked for while it was profiled"
+            )
         self._held = replace(self._held, last=desired)
 
     def _keep(self) -> None:
@@ -124,10 +126,12 @@ class HeldSize:
         else:
             overruled = self._held.overruled(hold)
         if overruled:
-            raise Superseded(self._job.name, "somebody else says how many workers there shall be")
+            raise RequestOverridden(
+                self._job.name, "somebody else says how many workers there shall be"
+            )
 
-    def _desire(self, change: Callable[[Placement], Placement], why: str) -> Placement:
-        return self._store.desire(change, Asker.PROFILE, why).desired.hosts
+    def _set_desired(self, change: Callable[[Placement], Placement], why: str) -> Placement:
+        return self._store.set_desired(change, RequestedBy.PROFILE, why).desired.hosts
 
     # --- and then
 
@@ -151,7 +155,7 @@ class HeldSize:
 
     def _is_given_back(self, deadline: float, lost: str) -> bool:
         try:
-            stands = self._desire(self._restored, "edl profile gives the size back")
+            stands = self._set_desired(self._restored, "edl profile gives the size back")
         except UnknownJob:
             return True
         except CoordinationError as error:

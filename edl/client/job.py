@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Self
 
-from edl.client import draining, lending, migrating, policies, profiling, scaling
+from edl.client import borrowing, draining, migrating, policies, profiling, scaling
+from edl.client.borrowing import Reclaimed
 from edl.client.connection import choose_job, connected
-from edl.client.lending import Reclaimed
 from edl.client.policies import Explanation
 from edl.client.scaling import Resize
 from edl.client.waiting import OnMessage, ignore
@@ -22,7 +22,7 @@ from edl.core.status import JobStatus, job_status
 
 TIMEOUT_S = 600.0
 ANSWER_S = 60.0  # for the leader to answer
-RECLAIM_S = 30.0  # for lent slots to be given back
+RECLAIM_S = 30.0  # for borrowed slots to be given back
 
 
 class Job:
@@ -122,7 +122,7 @@ class Job:
         with self._store() as store:
             return draining.drain_host(store, host, timeout_s)
 
-    def lend(self, slots: int, host: str | None = None) -> Resize:
+    def borrow(self, slots: int, host: str | None = None) -> Resize:
         """Lend idle slots to the job for a while: it has a worker more for each, as it can.
 
         Until :meth:`reclaim`, or until fewer workers are wanted there.
@@ -134,9 +134,9 @@ class Job:
             UsageError: the job does not run, no slot is free, or it may not have one more.
             CoordinationError: as :meth:`scale`.
         """
-        lent = whole(slots, least=1)
+        borrowed = whole(slots, least=1)
         with self._store() as store:
-            return lending.lend(store, lent, host)
+            return borrowing.borrow(store, borrowed, host)
 
     def reclaim(
         self,
@@ -145,7 +145,7 @@ class Job:
         host: str | None = None,
         on_message: OnMessage = ignore,
     ) -> Reclaimed:
-        """Take ``slots`` (None: all) of the lent ones back; how long that took.
+        """Take ``slots`` (None: all) of the borrowed ones back; how long that took.
 
         Their workers leave with a planned switch. Who has not left 2 s before the deadline (after
         half of one below 4 s) is given up, and its process killed: the others train on.
@@ -156,14 +156,14 @@ class Job:
             on_message: called with sentences about how far it is.
 
         Raises:
-            UsageError: the job does not run, not that many are lent, or too few would be left.
+            UsageError: the job does not run, not that many are borrowed, or too few would be left.
             Superseded: somebody has asked for more workers there meanwhile.
             TimedOut: nobody has seen them leave, 10 s after the deadline; it goes on.
             JobEnded: the job ended before.
         """
         back = None if slots is None else whole(slots, least=1)
         with self._store() as store:
-            return lending.reclaim(store, back, host, deadline_s, on_message)
+            return borrowing.reclaim(store, back, host, deadline_s, on_message)
 
     # --- where they are ---
 

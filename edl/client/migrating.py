@@ -18,8 +18,8 @@ from edl.core.job import migration
 from edl.core.job.migration import Migration, Move, Standing, standing
 from edl.core.job.placement import Placement, give_back, move, to_add
 from edl.core.plural import workers
-from edl.core.records import Asker, Generation, Snapshot
-from edl.errors import CoordinationError, HostLost, Superseded
+from edl.core.records import Generation, RequestedBy, Snapshot
+from edl.errors import CoordinationError, HostLost, RequestOverridden
 
 
 def migrate(
@@ -33,9 +33,9 @@ def migrate(
 ) -> Migration:
     """See :meth:`edl.client.job.Job.migrate`. A KeyboardInterrupt has a note: it goes on."""
     now = resizable(store, f"migrate workers of job {store.name}", limits)
-    changed = store.desire(
+    changed = store.set_desired(
         partial(move, now, np, source, target),
-        Asker.PERSON,
+        RequestedBy.PERSON,
         f"edl migrate from {source} to {target}",
     )
     after = changed.desired.hosts
@@ -63,8 +63,8 @@ class _Seen:
         generation = now.generation
         if generation is not None:
             self.generations[generation.number] = generation
-            seats = (*generation.seats, *generation.previous)
-            self.hosts |= {f"w{seat.id}": seat.host for seat in seats}
+            members = (*generation.members, *generation.previous)
+            self.hosts |= {f"w{ring_member.id}": ring_member.host for ring_member in members}
         self.hosts |= {member.name: member.host for member in now.members}
 
 
@@ -82,7 +82,7 @@ def _wait(
         if desired in given:  # it was taken back, and the answer was lost
             raise _lost(asked, now, desired, limits)
         if stands.changed:
-            raise Superseded(asked.job, _superseded(asked, desired, stands))
+            raise RequestOverridden(asked.job, _superseded(asked, desired, stands))
         if any(host.name == asked.target for host in now.available):
             seen_at = time.monotonic()
         elif time.monotonic() - seen_at >= limits.agent_gone_s and _is_short(
@@ -112,7 +112,7 @@ def _take_back(store: JobStore, asked: Move, stands: Standing, given: list[Place
         return given[-1]
 
     why = f"edl migrate: host {asked.target} is gone"
-    return store.desire(change, Asker.LAUNCHER, why).desired.hosts
+    return store.set_desired(change, RequestedBy.LAUNCHER, why).desired.hosts
 
 
 def _lost(asked: Move, now: Snapshot, after: Placement, limits: ClientLimits) -> HostLost:

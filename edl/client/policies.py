@@ -13,12 +13,12 @@ from pathlib import Path
 
 from edl.client.waiting import running
 from edl.coordination.job_store import JobStore
-from edl.core.policy.climbing import Climbing, Verdict
 from edl.core.policy.cost import span
+from edl.core.policy.custom_rule import CustomRule
 from edl.core.policy.file import Policy, check_change, check_sizes, parse
 from edl.core.policy.goodput import Goodput
-from edl.core.policy.learned import Learned
-from edl.core.policy.own import Own
+from edl.core.policy.hill_climbing import Comparison, HillClimbing
+from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.records import JobPolicy
 from edl.core.sizes import Sizes
 from edl.errors import UsageError
@@ -35,8 +35,8 @@ class Explanation:
 
     policy: JobPolicy
     np: int
-    learned: Learned
-    verdicts: tuple[Verdict, ...]
+    learned: ScalingProfile
+    verdicts: tuple[Comparison, ...]
     says: str  # the leader's last word
     modelled: Mapping[int, float] = field(default_factory=dict)
 
@@ -108,12 +108,12 @@ def explain(store: JobStore) -> Explanation:
     """
     now, learned = store.snapshot(), store.policy.learned()
     _check_any(store, now.policy)
-    np = len(now.generation.seats) if now.generation is not None else 0
+    np = len(now.generation.members) if now.generation is not None else 0
     rule = parse(now.policy.text, now.policy.source).size
     slots = sum(host.slots for host in now.available)
     left, filled = now.status.left, [host.slots for host in now.available]
     observation = learned.observation(np, now.job.sizes, slots, False, left, (), filled)
-    verdicts = tuple(rule.table(observation)) if isinstance(rule, Climbing) else ()
+    verdicts = tuple(rule.table(observation)) if isinstance(rule, HillClimbing) else ()
     modelled = rule.table(observation) if isinstance(rule, Goodput) else {}
     return Explanation(now.policy, np, learned, verdicts, now.status.policy, modelled)
 
@@ -129,13 +129,13 @@ def read(text: str, source: str, sizes: Sizes, command: Sequence[str], cwd: Path
     """
     policy = parse(text, source)
     check_sizes(policy, sizes, source)
-    if isinstance(policy.size, Own):
+    if isinstance(policy.size, CustomRule):
         scripts = [(cwd / word).parent for word in command if word.endswith(".py")][:1]
         _find(policy.size, [*scripts, cwd], source)
     return JobPolicy(text, source, policy.hold_s)
 
 
-def _find(rule: Own, directories: Sequence[Path], source: str) -> None:
+def _find(rule: CustomRule, directories: Sequence[Path], source: str) -> None:
     paths: Sequence[str] | None = [*map(str, directories), *sys.path]
     spec = None
     for number, _ in enumerate(rule.module.split("."), 1):

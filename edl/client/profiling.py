@@ -18,8 +18,8 @@ from edl.core.events import Event, ProfileDetails, ProfilingDetails
 from edl.core.job.placement import Placement
 from edl.core.job.profile import Curve, Point, in_order, measured
 from edl.core.plural import verb, workers, workers_train
-from edl.core.records import Reading, Snapshot
-from edl.errors import CoordinationError, RequestError, Superseded, UsageError
+from edl.core.records import ProgressSample, Snapshot
+from edl.errors import CoordinationError, RequestError, RequestOverridden, UsageError
 
 
 def profile(
@@ -57,7 +57,7 @@ def profile(
     except RequestError as error:
         sizes_done = ", ".join(str(point.np) for point in curve.points) or "no size"
         kept = f"measured with {sizes_done} workers" if curve.points else "nothing was measured"
-        said = "" if isinstance(error, Superseded) and hold.outcome else str(error)
+        said = "" if isinstance(error, RequestOverridden) and hold.outcome else str(error)
         outcome = hold.outcome if hold.kept or not said else ""
         raise type(error)(store.name, "; ".join(filter(None, (said, outcome, kept)))) from error
     except KeyboardInterrupt as end:
@@ -76,15 +76,15 @@ def _measure(
     timeout_s: float,
     on_message: OnMessage,
     limits: ClientLimits,
-) -> tuple[Point, Reading]:
+) -> tuple[Point, ProgressSample]:
     """The point of ``np`` workers, and the last reading of it."""
     messages = Messages(on_message)
     what = f"profiling job {store.name} with {workers(np)}"
-    readings: list[Reading] = []
+    readings: list[ProgressSample] = []
     for now in looks(store, timeout_s, what, messages, limits=limits):
         hold.check(now)
-        ring = len(now.generation.seats) if now.generation is not None else 0
-        reading = now.status.reading
+        ring = len(now.generation.members) if now.generation is not None else 0
+        reading = now.status.progress_sample
         if reading is not None:
             if reading not in readings[-1:]:
                 readings.append(reading)
@@ -106,7 +106,7 @@ def _log_start(store: JobStore, before: Placement, order: Sequence[int], now: Sn
         )
 
 
-def _log(store: JobStore, point: Point, last: Reading) -> None:
+def _log(store: JobStore, point: Point, last: ProgressSample) -> None:
     reason = (
         f"{workers_train(point.np)} {point.throughput:.1f} {point.unit}/s, "
         f"{point.step_s:.3g} s a step over {point.steps} steps"

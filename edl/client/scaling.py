@@ -9,7 +9,7 @@ from edl.client.waiting import USUAL, ClientLimits, Messages, OnMessage, ignore,
 from edl.coordination.job_store import JobStore
 from edl.core.job.placement import Placement, place
 from edl.core.plural import by_host, workers
-from edl.core.records import Asker, Snapshot
+from edl.core.records import RequestedBy, Snapshot
 from edl.errors import CoordinationError
 
 
@@ -48,7 +48,7 @@ def resize(
         return place(store.name, np, desired, now.available, now.assigned.by_slot)
 
     try:
-        changed = store.desire(change, Asker.PERSON, "edl scale")
+        changed = store.set_desired(change, RequestedBy.PERSON, "edl scale")
     except CoordinationError as error:
         raise CoordinationError(f"{error}; {unsure}" if read else str(error)) from error
     done = Resize(store.name, changed.before.hosts, changed.desired.hosts)
@@ -73,7 +73,7 @@ def wait_for_size(
     what = f"scaling job {store.name} to {np}"
     for now in looks(store, timeout_s, what, messages, limits=limits):
         number = now.generation.number if now.generation else 0
-        ring = now.generation.members if now.generation else ()
+        ring = now.generation.worker_ids if now.generation else ()
         if len(ring) == np and {m.id for m in now.members if m.generation >= number} >= {*ring}:
             return now
         messages(f"{len(ring)} of {np} workers train: {now.status.reason}")

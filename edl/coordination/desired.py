@@ -10,15 +10,17 @@ from edl.coordination.nodes import JobNodes, Values
 from edl.coordination.paths import JobPaths
 from edl.core.events import Event
 from edl.core.job import desired
+from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms, describe_returned, without
 from edl.core.job.desired import Change
-from edl.core.job.lending import NO_TERMS, Terms, told, without
 from edl.core.job.placement import Placement
-from edl.core.records import Asker, Assigned, Desired, Job, JobPolicy, Reclaim
+from edl.core.records import Assigned, Desired, Job, JobPolicy, Reclaim, RequestedBy
 
 Choice = Callable[[dict[str, int]], Placement]  # from the workers that are desired on each host
 
 
-def desire(nodes: JobNodes, choose: Choice, by: Asker, why: str, terms: Terms = NO_TERMS) -> Change:
+def set_desired(
+    nodes: JobNodes, choose: Choice, by: RequestedBy, why: str, terms: LeaseTerms = NO_LEASE_TERMS
+) -> Change:
     """See :meth:`JobStore.desire`."""
     p, hold = nodes.paths, nodes.paths.profile_hold
     made: list[Change] = []
@@ -26,9 +28,9 @@ def desire(nodes: JobNodes, choose: Choice, by: Asker, why: str, terms: Terms = 
     def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
         made.append(_changed(p, found, choose, by, why, terms))
         new, event = _written(p, found, made[-1])
-        if by is Asker.PERSON and found.get(hold):
+        if by is RequestedBy.PERSON and found.get(hold):
             new |= {hold: {**found[hold], "asked": True}}
-        if by is Asker.PERSON and made[-1] and found.get(p.policy):
+        if by is RequestedBy.PERSON and made[-1] and found.get(p.policy):
             held = JobPolicy.from_json(found[p.policy]).held(time.time())
             new |= {p.policy: held.to_json()}
         return new, event
@@ -38,7 +40,7 @@ def desire(nodes: JobNodes, choose: Choice, by: Asker, why: str, terms: Terms = 
     return made[-1]
 
 
-def settle(nodes: JobNodes, done: Reclaim) -> None:
+def record_returned(nodes: JobNodes, done: Reclaim) -> None:
     """See :meth:`JobStore.settle`."""
     p = nodes.paths
 
@@ -48,7 +50,7 @@ def settle(nodes: JobNodes, done: Reclaim) -> None:
         if after == before:
             return {}, None
         now_s = time.time()
-        details, reason = told(done, now_s)
+        details, reason = describe_returned(done, now_s)
         return {p.desired: after.to_json()}, Event(now_s, *_place(p, found), reason, details)
 
     nodes.change_together((p.desired, p.generation, p.status), change)
@@ -61,7 +63,9 @@ def discover(
     p = nodes.paths
 
     def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
-        begins = _changed(p, found, lambda now: now or first, Asker.LAUNCHER, "the job starts")
+        begins = _changed(
+            p, found, lambda now: now or first, RequestedBy.LAUNCHER, "the job starts"
+        )
         new, event = _written(p, found, begins)
         if begins:
             job = Job.from_json(found[p.job])
@@ -77,14 +81,14 @@ def _changed(
     p: JobPaths,
     found: Mapping[str, Values],
     choose: Choice,
-    by: Asker,
+    by: RequestedBy,
     why: str,
-    terms: Terms = NO_TERMS,
+    terms: LeaseTerms = NO_LEASE_TERMS,
 ) -> Change:
     before = Desired.from_json(found[p.desired])
     hosts = choose(dict(before.hosts))
     assigned = Assigned.from_json(found[p.assigned])
-    return desired.desire(before, assigned, hosts, by, why, time.time(), terms)
+    return desired.set_desired(before, assigned, hosts, by, why, time.time(), terms)
 
 
 def _written(

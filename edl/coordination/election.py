@@ -22,13 +22,13 @@ from kazoo.exceptions import BadVersionError, NoNodeError
 
 from edl.coordination.lifecycle import unknown_job
 from edl.coordination.paths import JobPaths, candidacies, sequence
-from edl.coordination.reads import Waker, children, delete, exists, get
+from edl.coordination.reads import OnChange, children, delete, exists, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
 from edl.core.events import Event
-from edl.core.job.decision import Decision
+from edl.core.job.decision import MembershipDecision
 from edl.core.records import Desired, Generation, Leader, TrainingStatus
-from edl.errors import CoordinationError, Deposed
+from edl.errors import CoordinationError, LeadershipLost
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Election:
         self.paths = JobPaths(job)
         self.worker = worker
         self._watched: tuple[str, ...] = ()  # our node, and the one before it
-        self._wake: Waker = None
+        self._wake: OnChange = None
         self._epoch = 0
         self._token = ""
         self._leadership: Leadership | None = None
@@ -83,7 +83,7 @@ class Election:
             return
         self._watched = ()
         candidates = self._candidates()
-        self._withdraw_others(candidates)
+        self._remove_others(candidates)
         if self._mine(candidates) is not None:
             return
         self._leadership = None
@@ -98,7 +98,7 @@ class Election:
         except NoNodeError:
             raise unknown_job(self.session, self.paths) from None
 
-    def leads(self, wake: Waker = None) -> Leadership | None:
+    def leads(self, wake: OnChange = None) -> Leadership | None:
         """Our leadership when our node is the lowest: a new term, or the one under way.
 
         ``wake`` is called when that may have changed: our node, or the one before it, is gone.
@@ -156,7 +156,7 @@ class Election:
         before = candidates if mine is None else candidates[: candidates.index(mine)]
         return [int(name[1 : name.index("-")]) for name in before]
 
-    def depose(self, worker: int) -> bool:
+    def remove(self, worker: int) -> bool:
         """Remove another worker's candidacy; True when it had one. The fence makes it safe.
 
         Raises:
@@ -180,7 +180,7 @@ class Election:
         nodes = [exists(f"{self.paths.election}/{name}", self._wake) for name in names]
         return None not in self.session.read_all("watch the election", nodes)
 
-    def _withdraw_others(self, candidates: Sequence[str]) -> None:
+    def _remove_others(self, candidates: Sequence[str]) -> None:
         """Remove our nodes of earlier sessions; the fence makes it safe.
 
         One may even belong to the present session: when the one before ends between two requests
@@ -256,7 +256,7 @@ class Leadership:
                 f"expected ({type(refused.error).__name__}); nothing was written"
             ) from refused
 
-    def carry_out(self, decision: Decision, events: Sequence[Event] = ()) -> None:
+    def carry_out(self, decision: MembershipDecision, events: Sequence[Event] = ()) -> None:
         """Persist a decision: generation, sizes, evictions, answers and events, all or nothing.
 
         What somebody else has asked for since it was made is not overwritten.
@@ -292,7 +292,7 @@ class Leadership:
         """
         self.commit([Write(self._paths.status, status.to_json())])
 
-    def _writes(self, decision: Decision) -> list[Write]:
+    def _writes(self, decision: MembershipDecision) -> list[Write]:
         p = self._paths
         evictions = [p.evicted_worker(worker) for worker in decision.evict]
         answered = [p.request(request.number) for request in decision.answers]
@@ -339,7 +339,7 @@ class Leadership:
             self._session.transact("write as the leader", partial(self._build, writes=writes))
         except Refused as refused:
             if refused.index < _FENCE and isinstance(refused.error, _FENCED):
-                raise Deposed(self.term) from refused
+                raise LeadershipLost(self.term) from refused
             raise
 
     def _build(self, transaction: TransactionRequest, writes: Sequence[Write]) -> None:

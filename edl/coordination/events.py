@@ -6,7 +6,7 @@ from kazoo.exceptions import NoNodeError
 
 from edl.coordination.nodes import JobNodes, first_of
 from edl.coordination.paths import sequence
-from edl.coordination.reads import Read, children, delete, get, unheard
+from edl.coordination.reads import Read, children, delete, get, ignore_changes
 from edl.coordination.wire import decode, encode
 from edl.core.events import Event
 
@@ -59,7 +59,7 @@ class EventNodes:
 
     @property
     def _counter(self) -> Read:
-        return get(self._nodes.paths.events, unheard)
+        return get(self._nodes.paths.events, ignore_changes)
 
     def _first(self) -> int:
         paths = self._nodes.paths

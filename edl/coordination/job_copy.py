@@ -94,5 +94,5 @@ class JobCopy:
     def _ids(self) -> set[int]:
         """The ids that may not be given again: a worker has them, or is known by them to others."""
         now = self.generation
-        seats = (*now.seats, *now.previous) if now is not None else ()
-        return {seat.id for seat in seats} | self.evicted
+        members = (*now.members, *now.previous) if now is not None else ()
+        return {member.id for member in members} | self.evicted

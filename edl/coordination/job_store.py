@@ -19,19 +19,18 @@ from edl.coordination.nodes import JobNodes, Node, content, record, record_or_no
 from edl.coordination.paths import sequence
 from edl.coordination.policy import PolicyNodes
 from edl.coordination.profile import ProfileNode
-from edl.coordination.reads import Waker, children, get, unheard
+from edl.coordination.reads import OnChange, children, get, ignore_changes
 from edl.coordination.registrations import HostNodes, MemberNodes, SlotNodes
 from edl.coordination.requests import RequestNodes
 from edl.coordination.session import Session
 from edl.coordination.wire import decode
 from edl.core.events import Event
 from edl.core.excerpt import excerpt
+from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms
 from edl.core.job.desired import Change
-from edl.core.job.lending import NO_TERMS, Terms
 from edl.core.job.placement import Placement
 from edl.core.records import (
     NO_POLICY,
-    Asker,
     Assigned,
     Desired,
     Generation,
@@ -39,11 +38,12 @@ from edl.core.records import (
     Job,
     JobPolicy,
     JobState,
-    KeptSlot,
     Leader,
     Member,
     Reclaim,
     Request,
+    RequestedBy,
+    SlotRecord,
     Snapshot,
     TrainingStatus,
 )
@@ -110,7 +110,7 @@ class JobStore:
         """Remove the job with everything in it; nothing happens when there is none."""
         lifecycle.delete_job(self.session, self.paths)
 
-    def snapshot(self, wake: Waker = None) -> Snapshot:
+    def snapshot(self, wake: OnChange = None) -> Snapshot:
         """Everything at about one time; a node that vanishes meanwhile is absent.
 
         ``wake`` is called when something of it changes, except status, events, what is discovered
@@ -123,7 +123,7 @@ class JobStore:
         # What is desired comes before what is assigned, which wakes: so a leader that read only
         # the latter anew may not write (see Leadership.carry_out).
         quiet = (p.desired, p.discovered, p.status)
-        watched = tuple(path for path in p.told if path not in quiet)
+        watched = tuple(path for path in p.describing if path not in quiet)
         single = (*quiet, *watched)
         listed = self.nodes.read(
             *map(get, quiet),
@@ -136,7 +136,7 @@ class JobStore:
             for parent, names in zip(parents, listed[len(single) :], strict=True)
         ]
         hosts, members, requests, evicted, slots = self.nodes.read_groups(*groups, wake=wake)
-        self.copy.keep({path: found[path] for path in p.told}, evicted)
+        self.copy.keep({path: found[path] for path in p.describing}, evicted)
         asked = (replace(record(Request, node), number=sequence(node[0])) for node in requests)
         return Snapshot(
             job=self._job(found[p.job]),
@@ -154,16 +154,16 @@ class JobStore:
             policy=record_or_none(JobPolicy, p.policy, found[p.policy]) or NO_POLICY,
         )
 
-    def watch_generation(self, wake: Waker) -> WorkerView:
+    def watch_generation(self, wake: OnChange) -> WorkerView:
         """What a worker that does not lead needs; ``wake``: as in :meth:`snapshot`, for that."""
         p = self.paths
         news = (p.job, p.generation, p.leader, p.policy)
-        wakers = {path: wake if path in news else unheard for path in p.told}
+        wakers = {path: wake if path in news else ignore_changes for path in p.describing}
         *answers, names = self.nodes.read(
             *(get(path, waker) for path, waker in wakers.items()), children(p.evicted, wake)
         )
         [evicted] = self.nodes.read_groups([f"{p.evicted}/{n}" for n in names or ()], wake=wake)
-        told = dict(zip(p.told, answers, strict=True))
+        told = dict(zip(p.describing, answers, strict=True))
         self.copy.keep(told, evicted)
         return WorkerView(
             self._job(told[p.job]),
@@ -238,8 +238,8 @@ class JobStore:
 
     # --- how many workers
 
-    def desire(
-        self, change: desired.Choice, by: Asker, why: str, terms: Terms = NO_TERMS
+    def set_desired(
+        self, change: desired.Choice, by: RequestedBy, why: str, terms: LeaseTerms = NO_LEASE_TERMS
     ) -> Change:
         """Let ``change(workers desired by host)`` be desired; what was and is desired.
 
@@ -249,13 +249,13 @@ class JobStore:
 
         Args:
             why: a clause, such as "edl scale".
-            terms: whether slots are lent, or to be given back.
+            terms: whether slots are borrowed, or to be given back.
         """
-        return desired.desire(self.nodes, change, by, why, terms)
+        return desired.set_desired(self.nodes, change, by, why, terms)
 
-    def settle(self, done: Reclaim) -> None:
-        """Write down that lent slots were given back, with its event."""
-        desired.settle(self.nodes, done)
+    def record_returned(self, done: Reclaim) -> None:
+        """Write down that borrowed slots were given back, with its event."""
+        desired.record_returned(self.nodes, done)
 
     def discover(
         self, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
@@ -280,8 +280,8 @@ class JobStore:
         return record(Job, (self.paths.job, answer[0]))
 
 
-def _kept(found: Iterable[Node]) -> tuple[KeptSlot, ...]:
-    slots = (record(KeptSlot, node) for node in found)
+def _kept(found: Iterable[Node]) -> tuple[SlotRecord, ...]:
+    slots = (record(SlotRecord, node) for node in found)
     return tuple(sorted(slots, key=lambda kept: (kept.host, kept.slot)))
 
 

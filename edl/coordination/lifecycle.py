@@ -227,7 +227,7 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
             raise JobExists(paths.name, alive or starts, session.session_timeout_s)
         if not old.state.over and generation and generation[0]:
             # Sessions may end under workers that train on, and are soon back.
-            ring = Generation.from_json(decode(paths.generation, generation[0])).seats
+            ring = Generation.from_json(decode(paths.generation, generation[0])).members
             run = current_run(session, paths)
             if run is not None and (training := answering(ring, run, ASK_TIMEOUT_S)):
                 raise JobExists(paths.name, [f"w{n} trains" for n in sorted(training)])

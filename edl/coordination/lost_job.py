@@ -87,8 +87,10 @@ class WorkersLostJob(LostJob):
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
         if not trains or missed_s < begins_s(self.own, generation):
             return False
-        seats = () if generation is None else (*generation.seats, *generation.previous)
-        others = {seat.id: (seat.address, seat.port) for seat in seats if seat.id != self.own}
+        members = () if generation is None else (*generation.members, *generation.previous)
+        others = {
+            member.id: (member.address, member.port) for member in members if member.id != self.own
+        }
         run = self._store.nodes.run
         newest = (
             int(health.report.get("newest_generation", 0))
@@ -102,8 +104,8 @@ class LaunchersLostJob(LostJob):
     """That of a launcher: it writes when no worker is left, who would know more."""
 
     def _trains(self, generation: Generation | None) -> bool:
-        seats = () if generation is None else generation.seats
-        return bool(answering(seats, self._store.nodes.run, self._probe_timeout_s))
+        members = () if generation is None else generation.members
+        return bool(answering(members, self._store.nodes.run, self._probe_timeout_s))
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
         return missed_s >= LAUNCHER_S and not trains

@@ -13,7 +13,7 @@ from kazoo.exceptions import BadVersionError, NoNodeError
 
 from edl.coordination import lifecycle
 from edl.coordination.paths import JobPaths
-from edl.coordination.reads import Waker, get
+from edl.coordination.reads import OnChange, get
 from edl.coordination.session import CHANCE, Refused, Session
 from edl.coordination.wire import decode, encode
 from edl.core.events import Event
@@ -62,7 +62,7 @@ class JobNodes:
         """The answers to reads that are sent together; None for a node that is not there."""
         return self.session.read_all(f"read job {self.paths.name}", issues)
 
-    def read_groups(self, *groups: Sequence[str], wake: Waker = None) -> list[list[Node]]:
+    def read_groups(self, *groups: Sequence[str], wake: OnChange = None) -> list[list[Node]]:
         """Read the nodes of all groups in one go; those that are gone are left out."""
         answers = iter(self.read(*(get(path, wake) for group in groups for path in group)))
         found = [[(path, next(answers)) for path in group] for group in groups]

@@ -89,7 +89,7 @@ class JobPaths:
         self.creator = f"{self.run}/creator"
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def describing(self) -> tuple[str, ...]:
         """Of the fixed nodes those whose values are the job: what it is, and what is decided."""
         sizes = (self.desired, self.assigned, self.discovered)
         return (
@@ -107,7 +107,7 @@ class JobPaths:
         """The nodes that exist from the creation of the job on, parents first."""
         processes = (self.hosts, self.slots, self.members, self.election)
         others = (self.status, self.learned, self.requests, self.evicted, self.ids, self.run)
-        return (self.root, *self.told, *processes, *others)
+        return (self.root, *self.describing, *processes, *others)
 
     def host(self, name: str) -> str:
         return f"{self.hosts}/{check_name('host', name)}"

@@ -9,7 +9,7 @@ from typing import Any
 from edl.coordination.nodes import JobNodes, Values, record_or_none
 from edl.coordination.reads import get
 from edl.core.events import Event, PolicySetDetails
-from edl.core.policy.learned import Learned
+from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.records import JobPolicy
 
 
@@ -50,12 +50,14 @@ class PolicyNodes:
             lambda now: now if now.text else policy, f"the script has a policy: {policy.source}"
         )
 
-    def learned(self) -> Learned:
+    def learned(self) -> ScalingProfile:
         """What the job has learned; nothing at first."""
         path = self._nodes.paths.learned
-        return record_or_none(Learned, path, self._nodes.read(get(path))[0]) or Learned()
+        return (
+            record_or_none(ScalingProfile, path, self._nodes.read(get(path))[0]) or ScalingProfile()
+        )
 
-    def put_learned(self, learned: Learned) -> None:
+    def put_learned(self, learned: ScalingProfile) -> None:
         """Let the job begin with what another start of it has learned, if it has seen nothing."""
         path = self._nodes.paths.learned
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kazoo.client import KazooClient
 
-Waker = Callable[[], None] | None
+OnChange = Callable[[], None] | None
 """Called once when what was read changes, or when the connection is lost; must not block.
 
 It runs on the thread that reads from the connection.
@@ -18,7 +18,7 @@ Issue = Callable[[KazooClient], Any]
 """Starts a request on a client and returns kazoo's asynchronous result."""
 
 
-def unheard() -> None:
+def ignore_changes() -> None:
     """A waker for what need not be read anew until it changes, and calls nobody when it does."""
 
 
@@ -31,7 +31,7 @@ class Read:
 
     method: str  # of kazoo's client
     path: str
-    wake: Waker = None
+    wake: OnChange = None
 
     def __hash__(self) -> int:
         """Of the path only: a leader looks up thousands of reads in each turn."""
@@ -46,17 +46,17 @@ class Read:
         return getattr(client, self.method)(self.path, watch=watch)
 
 
-def get(path: str, wake: Waker = None) -> Read:
+def get(path: str, wake: OnChange = None) -> Read:
     """Data and stat of a node."""
     return Read("get_async", path, wake)
 
 
-def children(path: str, wake: Waker = None) -> Read:
+def children(path: str, wake: OnChange = None) -> Read:
     """Names of a node's children."""
     return Read("get_children_async", path, wake)
 
 
-def exists(path: str, wake: Waker = None) -> Read:
+def exists(path: str, wake: OnChange = None) -> Read:
     """Stat of a node, or None; the watch is set in both cases."""
     return Read(_EXISTS, path, wake)
 

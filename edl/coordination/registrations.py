@@ -10,7 +10,7 @@ from kazoo.exceptions import NoNodeError
 from edl.coordination.nodes import JobNodes, first_of
 from edl.coordination.paths import candidacies, sequence
 from edl.coordination.reads import children, delete, get
-from edl.core.records import Host, KeptSlot, Member
+from edl.core.records import Host, Member, SlotRecord
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
 
@@ -48,13 +48,13 @@ class MemberNodes:
         """
 
         def ours(values: Mapping[str, Any]) -> bool:
-            return Member.from_json(values).launch == member.launch
+            return Member.from_json(values).attempt_id == member.attempt_id
 
         paths = self._nodes.paths
         if not self._nodes.put_ephemeral(paths.member(member.id), member, ours):
             raise CoordinationError(
                 f"worker id {member.id} of job {paths.name} belongs to another launch than "
-                f"{member.launch!r}; ids must come from MemberNodes.new_id()"
+                f"{member.attempt_id!r}; ids must come from MemberNodes.new_id()"
             )
 
     def remove(self, worker: int) -> None:
@@ -122,7 +122,7 @@ class SlotNodes:
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
-    def put(self, slot: KeptSlot) -> None:
+    def put(self, slot: SlotRecord) -> None:
         """Write the node of an edl-worker, which lives as long as this session.
 
         It takes over what another one has left: the driver has one process in a slot.

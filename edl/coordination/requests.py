@@ -46,7 +46,7 @@ class RequestNodes:
             raise CoordinationError(f"job {self._nodes.paths.name} has no request number {number}")
         return request
 
-    def withdraw(self, number: int) -> Request | None:
+    def cancel(self, number: int) -> Request | None:
         """Take a request back: then nobody acts on it. Else its answer, which came before."""
         path = self._nodes.paths.request(number)
         for _ in range(ATTEMPTS):

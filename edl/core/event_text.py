@@ -18,13 +18,13 @@ def cost(event: Event) -> str:
         return ""
     by_number = sorted(event.details.workers.items(), key=lambda item: (len(item[0]), item[0]))
     stalls = "stall " + ", ".join(f"{name} {_ms(parts.stall_s)} ms" for name, parts in by_number)
-    if all(parts.roll_call_s == 0.0 for _, parts in by_number):
+    if all(parts.survivor_report_s == 0.0 for _, parts in by_number):
         return stalls
     name, parts = max(by_number, key=lambda item: without_step_s(item[1]))
     recovery = {
         "detect": parts.detect_s,
         "election": parts.election_s,
-        "roll-call": parts.roll_call_s,
+        "roll-call": parts.survivor_report_s,
         "init": parts.init_s,
         "broadcast": parts.broadcast_s,
         "first step": parts.first_step_s,

@@ -7,6 +7,7 @@ invent one, a reader gets values with types, and `make docs` generates the table
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -42,7 +43,7 @@ class EventKind(StrEnum):
     STRAGGLER = "straggler"
     ZOOKEEPER_BACK = "zookeeper_back"
     JOB_RESTORED = "job_restored"
-    SLOT_GIVEN_UP = "slot_given_up"
+    SLOT_DISABLED = "slot_disabled"
     NO_TEMPLATE = "no_template"
     CHECKPOINT = "checkpoint"
     CHECKPOINT_FAILED = "checkpoint_failed"
@@ -56,6 +57,11 @@ class EventKind(StrEnum):
     JOB_FINISHED = "job_finished"
     JOB_FAILED = "job_failed"
     JOB_STOPPED = "job_stopped"
+
+    @classmethod
+    def _missing_(cls, value: object) -> EventKind | None:
+        """Return the kind that an older edl called ``value``."""
+        return cls.SLOT_DISABLED if value == "slot_given_up" else None
 
 
 @dataclass(frozen=True)
@@ -144,13 +150,13 @@ class SwitchParts(Record):
     election_s: Annotated[
         float, "after a crash: from then until it heard of a new leader; 0 when one leads already"
     ] = 0.0
-    roll_call_s: Annotated[
+    survivor_report_s: Annotated[
         float, "after a crash: from then until it heard of the generation of the survivors"
     ] = 0.0
     wait_s: Annotated[
         float,
-        "old: until all had arrived; after a crash: election, roll-call, closing the old ring "
-        "beside them, and rebuilds that failed. New: from ready until the switch began",
+        "old: until all had arrived; after a crash: election, report of the survivors, closing the "
+        "old ring beside them, and rebuilds that failed. New: from ready until the switch began",
     ] = 0.0
     shutdown_s: Annotated[float, "closing the old ring; 0 after a crash"] = 0.0
     init_s: Annotated[float, "building the new ring"] = 0.0
@@ -179,6 +185,12 @@ class SwitchDetails(Details, kind=EventKind.SWITCH, writer="rank 0"):
 
     world_size: Annotated[int, "workers in the new ring"]
     workers: Annotated[Mapping[str, SwitchParts], "worker -> the parts of its switch, see below"]
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read the details, also of an older edl; see :meth:`Record.from_json`."""
+        text = json.dumps(values).replace('"roll_call_s":', '"survivor_report_s":')
+        return super().from_json(json.loads(text))
 
 
 @dataclass(frozen=True)
@@ -215,7 +227,7 @@ class DrainDetails(Details, kind=EventKind.DRAIN, writer="the leader"):
 class DesiredDetails(Details, kind=EventKind.DESIRED, writer="whoever asks for it"):
     """Other workers are wanted than before; the reason says why: `edl scale`, `edl migrate`,
     `edl profile`, a host that comes or leaves, a slot that is given up, a worker that leaves, slots
-    that are lent to the job or wanted back.
+    that are borrowed by the job or wanted back.
     """
 
     by: Annotated[str, "`person`, `launcher`, `profile`, `policy` or `leader`"]
@@ -225,7 +237,7 @@ class DesiredDetails(Details, kind=EventKind.DESIRED, writer="whoever asks for i
 
 @dataclass(frozen=True)
 class ReclaimedDetails(Details, kind=EventKind.RECLAIMED, writer="an agent, or the leader"):
-    """Slots that were lent to the job are free again: the processes of their workers are gone."""
+    """Slots that the job had borrowed are free again: the processes of their workers are gone."""
 
     host: Annotated[str, "theirs"]
     slots: Annotated[int, "how many"]
@@ -237,8 +249,10 @@ class ReclaimedDetails(Details, kind=EventKind.RECLAIMED, writer="an agent, or t
 class PolicyDetails(Details, kind=EventKind.POLICY, writer="the leader"):
     """The job's policy has decided anew, or has failed and is off."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"wished": "wanted_np"}
+
     np: Annotated[int, "workers that train"]
-    wished: Annotated[int, "workers that it wants"]
+    wanted_np: Annotated[int, "workers that it wants"]
     samples_per_s: Annotated[float, "of all workers together, with as many as now"]
     failed: Annotated[bool, "it raised an error, and does not count any more"] = False
 
@@ -282,11 +296,15 @@ class ProfileDetails(Details, kind=EventKind.PROFILE, writer="`edl profile`"):
 
 @dataclass(frozen=True)
 class EndedDetails(Details):
+    RENAMED: ClassVar[Mapping[str, str]] = {"last_line": "termination_message"}
+
     worker: Annotated[str | None, "null: it never joined"]
     host: Annotated[str, "its host"]
     slot: Annotated[int, "its slot there"]
     exit_code: Annotated[int | None, "-9: signal 9; null: nobody knows it"]
-    last_line: Annotated[str, "of its output that is not noise; under horovodrun of standard error"]
+    termination_message: Annotated[
+        str, "of its output that is not noise; under horovodrun of standard error"
+    ]
 
 
 @dataclass(frozen=True)
@@ -366,7 +384,9 @@ class JobRestoredDetails(Details, kind=EventKind.JOB_RESTORED, writer="a worker,
 
 
 @dataclass(frozen=True)
-class SlotGivenUpDetails(Details, kind=EventKind.SLOT_GIVEN_UP, writer="an agent, or `edl-worker`"):
+class SlotDisabledDetails(
+    Details, kind=EventKind.SLOT_DISABLED, writer="an agent, or `edl-worker`"
+):
     """A slot has failed more than `max_restarts` times in a row."""
 
     host: Annotated[str, "of the slot"]
@@ -396,14 +416,16 @@ class CheckpointFailedDetails(Details, kind=EventKind.CHECKPOINT_FAILED, writer=
 
 
 @dataclass(frozen=True)
-class CheckpointRefusedDetails(Details, kind=EventKind.CHECKPOINT_REFUSED, writer="the sync root"):
+class CheckpointRefusedDetails(
+    Details, kind=EventKind.CHECKPOINT_REFUSED, writer="the state source"
+):
     """A file is torn, damaged or foreign; the one before is used."""
 
     path: Annotated[str, "of the file"]
 
 
 @dataclass(frozen=True)
-class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the sync root"):
+class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the state source"):
     """It has loaded a checkpoint."""
 
     path: Annotated[str, "of the file"]
@@ -415,12 +437,14 @@ class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the sync root"):
 @dataclass(frozen=True)
 class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"):
     """The states of the workers differ: whose, after which step, in what first. The job ends, they
-    are [healed](guarantees.md#the-same-state-everywhere), or those that are new end."""
+    are [resynced](guarantees.md#the-same-state-everywhere), or those that are new end."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"healed_from": "resynced_from"}
 
     workers: Annotated[
         tuple[str, ...], "those that differ from what most hold; none when no majority agrees"
     ]
-    healed_from: Annotated[
+    resynced_from: Annotated[
         str | None, "whose state they get; null: the job ends, or newcomers do"
     ] = None
 

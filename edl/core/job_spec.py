@@ -90,10 +90,10 @@ class JobSettings(Record):
     on_divergence: str = setting(
         "end",
         "when the workers' states [differ](guarantees.md#the-same-state-everywhere): `end` the "
-        "job, or `heal` those that differ from what most hold",
+        "job, or `resync` those that differ from what most hold",
         option="--on-divergence",
-        metavar="end|heal",
-        choices=("end", "heal"),
+        metavar="end|resync",
+        choices=("end", "resync"),
     )
     noise_scale_steps: int = setting(
         0,
@@ -118,6 +118,8 @@ class JobSettings(Record):
     )
 
     def __post_init__(self) -> None:
+        if self.on_divergence == "heal":  # its name in older versions
+            object.__setattr__(self, "on_divergence", "resync")
         check(self)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -13,7 +13,13 @@ from edl.errors import CoordinationError
 
 @dataclass(frozen=True)
 class Record:
-    """Mixin: a frozen dataclass that reads and writes itself as JSON values."""
+    """Mixin: a frozen dataclass that reads and writes itself as JSON values.
+
+    Attributes:
+        RENAMED: earlier name of a field, in records that an older edl wrote -> its name now.
+    """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {}
 
     def to_json(self) -> dict[str, Any]:
         values: dict[str, Any] = msgspec.to_builtins(self)
@@ -29,6 +35,8 @@ class Record:
         Raises:
             CoordinationError: a field is missing or has the wrong shape.
         """
+        if cls.RENAMED:
+            values = {cls.RENAMED.get(name, name): value for name, value in values.items()}
         try:
             return msgspec.convert(values, cls)
         except msgspec.ValidationError as error:

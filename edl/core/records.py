@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from edl.core.job_spec import JobSpec
 from edl.core.plural import verb, workers
@@ -88,7 +88,7 @@ class JobEnd:
     finished_in: int = 0
 
 
-class Asker(StrEnum):
+class RequestedBy(StrEnum):
     """Who says how many workers are wanted."""
 
     PERSON = "person"  # or a program: has chosen a size, or moves workers; a profile lets it stand
@@ -128,11 +128,13 @@ class Desired(_Placed):
     nobody can ask.
     """
 
-    by: Asker = Asker.LAUNCHER  # who asked last
+    by: RequestedBy = RequestedBy.LAUNCHER  # who asked last
     reason: str = ""
     at_s: float = 0.0  # wall clock
-    lent: Mapping[str, int] = field(default_factory=dict)  # host -> those of its workers that are
-    # in slots which were lent to the job
+    borrowed: Mapping[str, int] = field(
+        default_factory=dict
+    )  # host -> those of its workers that are
+    # in slots which were borrowed by the job
     reclaims: tuple[Reclaim, ...] = ()  # that are not done yet, one for a host
 
 
@@ -158,18 +160,18 @@ class Host(Record):
     address: str
     pid: int = 0
     leaving: bool = False  # set by others: its agent is asked to leave the job
-    brings: int = 0  # workers that it wants to have, as long as it asks for them
-    given_up: Mapping[str, str] = field(default_factory=dict)  # slot -> why it is not used
+    requested_np: int = 0  # workers that it wants to have, as long as it asks for them
+    disabled: Mapping[str, str] = field(default_factory=dict)  # slot -> why it is not used
 
 
 @dataclass(frozen=True)
-class KeptSlot(Record):
+class SlotRecord(Record):
     """``slots/<host>.<slot>``: an `edl-worker` keeps that slot of a job under horovodrun."""
 
     host: str
     slot: int
     pid: int = 0
-    given_up: str = ""  # why no worker is started in it any more
+    disabled: str = ""  # why no worker is started in it any more
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ class Member(Record):
     address: str
     port: int  # of its daemon's HTTP server
     pid: int
-    launch: str  # token of the start that its agent made
+    attempt_id: str  # token of the start that its agent made
     stage: Stage = Stage.PREPARING
     generation: int = 0  # the ring it is in; 0: none yet
     broken: RingFailure | None = None
@@ -238,7 +240,7 @@ class Member(Record):
 
 
 @dataclass(frozen=True)
-class Seat(Record):
+class RingMember(Record):
     """A worker's place in a generation; its index there is its rank."""
 
     id: int
@@ -255,7 +257,7 @@ END = 1 << 40  # a worker's number for the end of its job: above those of all ge
 class Generation(Record):
     """``generation``: the membership of one ring. Only the leader writes it.
 
-    ``joined`` need the state of the job, which ``sync_root`` sends them. Without seats the job
+    ``joined`` need the state of the job, which ``state_source`` sends them. Without seats the job
     ends: everybody leaves after the step in which all know it. The workers of a ring call every
     end :data:`END`: some may have it from the leader, and others from who ends the job while
     ZooKeeper is away (:meth:`as_end`).
@@ -272,15 +274,17 @@ class Generation(Record):
     (:mod:`edl.core.job.fits`). The others enter only while they are in that one.
     """
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"seats": "members", "sync_root": "state_source"}
+
     number: int
     term: int
-    seats: tuple[Seat, ...]
-    sync_root: int  # id of a worker
+    members: tuple[RingMember, ...]
+    state_source: int  # id of a worker
     joined: tuple[int, ...]
     left: tuple[int, ...]
     reason: str
     scope: str = ""  # unguessable prefix in the rendezvous store of rank 0's daemon
-    previous: tuple[Seat, ...] = ()
+    previous: tuple[RingMember, ...] = ()
     began_with: int = 0
     fits: int = 0
 
@@ -290,31 +294,34 @@ class Generation(Record):
         return not self.previous
 
     @property
-    def members(self) -> tuple[int, ...]:
+    def worker_ids(self) -> tuple[int, ...]:
         """Worker ids in rank order."""
-        return tuple(seat.id for seat in self.seats)
+        return tuple(member.id for member in self.members)
 
     def rank_of(self, worker: int) -> int | None:
-        """Rank of a worker, None when it has no seat."""
-        return self.members.index(worker) if worker in self.members else None
+        """Return the rank of a worker; None: it is no member."""
+        return self.worker_ids.index(worker) if worker in self.worker_ids else None
 
     def after(self, before: Generation | None) -> Generation:
         """This generation, with the job's first size as ``before``, the newest one, knows it."""
-        size = len(self.seats) if before is None else before.began_with or len(before.seats)
+        size = len(self.members) if before is None else before.began_with or len(before.members)
         return replace(self, began_with=size)
 
     def as_end(self, reason: str) -> Generation:
         """The end of the job after this ring, as its workers call it."""
-        nobody: tuple[Seat, ...] = ()
-        left = self.members
-        return replace(self, number=END, seats=nobody, left=left, previous=nobody, reason=reason)
+        nobody: tuple[RingMember, ...] = ()
+        left = self.worker_ids
+        return replace(self, number=END, members=nobody, left=left, previous=nobody, reason=reason)
 
     def knows(self, worker: int) -> bool:
-        """It has a seat, or had one in the ring before. Nobody waits for any other worker."""
-        return any(seat.id == worker for seat in (*self.seats, *self.previous))
+        """Return whether ``worker`` is a member, or was one in the ring before.
+
+        No worker waits for any other one.
+        """
+        return any(member.id == worker for member in (*self.members, *self.previous))
 
 
-class Asked(StrEnum):
+class RequestKind(StrEnum):
     """What a request is about."""
 
     DRAIN = "drain"  # the worker leaves; one fewer is wanted
@@ -346,7 +353,7 @@ class Leader(Record):
 
 
 @dataclass(frozen=True)
-class Reading(Record):
+class ProgressSample(Record):
     """How far ``worker`` had counted at the end of a step; `edl profile` compares two of them."""
 
     worker: int
@@ -384,8 +391,9 @@ class TrainingStatus(Record):
     ] = None
     slowest_s: Annotated[float, "what it computes in a step, the median of its last ones"] = 0.0
     others_s: Annotated[float, "what the others do, the median of theirs"] = 0.0
-    reading: Annotated[
-        Reading | None, "what `edl profile` measures with; null: no worker of a ring has answered"
+    progress_sample: Annotated[
+        ProgressSample | None,
+        "what `edl profile` measures with; null: no worker of a ring has answered",
     ] = None
     reason: Annotated[
         str,
@@ -456,14 +464,14 @@ class Snapshot:
     requests: tuple[Request, ...] = ()  # open ones, by number
     evicted: Mapping[int, str] = field(default_factory=dict)  # worker -> reason
     status: TrainingStatus = TrainingStatus()
-    slots: tuple[KeptSlot, ...] = ()  # by host and slot
+    slots: tuple[SlotRecord, ...] = ()  # by host and slot
     policy: JobPolicy = NO_POLICY
 
     @property
     def paused(self) -> str:
         """Why a job that runs does not train: too few workers are left; empty: they are enough."""
         job, generation = self.job, self.generation
-        left = len(generation.seats) if generation is not None else 0
+        left = len(generation.members) if generation is not None else 0
         if job.state is not JobState.RUNNING or not left or job.sizes.enough(left):
             return ""
         limit_s = job.spec.settings.elastic_timeout_s
@@ -478,27 +486,27 @@ class Snapshot:
         new = self.generation
         if new is None:
             return False
-        seated = frozenset(new.members)
+        seated = frozenset(new.worker_ids)
         return any(m.generation >= new.number and m.id in seated for m in self.members)
 
     @cached_property
-    def ring(self) -> tuple[Seat, ...]:
+    def ring(self) -> tuple[RingMember, ...]:
         """The ring that holds the job's state: the one before, until somebody has switched."""
         new = self.generation
         if new is None:
             return ()
-        return new.seats if self.switched or not new.previous else new.previous
+        return new.members if self.switched or not new.previous else new.previous
 
     @property
-    def holders(self) -> frozenset[int]:
+    def state_owners(self) -> frozenset[int]:
         """The workers that may hold the job's state: of the ring, and of one that is built now."""
-        seats = (*self.ring, *(self.generation.seats if self.generation is not None else ()))
-        return frozenset(seat.id for seat in seats)
+        members = (*self.ring, *(self.generation.members if self.generation is not None else ()))
+        return frozenset(member.id for member in members)
 
     @property
     def replaced(self) -> frozenset[int]:
         """The workers in whose places others are to come."""
-        return frozenset(r.worker for r in self.requests if r.kind == Asked.REPLACE)
+        return frozenset(r.worker for r in self.requests if r.kind == RequestKind.REPLACE)
 
     @property
     def available(self) -> tuple[Host, ...]:
@@ -514,15 +522,15 @@ class Snapshot:
     def present(self) -> frozenset[str]:
         """The hosts that are not gone.
 
-        A host is gone when it has no agent, no worker in ZooKeeper and no seat in the ring: all
+        A host is gone when it has no agent, no worker in ZooKeeper and no member in the ring: all
         three, for sessions may end, all at once, while the ring goes on.
         """
-        seats = self.generation.seats if self.generation else ()
+        members = self.generation.members if self.generation else ()
         return frozenset(
             (
                 *(h.name for h in self.hosts),
                 *(m.host for m in self.members),
-                *(s.host for s in seats),
+                *(s.host for s in members),
             )
         )
 

@@ -22,7 +22,7 @@ class MemberStatus(Record):
     slot: Annotated[int, "its slot there"]
     pid: Annotated[int, "its process there"]
     port: Annotated[int, "where it answers `/health`"]
-    rank: Annotated[int | None, "null: it has no seat in the generation"]
+    rank: Annotated[int | None, "null: it is no member of the generation"]
     stage: Annotated[Stage, "`preparing`, `ready`, `active`, `leaving` or `finished`"]
 
 
@@ -59,8 +59,8 @@ class JobStatus(TrainingStatus):
         str, "who asked for that: `person`, `launcher`, `profile`, `policy` or `leader`"
     ]
     desired_reason: Annotated[str, "why"]
-    lent: Annotated[
-        Mapping[str, int], "host -> workers wanted there that are in slots lent to the job"
+    borrowed: Annotated[
+        Mapping[str, int], "host -> workers wanted there that are in slots borrowed by the job"
     ]
     reclaims: Annotated[
         tuple[Reclaim, ...],
@@ -72,8 +72,8 @@ class JobStatus(TrainingStatus):
         "driver says",
     ]
     hosts: Annotated[Mapping[str, int], "host with an agent -> its slots; none under horovodrun"]
-    given_up: Annotated[Mapping[str, str], "worker that was evicted -> why"]
-    slots_given_up: Annotated[
+    evicted: Annotated[Mapping[str, str], "worker that was evicted -> why"]
+    disabled_slots: Annotated[
         Mapping[str, str], "slot in which no worker is started any more, as `host:1` -> why"
     ]
     zookeeper: Annotated[str, "where this was read"]
@@ -99,7 +99,7 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
         term=leader.term if leader else 0,
         leader=f"w{leader.worker}" if leader and leads else None,
         generation=generation.number if generation else 0,
-        world_size=len(generation.seats) if generation and not job.state.over else 0,
+        world_size=len(generation.members) if generation and not job.state.over else 0,
         members=tuple(
             MemberStatus(
                 id=member.name,
@@ -115,19 +115,19 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
         desired=dict(snapshot.desired.hosts),
         desired_by=str(snapshot.desired.by),
         desired_reason=snapshot.desired.reason,
-        lent=dict(snapshot.desired.lent),
+        borrowed=dict(snapshot.desired.borrowed),
         reclaims=snapshot.desired.reclaims,
         assigned=dict(snapshot.assigned.hosts),
         hosts={host.name: host.slots for host in snapshot.hosts},
-        given_up={f"w{worker}": reason for worker, reason in snapshot.evicted.items()},
-        slots_given_up=_slots_given_up(snapshot),
+        evicted={f"w{worker}": reason for worker, reason in snapshot.evicted.items()},
+        disabled_slots=_disabled_slots(snapshot),
         zookeeper=zookeeper,
     )
 
 
-def _slots_given_up(snapshot: Snapshot) -> dict[str, str]:
-    agents = {f"{h.name}:{slot}": why for h in snapshot.hosts for slot, why in h.given_up.items()}
-    return agents | {f"{s.host}:{s.slot}": s.given_up for s in snapshot.slots if s.given_up}
+def _disabled_slots(snapshot: Snapshot) -> dict[str, str]:
+    agents = {f"{h.name}:{slot}": why for h in snapshot.hosts for slot, why in h.disabled.items()}
+    return agents | {f"{s.host}:{s.slot}": s.disabled for s in snapshot.slots if s.disabled}
 
 
 def _reason(snapshot: Snapshot) -> str:

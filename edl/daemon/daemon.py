@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edl.chaos import door
+from edl.chaos import endpoints
 from edl.config import Config
 from edl.coordination.access import Access
 from edl.coordination.election import Election, Leadership
@@ -38,20 +38,20 @@ from edl.core.records import (
     Stage,
 )
 from edl.core.sizes import Sizes
-from edl.daemon.candidacy import Candidacy
+from edl.daemon.candidate import Candidate
 from edl.daemon.ending import Ending
 from edl.daemon.job_policy import PolicyInZooKeeper
 from edl.daemon.own_log import OwnLog
-from edl.daemon.unwritten import Unwritten
+from edl.daemon.pending_writes import PendingWrites
 from edl.errors import ConfigError, CoordinationError, UnknownJob
 from edl.http.client import MODEL_PATH, ask_all, script_of
 from edl.http.server import Request
-from edl.http.signing import Guard, http_key
+from edl.http.signing import Authenticator, http_key
 from edl.leader.leader import LeaderTerm
 from edl.ring.rendezvous import RendezvousServer
 from edl.ring.ring import Ring
 from edl.worker.activity import Watch
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Daemon:
     def __init__(
         self,
         config: Config,
-        mailbox: Mailbox,
+        shared: SharedState,
         ring: Ring,
         log: OwnLog | None = None,
         limits: DaemonLimits = DaemonLimits(),
@@ -84,7 +84,7 @@ class Daemon:
         if config.job is None or config.zookeeper is None:
             raise CoordinationError("a daemon needs a job and a ZooKeeper")
         self._config = config
-        self._mailbox = mailbox
+        self._shared = shared
         self._ring = ring
         self._limits = limits
         self._log = log
@@ -101,19 +101,21 @@ class Daemon:
             Access(config.job, config.secret),
         )
         self._store = JobStore(self._session, config.job)
-        self._unwritten = Unwritten(self._store, mailbox)
-        self._candidacy = Candidacy(self._begin_term, lambda: self.run, limits.probe_timeout_s)
+        self._pending_writes = PendingWrites(self._store, shared)
+        self._candidate = Candidate(self._begin_term, lambda: self.run, limits.probe_timeout_s)
         self._lost_job = WorkersLostJob(self._store, logger.warning, limits.probe_timeout_s)
         key = http_key(config.secret, config.job)
-        self._guard = Guard(key)
-        self._ending = Ending(key, mailbox.announce)
-        self._server = RendezvousServer(config.own_address, health=self._health, guard=self._guard)
+        self._authenticator = Authenticator(key)
+        self._ending = Ending(key, shared.announce)
+        self._server = RendezvousServer(
+            config.own_address, health=self._health, guard=self._authenticator
+        )
         self._watch = Watch()
         self._wake = threading.Event()
         self.policy = PolicyInZooKeeper(self._store.policy, lambda: self.away, self._wake.set)
         self._lock = threading.Lock()
         self._stopping = False
-        self._withdrawn = False
+        self._resigned = False
         self._thread = threading.Thread(target=self._run, name="edl-daemon", daemon=True)
         self._period_s = limits.period_s
         self._newest = 0
@@ -149,14 +151,14 @@ class Daemon:
         self._incarnation = self._store.incarnation
         self._config = replace(config, sizes=job.sizes, job_settings=job.spec.settings)
         if self.settings.chaos:
-            door.open_door(self._server, self._session, self._ring)
+            endpoints.add_endpoints(self._server, self._session, self._ring)
         self._ending.add_to(self._server)
         self._server.add_route(MODEL_PATH, self._answer_model, "application/json")
-        self._mailbox.leads(leader)
-        self._mailbox.policy_is(policy)
+        self._shared.leads(leader)
+        self._shared.policy_is(policy)
         self._server.start()
         worker = self._store.members.new_id()
-        self._mailbox.worker = self._guard.worker = self._lost_job.own = worker
+        self._shared.worker = self._authenticator.worker = self._lost_job.own = worker
         member = Member(
             id=worker,
             host=config.host,
@@ -164,9 +166,9 @@ class Daemon:
             address=config.own_address,
             port=self._server.port,
             pid=os.getpid(),
-            launch=config.launch,
+            attempt_id=config.attempt_id,
         )
-        self._unwritten.register(member)
+        self._pending_writes.register(member)
         self._thread.start()
         return member, generation
 
@@ -185,27 +187,27 @@ class Daemon:
 
     # --- called by the training thread ---
 
-    def withdraw(self) -> None:
+    def resign(self) -> None:
         """Take back this worker's part in ring and election; what is to be made known still is."""
-        self._withdrawn = True
+        self._resigned = True
         self._wake.set()
 
     def script_of_job(self) -> ScriptOfJob:
-        generation = self._mailbox.newest(0)
+        generation = self._shared.newest(0)
         if generation is None:
             return ScriptOfJob()
-        others = [seat for seat in generation.seats if seat.id != self._mailbox.worker]
+        others = [member for member in generation.members if member.id != self._shared.worker]
         # Those that join may not be in the ring yet.
-        for seat in sorted(others, key=lambda seat: seat.id in generation.joined):
-            found = script_of(seat)
+        for member in sorted(others, key=lambda member: member.id in generation.joined):
+            found = script_of(member)
             if found is not None and (found.signature or found.fits.begun):
                 return found
         return ScriptOfJob()
 
-    def stand_for_election(self) -> None:
-        member = self._unwritten.member
+    def campaign(self) -> None:
+        member = self._pending_writes.member
         if member is not None:
-            self._candidacy.stand(lambda: Election(self._session, self._store.name, member.id))
+            self._candidate.campaign(lambda: Election(self._session, self._store.name, member.id))
         self._wake.set()
 
     def set_stage(
@@ -219,13 +221,13 @@ class Daemon:
 
         What else is given is new, too: the ring it is in, the generation it has taken note of.
         """
-        self._unwritten.change_member(
+        self._pending_writes.change_member(
             lambda own: own.at(stage, generation, newest_generation, fits)
         )
         self._wake.set()
 
     def report_broken(self, failure: RingFailure) -> None:
-        self._unwritten.change_member(lambda own: replace(own, broken=failure))
+        self._pending_writes.change_member(lambda own: replace(own, broken=failure))
         self._wake.set()
 
     @property
@@ -234,7 +236,7 @@ class Daemon:
 
     def put_saved(self, directory: str, step: int) -> None:
         """Make known that a checkpoint of ``step`` is in ``directory``; safe from any thread."""
-        self._unwritten.put_saved(directory, step)
+        self._pending_writes.put_saved(directory, step)
         self._wake.set()
 
     def last_step(self) -> int:
@@ -246,7 +248,7 @@ class Daemon:
 
         ``event``: logs it, if we are the first.
         """
-        self._unwritten.end_job(end, event)
+        self._pending_writes.end_job(end, event)
         self._wake.set()
 
     def release_others(self, generation: Generation | None) -> None:
@@ -255,7 +257,7 @@ class Daemon:
     def flush(self, timeout_s: float) -> bool:
         """Wait until all that is to be made known is written; False at the deadline."""
         self._wake.set()
-        return self._unwritten.flush(timeout_s)
+        return self._pending_writes.flush(timeout_s)
 
     @property
     def away(self) -> bool:
@@ -274,7 +276,7 @@ class Daemon:
             self._listen()
         except Exception as error:  # a bug of ours, whatever it is
             logger.exception("the daemon of this worker has failed; please report this")
-            self._mailbox.evict(f"its daemon has failed: {error!r}")
+            self._shared.evict(f"its daemon has failed: {error!r}")
             self._ring.break_()
 
     def _listen(self) -> None:
@@ -284,7 +286,7 @@ class Daemon:
                 time.sleep(self._limits.gather_s)
             self._wake.clear()
             failure = self._log.look(self._config.log_mb * 10**6) if self._log else None
-            if failure and self._log and (member := self._unwritten.member) is not None:
+            if failure and self._log and (member := self._pending_writes.member) is not None:
                 details = LogFailedDetails(member.name, member.host, self._log.path)
                 self._tell(details, f"{member.name} trains on without its log: {failure}")
             self._release_others()
@@ -297,35 +299,35 @@ class Daemon:
                     logger.info("%s", reason)
                     if (
                         away_s >= AWAY_S
-                        and self._mailbox.progress.generation
+                        and self._shared.progress.generation
                         and self._ring.place.rank == 0
                     ):
                         self._tell(ZookeeperBackDetails(round(away_s, 3)), reason)
             except CoordinationError as error:
-                self._mailbox.wish_batch(0)  # who is cut off may lead no more
+                self._shared.request_batch(0)  # who is cut off may lead no more
                 if away_since is None:
                     away_since = time.monotonic()
                     logger.warning("coordination is interrupted, training goes on: %s", error)
             except UnknownJob as error:
-                step = self._mailbox.progress.step
+                step = self._shared.progress.step
                 if self._lost_job.handle(error, f"w{self._lost_job.own}", step):
                     continue
                 # It was removed, or another one has its name.
-                self._mailbox.evict(f"its job is gone: {error}")
+                self._shared.evict(f"its job is gone: {error}")
                 self._ring.break_()
                 return
         try:
-            self._unwritten.write(as_member=not self._withdrawn)
-            self._candidacy.resign()
-            self._unwritten.remove_member()
+            self._pending_writes.write(as_member=not self._resigned)
+            self._candidate.resign()
+            self._pending_writes.remove_member()
             self._conclude_stop()
         except (CoordinationError, UnknownJob) as error:
             logger.info("the session ends without clean-up: %s", error)
 
     def _tell(self, details: Details, reason: str) -> None:
         """Log an event of this worker."""
-        at = self._newest, self._mailbox.progress.step
-        self._mailbox.log(Event(time.time(), *at, reason, details))
+        at = self._newest, self._shared.progress.step
+        self._shared.log(Event(time.time(), *at, reason, details))
 
     def _conclude_stop(self) -> None:
         """Say that the job has stopped, when this was its last worker and no agent is left."""
@@ -338,60 +340,64 @@ class Daemon:
     def _turn(self) -> None:
         """Write what is due, read what is new, lead if it is our turn."""
         if not self._session.connected:
-            if self._withdrawn:
+            if self._resigned:
                 self._server.close()
             raise CoordinationError("not connected to ZooKeeper")
         if self._incarnation != self._store.incarnation:
             # Our nodes are gone; the worker is not. Say so again under the same id.
             self._incarnation = self._store.incarnation
-            self._candidacy.end_term()
-            self._unwritten.change_member(lambda own: own)
-        if self._withdrawn:
-            self._candidacy.resign()
-            self._unwritten.write(as_member=False)
-            self._unwritten.remove_member()
+            self._candidate.end_term()
+            self._pending_writes.change_member(lambda own: own)
+        if self._resigned:
+            self._candidate.resign()
+            self._pending_writes.write(as_member=False)
+            self._pending_writes.remove_member()
             self._server.close()  # who answers is waited for, and this one will report no more
             return
         if self.leave_requested:
             self.leave_requested = False
             self.set_stage(Stage.LEAVING)
-        self._unwritten.write(as_member=True)
+        self._pending_writes.write(as_member=True)
         self.policy.write()
         job, generation, evicted, leader, policy = self._store.watch_generation(self._wake.set)
         if self._incarnation != self._store.incarnation:
             self._wake.set()
-        self._mailbox.leads(leader)
-        self._mailbox.policy_is(policy)
-        self._mailbox.given_up = frozenset(evicted)
-        member = self._unwritten.member
+        self._shared.leads(leader)
+        self._shared.policy_is(policy)
+        self._shared.evicted = frozenset(evicted)
+        member = self._pending_writes.member
         if member is not None and member.id in evicted:
-            self._mailbox.evict(evicted[member.id])
-            self._candidacy.resign()
+            self._shared.evict(evicted[member.id])
+            self._candidate.resign()
         if generation is not None and generation.number > self._newest:
             self._newest = generation.number
             # Whoever still waits in an older rendezvous waits in vain: this fails them now.
             self._server.announce(generation.scope)
             self._scope = generation.scope
-            self._mailbox.announce(generation)
+            self._shared.announce(generation)
             self._ending.generation_is(generation)
-        self._mailbox.job_is(job.state, job.reason)
+        self._shared.job_is(job.state, job.reason)
         self._config = replace(self._config, sizes=job.sizes)  # as edl-discover may say later
-        self._break_ring_of(self._mailbox.given_up)
-        if member is not None and self._candidacy.depose_dead(
+        self._break_ring_of(self._shared.evicted)
+        if member is not None and self._candidate.remove_dead(
             member, generation, evicted, self._ring.is_building
         ):
             self._period_s = self._limits.breaking_period_s
-        if job.state.over or (generation is not None and not generation.seats):
-            self._candidacy.end_term()  # nothing is left to decide
+        if job.state.over or (generation is not None and not generation.members):
+            self._candidate.end_term()  # nothing is left to decide
         else:
-            self._candidacy.turn(self._wake.set)
+            self._candidate.turn(self._wake.set)
 
     def _release_others(self) -> None:
         """See :meth:`release_others`."""
-        ended_in, own = self._ended_in, self._mailbox.worker
+        ended_in, own = self._ended_in, self._shared.worker
         if ended_in is None or self._ring.membership[0] != ended_in.number:
             return
-        ports = {seat.id: (seat.address, seat.port) for seat in ended_in.seats if seat.id != own}
+        ports = {
+            member.id: (member.address, member.port)
+            for member in ended_in.members
+            if member.id != own
+        }
         for health in ask_all(ports, self._limits.probe_timeout_s).values():
             doing = health.report.get("activity", {}).get("doing")
             if doing in (FOR_GRADIENTS, FOR_NUMBERS) and self._ended_in is ended_in:
@@ -416,35 +422,35 @@ class Daemon:
             self._server.close_scope(self._scope)  # whoever waits in it waits for the lost one
 
     def _begin_term(self, leadership: Leadership) -> LeaderTerm:
-        member = self._unwritten.member
+        member = self._pending_writes.member
         assert member is not None
         term = LeaderTerm(
             self._config,
             self._store,
             leadership,
             member.id,
-            lambda: self._mailbox.progress,
+            lambda: self._shared.progress,
             self._watch.look,
-            lambda: self._mailbox.ring,
-            self._mailbox.log,
-            self._unwritten.events.write,
-            self._mailbox.wish_batch,
+            lambda: self._shared.ring,
+            self._shared.log,
+            self._pending_writes.events.write,
+            self._shared.request_batch,
         )
-        self._mailbox.leads(Leader(leadership.term, member.id))
+        self._shared.leads(Leader(leadership.term, member.id))
         return term
 
     def _answer_model(self, _request: Request) -> tuple[int, bytes]:
-        fits = self._mailbox.fits
-        said = {"signature": self._mailbox.signature(), "begun": fits.begun}
+        fits = self._shared.fits
+        said = {"signature": self._shared.signature(), "begun": fits.begun}
         return 200, json.dumps({**said, "done": as_json(fits.done)}).encode()
 
     def _health(self) -> Mapping[str, Any]:
-        member = self._unwritten.member
+        member = self._pending_writes.member
         return {
             "worker": member.name if member else None,
             "run": self.run if member else None,
             "stage": member.stage if member else None,
             "newest_generation": self._newest,
-            **self._mailbox.progress.for_others(time.monotonic()),
+            **self._shared.progress.for_others(time.monotonic()),
             "activity": self._watch.look().to_json(),
         }

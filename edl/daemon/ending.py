@@ -42,7 +42,7 @@ class Ending:
         if request.method != "POST":
             return 405, b""
         current = self._current
-        if current is None or not current.seats:
+        if current is None or not current.members:
             return 409, b"in no ring"
         reason = request.body.decode(errors="replace")
         with self._lock:
@@ -52,7 +52,7 @@ class Ending:
             # Not on the server's loop, which would wait for others that tell this worker.
             threading.Thread(
                 target=tell_end,
-                args=(self._key, current.seats, reason),
+                args=(self._key, current.members, reason),
                 name="edl-end",
                 daemon=True,
             ).start()

@@ -5,15 +5,15 @@ from __future__ import annotations
 from edl.coordination.events import EventNodes
 from edl.coordination.wire import encode
 from edl.core.events import Event
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 
 
 class EventLog:
     """Writes what is in the mailbox. Only the daemon thread calls it."""
 
-    def __init__(self, events: EventNodes, mailbox: Mailbox) -> None:
+    def __init__(self, events: EventNodes, shared: SharedState) -> None:
         self._events = events
-        self._mailbox = mailbox
+        self._shared = shared
         self._last = -1  # number of the newest event that we know to be written
         self._unsure = False  # whether the first event of the mailbox was written
 
@@ -24,12 +24,12 @@ class EventLog:
             UnknownJob: the job is gone.
             CoordinationError: ZooKeeper is away; call it again.
         """
-        while (event := self._mailbox.next_event()) is not None:
+        while (event := self._shared.next_event()) is not None:
             if not (self._unsure and self._is_there(event)):
                 self._unsure = True
                 self._last = self._events.add(event)
             self._unsure = False
-            self._mailbox.event_is_written()
+            self._shared.event_is_written()
 
     def _is_there(self, event: Event) -> bool:
         data = encode(event.to_json())

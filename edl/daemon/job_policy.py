@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from edl.coordination.policy import PolicyNodes
-from edl.core.policy.learned import Learned
+from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.records import JobPolicy
 from edl.errors import CoordinationError, UnknownJob
 
@@ -32,7 +32,7 @@ class PolicyInZooKeeper:
         self._wake = wake
         self._lock = threading.Lock()
         self._proposed: JobPolicy | None = None
-        self._learned: Learned | None = None
+        self._learned: ScalingProfile | None = None
 
     def propose(self, policy: JobPolicy) -> None:
         with self._lock:
@@ -48,7 +48,7 @@ class PolicyInZooKeeper:
     def put_learned(self, learned: Mapping[str, Any]) -> None:
         """What cannot be read, of another version of edl perhaps, is left out."""
         try:
-            read = Learned.from_json(learned)
+            read = ScalingProfile.from_json(learned)
         except CoordinationError as error:
             logger.warning("the job begins without what its checkpoint had learned: %s", error)
             return

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edl.data.dataset import Dataset, Part, as_rows
+from edl.data.dataset import Dataset, Fragment, as_rows
 from edl.data.files import Readable
 from edl.data.index import Integers
 from edl.errors import DataError, UsageError
@@ -80,7 +80,7 @@ class ArrayDataset(Dataset[Any]):
     def __init__(
         self,
         kind: str,
-        parts: Sequence[Part],
+        parts: Sequence[Fragment],
         columns: Sequence[Sequence[Rows]],
         names: Sequence[str] | None,
         parse: Callable[[Any], Any] | None,

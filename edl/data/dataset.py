@@ -23,7 +23,7 @@ LOGGED_ONE_BY_ONE = 50  # events about what is left out, before the rest is logg
 
 
 @dataclass(frozen=True)
-class Part:
+class Fragment:
     """What one file holds, or several that are read side by side.
 
     ``digest``: equal on two hosts when the part has the same records at the same places there.
@@ -36,7 +36,7 @@ class Part:
     skipped: tuple[tuple[str, Skipped], ...] = ()  # (path, what)
 
     @classmethod
-    def of(cls, indexed: Indexed, count: int) -> Part:
+    def of(cls, indexed: Indexed, count: int) -> Fragment:
         name, size = os.path.basename(indexed.path), indexed.stamp.size
         skipped = tuple((indexed.path, one) for one in indexed.index.skipped)
         return cls(name, size, count, indexed.index.digest(), skipped)
@@ -55,7 +55,7 @@ class Dataset(ABC, Generic[Record]):
     """
 
     def __init__(
-        self, kind: str, parts: Sequence[Part], parse: Callable[[Any], Record] | None
+        self, kind: str, parts: Sequence[Fragment], parse: Callable[[Any], Record] | None
     ) -> None:
         self._kind = kind
         self._parts = tuple(parts)

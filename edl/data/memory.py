@@ -9,7 +9,7 @@ import google_crc32c
 import numpy as np
 
 from edl.data.columns import ArrayDataset, InMemory, arrange, check_array, check_lengths, native
-from edl.data.dataset import Dataset, Part
+from edl.data.dataset import Dataset, Fragment
 from edl.errors import DataError
 
 
@@ -34,7 +34,7 @@ def arrays(
         check_array(what, array.dtype, array.shape)
     check_lengths({what: len(array) for what, array in zip(whats, found, strict=True)})
     about = repr([(array.dtype.str, array.shape) for array in found])
-    part = Part(
+    part = Fragment(
         name=",".join(names or ()),
         size=sum(array.nbytes for array in found),
         count=len(found[0]),

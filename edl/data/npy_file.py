@@ -29,7 +29,7 @@ from edl.data.columns import (
     check_types,
     row_bytes,
 )
-from edl.data.dataset import Dataset, Part
+from edl.data.dataset import Dataset, Fragment
 from edl.data.files import (
     OPEN_FILES,
     Paths,
@@ -221,7 +221,7 @@ def _look(path: str, stamp: Stamp, on_error: OnError) -> _Found:
     return _Found(header, whole, offset, problem)
 
 
-def _part(paths: tuple[str, ...], stamps: list[Stamp], found: list[_Found], count: int) -> Part:
+def _part(paths: tuple[str, ...], stamps: list[Stamp], found: list[_Found], count: int) -> Fragment:
     skipped = []
     for path, stamp, one in zip(paths, stamps, found, strict=True):
         if one.problem:
@@ -234,7 +234,7 @@ def _part(paths: tuple[str, ...], stamps: list[Stamp], found: list[_Found], coun
             reason = f"{one.rows - count} rows are missing in a column beside it"
             skipped.append((path, Skipped(offset, rest, reason)))
     about = [(one.header.dtype.str, one.header.shape) for one in found if one.header]
-    return Part(
+    return Fragment(
         name=",".join(os.path.basename(path) for path in paths),
         size=sum(stamp.size for stamp in stamps),
         count=count,

@@ -26,7 +26,7 @@ from edl.data.columns import (
     check_types,
     native,
 )
-from edl.data.dataset import Dataset, Part
+from edl.data.dataset import Dataset, Fragment
 from edl.data.files import (
     OPEN_FILES,
     Paths,
@@ -83,12 +83,12 @@ def npz(
     files = [index_of(path, f"npz {on_error}", make) for path in resolve(paths)]
     opened: PerProcess[Readable] = PerProcess(OPEN_FILES)
     wanted = None if names is None else tuple(names)
-    parts: list[Part] = []
+    parts: list[Fragment] = []
     columns: list[list[Rows]] = []
     first: dict[str, RowType] = {}
     for file in files:
         if file.index.skipped:
-            parts.append(Part.of(file, 0))
+            parts.append(Fragment.of(file, 0))
             columns.append([])
             continue
         wanted = wanted or tuple(file.index.facts)
@@ -98,7 +98,7 @@ def npz(
         types = {labels[name]: header.row_type for name, header in headers.items()}
         first = first or types
         check_types(types, first)
-        parts.append(Part.of(file, headers[wanted[0]].shape[0]))
+        parts.append(Fragment.of(file, headers[wanted[0]].shape[0]))
         columns.append([_rows(opened, file, name, header) for name, header in headers.items()])
     return ArrayDataset("npz", parts, columns, wanted, parse)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edl.data.dataset import Dataset, Part
+from edl.data.dataset import Dataset, Fragment
 from edl.data.files import (
     OPEN_FILES,
     Paths,
@@ -96,7 +96,7 @@ class _Parquet(Dataset[Any]):
         self._open: PerProcess[_Reader] = PerProcess(OPEN_FILES)
         self._decoded: PerProcess[_Group] = PerProcess(cache_bytes, _weight)
         parts = [
-            Part.of(file, int(first[-1]))
+            Fragment.of(file, int(first[-1]))
             for file, first in zip(self._files, self._first_rows, strict=True)
         ]
         super().__init__("Parquet", parts, parse)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from edl.data.dataset import Dataset, Part, Record
+from edl.data.dataset import Dataset, Fragment, Record
 from edl.data.files import OPEN_FILES, Paths, PerProcess, Readable, resolve
 from edl.data.index import Index, OnError, check_policy, index_of
 
@@ -38,7 +38,7 @@ class SpanDataset(Dataset[Record]):
         ]
         self._open: PerProcess[Readable] = PerProcess(OPEN_FILES)
         parts = [
-            Part.of(file, len(starts))
+            Fragment.of(file, len(starts))
             for file, (starts, _) in zip(self._files, self._spans, strict=True)
         ]
         super().__init__(kind, parts, parse)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edl.data.stream import Reading, reading
+from edl.data.stream import ShardReader, reading
 from edl.errors import UsageError
 
 MARK_EVERY = 1000  # samples between two states that are kept
@@ -41,7 +41,7 @@ class _Mark:
     followed: list[str]
 
 
-class StatefulStream(Reading):
+class StatefulStream(ShardReader):
     """An iterable set as a stream that all workers read, each for its own batches.
 
     Of its states some are kept, so that who has to read an earlier sample, or comes later, need not

@@ -43,7 +43,7 @@ def stream(shards: Sequence[Any], open: Open, parse: Callable[[Any], Any] | None
     return Stream(shards, open, parse)
 
 
-class Reading(ABC):
+class ShardReader(ABC):
     """Reads one shard at a time, in the thread that trains.
 
     Attributes:
@@ -118,7 +118,7 @@ class Reading(ABC):
         self._samples = iter(())
 
 
-class Stream(Reading):
+class Stream(ShardReader):
     """See :func:`stream`."""
 
     def __init__(

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from math import inf
 from pathlib import Path
 
+from edl.core.policy.custom_rule import CustomRule
 from edl.core.policy.file import check_sizes, parse
-from edl.core.policy.own import Own
 from edl.core.policy.votes import MAX, MEAN, SUM
 from edl.core.records import JobPolicy
 from edl.errors import UsageError
@@ -36,14 +36,14 @@ def policy(policy: str | os.PathLike[str]) -> None:
     found = parse(text, source)
     if worker.is_shared:
         check_sizes(found, worker.sizes, source)
-    if isinstance(found.size, Own):
+    if isinstance(found.size, CustomRule):
         _find(found.size, source)
     if any(found.of_script) and (worker.loader.progress.attached or worker.replica is not None):
         raise UsageError(
             f"{source} has a [batch] or a [learning_rate], and the script has its data loader or "
             "its optimizer already: call edl.policy before both"
         )
-    worker.wishes.policy = found
+    worker.size_request.policy = found
     worker.policy.propose(JobPolicy(text, source, found.hold_s))
 
 
@@ -76,7 +76,7 @@ def on_interval(
     text = f'[size]\nrule = "votes"\ntogether = "{together}"\nevery = "{every_s:f}s"\n'
     found = parse(text, "edl.on_interval")
     worker = current_worker()
-    worker.wishes.ask(desired_change, float(every_s))
+    worker.size_request.ask(desired_change, float(every_s))
     worker.policy.propose(JobPolicy(text, "edl.on_interval", found.hold_s))
 
 
@@ -93,7 +93,7 @@ def _read(policy: str | os.PathLike[str]) -> tuple[str, str]:
         raise UsageError(f"cannot read the policy {os.fspath(policy)}: {why}") from None
 
 
-def _find(rule: Own, source: str) -> None:
+def _find(rule: CustomRule, source: str) -> None:
     """Make sure that the worker which leads finds it."""
     try:
         found = getattr(importlib.import_module(rule.module), rule.function)

@@ -30,7 +30,7 @@ def places(state: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ByteRange:
     """The bytes from ``start`` to ``stop`` of something in a state."""
 
     name: str
@@ -40,7 +40,7 @@ class Part:
     is_whole: bool
 
 
-class Parts:
+class StateArrays:
     """What a state has in its containers, to be read a group at a time.
 
     To list a state again for each group would cost more than the digest of one. So it is listed
@@ -65,7 +65,7 @@ class Parts:
         """List the state anew for the next group; all workers, at the same point."""
         self._is_listed = False
 
-    def within(self, group: Group) -> list[Part]:
+    def within(self, group: Group) -> list[ByteRange]:
         """What belongs to ``group``, read now."""
         listed = self._is_listed and group.index > 0
         if not listed or any(self._sizes[e.part] is None for e in extents(self._ends, group)):
@@ -76,11 +76,11 @@ class Parts:
             self._list()
             return [self._part(extent) for extent in extents(self._ends, group)]
 
-    def _part(self, extent: Extent) -> Part:
+    def _part(self, extent: Extent) -> ByteRange:
         name, container, key = self._places[extent.part]
         size = self._ends[extent.part] - (self._ends[extent.part - 1] if extent.part else 0)
         is_whole = extent.stop - extent.start == size
-        return Part(name, container[key], extent.start, extent.stop, is_whole)
+        return ByteRange(name, container[key], extent.start, extent.stop, is_whole)
 
     def _list(self) -> None:
         self._places = [*places(self._state())]

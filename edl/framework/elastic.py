@@ -34,7 +34,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 
 from edl.core.step.state_check import WHOLE, Group
 from edl.errors import RingBroken, UsageError
-from edl.framework.digest import Part, Parts
+from edl.framework.digest import ByteRange, StateArrays
 from edl.framework.horovod_errors import refusal
 from edl.framework.process import current_worker, let_state_follow
 from edl.ring.ring import Ring
@@ -77,7 +77,7 @@ class State(ABC):
         for name, value in attributes.items():
             setattr(self, name, value)
         self._saved: Any = None
-        self._compared = Parts(self._trained, self._size_of)
+        self._compared = StateArrays(self._trained, self._size_of)
         State.save(self)  # that of a derived class may need attributes which do not exist yet
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
@@ -209,7 +209,7 @@ class State(ABC):
         """The bytes of an array in what is compared; None: it is none."""
 
     @abstractmethod
-    def _digested(self, parts: Iterable[Part]) -> dict[str, int]:
+    def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
         """A digest of each part by name, but for those that cannot be compared."""
 
     @abstractmethod

@@ -40,7 +40,7 @@ class FirstBatch:
             raise self._error
         return self._batch
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         """Nobody wants it; waits until it has come, for the loader is used again."""
         self._wanted = False
         self._taken.set()

@@ -95,7 +95,7 @@ class Tuner:
 
     def begin_update(self, worker: Worker, update: Update) -> None:
         """Right before ``update``: it is kept, if it is to be measured."""
-        missed = worker.loader.open_step.superseded  # the others' update is in the model
+        missed = worker.loader.step_input.completed_by_peers  # the others' update is in the model
         if worker.warming_up or missed or not self._is_due(update):
             return
         began_s = now_s()

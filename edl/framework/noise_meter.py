@@ -49,7 +49,7 @@ class NoiseMeter(ABC):
             mean: the job's; as ``own`` where this worker is alone.
         """
         loader = self._worker.loader
-        if not loader.open_step.samples:
+        if not loader.step_input.samples:
             self._kept = None
         elif self._worker.ring.alone:
             self._alone(own())
@@ -79,7 +79,7 @@ class NoiseMeter(ABC):
 
     def _alone(self, own: Looked) -> None:
         loader, unit = self._worker.loader, self._unit()
-        step, samples = loader.progress.step, loader.open_step.samples
+        step, samples = loader.progress.step, loader.step_input.samples
         kept, follows = self._kept, self._follows
         self._kept = None
         if kept is None or not follows or kept[1] != samples:
@@ -96,7 +96,7 @@ class NoiseMeter(ABC):
         Where gradients are accumulated, they are sums of several batches, weighted by their samples
         (:mod:`edl.core.step.weighting`).
         """
-        share = self._worker.loader.open_step.share(0)
+        share = self._worker.loader.step_input.share(0)
         if not share.summed:
             return 1.0
         records = self._worker.loader.records()

@@ -32,7 +32,7 @@ from edl.framework.forks import end_forks_by_sigterm, free_all_forks
 from edl.framework.replica import FrameworkReplica, add_tracked
 from edl.ring.gloo import Binding, gloo_ring
 from edl.worker.job_of_one import JobOfOne
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def _end_at_prompt(worker: Worker) -> bool:
         worker.finishing.script_ended()
     worker.close()
     _over.add(worker)
-    worker.loader.open_step.abandon()  # or the gradients of its model would go on being its own
+    worker.loader.step_input.abandon()  # or the gradients of its model would go on being its own
     _worker = _replica = _elastic_state = None
     _tracked_early.clear()
     return True
@@ -121,9 +121,9 @@ def _worker_of(settings: config.Config, binding: Binding) -> Worker:
     """A worker over Horovod; a job of one when no launcher started this process."""
     ring = gloo_ring(binding, settings.own_address, settings.connect_timeout_s)
     if settings.job is None:
-        return Worker(settings, ring, Mailbox(keeps_events=False), JobOfOne(settings))
-    mailbox = Mailbox()
-    return Worker(settings, ring, mailbox, Daemon(settings, mailbox, ring, _log))
+        return Worker(settings, ring, SharedState(keeps_events=False), JobOfOne(settings))
+    shared = SharedState()
+    return Worker(settings, ring, shared, Daemon(settings, shared, ring, _log))
 
 
 def shutdown() -> None:

@@ -63,7 +63,7 @@ _BRANCHES = {
 }
 
 
-class Rounds:
+class ReductionOrder:
     """What the optimizers of a script have reduced in the open step, in this order.
 
     Attributes:
@@ -110,11 +110,11 @@ class StepReduction:
         self,
         worker: Worker,
         forget: Callable[[], None] = lambda: None,
-        rounds: Rounds | None = None,
+        rounds: ReductionOrder | None = None,
     ) -> None:
         self._worker = worker
         self._forget = forget
-        self._rounds = rounds or Rounds()
+        self._rounds = rounds or ReductionOrder()
         self.number = len(self._rounds.optimizers)
         self._rounds.optimizers.append(self)
         worker.loader.progress.optimizers = self.number + 1
@@ -203,7 +203,7 @@ class StepReduction:
             self._broke(error)
             self._repair()
 
-        self._worker.loader.pace.wait()
+        self._worker.loader.timer.wait()
         return self._worker.loader.exchange_in_step(payload, repair)
 
     # --- a framework that calls back
@@ -233,8 +233,8 @@ class StepReduction:
         """There is more to reduce in this step, or the same in another ring."""
         if self.step.state not in REOPENED:
             return
-        if self._worker.loader.open_step.superseded:
-            self._supersede()
+        if self._worker.loader.step_input.completed_by_peers:
+            self._complete_by_peers()
         else:
             self._on(StepEvent.REOPEN)
 
@@ -244,7 +244,7 @@ class StepReduction:
         """The optimizer has its turn: whether it is to make the update."""
         applies = self.step.state is StepState.REDUCED
         self._on(StepEvent.APPLY)
-        self._worker.loader.open_step.updates |= 1 << self.number
+        self._worker.loader.step_input.updates |= 1 << self.number
         return applies
 
     def end_step(self) -> None:
@@ -295,8 +295,10 @@ class StepReduction:
         while True:
             if self.step.state is StepState.BROKEN:
                 self._repair()
-            elif self._worker.loader.open_step.superseded:  # another optimizer has learnt it
-                self._supersede()
+            elif (
+                self._worker.loader.step_input.completed_by_peers
+            ):  # another optimizer has learnt it
+                self._complete_by_peers()
             if self.step.state is StepState.SUPERSEDED:
                 return NOTHING
             if (weights := self._prospect()) is not None:
@@ -315,7 +317,7 @@ class StepReduction:
         for each in self._rounds.optimizers:
             if each is not self:
                 each.interrupted()
-        self._on(StepEvent.SUPERSEDE if loader.open_step.superseded else StepEvent.REPAIR)
+        self._on(StepEvent.SUPERSEDE if loader.step_input.completed_by_peers else StepEvent.REPAIR)
         # Without samples any more, if its leases were of a generation that is gone.
         self.weights.weigh(early=False)
         self._rounds.repeat(self._step.number)  # which may break again, and be superseded then
@@ -330,15 +332,15 @@ class StepReduction:
         loader = self._worker.loader
         if self._step.number != loader.begun:
             return
-        self._changes, superseded = loader.changes, loader.open_step.superseded
+        self._changes, superseded = loader.changes, loader.step_input.completed_by_peers
         if self._step.state is StepState.SENDING:
             self._on(StepEvent.BREAK)
             self._on(StepEvent.SUPERSEDE if superseded else StepEvent.REPAIR)
         elif superseded:
-            self._supersede()
+            self._complete_by_peers()
         self.weights.weigh(early=False)
 
-    def _supersede(self) -> None:
+    def _complete_by_peers(self) -> None:
         if self._step.state in SUPERSEDED_FROM:
             self._on(StepEvent.SUPERSEDE)
 
@@ -359,7 +361,7 @@ class StepReduction:
 
     def _reached(self) -> None:
         if self.step.state in DECIDED and not self._worker.warming_up:
-            self._worker.loader.pace.reduce()
+            self._worker.loader.timer.reduce()
             failpoints.reached("reduced")
 
     def _broke(self, error: RingBroken) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 from edl.core.step.state_check import WHOLE, Group
 from edl.errors import CheckpointError, UsageError
-from edl.framework.between import Between
-from edl.framework.digest import Part, Parts
+from edl.framework.digest import ByteRange, StateArrays
 from edl.framework.state import Arrays, Stateful, exchange
+from edl.framework.tracked_copies import TrackedCopies
 from edl.ring.ring import Ring
 from edl.worker.progress import Receive
 
@@ -49,8 +49,8 @@ class FrameworkReplica(ABC):
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._tracked: dict[str, Any] = {}
-        self._between = Between()
-        self._parts = Parts(self.compared, self.size_of)
+        self._copies = TrackedCopies()
+        self._parts = StateArrays(self.compared, self.size_of)
 
     def rename(self, kinds: Sequence[str]) -> None:
         """The script has these optimizers."""
@@ -98,7 +98,7 @@ class FrameworkReplica(ABC):
         """The bytes of an array in what is compared; None: it is none."""
 
     @abstractmethod
-    def digested(self, parts: Iterable[Part]) -> dict[str, int]:
+    def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
         """A digest of each part by name, but for those that cannot be compared."""
 
     @abstractmethod
@@ -139,17 +139,17 @@ class FrameworkReplica(ABC):
         self._parts.forget()  # on all, so that they go on listing what they compare alike
         sending = ring.place.rank == root
         keep = receive is not Receive.NOTHING and not sending
-        mine = {**self.state(), "between": self._between.sent()} if sending else None
+        mine = {**self.state(), "between": self._copies.sent()} if sending else None
         state = exchange(self.arrays, ring, root, mine, keep)
         if keep:
             self.load(state, receive)
-            self._between.receive(state["between"] if receive is Receive.STEP else {})
-        if keep and receive is Receive.HEALED:
-            self._between.forget()
+            self._copies.receive(state["between"] if receive is Receive.STEP else {})
+        if keep and receive is Receive.RESYNC:
+            self._copies.forget()
 
     def end_batch(self, step: int, epoch: int) -> None:
         """See :class:`edl.worker.switching.Replica`."""
-        self._between.end_batch((step, epoch), self.things_between())
+        self._copies.end_batch((step, epoch), self.objects_from_gradients())
 
     def capture(self) -> Any:
         """See :class:`edl.checkpoint.store.Durable`."""
@@ -176,7 +176,7 @@ class FrameworkReplica(ABC):
         """The tracked objects that give and take their states themselves."""
         return self._tracked
 
-    def things_between(self) -> Mapping[str, Stateful]:
+    def objects_from_gradients(self) -> Mapping[str, Stateful]:
         """The tracked objects that a script may compute from the gradients of a step."""
         return self.compared_things()
 
@@ -192,7 +192,7 @@ class FrameworkReplica(ABC):
         return {name: thing.state_dict() for name, thing in self.things().items()}
 
     def load_things(self, states: Mapping[str, Any], receive: Receive) -> None:
-        """Give the tracked objects their states; to be healed, those that are compared.
+        """Give the tracked objects their states; to be resynced, those that are compared.
 
         Raises:
             UsageError: the states are of other objects.
@@ -200,6 +200,6 @@ class FrameworkReplica(ABC):
         things = self.things()
         if odd := sorted(things.keys() ^ states.keys()):
             raise UsageError(f"edl.track: only some workers track {', '.join(odd)}")
-        given = self.compared_things() if receive is Receive.HEALED else things
+        given = self.compared_things() if receive is Receive.RESYNC else things
         for name in [name for name in states if name in given]:
             things[name].load_state_dict(states[name])

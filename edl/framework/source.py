@@ -12,7 +12,7 @@ from edl.core.step.source import Source
 from edl.core.step.stream import StreamSource
 from edl.data.dataset import fingerprint_of, skip_events
 from edl.data.stateful_stream import StatefulStream
-from edl.data.stream import Reading
+from edl.data.stream import ShardReader
 from edl.errors import UsageError
 from edl.worker.worker import Worker
 
@@ -72,13 +72,13 @@ def is_numbered(dataset: Any) -> bool:
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
-def stream_of(dataset: Any) -> Reading:
+def stream_of(dataset: Any) -> ShardReader:
     """A data set without numbered samples as a stream.
 
     Raises:
         UsageError: nobody could tell which samples of it are trained.
     """
-    if isinstance(dataset, Reading):
+    if isinstance(dataset, ShardReader):
         return dataset
     if isinstance(dataset, type):
         raise UsageError(f"edl needs a data set, and was given the class {dataset.__name__}")
@@ -89,7 +89,7 @@ def stream_of(dataset: Any) -> Reading:
 
 def attach_stream(
     worker: Worker,
-    stream: Reading,
+    stream: ShardReader,
     batches: Batching,
     shuffle: bool,
     seed: int,

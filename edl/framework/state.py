@@ -1,6 +1,6 @@
 """State as it travels: a description in which each array is a reference, and the arrays' pieces.
 
-The sync root describes its state in one pickled message and sends the arrays' bytes in a few
+The state source describes its state in one pickled message and sends the arrays' bytes in a few
 large pieces. Pickles travel inside the ring only, between processes of one job.
 """
 
@@ -139,7 +139,7 @@ def references(description: Any) -> list[Reference]:
     return sorted(found, key=lambda reference: reference.index)
 
 
-def pieces(
+def transfers(
     all_references: Iterable[Reference], large_bytes: int = LARGE_BYTES
 ) -> Iterator[list[Reference]]:
     """Large arrays alone, the others of a device together; empty ones are not sent."""

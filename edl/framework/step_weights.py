@@ -30,10 +30,10 @@ class StepWeights:
     @property
     def share(self) -> Share:
         """What this worker brings into the step."""
-        return self._worker.loader.open_step.share(self._number)
+        return self._worker.loader.step_input.share(self._number)
 
     @property
-    def kept(self) -> float:
+    def local_scale(self) -> float:
         """What the local gradients are multiplied by to be the mean, where nothing was sent."""
         if self.agreed is None or self.agreed.averaging is not Averaging.LOCAL:
             return 1.0
@@ -45,7 +45,9 @@ class StepWeights:
         self.sent = share.send_weight(self._batch_size)
         part = Share(worker.loader.batch_weight if share.samples else 0)
         self.part = part.send_weight(self._batch_size)
-        alone = worker.warming_up or worker.ring.alone or worker.loader.open_step.superseded
+        alone = (
+            worker.warming_up or worker.ring.alone or worker.loader.step_input.completed_by_peers
+        )
         self.sends_early = early and self.sent > 0 and not alone
 
     def agree(self) -> Weights:

@@ -18,13 +18,13 @@ from edl.worker.sampler import Batch
 from edl.worker.worker import Worker
 
 
-class Feed(Protocol):
+class BatchSource(Protocol):
     """Batches on their way from the leases to the step that trains them, in order."""
 
     def restart(self) -> None:
         """Give up all that is under way: it is not this worker's any more."""
 
-    def settle(self) -> None:
+    def form_lost_again(self) -> None:
         """Between two steps: let the samples be formed into batches again that it has lost."""
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
@@ -86,15 +86,15 @@ class Steps:
     def __init__(
         self,
         worker: Worker,
-        feed: Feed,
+        feed: BatchSource,
         unfinished: Callable[[], str],
-        settle: Callable[[], None] = lambda: None,
+        end_batch: Callable[[], None] = lambda: None,
         numbers: RandomNumbers | None = None,
     ) -> None:
         self._worker = worker
         self._feed = feed
         self._unfinished = unfinished
-        self._settle = worker.finishing.settle = settle
+        self._end_batch = worker.finishing.end_batch = end_batch
         self._numbers = numbers
         self._restarts = -1
         self._warmed_up = False
@@ -192,9 +192,9 @@ class Steps:
         worker, feed = self._worker, self._feed
         if self._numbers is not None:
             self._numbers.look()
-        self._settle()
+        self._end_batch()
         if worker.loader.open:
-            if not worker.loader.open_step.may_grow:
+            if not worker.loader.step_input.may_grow:
                 raise UsageError(self._unfinished())
             self._add()
             return True
@@ -209,12 +209,12 @@ class Steps:
         if worker.loader.ledger.finished or self.made_all_steps:
             self._came_to_end = True
             return False
-        feed.settle()
+        feed.form_lost_again()
         worker.boundary()
         if worker.loader.sampler.restarts != self._restarts:
             self._restarts = worker.loader.sampler.restarts
             feed.restart()
-        with worker.loader.pace.loading():
+        with worker.loader.timer.loading():
             batch, padding = feed.next(waits=not (self._is_new and self._others_train()))
         self._is_new &= padding
         worker.loader.begin(batch, padding)
@@ -223,7 +223,7 @@ class Steps:
     def _others_train(self) -> bool:
         """Whether the next step has samples if this worker, which is new, has none.
 
-        The sync root is not new, and trains as long as it holds enough.
+        The state source is not new, and trains as long as it holds enough.
         """
         root, loader = self._worker.steps.sync_root, self._worker.loader
         source = loader.progress.source
@@ -235,22 +235,22 @@ class Steps:
     def _add(self) -> None:
         """Hand out one more batch, or piece, for the open step: its gradients are accumulated."""
         worker = self._worker
-        if worker.loader.open_step.is_exhausted:
+        if worker.loader.step_input.is_exhausted:
             worker.loader.begin(worker.loader.sampler.warm_up(), True)  # the data are as before
             return
-        with worker.loader.pace.loading():
+        with worker.loader.timer.loading():
             batch, padding = self._feed.next()
         if padding or worker.warming_up:
             self._padding += 1
             if self._padding > MOST_PADDING:
-                raise UsageError(NO_STEP.format(count=worker.loader.open_step.batches))
+                raise UsageError(NO_STEP.format(count=worker.loader.step_input.batches))
         worker.loader.begin(batch, padding and not worker.warming_up)
 
     def _within(self, epoch: int) -> Iterator[int]:
         self._in_epoch, self._came_to_end = True, False
         self._feed.restart()
         yield epoch
-        self._settle()  # the script may have left its loop in the middle
+        self._end_batch()  # the script may have left its loop in the middle
         if not self._worker.loader.open and not self._came_to_end:
             end_batch(self._worker)
         self._in_epoch = False

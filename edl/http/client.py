@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from edl.core.job.fits import ScriptFits, fits_of
 from edl.core.job.liveness import Liveness, ProbeResult
 from edl.core.job.signature import ScriptOfJob
-from edl.core.records import Seat
+from edl.core.records import RingMember
 from edl.errors import RendezvousFailed
 from edl.http.signing import SCHEME, authorization
 
@@ -69,10 +69,10 @@ def change(
     return response[:2]
 
 
-def script_of(seat: Seat) -> ScriptOfJob | None:
+def script_of(member: RingMember) -> ScriptOfJob | None:
     """Ask the worker in ``seat`` for model and fits of its script; None: no answer in time."""
     try:
-        status, body = fetch(seat.address, seat.port, MODEL_PATH, MODEL_S)
+        status, body = fetch(member.address, member.port, MODEL_PATH, MODEL_S)
         if status != 200:
             return None
         said = json.loads(body)
@@ -140,12 +140,12 @@ def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int,
     return {worker: answers.get(worker, Health(Liveness.SILENT)) for worker in ports}
 
 
-def answering(seats: Iterable[Seat], run: str, timeout_s: float) -> frozenset[int]:
+def answering(members: Iterable[RingMember], run: str, timeout_s: float) -> frozenset[int]:
     """The workers of ``seats`` that answer on their own ports: they live, whatever ZooKeeper says.
 
     ``run``: the start of the job that they belong to.
     """
-    answers = ask_all({seat.id: (seat.address, seat.port) for seat in seats}, timeout_s)
+    answers = ask_all({member.id: (member.address, member.port) for member in members}, timeout_s)
     return frozenset(
         worker
         for worker, health in answers.items()
@@ -153,23 +153,23 @@ def answering(seats: Iterable[Seat], run: str, timeout_s: float) -> frozenset[in
     )
 
 
-def tell_end(key: str, seats: Iterable[Seat], reason: str) -> int:
+def tell_end(key: str, members: Iterable[RingMember], reason: str) -> int:
     """Tell the workers of ``seats``, all at once, that their job ends; how many were told.
 
     ``key``: :func:`edl.http.signing.http_key`. See :mod:`edl.daemon.ending`.
     """
     told: list[int] = []
 
-    def work(seat: Seat) -> None:
-        to = seat.address, seat.port
+    def work(member: RingMember) -> None:
+        to = member.address, member.port
         try:
-            status, _ = change(key, seat.id, "POST", *to, END_PATH, END_TOLD_S, reason.encode())
+            status, _ = change(key, member.id, "POST", *to, END_PATH, END_TOLD_S, reason.encode())
         except (OSError, RendezvousFailed):
             return
         if status == 200:
-            told.append(seat.id)
+            told.append(member.id)
 
-    threads = [threading.Thread(target=work, args=(seat,), daemon=True) for seat in seats]
+    threads = [threading.Thread(target=work, args=(member,), daemon=True) for member in members]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from edl.errors import RingError
 from edl.http.connection import Answer, Connection, Request
-from edl.http.signing import Guard
+from edl.http.signing import Authenticator
 
 __all__ = ["DaemonServer", "Handler", "Request"]
 
@@ -55,12 +55,12 @@ class DaemonServer:
         address: str,
         port: int = 0,
         health: Callable[[], Mapping[str, Any]] | None = None,
-        guard: Guard | None = None,
+        guard: Authenticator | None = None,
     ) -> None:
         self.address = address
         self._wanted_port = port
         self._health = health
-        self._guard = guard
+        self._authenticator = guard
         self._routes: dict[str, Route] = {}
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -207,7 +207,7 @@ class DaemonServer:
         """Why a request does not get to its handler; None: it may."""
         if not route.changes:
             return None if request.method in ("GET", "HEAD") else Answer(405)
-        guard = self._guard
+        guard = self._authenticator
         if guard is None:
             return Answer(401)
         given, target = request.authorization, request.target

@@ -46,14 +46,14 @@ def authorization(key: str, nonce: str, worker: int, method: str, target: str, b
 
 
 @dataclass(frozen=True)
-class GuardLimits:
+class AuthenticatorLimits:
     """Of what a guard accepts."""
 
     nonce_s: float = 30.0  # how long a nonce is accepted, by the clock of the worker that made it
     used_nonces: int = 4096  # remembered at most; full, nothing is accepted until some are too old
 
 
-class Guard:
+class Authenticator:
     """The server's side: hands out nonces, and accepts each once. For one thread.
 
     ``worker`` is None until the worker has its number; nothing is accepted before.
@@ -63,7 +63,7 @@ class Guard:
         self,
         key: str,
         clock: Callable[[], float] = time.monotonic,
-        limits: GuardLimits = GuardLimits(),
+        limits: AuthenticatorLimits = AuthenticatorLimits(),
     ) -> None:
         self.worker: int | None = None
         self._limits = limits

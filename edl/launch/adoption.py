@@ -29,7 +29,7 @@ class Found:
     """A worker process that somebody else has started."""
 
     process: psutil.Process
-    launch: str
+    attempt_id: str
     slot: int
 
     @property
@@ -71,15 +71,15 @@ def find(environment: Mapping[str, str], record_of: Callable[[str], Path]) -> tu
             theirs = process.environ()
             if (
                 {name: theirs.get(name) for name in SAME} == wanted
-                and theirs.get("EDL_LAUNCH")
+                and theirs.get("EDL_ATTEMPT_ID")
                 and theirs.get("EDL_SLOT", "").isdigit()
-                and _is_worker(process.pid, record_of(theirs["EDL_LAUNCH"]))
+                and _is_worker(process.pid, record_of(theirs["EDL_ATTEMPT_ID"]))
                 and not _is_zombie(process)
             ):
-                found.append(Found(process, theirs["EDL_LAUNCH"], int(theirs["EDL_SLOT"])))
+                found.append(Found(process, theirs["EDL_ATTEMPT_ID"], int(theirs["EDL_SLOT"])))
         except (psutil.Error, OSError):
             continue  # it ended meanwhile, or belongs to another user
-    return tuple(sorted(found, key=lambda one: (one.slot, one.launch)))
+    return tuple(sorted(found, key=lambda one: (one.slot, one.attempt_id)))
 
 
 def _is_worker(pid: int, record: Path) -> bool:

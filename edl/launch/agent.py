@@ -20,21 +20,21 @@ from edl.core.host.agent import AgentLimits, AgentState, decide
 from edl.core.host.headlines import Headlines
 from edl.core.host.job_end import failed_late
 from edl.core.host.process import LAST_WORDS, Process, exit_status, how
-from edl.core.host.supervision import Decision, Ending, GiveUp, Start
-from edl.core.host.upkeep import lingers
-from edl.core.job.host_join import arrive, is_last, withdrawn
-from edl.core.job.lending import NO_TERMS, Terms
+from edl.core.host.restart_policy import is_terminating
+from edl.core.host.supervision import DisableSlot, Ending, Start, SupervisorDecision
+from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms
+from edl.core.job.host_join import is_last, request_workers, withdrawn
 from edl.core.job.placement import Placement, drain_host
 from edl.core.plural import workers
-from edl.core.records import Asker, Host, Job, JobState, Snapshot
+from edl.core.records import Host, Job, JobState, RequestedBy, Snapshot
 from edl.errors import CoordinationError, UnknownJob, UsageError
 from edl.launch.adoption import has_died
+from edl.launch.borrowed_slots import BorrowedSlots
 from edl.launch.command import title
-from edl.launch.direct_end import NOT_TOLD, DirectEnd
-from edl.launch.lent_slots import LentSlots
 from edl.launch.output import Output
-from edl.launch.owner import written_down
 from edl.launch.record import no_template
+from edl.launch.stop_without_zookeeper import NOT_TOLD, StopWithoutZooKeeper
+from edl.launch.submitter import written_down
 from edl.launch.supervisor import Supervisor
 from edl.launch.template.keeper import NOT_WANTED, TemplateKeeper
 from edl.launch.workers import Workers
@@ -65,8 +65,8 @@ class Agent(Supervisor[AgentState]):
         on_snapshot: called with each new reading of the records.
         stack_signal: makes a worker write down where its threads are; 0: none does.
         meanwhile: entered while this host is in the job.
-        lent_file: says how many slots of this host are lent to the job; None: nobody writes one.
-        reclaim_s: to give lent slots back, where nobody says in how long.
+        borrowed_file: holds how many slots of this host the job borrows; None: there is no file.
+        reclaim_s: to give borrowed slots back, where nobody says in how long.
         leave_within_s: for the workers to leave, after a signal; None: as long as it takes.
 
     ``run()`` raises a UsageError when another agent has this host's name.
@@ -83,18 +83,18 @@ class Agent(Supervisor[AgentState]):
         greeting: str,
         limits: AgentLimits,
         np: int = 0,
-        guest: bool = False,
-        ends_last: bool = False,
+        joined: bool = False,
+        ends_job: bool = False,
         on_snapshot: Callable[[Snapshot], None] | None = None,
         stack_signal: int = 0,
         meanwhile: AbstractContextManager[None] | None = None,
-        lent_file: Path | None = None,
+        borrowed_file: Path | None = None,
         reclaim_s: float = 30.0,
         leave_within_s: float | None = None,
     ) -> None:
         token, script = uuid.uuid4().hex[:12], title(job.spec.command)
         own = AgentState(
-            host.name, token, limits=limits, script=script, state=job.state, owner=not guest
+            host.name, token, limits=limits, script=script, state=job.state, is_submitter=not joined
         )
         command, cwd = job.spec.command, Path(job.spec.cwd)
         wanted = job.spec.settings.template
@@ -102,27 +102,27 @@ class Agent(Supervisor[AgentState]):
         self._no_template_told = False
         launched = Workers(command, cwd, environment, logs, self._template)
         super().__init__(store, launched, own, job.spec.command, stack_signal)
-        self._host = replace(host, brings=np)
+        self._host = replace(host, requested_np=np)
         self._logs = logs
         self._output = output
         self._greeting = greeting
         self._headlines = Headlines(host.name)
         self._got_np: int | None = None  # workers for which there was a place, when it asked last
-        self._guest = guest
-        self._ends_last = ends_last
+        self._joined = joined
+        self._ends_job = ends_job
         self._on_snapshot = on_snapshot
         self._meanwhile = meanwhile or nullcontext()
-        self._leaves = Terms(within_s=leave_within_s)
-        self._lent = LentSlots(store, host.name, lent_file, reclaim_s, self._say_once)
+        self._leaves = LeaseTerms(within_s=leave_within_s)
+        self._borrowed = BorrowedSlots(store, host.name, borrowed_file, reclaim_s, self._say_once)
         self._written: Host | None = None  # what our node says
         self._asked = False  # the first signal has been carried out
-        self._direct_end = DirectEnd(store, host.name, limits, self._say_once)
+        self._direct_end = StopWithoutZooKeeper(store, host.name, limits, self._say_once)
         self._refused: Snapshot | None = None  # in which this host could not leave
 
     @contextmanager
     def _around(self) -> Iterator[None]:
-        owner = nullcontext() if self._guest else written_down(self._logs, self._host.pid)
-        with self._output, self._meanwhile, owner, self._lent.signals():
+        owner = nullcontext() if self._joined else written_down(self._logs, self._host.pid)
+        with self._output, self._meanwhile, owner, self._borrowed.signals():
             self._await_former()
             yield
 
@@ -152,13 +152,13 @@ class Agent(Supervisor[AgentState]):
             self._say_once(f"waiting for the end of the session of {who}")
             self._wake.wait(limits.poll_s)
 
-    def _adopt(self, now: float) -> None:
+    def _take_over(self, now: float) -> None:
         """Take over the workers that an earlier agent of this host has left behind."""
-        for one in self._workers.adopt():
-            log = self._workers.log_of(one.launch)
+        for one in self._workers.take_over():
+            log = self._workers.log_of(one.attempt_id)
             if log.exists():
-                self._output.follow(one.launch, log, one.slot, from_now=True)
-            process = Process(one.slot, one.launch, now - one.age_s)
+                self._output.follow(one.attempt_id, log, one.slot, from_now=True)
+            process = Process(one.slot, one.attempt_id, now - one.age_s)
             self._own = replace(self._own, processes=(*self._own.processes, process))
             self._say(f"took over the worker in slot {one.slot}, process {one.pid}")
 
@@ -180,8 +180,8 @@ class Agent(Supervisor[AgentState]):
     def _register(self, now: float) -> None:
         self._put_host()
         if self._incarnation is None:
-            self._adopt(now)
-            if self._guest:  # what happened before it came is for `edl events`
+            self._take_over(now)
+            if self._joined:  # what happened before it came is for `edl events`
                 self._last_event = max((n for n, _ in self._store.events.read()), default=-1)
         self._say_once(self._greeting)
 
@@ -192,8 +192,8 @@ class Agent(Supervisor[AgentState]):
         super()._look(snapshot, now)
         for process in self._own.living:
             if process.worker is not None:
-                self._output.name(process.launch, process.name)
-                self._workers.name(process.launch, process.name)
+                self._output.name(process.attempt_id, process.name)
+                self._workers.name(process.attempt_id, process.name)
         if self._on_snapshot is not None:
             self._on_snapshot(snapshot)
 
@@ -205,11 +205,11 @@ class Agent(Supervisor[AgentState]):
         self._look_at_template(snapshot)
         if self._written is not self._host:
             self._put_host()
-        self._arrive(snapshot, now)
+        self._request_workers(snapshot, now)
         self._handle_drain(snapshot)
         self._leave_again(snapshot)
-        changed = not self._own.draining and self._lent.follow(snapshot)
-        if self._lent.settle(snapshot, self._own.living) or changed:
+        changed = not self._own.draining and self._borrowed.follow(snapshot)
+        if self._borrowed.record_returned(snapshot, self._own.living) or changed:
             self._changed.set()
 
     def _look_at_template(self, snapshot: Snapshot) -> None:
@@ -220,57 +220,57 @@ class Agent(Supervisor[AgentState]):
             no_template(self._store, self._host.name, why, snapshot)
             self._no_template_told = True
 
-    def _decide(self, snapshot: Snapshot, now: float) -> Decision:
+    def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
         return decide(snapshot, self._own, now)
 
     # --- acts
 
     def _start(self, start: Start, now: float) -> Process:
-        if str(start.slot) in self._host.given_up:
-            others = {k: v for k, v in self._host.given_up.items() if k != str(start.slot)}
-            self._host = replace(self._host, given_up=others)  # written in the next turn
+        if str(start.slot) in self._host.disabled:
+            others = {k: v for k, v in self._host.disabled.items() if k != str(start.slot)}
+            self._host = replace(self._host, disabled=others)  # written in the next turn
         process = super()._start(start, now)
         if process.alive:
-            log = self._workers.log_of(process.launch)
-            self._output.follow(process.launch, log, process.slot)
+            log = self._workers.log_of(process.attempt_id)
+            self._output.follow(process.attempt_id, log, process.slot)
         return process
 
-    def _give_up(self, given_up: GiveUp, snapshot: Snapshot) -> None:
+    def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
         """Want fewer, and say so; whoever asks for more workers here may use the slot."""
         before, fewer = snapshot.desired.hosts, given_up.desired
         why = f"slot {given_up.slot} of host {self._host.name} is given up"
         self._changed.set()
-        if self._desire(lambda now: fewer if now == before else now, why) != fewer:
+        if self._set_desired(lambda now: fewer if now == before else now, why) != fewer:
             return  # it was changed meanwhile, so the slot is judged again
-        reasons = {**self._host.given_up, str(given_up.slot): given_up.reason}
-        self._host = replace(self._host, given_up=reasons)  # written in the next turn
-        super()._give_up(given_up, snapshot)
+        reasons = {**self._host.disabled, str(given_up.slot): given_up.reason}
+        self._host = replace(self._host, disabled=reasons)  # written in the next turn
+        super()._disable_slot(given_up, snapshot)
 
-    def _arrive(self, snapshot: Snapshot, now: float) -> None:
+    def _request_workers(self, snapshot: Snapshot, now: float) -> None:
         """Ask for the workers that this host brings.
 
         For a while: a host in whose place it comes may count as there until its session ends.
         """
-        asked, got, name = self._host.brings, self._got_np, self._host.name
+        asked, got, name = self._host.requested_np, self._got_np, self._host.name
         if not asked or self._signals or snapshot.job.state is not JobState.RUNNING:
             return
         late = now - self._own.state_since >= self._own.limits.former_s
         has = snapshot.desired.hosts.get(name, 0)
         if has >= asked:
-            self._host = replace(self._host, brings=0)  # written in the next turn
+            self._host = replace(self._host, requested_np=0)  # written in the next turn
             if got is not None:  # somebody who came later has asked for both
                 self._say_once(f"host {name} has a place for {workers(has)}")
             return
 
         def change(now: Placement) -> Placement:
-            return arrive(snapshot, now, name, asked, got, late)
+            return request_workers(snapshot, now, name, asked, got, late)
 
         if change(snapshot.desired.hosts).get(name, 0) > has:
             why = f"host {name} joins with {workers(asked)}"
-            has = self._desire(change, why).get(name, 0)
+            has = self._set_desired(change, why).get(name, 0)
             self._changed.set()
         if late or has >= asked or withdrawn(has, got):
-            self._host = replace(self._host, brings=0)
+            self._host = replace(self._host, requested_np=0)
         if withdrawn(has, got):
             return
         self._got_np = has
@@ -285,7 +285,7 @@ class Agent(Supervisor[AgentState]):
             return
         cause = _SIGNALS[next(iter(self._signals))]
         if snapshot is None:
-            if self._guest:
+            if self._joined:
                 self._say_once(NOT_TOLD)
             else:
                 self._direct_end.begin(self._snapshot, self._own.living, cause, now)
@@ -294,9 +294,9 @@ class Agent(Supervisor[AgentState]):
             return
         if snapshot.job.state.over:
             for process in self._own.living:
-                if process.ending_since is None and not lingers(process):
-                    self._end(Ending(process.launch, False, cause), now)
-        elif self._guest and not (self._ends_last and is_last(snapshot, self._host.name)):
+                if process.ending_since is None and not is_terminating(process):
+                    self._end(Ending(process.attempt_id, False, cause), now)
+        elif self._joined and not (self._ends_job and is_last(snapshot, self._host.name)):
             self._leave(snapshot, cause)
             return
         else:
@@ -306,12 +306,12 @@ class Agent(Supervisor[AgentState]):
             self._changed.set()
         self._asked = True
 
-    def _give_up_alone(self, away_s: float) -> int | None:
+    def _end_without_zookeeper(self, away_s: float) -> int | None:
         if not self._direct_end.begun:
-            return super()._give_up_alone(away_s)
+            return super()._end_without_zookeeper(away_s)
         now, living = time.monotonic(), self._own.living
         for process in living if self._direct_end.is_late(now) else ():
-            self._end(Ending(process.launch, True, "the ring did not end in time"), now)
+            self._end(Ending(process.attempt_id, True, "the ring did not end in time"), now)
         if living or not self._direct_end.is_done(now):
             return None
         return exit_after(self._signals)
@@ -328,9 +328,9 @@ class Agent(Supervisor[AgentState]):
 
     def _leave(self, snapshot: Snapshot, cause: str) -> None:
         name = self._host.name
-        terms = self._leaves if self._signals else NO_TERMS
+        terms = self._leaves if self._signals else NO_LEASE_TERMS
         try:
-            self._desire(
+            self._set_desired(
                 lambda now: drain_host(snapshot, name, now), f"{cause}: {name} leaves", terms
             )
         except UsageError as error:
@@ -340,10 +340,12 @@ class Agent(Supervisor[AgentState]):
             return
         hint = "; again kills its workers" if self._signals else ""
         self._say(f"{cause}: host {name} leaves the job{hint}")
-        self._own = replace(self._own, draining=True, owner=False)
-        self._guest = True  # from now on a signal is about this host alone
+        self._own = replace(self._own, draining=True, is_submitter=False)
+        self._joined = True  # from now on a signal is about this host alone
         self._asked = bool(self._signals)
-        self._host = replace(self._host, slots=0, brings=0)  # so that nobody is placed here again
+        self._host = replace(
+            self._host, slots=0, requested_np=0
+        )  # so that nobody is placed here again
         self._put_host()
         self._changed.set()
 
@@ -357,16 +359,16 @@ class Agent(Supervisor[AgentState]):
         ):
             return
         try:
-            self._desire(lambda now: drain_host(snapshot, name, now), f"host {name} leaves")
+            self._set_desired(lambda now: drain_host(snapshot, name, now), f"host {name} leaves")
         except UsageError as error:
             self._say_once(str(error))
         else:
             self._changed.set()
 
-    def _desire(
-        self, change: Callable[[Placement], Placement], why: str, terms: Terms = NO_TERMS
+    def _set_desired(
+        self, change: Callable[[Placement], Placement], why: str, terms: LeaseTerms = NO_LEASE_TERMS
     ) -> Placement:
-        return self._store.desire(change, Asker.LAUNCHER, why, terms).desired.hosts
+        return self._store.set_desired(change, RequestedBy.LAUNCHER, why, terms).desired.hosts
 
     def _put_host(self) -> None:
         host = self._host
@@ -382,10 +384,10 @@ class Agent(Supervisor[AgentState]):
             if not self._store.session.connected:
                 return code
             members = self._store.snapshot().members
-            others = [m for m in members if not m.launch.startswith(self._own.token)]
+            others = [m for m in members if not m.attempt_id.startswith(self._own.token)]
             either = (JobState.RUNNING, JobState.STOPPING)
-            if self._guest:
-                self._desire(lambda now: {**now, name: 0}, f"a second signal on host {name}")
+            if self._joined:
+                self._set_desired(lambda now: {**now, name: 0}, f"a second signal on host {name}")
             elif others:
                 reason = f"the workers on {name} were killed by a second signal"
                 self._store.set_job_state(JobState.STOPPING, reason, code)
@@ -419,8 +421,8 @@ class Agent(Supervisor[AgentState]):
     def _say(self, text: str, for_all: bool = False) -> None:
         self._output.note(text)
 
-    def _last_line(self, launch: str) -> str:
-        return self._output.finish(launch)
+    def _last_line(self, attempt_id: str) -> str:
+        return self._output.finish(attempt_id)
 
 
 def exit_after(signals: Iterable[signal.Signals]) -> int:

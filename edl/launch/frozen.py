@@ -15,7 +15,7 @@ from pathlib import Path
 
 from edl.coordination.job_store import JobStore
 from edl.core.host.process import Process
-from edl.core.host.upkeep import to_ask
+from edl.core.host.restart_policy import to_ask
 from edl.core.job.liveness import Liveness
 from edl.core.records import Snapshot
 from edl.http.client import ask_all
@@ -54,20 +54,32 @@ class Frozen:
         for path, process in list(self._unreported.items()):
             worker_frozen(self._store, process, self._host, str(path), snapshot)
             del self._unreported[path]
-        self._doors |= {m.launch: (m.address, m.port) for m in snapshot.members}
-        alive = {p.launch for p in processes if p.alive}
-        self._doors = {launch: door for launch, door in self._doors.items() if launch in alive}
-        asked = [p.launch for p in to_ask(processes, snapshot) if p.launch in self._doors]
-        answers = ask_all({n: self._doors[launch] for n, launch in enumerate(asked)}, ASK_TIMEOUT_S)
+        self._doors |= {m.attempt_id: (m.address, m.port) for m in snapshot.members}
+        alive = {p.attempt_id for p in processes if p.alive}
+        self._doors = {
+            attempt_id: door for attempt_id, door in self._doors.items() if attempt_id in alive
+        }
+        asked = [p.attempt_id for p in to_ask(processes, snapshot) if p.attempt_id in self._doors]
+        answers = ask_all(
+            {n: self._doors[attempt_id] for n, attempt_id in enumerate(asked)}, ASK_TIMEOUT_S
+        )
         silent = {asked[n] for n, got in answers.items() if got.liveness is Liveness.SILENT}
         return tuple(
-            replace(p, mute=(now if p.mute is None else p.mute) if p.launch in silent else None)
+            replace(
+                p,
+                unresponsive_since=(now if p.unresponsive_since is None else p.unresponsive_since)
+                if p.attempt_id in silent
+                else None,
+            )
             for p in processes
         )
 
     def write_stacks(self, process: Process) -> None:
         """Let a silent worker write where its threads are; :meth:`look` reports it."""
-        path, pid = self._workers.stacks_of(process.launch), self._workers.pid_of(process.launch)
+        path, pid = (
+            self._workers.stacks_of(process.attempt_id),
+            self._workers.pid_of(process.attempt_id),
+        )
         if pid is None:
             return
         obeys = self._signal > 0 and path.exists()  # else the signal would end it

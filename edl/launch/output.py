@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from edl.core.host.last_line import KEPT, best, is_of_horovod
+from edl.core.host.termination_message import KEPT, best, is_of_horovod
 from edl.launch.log_reader import LogReader
 
 _POLL_S = 0.05
@@ -139,21 +139,21 @@ class Output:
         if self._live is not None:
             self._guard(self._live.stop)
 
-    def follow(self, launch: str, path: Path, slot: int, from_now: bool = False) -> None:
+    def follow(self, attempt_id: str, path: Path, slot: int, from_now: bool = False) -> None:
         """Show what appears in the log of a start of a worker, or (``from_now``) what comes."""
         with self._lock:
-            self._tails[launch] = _Tail(path, slot, from_now)
+            self._tails[attempt_id] = _Tail(path, slot, from_now)
 
-    def name(self, launch: str, name: str) -> None:
+    def name(self, attempt_id: str, name: str) -> None:
         """From now on its lines begin with ``[name]``."""
         with self._lock:
-            if launch in self._tails:
-                self._tails[launch].prefix = f"[{name}]"
+            if attempt_id in self._tails:
+                self._tails[attempt_id].prefix = f"[{name}]"
 
-    def finish(self, launch: str) -> str:
+    def finish(self, attempt_id: str) -> str:
         """A worker has exited: the rest of its log is shown; the line that says best why."""
         with self._lock:
-            tail = self._tails.get(launch)
+            tail = self._tails.get(attempt_id)
             if tail is None:
                 return ""
             tail.ended = True
@@ -185,7 +185,7 @@ class Output:
             self._notes.clear()
             self._unsaid = 0
             tails = list(self._tails.items())
-        for launch, tail in tails:
+        for attempt_id, tail in tails:
             ended = tail.ended or last
             try:
                 for lines in tail.lines(finish=ended):
@@ -196,7 +196,7 @@ class Output:
                 notes.append(_Note(f"edl: {tail.prefix} its log cannot be read: {error}"))
             if ended:
                 with self._lock:
-                    del self._tails[launch]
+                    del self._tails[attempt_id]
                 tail.close()
         if unsaid:
             left_out = f"edl: {unsaid} lines are left out here, which nobody has read in time"

@@ -14,7 +14,7 @@ from edl.core.events import (
     JobFinishedDetails,
     JobStoppedDetails,
     NoTemplateDetails,
-    SlotGivenUpDetails,
+    SlotDisabledDetails,
     WorkerExitedDetails,
     WorkerFailedDetails,
     WorkerFrozenDetails,
@@ -46,14 +46,14 @@ def worker_ended(store: JobStore, process: Process, host: str, snapshot: Snapsho
         host=host,
         slot=process.slot,
         exit_code=process.exit_code,
-        last_line=process.last_line,
+        termination_message=process.termination_message,
     )
     _add(store, details, process.ending_text(host), snapshot)
 
 
-def slot_given_up(store: JobStore, host: str, slot: int, reason: str, snapshot: Snapshot) -> None:
+def slot_disabled(store: JobStore, host: str, slot: int, reason: str, snapshot: Snapshot) -> None:
     """Log that no worker is started in a slot of ``host`` any more."""
-    _add(store, SlotGivenUpDetails(host, slot), reason, snapshot)
+    _add(store, SlotDisabledDetails(host, slot), reason, snapshot)
 
 
 def no_template(store: JobStore, host: str, why: str, snapshot: Snapshot) -> None:

@@ -26,22 +26,22 @@ from edl.coordination.lost_job import LaunchersLostJob
 from edl.core.events import Event
 from edl.core.host.process import Process, exited, script_ended, unstarted
 from edl.core.host.supervision import (
-    Decision,
+    DisableSlot,
     Ending,
-    GiveUp,
     Start,
     State,
+    SupervisorDecision,
     noted,
     observe,
     whom_to_ask,
     without_zookeeper,
 )
-from edl.core.job.lending import overdue_on
+from edl.core.job.borrowing import overdue_on
 from edl.core.records import Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.http.client import answering
 from edl.launch.frozen import ASK_TIMEOUT_S, Frozen
-from edl.launch.record import conclude, slot_given_up, who_ended, worker_ended
+from edl.launch.record import conclude, slot_disabled, who_ended, worker_ended
 from edl.launch.signals import TO_END, handled
 from edl.launch.workers import Workers
 
@@ -132,7 +132,7 @@ class Supervisor(ABC, Generic[State]):
         """Do what others ask of this launcher, before it decides."""
 
     @abstractmethod
-    def _decide(self, snapshot: Snapshot, now: float) -> Decision:
+    def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
         """What is done now."""
 
     @abstractmethod
@@ -144,7 +144,7 @@ class Supervisor(ABC, Generic[State]):
         """Show a sentence; ``for_all``: the job's other launchers have the same to say."""
 
     @abstractmethod
-    def _last_line(self, launch: str) -> str:
+    def _last_line(self, attempt_id: str) -> str:
         """The line that says best why a process that has exited did so."""
 
     # --- a turn
@@ -166,7 +166,7 @@ class Supervisor(ABC, Generic[State]):
         except UnknownJob as error:
             if self._is_lost(error):
                 self._handle_signal(None, now)
-                return self._give_up_alone(0.0)
+                return self._end_without_zookeeper(0.0)
             self._workers.kill_all(self._own.limits.killed_s)
             self._say(f"{error}; its workers on this host were ended")
             return 1
@@ -176,16 +176,16 @@ class Supervisor(ABC, Generic[State]):
         return None
 
     def _reap(self, now: float) -> None:
-        for launch, said in self._workers.ended_scripts().items():
-            self._own = self._own.having(script_ended(self._own.process(launch), said, now))
-        for launch, end in self._workers.reap().items():
-            process, last_line = self._own.process(launch), self._last_line(launch)
+        for attempt_id, said in self._workers.ended_scripts().items():
+            self._own = self._own.having(script_ended(self._own.process(attempt_id), said, now))
+        for attempt_id, end in self._workers.reap().items():
+            process, last_line = self._own.process(attempt_id), self._last_line(attempt_id)
             if end.said is not None:
                 process = script_ended(process, end.said, now)
             ended = exited(process, end.code, now, last_line, end.trained_s)
             self._own = self._own.having(ended)
             if end.forked and ended.failed_at_start:
-                self._workers.give_up_template()
+                self._workers.disable_template()
             self._changed.set()  # judge it by what ZooKeeper says now
             if ended.worker is not None:
                 # It is dead, whatever its session says: the leader need not wait for that.
@@ -231,9 +231,9 @@ class Supervisor(ABC, Generic[State]):
             state, settle_s = snapshot.job.state, own.limits.settle_s
             if process.is_undecided(state, now, settle_s):
                 continue
-            if not process.alive and process.launch not in self._reported:
+            if not process.alive and process.attempt_id not in self._reported:
                 worker_ended(self._store, process, own.host, snapshot)
-                self._reported.add(process.launch)
+                self._reported.add(process.attempt_id)
         own = replace(own, processes=processes)
         asked = whom_to_ask(snapshot, own)
         living = answering(asked, self._store.nodes.run, ASK_TIMEOUT_S) if asked else frozenset()
@@ -253,9 +253,9 @@ class Supervisor(ABC, Generic[State]):
             self._away_since = now
             text = "ZooKeeper is away; training goes on, changes wait for its return"
             self._say(text, for_all=True)
-        return self._give_up_alone(now - self._away_since)
+        return self._end_without_zookeeper(now - self._away_since)
 
-    def _give_up_alone(self, away_s: float) -> int | None:
+    def _end_without_zookeeper(self, away_s: float) -> int | None:
         """The exit code when ZooKeeper is away for too long; None: not yet."""
         limit_s = self._own.limits.away_s
         if len(self._workers) == 0 and away_s >= limit_s:
@@ -265,7 +265,7 @@ class Supervisor(ABC, Generic[State]):
 
     # --- acts
 
-    def _act(self, decision: Decision, snapshot: Snapshot, now: float) -> None:
+    def _act(self, decision: SupervisorDecision, snapshot: Snapshot, now: float) -> None:
         if decision.reason != self._reason:
             self._reason = decision.reason
             logger.info("%s", decision.reason)
@@ -275,19 +275,19 @@ class Supervisor(ABC, Generic[State]):
             self._end(ending, now)
         for start in decision.starts:
             self._start(start, now)
-        if decision.give_up is not None:
-            self._give_up(decision.give_up, snapshot)
+        if decision.disable_slot is not None:
+            self._disable_slot(decision.disable_slot, snapshot)
         if decision.outcome is not None:
             conclude(self._store, decision.outcome, snapshot)
             self._changed.set()
 
     def _start(self, start: Start, now: float) -> Process:
-        launch = f"{self._own.token}-{self._launches}"
+        attempt_id = f"{self._own.token}-{self._launches}"
         self._launches += 1
-        process = Process(start.slot, launch, now, failures=start.failures)
+        process = Process(start.slot, attempt_id, now, failures=start.failures)
         waits_s = self._own.limits.repair_s if start.replaces else 0.0
         try:
-            self._workers.start(launch, start.slot, waits_s)
+            self._workers.start(attempt_id, start.slot, waits_s)
         except OSError as error:
             process = unstarted(process, self._command, error)
         else:
@@ -296,20 +296,20 @@ class Supervisor(ABC, Generic[State]):
         return process
 
     def _end(self, ending: Ending, now: float) -> None:
-        process = self._own.process(ending.launch)
+        process = self._own.process(ending.attempt_id)
         if process.ending_since is None:
             self._own = self._own.having(replace(process, ending_since=now, why=ending.reason))
-            if process.mute is not None:
+            if process.unresponsive_since is not None:
                 self._frozen.write_stacks(process)
                 self._changed.set()
         logger.info("ending %s: %s", process.name, ending.reason)
-        self._workers.end(ending.launch, ending.kill)
+        self._workers.end(ending.attempt_id, ending.kill)
 
-    def _give_up(self, given_up: GiveUp, snapshot: Snapshot) -> None:
+    def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
         """Start nobody in that slot any more, and say so."""
-        process = self._own.process(given_up.launch)
+        process = self._own.process(given_up.attempt_id)
         self._own = self._own.having(replace(process, used_up=True))
-        slot_given_up(self._store, self._own.host, given_up.slot, given_up.reason, snapshot)
+        slot_disabled(self._store, self._own.host, given_up.slot, given_up.reason, snapshot)
 
     def _say_once(self, text: str) -> None:
         if text not in self._shown:

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import IO
 
-from edl.core.host.last_line import KEPT, best
+from edl.core.host.termination_message import KEPT, best
 from edl.launch.output import as_shown
 
 _CHUNK_BYTES = 1 << 16

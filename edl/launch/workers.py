@@ -81,7 +81,7 @@ class Workers:
         self._running: dict[str, subprocess.Popen[bytes] | Child | Found] = {}
         self.on_exit: Callable[[], None] = lambda: None
 
-    def start(self, launch: str, slot: int, waits_s: float = 0.0) -> None:
+    def start(self, attempt_id: str, slot: int, waits_s: float = 0.0) -> None:
         """Start the command in ``slot``.
 
         Args:
@@ -94,10 +94,10 @@ class Workers:
         """
         own = {
             "EDL_SLOT": str(slot),
-            "EDL_LAUNCH": launch,
-            "EDL_STACKS": str(self.stacks_of(launch)),
-            "EDL_LOG_FILE": str(self.log_of(launch)),
-            "EDL_TRAINED_FILE": str(self._trained_of(launch)),
+            "EDL_ATTEMPT_ID": attempt_id,
+            "EDL_STACKS": str(self.stacks_of(attempt_id)),
+            "EDL_LOG_FILE": str(self.log_of(attempt_id)),
+            "EDL_TRAINED_FILE": str(self._trained_of(attempt_id)),
         }
         if waits_s:
             own["EDL_REGISTERS_AT_S"] = f"{time.monotonic() + waits_s:.3f}"
@@ -105,19 +105,19 @@ class Workers:
             own["EDL_IMPORTS_FILE"] = str(imports)
         self._logs.mkdir(parents=True, exist_ok=True)  # somebody may tidy up beside a long job
         environment = {**self._environment, **own}
-        forked = self._fork(launch, environment)
+        forked = self._fork(attempt_id, environment)
         if forked is None:
-            started = self._spawn(launch, environment)
-            self._write_record(launch, started.pid)
-        self._running[launch] = process = forked or started
+            started = self._spawn(attempt_id, environment)
+            self._write_record(attempt_id, started.pid)
+        self._running[attempt_id] = process = forked or started
         how = "forked" if forked is not None else "started"
-        logger.info("%s %s in slot %d as process %d", how, launch, slot, process.pid)
+        logger.info("%s %s in slot %d as process %d", how, attempt_id, slot, process.pid)
         with contextlib.suppress(RuntimeError):  # no thread is left: its end is seen a little later
             threading.Thread(target=self._await, args=(process.pid,), daemon=True).start()
 
-    def _write_record(self, launch: str, pid: int) -> None:
+    def _write_record(self, attempt_id: str, pid: int) -> None:
         with contextlib.suppress(OSError):  # then it is found by its process group
-            self._record_of(launch).write_text(f"{identity(pid)}\n")
+            self._record_of(attempt_id).write_text(f"{identity(pid)}\n")
 
     def _await(self, pid: int) -> None:
         """Call ``on_exit`` when a child has ended; it stays a zombie until it is reaped."""
@@ -125,17 +125,17 @@ class Workers:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             self.on_exit()
 
-    def _fork(self, launch: str, environment: Mapping[str, str]) -> Child | None:
+    def _fork(self, attempt_id: str, environment: Mapping[str, str]) -> Child | None:
         """Fork the worker from the template; None: there is none now."""
         if self.template is None:
             return None
         return self.template.fork(
-            environment, self.log_of(launch), partial(self._write_record, launch)
+            environment, self.log_of(attempt_id), partial(self._write_record, attempt_id)
         )
 
-    def _spawn(self, launch: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, attempt_id: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start the command; its output goes to its log."""
-        with self.log_of(launch).open("ab") as log:
+        with self.log_of(attempt_id).open("ab") as log:
             return subprocess.Popen(
                 self._command,
                 cwd=self._cwd,
@@ -152,60 +152,62 @@ class Workers:
             self.template.close()
             self.template.remove_imports()
 
-    def adopt(self) -> tuple[Found, ...]:
+    def take_over(self) -> tuple[Found, ...]:
         """Take over the workers that an earlier agent of this job and host has left."""
         orphans = tuple(
             one
             for one in find(self._environment, self._record_of)
-            if one.launch not in self._running
+            if one.attempt_id not in self._running
         )
-        self._running |= {one.launch: one for one in orphans}
+        self._running |= {one.attempt_id: one for one in orphans}
         return orphans
 
     def release(self) -> None:
         """Forget all workers; they go on."""
         self._running.clear()
 
-    def log_of(self, launch: str) -> Path:
-        return self._logs / f"{launch}.log"
+    def log_of(self, attempt_id: str) -> Path:
+        return self._logs / f"{attempt_id}.log"
 
-    def name(self, launch: str, name: str) -> None:
+    def name(self, attempt_id: str, name: str) -> None:
         """Let people find its log under the name of its worker."""
         link = self._logs / f"{name}.log"
         if not link.is_symlink():
             with contextlib.suppress(OSError):  # somebody tidies up; the log has its own name, too
-                link.symlink_to(self.log_of(launch).name)
+                link.symlink_to(self.log_of(attempt_id).name)
 
-    def stacks_of(self, launch: str) -> Path:
+    def stacks_of(self, attempt_id: str) -> Path:
         """Where a worker that does not answer writes where its threads are."""
-        return self._logs / f"{launch}.stacks"
+        return self._logs / f"{attempt_id}.stacks"
 
-    def _record_of(self, launch: str) -> Path:
+    def _record_of(self, attempt_id: str) -> Path:
         """Which process it is, for an agent that adopts it."""
-        return self._logs / f"{launch}.process"
+        return self._logs / f"{attempt_id}.process"
 
-    def _trained_of(self, launch: str) -> Path:
+    def _trained_of(self, attempt_id: str) -> Path:
         """Return the path of the file that the worker creates when it has trained a step."""
-        return self._logs / f"{launch}.trained"
+        return self._logs / f"{attempt_id}.trained"
 
-    def pid_of(self, launch: str) -> int | None:
+    def pid_of(self, attempt_id: str) -> int | None:
         """Its process, if it runs."""
-        process = self._running.get(launch)
+        process = self._running.get(attempt_id)
         return process.pid if process is not None else None
 
     def reap(self) -> dict[str, End]:
         """The launches that have ended since the last call, and how."""
         ends = {}
-        for launch, process in list(self._running.items()):
-            if (end := self._end_of(launch, process)) is not None:
-                ends[launch] = end
-                del self._running[launch]
-                _remove_if_empty(self.stacks_of(launch))
-                self._record_of(launch).unlink(missing_ok=True)
-                self._trained_of(launch).unlink(missing_ok=True)
+        for attempt_id, process in list(self._running.items()):
+            if (end := self._end_of(attempt_id, process)) is not None:
+                ends[attempt_id] = end
+                del self._running[attempt_id]
+                _remove_if_empty(self.stacks_of(attempt_id))
+                self._record_of(attempt_id).unlink(missing_ok=True)
+                self._trained_of(attempt_id).unlink(missing_ok=True)
         return ends
 
-    def _end_of(self, launch: str, process: subprocess.Popen[bytes] | Child | Found) -> End | None:
+    def _end_of(
+        self, attempt_id: str, process: subprocess.Popen[bytes] | Child | Found
+    ) -> End | None:
         """Return how the worker of ``launch`` has ended; None: it runs.
 
         A child is waited for when it has ended, so the system may give its number to another one.
@@ -218,31 +220,31 @@ class Workers:
             return None
         if code is None:
             return None
-        return End(code, _age_s(self._trained_of(launch)), said, isinstance(process, Child))
+        return End(code, _age_s(self._trained_of(attempt_id)), said, isinstance(process, Child))
 
-    def give_up_template(self) -> None:
+    def disable_template(self) -> None:
         """Fork no more workers: one that was forked has failed by itself before its first step.
 
         Perhaps because of what a fork has otherwise than a process that is started anew.
         """
         if self.template is not None and not self.template.why_none:
-            self.template.give_up("a worker that was forked from it failed before its first step")
+            self.template.disable("a worker that was forked from it failed before its first step")
 
     def ended_scripts(self) -> dict[str, ScriptEnd]:
         """The launches whose script has ended, though the process has not; and what they say."""
-        ends = {launch: script_end(one.pid) for launch, one in self._running.items()}
-        return {launch: end for launch, end in ends.items() if end is not None}
+        ends = {attempt_id: script_end(one.pid) for attempt_id, one in self._running.items()}
+        return {attempt_id: end for attempt_id, end in ends.items() if end is not None}
 
-    def end(self, launch: str, kill: bool) -> None:
+    def end(self, attempt_id: str, kill: bool) -> None:
         """SIGTERM, or with ``kill`` SIGKILL, for the whole process group of a worker."""
-        process = self._running.get(launch)
+        process = self._running.get(attempt_id)
         if process is not None and (not isinstance(process, Found) or _lives(process)):
             signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
     def kill_all(self, timeout_s: float) -> None:
         """Kill every worker at once, and wait until they are gone."""
-        for launch in self._running:
-            self.end(launch, kill=True)
+        for attempt_id in self._running:
+            self.end(attempt_id, kill=True)
         deadline = time.monotonic() + timeout_s
         while self.reap() or (self._running and time.monotonic() < deadline):
             time.sleep(0.01)

@@ -13,14 +13,14 @@ from edl.config import Config
 from edl.core.job import liveness, stall
 from edl.core.job.liveness import USUAL, Liveness, LivenessLimits, RingIdle
 from edl.core.job.stall import Activity, Report, Stall, StallLimits
-from edl.core.records import Seat, Snapshot
+from edl.core.records import RingMember, Snapshot
 from edl.core.step.progress import Progress
 from edl.errors import CoordinationError
 from edl.http.client import Health, ask_all
 
 
 @dataclass(frozen=True)
-class Heard:
+class ProgressReport:
     """How far the job is, and which worker says so."""
 
     worker: int
@@ -50,24 +50,24 @@ class FailureDetector:
         self._clock = clock
         self._since = clock()
         self._own_activity = activity
-        self._heard = Heard(worker, Progress(updated_at=self._since))
+        self._newest_report = ProgressReport(worker, Progress(updated_at=self._since))
         self._outside = False  # of the ring, now and ever
-        self._silent: dict[int, float] = {}  # when a worker was last asked in vain
-        self._mute: dict[int, float] = {}  # since when it was, in this stall
+        self._silent_since: dict[int, float] = {}  # when a worker was last asked in vain
+        self._unresponsive_since: dict[int, float] = {}  # since when it was, in this stall
         self._answered: dict[int, float] = {}  # when a worker was last asked with success
 
     @property
-    def heard(self) -> Heard:
+    def newest_report(self) -> ProgressReport:
         """How far the job is: by this worker's own account, or as a worker of the ring reports."""
         own = self._own_progress()
-        return Heard(self._worker, own) if own.generation else self._heard
+        return ProgressReport(self._worker, own) if own.generation else self._newest_report
 
     def look(self, snapshot: Snapshot) -> None:
         """See where the job is: a newcomer that leads a ring which trains asks its members."""
         generation = snapshot.generation
-        ring = (generation.previous or generation.seats) if generation is not None else ()
+        ring = (generation.previous or generation.members) if generation is not None else ()
         never_in = not self._own_progress().generation
-        self._outside = never_in and all(seat.id != self._worker for seat in ring)
+        self._outside = never_in and all(member.id != self._worker for member in ring)
         if self._outside:
             self._listen(ring)
 
@@ -97,39 +97,43 @@ class FailureDetector:
 
     def stall(self, snapshot: Snapshot) -> Stall | None:
         """Who holds up a ring that should train; None while it does."""
-        generation, progress = snapshot.generation, self.heard.progress
+        generation, progress = snapshot.generation, self.newest_report.progress
         quiet_s = min(self._quiet_s, self._clock() - self._since)
         if (
             snapshot.job.state.over
             or generation is None
-            or not snapshot.job.sizes.enough(len(generation.seats))  # it waits for replacements
+            or not snapshot.job.sizes.enough(len(generation.members))  # it waits for replacements
             or not stall.stands_still(quiet_s, progress.median_step_s, self._stall_limits)
         ):
-            self._mute.clear()
+            self._unresponsive_since.clear()
             return None
-        seats = [seat for seat in generation.seats if seat.id not in snapshot.evicted]
-        if not seats:  # all are dead: that is no stall
+        members = [member for member in generation.members if member.id not in snapshot.evicted]
+        if not members:  # all are dead: that is no stall
             return None
-        ports = {s.id: (s.address, s.port) for s in seats if s.id != self._worker}
+        ports = {s.id: (s.address, s.port) for s in members if s.id != self._worker}
         answers, now = ask_all(ports, self._limits.answer_s), self._clock()
         gone = {w for w, health in answers.items() if health.liveness is Liveness.REFUSED}
-        seats = [
-            seat for seat in seats if seat.id not in gone
+        members = [
+            member for member in members if member.id not in gone
         ]  # dead, or through: that is no stall
-        if not seats:
+        if not members:
             return None
         silent = {w for w, health in answers.items() if health.liveness is Liveness.SILENT}
-        self._mute = {worker: self._mute.get(worker, now) for worker in silent}
+        self._unresponsive_since = {
+            worker: self._unresponsive_since.get(worker, now) for worker in silent
+        }
         reports = [
             Report(
-                seat.id,
-                generation.members.index(seat.id),
-                seat.host,
-                self._own_activity() if seat.id == self._worker else _activity(answers[seat.id]),
-                self._step_of(seat.id, answers),
-                now - self._mute.get(seat.id, now),
+                member.id,
+                generation.worker_ids.index(member.id),
+                member.host,
+                self._own_activity()
+                if member.id == self._worker
+                else _activity(answers[member.id]),
+                self._step_of(member.id, answers),
+                now - self._unresponsive_since.get(member.id, now),
             )
-            for seat in seats
+            for member in members
         ]
         if stall.are_after_fit(reports, quiet_s, self._stall_limits):
             return None
@@ -144,29 +148,29 @@ class FailureDetector:
         """Ask all workers, except who was silent just before it left ZooKeeper."""
         since = self._clock() - self._limits.silence_s
         members = {member.id for member in snapshot.members}
-        silent = {w for w, at in self._silent.items() if at > since and w not in members}
+        silent = {w for w, at in self._silent_since.items() if at > since and w not in members}
         asked = {worker: at for worker, at in ports.items() if worker not in silent}
         answers, now = ask_all(asked, self._limits.answer_s), self._clock()
         mute = (w for w, health in answers.items() if health.liveness is Liveness.SILENT)
-        self._silent |= dict.fromkeys(mute, now)
+        self._silent_since |= dict.fromkeys(mute, now)
         return answers | {w: Health(Liveness.SILENT) for w in ports if w in silent}
 
-    def _listen(self, ring: Sequence[Seat]) -> None:
+    def _listen(self, ring: Sequence[RingMember]) -> None:
         """Take the word of the first member of ``ring`` that has completed a step."""
-        ports = {seat.id: (seat.address, seat.port) for seat in ring}
+        ports = {member.id: (member.address, member.port) for member in ring}
         answers, now = ask_all(ports, self._limits.answer_s), self._clock()
         reports = {w: _progress(health, now) for w, health in answers.items()}
         for worker, progress in reports.items():
             if progress is not None and progress.generation:
-                self._heard = Heard(worker, progress)
+                self._newest_report = ProgressReport(worker, progress)
                 return
 
     @property
     def _quiet_s(self) -> float:
-        return self._clock() - self.heard.progress.updated_at
+        return self._clock() - self.newest_report.progress.updated_at
 
     def _idle(self) -> RingIdle:
-        progress, doing = self.heard.progress, self._own_activity().doing
+        progress, doing = self.newest_report.progress, self._own_activity().doing
         observed = f"; in step {progress.step + 1} w{self._worker} is {doing}"
         deaf = self._outside and not progress.generation
         least_s = self._config.job_settings.start_timeout_s if deaf else None

@@ -27,16 +27,16 @@ from edl.core.events import (
     StalledDetails,
 )
 from edl.core.job.ages import AgeTracker
-from edl.core.job.decision import Decision, Limits
-from edl.core.job.lending import overdue, told
+from edl.core.job.borrowing import describe_returned, overdue
+from edl.core.job.decision import Limits, MembershipDecision
 from edl.core.job.membership import decide
 from edl.core.job.ring_failure import broke
 from edl.core.job.stall import Activity
 from edl.core.policy.ring_report import RingReport
-from edl.core.records import Reading, Snapshot, TrainingStatus
+from edl.core.records import ProgressSample, Snapshot, TrainingStatus
 from edl.core.step.progress import Progress
-from edl.leader.adapting import Adapting
 from edl.leader.failure_detector import FailureDetector
+from edl.leader.policy_loop import PolicyLoop
 from edl.ring.rendezvous import new_scope
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class LeaderTerm:
         ring: Callable[[], RingReport],
         log: Callable[[Event], None],
         write_events: Callable[[], None],
-        wish_batch: Callable[[int], None] = lambda _: None,
+        request_batch: Callable[[int], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -78,7 +78,7 @@ class LeaderTerm:
         self._reason = ""
         self._status_at = 0.0
         self._rate = _Rate()
-        self._wish = ""
+        self._apply_policy = ""
         self._limits = Limits(
             start_s=config.job_settings.start_timeout_s,
             prepare_s=config.job_settings.prepare_timeout_s,
@@ -88,8 +88,8 @@ class LeaderTerm:
             report_s=config.job_settings.repair_timeout_s,
         )
         wait_s = self._limits.start_s + self._limits.prepare_s
-        self._adapting = Adapting(store, wait_s, ring, clock)
-        self._wish_batch = wish_batch
+        self._policy_loop = PolicyLoop(store, wait_s, ring, clock)
+        self._request_batch = request_batch
         leads = f"w{worker} leads in term {leadership.term}"
         log(self._event(LeaderDetails(f"w{worker}"), leads))
 
@@ -129,13 +129,13 @@ class LeaderTerm:
 
     def _follow_policy(self, snapshot: Snapshot, wake: Callable[[], None]) -> None:
         """Let the job's policy decide how many workers are desired, and who is replaced."""
-        paths, progress = self._store.paths, self._detector.heard.progress
+        paths, progress = self._store.paths, self._detector.newest_report.progress
         rate = round(self._rate.newest, 1)
-        found = self._adapting.turn(snapshot, self._reading(), progress.left, rate)
-        self._wish = found.says
-        self._wish_batch(found.batch)
+        found = self._policy_loop.turn(snapshot, self._reading(), progress.left, rate)
+        self._apply_policy = found.says
+        self._request_batch(found.batch)
         if found.failed:
-            np = len(snapshot.generation.seats) if snapshot.generation else 0
+            np = len(snapshot.generation.members) if snapshot.generation else 0
             off = replace(snapshot.policy, off=found.failed).to_json()
             told = self._event(
                 PolicyDetails(np, np, rate, failed=True), f"the policy is off: {found.failed}"
@@ -153,7 +153,7 @@ class LeaderTerm:
                 self._log(event)
         if found.learned is not None:
             self._leadership.commit([Write(paths.learned, found.learned.to_json())])
-            self._adapting.written(found.learned)
+            self._policy_loop.written(found.learned)
 
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
         """Name, once, who holds up a ring that does not train; whom to give up for it."""
@@ -166,19 +166,19 @@ class LeaderTerm:
             workers = tuple(f"w{worker}" for worker in stall.culprits)
             self._log(self._event(StalledDetails(workers), stall.reason))
         self._stall, self._named = stall.reason, {*(self._named or ()), *stall.culprits}
-        return dict(stall.give_up)
+        return dict(stall.evict)
 
     def _look_for_pause(self, snapshot: Snapshot) -> str:
         """Say, once for a generation, that it has too few workers; the sentence, or empty."""
         generation, paused = snapshot.generation, snapshot.paused
         if paused and generation is not None and generation.number != self._paused:
             self._paused = generation.number
-            left = PausedDetails(len(generation.seats), snapshot.job.sizes.min_np)
+            left = PausedDetails(len(generation.members), snapshot.job.sizes.min_np)
             self._log(self._event(left, paused, generation.number))
         return paused
 
     @staticmethod
-    def _completed(decision: Decision) -> Decision:
+    def _completed(decision: MembershipDecision) -> MembershipDecision:
         """With the time, and a place in the rendezvous store that nobody can guess."""
         if decision.change and decision.change.moves:
             decision = replace(decision, change=decision.change.at(time.time()))
@@ -187,7 +187,7 @@ class LeaderTerm:
         scope = new_scope(decision.generation.number)
         return replace(decision, generation=replace(decision.generation, scope=scope))
 
-    def _events_of(self, decision: Decision, snapshot: Snapshot) -> Iterator[Event]:
+    def _events_of(self, decision: MembershipDecision, snapshot: Snapshot) -> Iterator[Event]:
         """What the event log shall say of a decision."""
         if decision.generation is not None:
             new = decision.generation
@@ -200,7 +200,7 @@ class LeaderTerm:
                 }
             written = GenerationDetails(
                 term=new.term,
-                members=tuple(f"w{worker}" for worker in new.members),
+                members=tuple(f"w{worker}" for worker in new.worker_ids),
                 joined=tuple(f"w{worker}" for worker in new.joined),
                 left=tuple(f"w{worker}" for worker in new.left),
                 repair=new.repairs,
@@ -211,21 +211,24 @@ class LeaderTerm:
         if decision.change and decision.change.moves:
             yield self._event(decision.change.details, str(decision.change))
         for one in decision.reclaimed:
-            yield self._event(*told(one, time.time()))
+            yield self._event(*describe_returned(one, time.time()))
         for worker, reason in sorted(decision.evict.items()):
             yield self._event(EvictedDetails(f"w{worker}"), f"w{worker} was given up: {reason}")
         for answer in decision.answers:
             yield self._event(DrainDetails(f"w{answer.worker}", answer.accepted), answer.outcome)
 
     def _event(self, details: Details, reason: str, generation: int | None = None) -> Event:
-        progress = self._detector.heard.progress
+        progress = self._detector.newest_report.progress
         number = progress.generation if generation is None else generation
         return Event(time.time(), number, progress.step, reason, details)
 
-    def _reading(self) -> Reading:
+    def _reading(self) -> ProgressSample:
         """How far the job is, as it was heard."""
-        told_by, progress = self._detector.heard.worker, self._detector.heard.progress
-        return Reading(
+        told_by, progress = (
+            self._detector.newest_report.worker,
+            self._detector.newest_report.progress,
+        )
+        return ProgressSample(
             worker=told_by,
             generation=progress.generation,
             size=progress.size,
@@ -240,11 +243,14 @@ class LeaderTerm:
         if now - self._status_at < self._config.job_settings.status_period_s:
             return
         self._status_at = now
-        told_by, progress = self._detector.heard.worker, self._detector.heard.progress
+        told_by, progress = (
+            self._detector.newest_report.worker,
+            self._detector.newest_report.progress,
+        )
         reason = self._stall or self._reason
         if progress.generation == 0 and snapshot.status.updated_at_s:
             # A newcomer leads a job whose workers are all dead: how far they were remains true.
-            before = replace(snapshot.status, samples_per_s=0.0, reading=None)
+            before = replace(snapshot.status, samples_per_s=0.0, progress_sample=None)
             self._leadership.put_status(replace(before, reason=reason, updated_at_s=time.time()))
             return
         status = TrainingStatus(
@@ -259,8 +265,8 @@ class LeaderTerm:
             slowest=f"w{progress.slowest}" if progress.slowest >= 0 else None,
             slowest_s=round(progress.slowest_s, 6),
             others_s=round(progress.others_s, 6),
-            reading=self._reading(),
-            policy=self._wish,
+            progress_sample=self._reading(),
+            policy=self._apply_policy,
             left=progress.left,
             noise_scale=progress.noise_scale,
             noise_is_biased=progress.noise_is_biased,

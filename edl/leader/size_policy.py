@@ -14,19 +14,19 @@ from typing import Any
 
 from edl.coordination.job_store import JobStore
 from edl.core.job import desired
+from edl.core.job.departures import attainable
 from edl.core.job.desired import Change
-from edl.core.job.leavers import attainable
 from edl.core.job.placement import place
+from edl.core.policy.custom_rule import CustomRule
 from edl.core.policy.file import Policy
 from edl.core.policy.goodput import Goodput
-from edl.core.policy.learned import Learned
 from edl.core.policy.observation import Observation, Rule, Suggestion
-from edl.core.policy.own import Own
-from edl.core.policy.wish import wish
-from edl.core.records import Asker, Generation, Reading, Snapshot
+from edl.core.policy.scaling_profile import ScalingProfile
+from edl.core.policy.size_decision import decide_size
+from edl.core.records import Generation, ProgressSample, RequestedBy, Snapshot
 from edl.errors import UsageError
+from edl.leader.custom_rule_runner import CustomRuleRunner
 from edl.leader.fitting import Fitting
-from edl.leader.own_rule import OwnRule
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Outcome:
     suggestion: Suggestion | None = None
     is_news: bool = False
     change: Change | None = None
-    learned: Learned | None = None
+    learned: ScalingProfile | None = None
     failed: str = ""
 
 
@@ -61,8 +61,8 @@ class SizePolicy:
         self._clock = clock
         self._rule: Rule | None = None
         self._policy: Policy | None = None
-        self._learned: Learned | None = None
-        self._before: Reading | None = None
+        self._learned: ScalingProfile | None = None
+        self._before: ProgressSample | None = None
         self._at_s: float | None = None  # of the last turn in which the job trained
         self._written_s = clock()
         self._said: tuple[int, int, str] | None = None
@@ -70,7 +70,7 @@ class SizePolicy:
         self._profile_due_s = clock()
 
     @property
-    def learned(self) -> Learned:
+    def learned(self) -> ScalingProfile:
         """What the job has learned, as far as this leader knows."""
         return self._learned or self._store.policy.learned()
 
@@ -82,7 +82,7 @@ class SizePolicy:
         self,
         snapshot: Snapshot,
         policy: Policy | None,
-        now: Reading | None,
+        now: ProgressSample | None,
         left: float | None,
         wishes: Sequence[int] = (),
     ) -> Outcome:
@@ -107,11 +107,11 @@ class SizePolicy:
             return Outcome(learned=self._due(learned))
         self._learned = learned = learned.for_rule(policy.text)
         self._learned = learned = self._with_profile(learned)
-        np, (coming, awaits) = len(generation.seats), _coming(snapshot, generation)
+        np, (coming, awaits) = len(generation.members), _coming(snapshot, generation)
         try:
             observation = self._observed(snapshot, learned, left, awaits, wishes)
             held_s = max(0.0, snapshot.policy.held_until_s - time.time())
-            found = wish(
+            found = decide_size(
                 rule, observation, learned.state, learned.elapsed_s, held_s, policy.data_wait
             )
         except UsageError as error:
@@ -128,14 +128,18 @@ class SizePolicy:
             hosts = place(snapshot.job.name, found.np, coming, snapshot.available, by_slot)
         except UsageError as error:  # a host has just gone: the next turn knows
             return Outcome(found._replace(np=np, reason=str(error)), learned=self._due(learned))
-        change = desired.desire(
-            snapshot.desired, snapshot.assigned, hosts, Asker.POLICY, f"policy: {found.reason}"
+        change = desired.set_desired(
+            snapshot.desired,
+            snapshot.assigned,
+            hosts,
+            RequestedBy.POLICY,
+            f"policy: {found.reason}",
         )
         return Outcome(found, True, change, learned)
 
     def observation(self, snapshot: Snapshot, left: float | None) -> Observation | None:
         """What the global batch is chosen by; None without a ring."""
-        if snapshot.generation is None or not snapshot.generation.seats:
+        if snapshot.generation is None or not snapshot.generation.members:
             return None
         awaits = _coming(snapshot, snapshot.generation)[1]
         return self._observed(snapshot, self.learned, left, awaits)
@@ -143,12 +147,12 @@ class SizePolicy:
     @staticmethod
     def _observed(
         snapshot: Snapshot,
-        learned: Learned,
+        learned: ScalingProfile,
         left: float | None,
         awaits: bool,
         wishes: Sequence[int] = (),
     ) -> Observation:
-        np = len(snapshot.generation.seats) if snapshot.generation is not None else 0
+        np = len(snapshot.generation.members) if snapshot.generation is not None else 0
         slots = sum(host.slots for host in snapshot.available)
         filled = [host.slots for host in sorted(snapshot.available, key=lambda host: host.name)]
         return learned.observation(np, snapshot.job.sizes, slots, awaits, left, wishes, filled)
@@ -157,23 +161,23 @@ class SizePolicy:
         """What was learned is in ZooKeeper."""
         self._written_s = self._clock()
 
-    def _learn(self, snapshot: Snapshot, now: Reading | None) -> Learned:
+    def _learn(self, snapshot: Snapshot, now: ProgressSample | None) -> ScalingProfile:
         if self._learned is None or not self._learned.seen:  # it may have been resumed just now
             self._learned = self._resumed(self._store.policy.learned())
         learned, now_s = self._learned, self._clock()
         if now is not None and now.generation and now != self._before:
-            seats = snapshot.generation.seats if snapshot.generation is not None else ()
-            hosts = len({seat.host for seat in seats})
+            members = snapshot.generation.members if snapshot.generation is not None else ()
+            hosts = len({member.host for member in members})
             learned = learned.with_reading(self._before, now, max(1, hosts))
             self._before = now
-        if snapshot.generation is not None and snapshot.generation.seats:
+        if snapshot.generation is not None and snapshot.generation.members:
             if self._at_s is not None:
-                learned = learned.passed(now_s - self._at_s, len(snapshot.generation.seats))
+                learned = learned.passed(now_s - self._at_s, len(snapshot.generation.members))
             self._at_s = now_s
         self._learned = learned
         return learned
 
-    def _with_profile(self, learned: Learned) -> Learned:
+    def _with_profile(self, learned: ScalingProfile) -> ScalingProfile:
         """With the sizes that `edl profile` has measured, and the job itself has not."""
         if self._clock() < self._profile_due_s:
             return learned
@@ -181,7 +185,7 @@ class SizePolicy:
         curve = self._store.profile.get()
         return learned if curve is None else learned.with_curve(curve)
 
-    def _resumed(self, kept: Learned) -> Learned:
+    def _resumed(self, kept: ScalingProfile) -> ScalingProfile:
         """What stands in ZooKeeper, which a checkpoint may have brought; with our own notes."""
         own = self._learned
         if own is None or kept.seen:
@@ -194,12 +198,12 @@ class SizePolicy:
         before, self._said = self._said, said
         return said != before
 
-    def _due(self, learned: Learned) -> Learned | None:
+    def _due(self, learned: ScalingProfile) -> ScalingProfile | None:
         return learned if self._clock() - self._written_s >= KEEP_S else None
 
 
 def _rule(policy: Policy) -> Rule | None:
-    return OwnRule(policy.size) if isinstance(policy.size, Own) else policy.size
+    return CustomRuleRunner(policy.size) if isinstance(policy.size, CustomRule) else policy.size
 
 
 def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, int], bool]:
@@ -207,8 +211,8 @@ def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, in
 
     Nobody waits for workers of a host that has no agent any more: perhaps it has died.
     """
-    coming = attainable(snapshot, generation.seats, snapshot.desired.hosts)
-    awaits = sum(coming.values()) != len(generation.seats) or not _all_in(snapshot)
+    coming = attainable(snapshot, generation.members, snapshot.desired.hosts)
+    awaits = sum(coming.values()) != len(generation.members) or not _all_in(snapshot)
     return coming, awaits
 
 
@@ -217,4 +221,4 @@ def _all_in(snapshot: Snapshot) -> bool:
     generation = snapshot.generation
     assert generation is not None
     at = {member.id: member.generation for member in snapshot.members}
-    return all(at.get(seat.id) == generation.number for seat in generation.seats)
+    return all(at.get(ring_member.id) == generation.number for ring_member in generation.members)

@@ -63,7 +63,7 @@ class GlooConnection:
         rendezvous: dict[str, str] = {}
         store_port, user = 0, config.environment()
         if generation is not None and where.size > 1:
-            root = generation.seats[0]
+            root = generation.members[0]
             store_port = root.port
             rendezvous = rendezvous_environment(root.address, root.port, generation.scope)
         config.set_environment(
@@ -107,16 +107,16 @@ class GlooConnection:
     def cut(self) -> None:
         self._sockets.shut()
 
-    def say_go(self, generation: Generation) -> None:
-        root = generation.seats[0]
+    def announce_switch(self, generation: Generation) -> None:
+        root = generation.members[0]
         path = client.rendezvous_path(root.port, generation.scope, GO)
         try:
             client.put(root.address, root.port, path, b"go", self._go_timeout_s)
         except ConnectionRefusedError as error:
             raise RendezvousFailed(generation.number, f"w{root.id} is gone: {error}") from error
 
-    def heard_go(self, generation: Generation) -> bool:
-        root = generation.seats[0]
+    def wait_for_announcement(self, generation: Generation) -> bool:
+        root = generation.members[0]
         path = client.rendezvous_path(root.port, generation.scope, GO)
         try:
             status, _ = client.fetch(root.address, root.port, path, timeout_s=GO_SLICE_S)

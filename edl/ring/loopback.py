@@ -53,7 +53,7 @@ class Phase(Enum):
     DONE = "done"  # it has its result
 
 
-class Moment(NamedTuple):
+class CollectivePoint(NamedTuple):
     """A member is at a point of a collective, or of the init of a generation's ring."""
 
     worker: int
@@ -119,7 +119,7 @@ class _Room:
     size: int
     arrived: dict[int, int] = field(default_factory=dict)  # rank -> worker
     wire: _Wire | None = None
-    given_up: str = ""
+    aborted: str = ""
 
 
 class LoopbackNetwork:
@@ -135,7 +135,7 @@ class LoopbackNetwork:
         self,
         clock: Clock = SYSTEM,
         choose: Callable[[int], int] = lambda _below: 0,
-        disturb: Callable[[Moment], None] = lambda _moment: None,
+        disturb: Callable[[CollectivePoint], None] = lambda _moment: None,
         timeout_s: float = GLOO_TIMEOUT_S,
     ) -> None:
         self.clock = clock
@@ -171,7 +171,7 @@ class LoopbackNetwork:
                 self._members[worker].let_go(f"w{worker} is gone")
             for room in self._rooms.values():
                 if worker == room.keeper:
-                    room.given_up = room.given_up or f"w{worker}, who kept it, is gone"
+                    room.aborted = room.aborted or f"w{worker}, who kept it, is gone"
             self.changed.notify_all()
 
     def freeze(self, worker: int) -> None:
@@ -189,15 +189,15 @@ class LoopbackNetwork:
             self._served[keeper] = max(generation, self._served.get(keeper, 0))
             for number, room in self._rooms.items():
                 if room.keeper == keeper and number < generation:
-                    room.given_up = room.given_up or f"generation {generation} is decided"
+                    room.aborted = room.aborted or f"generation {generation} is decided"
             self.changed.notify_all()
 
-    def give_up(self, keeper: int, generation: Generation) -> None:
+    def abort(self, keeper: int, generation: Generation) -> None:
         """The daemon of ``keeper`` closes the rendezvous of ``generation``, if it keeps it."""
         with self.changed:
             room = self._room_of(generation)
             if room.keeper == keeper:
-                room.given_up = room.given_up or "it has lost a member"
+                room.aborted = room.aborted or "it has lost a member"
             self.changed.notify_all()
 
     # --- for members
@@ -207,10 +207,10 @@ class LoopbackNetwork:
         room = self._room_of(generation)
         keeper = room.keeper
         if keeper in self.lost:
-            room.given_up = room.given_up or f"w{keeper}, who keeps it, is gone"
+            room.aborted = room.aborted or f"w{keeper}, who keeps it, is gone"
         if self._served.get(keeper, 0) > generation.number:
-            room.given_up = room.given_up or "its generation is over"
-        if not room.given_up:
+            room.aborted = room.aborted or "its generation is over"
+        if not room.aborted:
             room.arrived[rank] = worker
             if len(room.arrived) == room.size:
                 room.wire = _Wire(generation.number, dict(sorted(room.arrived.items())))
@@ -218,19 +218,19 @@ class LoopbackNetwork:
         return room
 
     def _room_of(self, generation: Generation) -> _Room:
-        room = _Room(generation.seats[0].id, len(generation.seats))
+        room = _Room(generation.members[0].id, len(generation.members))
         return self._rooms.setdefault(generation.number, room)
 
-    def say_go(self, worker: int, generation: Generation) -> None:
-        keeper = generation.seats[0].id
+    def announce_switch(self, worker: int, generation: Generation) -> None:
+        keeper = generation.members[0].id
         if keeper in self.lost or (keeper in self.frozen and keeper != worker):
             raise RendezvousFailed(generation.number, f"w{keeper} does not answer")
         with self.changed:
             self._gone_to.add(generation.number)
             self.changed.notify_all()
 
-    def heard_go(self, generation: Generation) -> bool:
-        number, keeper = generation.number, generation.seats[0].id
+    def wait_for_announcement(self, generation: Generation) -> bool:
+        number, keeper = generation.number, generation.members[0].id
         with self.changed:
             self.changed.wait_for(
                 lambda: number in self._gone_to or keeper in self.lost, GO_SLICE_S
@@ -279,7 +279,7 @@ class LoopbackMember:
             self._reach(INIT, Phase.CONTRIBUTED)
             with network.changed:
                 network.changed.wait_for(
-                    lambda: self._cut or bool(room.given_up) or room.wire is not None,
+                    lambda: self._cut or bool(room.aborted) or room.wire is not None,
                     network.timeout_s,
                 )
                 self._wire = self._connected(room)
@@ -295,7 +295,7 @@ class LoopbackMember:
         """The ring that has come about. All others may have it, and this member not."""
         wire = room.wire
         if self._cut or wire is None:
-            why = "this worker has cut it" if self._cut else room.given_up
+            why = "this worker has cut it" if self._cut else room.aborted
             raise CollectiveFailed(f"no rendezvous: {why or 'not all members have come in time'}")
         if wire.broken and self._network.choose(2):
             raise CollectiveFailed(f"connect: {wire.broken}")
@@ -331,17 +331,17 @@ class LoopbackMember:
                 room.wire.break_(reason, choose)
             else:
                 room.arrived.pop(self._rank, None)
-                if not room.given_up and choose(2):  # the others see it, or wait in vain
-                    room.given_up = reason
+                if not room.aborted and choose(2):  # the others see it, or wait in vain
+                    room.aborted = reason
         self._network.changed.notify_all()
 
-    def say_go(self, generation: Generation) -> None:
+    def announce_switch(self, generation: Generation) -> None:
         self._check_alive()
-        self._network.say_go(self._worker, generation)
+        self._network.announce_switch(self._worker, generation)
 
-    def heard_go(self, generation: Generation) -> bool:
+    def wait_for_announcement(self, generation: Generation) -> bool:
         self._check_alive()
-        return self._network.heard_go(generation)
+        return self._network.wait_for_announcement(generation)
 
     # --- collectives
 
@@ -416,7 +416,7 @@ class LoopbackMember:
         """
         self._check_alive()
         try:
-            self._network.disturb(Moment(self._worker, self._generation, name, phase))
+            self._network.disturb(CollectivePoint(self._worker, self._generation, name, phase))
         except CollectiveFailed:
             with self._network.changed:
                 self.let_go(f"{name} has failed on w{self._worker}")

@@ -35,7 +35,7 @@ from typing import Any, TypeVar
 from edl.errors import RingError
 from edl.http.connection import Answer
 from edl.http.server import DaemonServer, Request
-from edl.http.signing import Guard
+from edl.http.signing import Authenticator
 from edl.ring import mesh
 
 logger = logging.getLogger(__name__)
@@ -283,7 +283,7 @@ class RendezvousServer(DaemonServer):
         port: int = 0,
         health: Callable[[], Mapping[str, Any]] | None = None,
         store: RendezvousStore | None = None,
-        guard: Guard | None = None,
+        guard: Authenticator | None = None,
     ) -> None:
         super().__init__(address, port, health, guard)
         self.store = store or RendezvousStore()

@@ -51,14 +51,14 @@ class Connection(Protocol):
     def cut(self) -> None:
         """Break all connections, of a ring that is being built, too. Safe from any thread."""
 
-    def say_go(self, generation: Generation) -> None:
+    def announce_switch(self, generation: Generation) -> None:
         """Tell newcomers that the old members of ``generation`` are on their way into its ring.
 
         Raises:
             RendezvousFailed: who keeps its rendezvous is gone.
         """
 
-    def heard_go(self, generation: Generation) -> bool:
+    def wait_for_announcement(self, generation: Generation) -> bool:
         """Whether the old members of ``generation`` have said so; waits for it, briefly."""
 
 
@@ -92,8 +92,8 @@ class Ring:
         Raises:
             RendezvousFailed: a member did not come, or the generation was given up.
         """
-        where = place(generation.seats, rank)
-        self._membership = (generation.number, generation.members)
+        where = place(generation.members, rank)
+        self._membership = (generation.number, generation.worker_ids)
         self._open(where, generation)
 
     def close(self) -> None:
@@ -122,17 +122,17 @@ class Ring:
         if generation is None or self._membership[0] == generation:
             self._connection.cut()
 
-    def say_go(self, generation: Generation) -> None:
+    def announce_switch(self, generation: Generation) -> None:
         """Tell the newcomers of ``generation`` that its old members are switching now.
 
         Raises:
             RendezvousFailed: who keeps its rendezvous is gone.
         """
-        self._connection.say_go(generation)
+        self._connection.announce_switch(generation)
 
-    def heard_go(self, generation: Generation) -> bool:
+    def wait_for_announcement(self, generation: Generation) -> bool:
         """Whether they have said so; waits for it, briefly."""
-        return self._connection.heard_go(generation)
+        return self._connection.wait_for_announcement(generation)
 
     def start_record(self, record: StepRecord) -> Any:
         """Send this worker's row of a step; :meth:`finish_record` returns everybody's."""

@@ -27,7 +27,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from edl.core.cluster.state import ClusterState, Decision, Node, Notes, Policy, QueuePolicy, total
+from edl.core.cluster.state import (
+    Allocation,
+    ClusterState,
+    Node,
+    Policy,
+    PolicyState,
+    QueuePolicy,
+    total,
+)
 from edl.core.cluster.validity import violation
 from edl.core.plural import counted
 from edl.errors import UsageError
@@ -36,7 +44,7 @@ from edl.simulator.fairness import with_isolated
 from edl.simulator.progress import Progress, same_s
 from edl.simulator.resize import ResizeCost
 from edl.simulator.results import Result
-from edl.simulator.work import Submission
+from edl.simulator.work import SubmittedJob
 
 DAY_S = 86_400.0
 MOST_FAILURES = 1e7  # that are drawn before the last submission: some ten seconds of computing
@@ -74,7 +82,7 @@ class Rules:
 
 
 def simulate(
-    jobs: Sequence[Submission],
+    jobs: Sequence[SubmittedJob],
     nodes: Sequence[Node],
     policy: Policy,
     rules: Rules,
@@ -110,7 +118,7 @@ def simulate(
     return Result(tuple(job.later(begin_s) for job in results), run.decisions)
 
 
-def _begin_s(jobs: Sequence[Submission], interval_s: float) -> float:
+def _begin_s(jobs: Sequence[SubmittedJob], interval_s: float) -> float:
     """Return the time of the trace at which the simulated clock is 0.
 
     A trace may have the clock of a computer, in which seconds since 1970 leave a float no room for
@@ -123,7 +131,7 @@ def _begin_s(jobs: Sequence[Submission], interval_s: float) -> float:
 
 
 def _check_span(
-    jobs: Sequence[Submission], nodes: Sequence[Node], failures: Failures | None
+    jobs: Sequence[SubmittedJob], nodes: Sequence[Node], failures: Failures | None
 ) -> None:
     """Refuse a trace during which nodes would fail more often than can be computed.
 
@@ -141,7 +149,7 @@ def _check_span(
         )
 
 
-def check(jobs: Sequence[Submission], nodes: Sequence[Node]) -> None:
+def check(jobs: Sequence[SubmittedJob], nodes: Sequence[Node]) -> None:
     """Refuse jobs that could never run.
 
     Raises:
@@ -164,7 +172,7 @@ class _Run:
 
     def __init__(
         self,
-        jobs: Sequence[Submission],
+        jobs: Sequence[SubmittedJob],
         nodes: Sequence[Node],
         policy: Policy,
         rules: Rules,
@@ -185,7 +193,7 @@ class _Run:
             failures.events(nodes) if failures else iter(())
         )
         self.next_trouble = next(self.trouble, None)
-        self.notes: Notes = {}
+        self.notes: PolicyState = {}
         self.reasons: Mapping[str, str] = {}
         self.now_s = 0.0
         self.ticks = 0
@@ -232,32 +240,32 @@ class _Run:
         for job in self.active:
             self._place(job, decision)
         if self.rules.drop:
-            self._turn_away()
-        self.idle = 0 if decision.allocation or self.coming or self.down else self.idle + 1
+            self._reject()
+        self.idle = 0 if decision.placements or self.coming or self.down else self.idle + 1
         if self.idle > PATIENCE:
             self._refuse_to_wait()
 
-    def _decision(self, cluster: ClusterState) -> Decision:
+    def _decision(self, cluster: ClusterState) -> Allocation:
         decision = self.policy(cluster)
         wrong = violation(decision, cluster)
         assert wrong is None, f"the policy's decision at {self.now_s} s is wrong: {wrong}"
-        self.notes, self.reasons = decision.notes, decision.reasons
+        self.notes, self.reasons = decision.state, decision.reasons
         return decision
 
-    def _place(self, job: Progress, decision: Decision) -> None:
+    def _place(self, job: Progress, decision: Allocation) -> None:
         """Give it the batch and the slots that it has from now on."""
         name = job.submission.name
         job.train_with(decision.batches.get(name, job.batch), self.now_s)
-        placement = decision.allocation.get(name, ())
+        placement = decision.placements.get(name, ())
         if placement != job.placement:
             job.place(placement, self.now_s, decision.reasons[name], self.rules.resize)
             job.speed = self._speed(job)
 
-    def _turn_away(self) -> None:
+    def _reject(self) -> None:
         """Drop those that have just been seen by a decision, and were given nothing."""
         for job in self.active:
             if not job.history:
-                job.turn_away(self.now_s)
+                job.reject(self.now_s)
         self.active = [job for job in self.active if not job.dropped]
 
     def _next_decision_s(self) -> float:
@@ -323,7 +331,7 @@ class _QueueRun(_Run):
 
     def __init__(
         self,
-        jobs: Sequence[Submission],
+        jobs: Sequence[SubmittedJob],
         nodes: Sequence[Node],
         policy: QueuePolicy,
         rules: Rules,
@@ -366,7 +374,7 @@ class _QueueRun(_Run):
         self.changed = False
         if self.rules.drop:
             for job in self.active:
-                job.turn_away(self.now_s)
+                job.reject(self.now_s)
             self.active = []
 
     def _start(self) -> None:
@@ -379,7 +387,7 @@ class _QueueRun(_Run):
             asked = self.active[:count]
             views = [job.view() for job in asked]
             decision = self._decision(ClusterState(views, nodes, {}, self.now_s, self.notes))
-            started = [job for job in asked if job.submission.name in decision.allocation]
+            started = [job for job in asked if job.submission.name in decision.placements]
             for job in started:
                 self._place(job, decision)
                 self._take(job, 1)

@@ -22,11 +22,11 @@ import numpy as np
 from edl.core.cluster.placing import compact
 from edl.core.cluster.state import Node, total
 from edl.simulator.results import JobResult
-from edl.simulator.work import Submission
+from edl.simulator.work import SubmittedJob
 
 
 def with_isolated(
-    submissions: Sequence[Submission], results: Sequence[JobResult], nodes: Sequence[Node]
+    submissions: Sequence[SubmittedJob], results: Sequence[JobResult], nodes: Sequence[Node]
 ) -> tuple[JobResult, ...]:
     """The results, with the isolated time of each job that was not turned away.
 
@@ -57,7 +57,7 @@ def mean_beside(results: Sequence[JobResult]) -> list[float]:
     return means
 
 
-def isolated_s(job: Submission, share: float, slots_a_node: int) -> float:
+def isolated_s(job: SubmittedJob, share: float, slots_a_node: int) -> float:
     """Seconds that the job takes alone on so many slots."""
     most = job.max_slots
     if job.local_batches is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from edl.core.policy.step_time import Measured
 from edl.errors import UsageError
 from edl.simulator.arrivals import HOUR_S, MINUTE_S, shape, times
-from edl.simulator.work import Observation, Submission
+from edl.simulator.work import Observation, SubmittedJob
 
 NODES, SLOTS = 10, 4
 MOST_SLOTS = 10  # of a job
@@ -118,10 +118,10 @@ class SamplesModel:
         return self.left / batch
 
 
-def submission(name: str, arrival_s: float, kind: Kind, duration_s: float) -> Submission:
+def submission(name: str, arrival_s: float, kind: Kind, duration_s: float) -> SubmittedJob:
     """A job that takes so long on one slot that is fully used, which is what its user requests."""
     work = Samples(kind, duration_s * kind.local_batch / kind.step_s(1, kind.local_batch))
-    return Submission(
+    return SubmittedJob(
         name=name,
         arrival_s=arrival_s,
         work=work,
@@ -135,7 +135,7 @@ def submission(name: str, arrival_s: float, kind: Kind, duration_s: float) -> Su
     )
 
 
-def jobs(arrivals: str, seed: int) -> list[Submission]:
+def jobs(arrivals: str, seed: int) -> list[SubmittedJob]:
     """The jobs of eight hours.
 
     Args:

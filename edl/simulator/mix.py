@@ -15,14 +15,14 @@ from edl.errors import UsageError
 from edl.simulator import pollux
 from edl.simulator.arrivals import HOUR_S, shape, times
 from edl.simulator.measurements import applications, rows
-from edl.simulator.work import Submission
+from edl.simulator.work import SubmittedJob
 
 LOAD = "1.0"
 UNTIL_S = 8 * HOUR_S
 ARRIVALS = "0.333"  # a minute: 160 jobs in 8 hours, as at load 1.0
 
 
-def jobs(arrivals: str, seed: int, mix: str = "") -> list[Submission]:
+def jobs(arrivals: str, seed: int, mix: str = "") -> list[SubmittedJob]:
     """The jobs of eight hours.
 
     Args:

@@ -13,7 +13,7 @@ from edl.errors import UsageError
 from edl.simulator.applications import Application, interpolator
 from edl.simulator.measurements import applications, rows
 from edl.simulator.resize import constant
-from edl.simulator.work import Observation, Submission
+from edl.simulator.work import Observation, SubmittedJob
 
 LOADS = ("0.5", "1.0", "1.5", "2.0", "realistic")
 WORKLOADS = tuple(range(1, 9))
@@ -81,13 +81,13 @@ class Measured:
 
 def submission(
     name: str, arrival_s: float, application: Application, slots: int, batch: int
-) -> Submission:
+) -> SubmittedJob:
     """A job of a measured application, with the limits that it has there."""
     batches = application.batches
     most = min(batches[1] // application.min_local_batch, MOST_SLOTS)
     if application.name == UNTUNED:
         batches, most = (batch, batch), 1
-    return Submission(
+    return SubmittedJob(
         name=name,
         arrival_s=arrival_s,
         work=Measured(application),
@@ -101,7 +101,7 @@ def submission(
     )
 
 
-def jobs(load: str, workload: int) -> list[Submission]:
+def jobs(load: str, workload: int) -> list[SubmittedJob]:
     """The jobs of one workload, in the order of their submission.
 
     Args:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from edl.core.cluster.state import Job, Placement, size
+from edl.core.cluster.state import ClusterJob, Placement, size
 from edl.core.policy.step_time import Measured
 from edl.simulator.resize import Change, ResizeCost, change_of
-from edl.simulator.results import JobResult, Moment, Retuning
-from edl.simulator.work import Submission
+from edl.simulator.results import AllocationChange, BatchChange, JobResult
+from edl.simulator.work import SubmittedJob
 
 
 def same_s(at_s: float) -> float:
@@ -30,7 +30,7 @@ class Progress:
             moved at once, as published.
     """
 
-    def __init__(self, submission: Submission, whole_seconds: bool) -> None:
+    def __init__(self, submission: SubmittedJob, whole_seconds: bool) -> None:
         self.submission = submission
         self.batch = submission.batch
         self.placement: Placement = ()
@@ -39,8 +39,8 @@ class Progress:
         self.attained_slot_s = 0.0
         self.epoch = 0
         self.progress = 0.0
-        self.history: list[Moment] = []
-        self.batches: list[Retuning] = []
+        self.history: list[AllocationChange] = []
+        self.batches: list[BatchChange] = []
         self.speed = 1.0  # of the slowest of its nodes
         self.slowdown = 0.0  # by interference, as a part of its rate
         self._whole = whole_seconds
@@ -50,13 +50,13 @@ class Progress:
         self._slots: tuple[int, ...] = ()
         self._size = 0
         self._rate: float | None = None
-        self._seen: Job | None = None
+        self._seen: ClusterJob | None = None
 
-    def view(self) -> Job:
+    def view(self) -> ClusterJob:
         """What a policy sees of it."""
         if self._seen is None:
             one = self.submission
-            self._seen = Job(
+            self._seen = ClusterJob(
                 name=one.name,
                 arrival_s=one.arrival_s,
                 requested_slots=one.requested_slots,
@@ -77,15 +77,15 @@ class Progress:
     def place(self, placement: Placement, now_s: float, reason: str, cost: ResizeCost) -> None:
         """Give it other slots, or none, and charge what the change costs."""
         change = change_of(self.placement, placement, bool(self.history))
-        self._set(Moment(now_s, change, placement, reason), cost)
+        self._set(AllocationChange(now_s, change, placement, reason), cost)
 
     def train_with(self, batch: int, now_s: float) -> None:
         """Take another batch from its next step on, which costs nothing."""
         if batch != self.batch:
             self.batch, self._rate, self._seen = batch, None, None
-            self.batches.append(Retuning(now_s, batch))
+            self.batches.append(BatchChange(now_s, batch))
 
-    def turn_away(self, now_s: float) -> None:
+    def reject(self, now_s: float) -> None:
         """End it before it has begun."""
         self.dropped, self.end_s = True, now_s
 
@@ -96,7 +96,7 @@ class Progress:
 
     def fail(self, now_s: float, cost: ResizeCost) -> None:
         """A node of it has failed: it has no slots until the next decision, and keeps its work."""
-        self._set(Moment(now_s, Change.FAILURE, ()), cost)
+        self._set(AllocationChange(now_s, Change.FAILURE, ()), cost)
 
     def advance(self, now_s: float, seconds: float) -> None:
         """Move from ``now_s`` on. If it ends meanwhile, its slots are idle until the next decision.
@@ -152,7 +152,7 @@ class Progress:
             dropped=self.dropped,
         )
 
-    def _set(self, moment: Moment, cost: ResizeCost) -> None:
+    def _set(self, moment: AllocationChange, cost: ResizeCost) -> None:
         pending_s = self._pause_s if self.placement and moment.placement else 0.0
         self._pause_s = max(pending_s, cost.of(moment.change))
         self.placement = moment.placement

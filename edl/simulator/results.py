@@ -13,7 +13,7 @@ from edl.simulator.resize import Change
 
 
 @dataclass(frozen=True)
-class Moment:
+class AllocationChange:
     """A change of a job's slots.
 
     Attributes:
@@ -39,7 +39,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Retuning:
+class BatchChange:
     """A change of a job's batch.
 
     Attributes:
@@ -75,8 +75,8 @@ class JobResult:
     start_s: float
     end_s: float
     slot_s: float
-    history: tuple[Moment, ...] = ()
-    batches: tuple[Retuning, ...] = ()
+    history: tuple[AllocationChange, ...] = ()
+    batches: tuple[BatchChange, ...] = ()
     dropped: bool = False
     isolated_s: float = 0.0
 

@@ -14,7 +14,7 @@ from edl.core.cluster.policies import policy
 from edl.simulator import pollux
 from edl.simulator.engine import OnTime, Rules, simulate
 from edl.simulator.results import Result
-from edl.simulator.work import Submission
+from edl.simulator.work import SubmittedJob
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Run:
     slots: int
     load: str = ""
     workload: int = 0
-    jobs: tuple[Submission, ...] = ()
+    jobs: tuple[SubmittedJob, ...] = ()
     seed: int = 0
     built_in: str = ""
 

@@ -29,7 +29,7 @@ from edl.errors import UsageError
 from edl.simulator import pollux
 from edl.simulator.applications import interpolator
 from edl.simulator.measurements import applications
-from edl.simulator.work import Observation, Submission
+from edl.simulator.work import Observation, SubmittedJob
 
 REQUIRED = ("name", "time_s", "slots")
 OPTIONAL = ("min_slots", "max_slots", "duration_s", "parallel_fraction", "application", "weight")
@@ -94,7 +94,7 @@ class TimedModel:
         return self.left
 
 
-def read(path: Path, cluster_slots: int) -> list[Submission]:
+def read(path: Path, cluster_slots: int) -> list[SubmittedJob]:
     """The jobs of a file, in its order.
 
     Args:
@@ -113,7 +113,7 @@ def read(path: Path, cluster_slots: int) -> list[Submission]:
         raise UsageError(f"the trace {path} is no CSV file: {error}") from None
 
 
-def parse(lines: Iterable[str], where: str, cluster_slots: int) -> list[Submission]:
+def parse(lines: Iterable[str], where: str, cluster_slots: int) -> list[SubmittedJob]:
     """As :func:`read`, of lines.
 
     Args:
@@ -131,7 +131,7 @@ def parse(lines: Iterable[str], where: str, cluster_slots: int) -> list[Submissi
         raise UsageError(
             f"{where}, line 1: there is no use for column {unknown[0]!r}; {_columns()}"
         )
-    jobs: list[Submission] = []
+    jobs: list[SubmittedJob] = []
     first: dict[str, int] = {}
     for row in reader:
         line = reader.line_num
@@ -159,7 +159,7 @@ class _Row:
     cells: Mapping[str | None, str | list[str] | None]
     where: str
 
-    def job(self, cluster_slots: int) -> Submission:
+    def job(self, cluster_slots: int) -> SubmittedJob:
         """The job that the line describes."""
         if None in self.cells:
             raise UsageError(f"{self.where}: it has more cells than there are columns")
@@ -179,7 +179,7 @@ class _Row:
         work = self._measured if self._text("application") else self._timed
         return replace(work(name, arrival_s, slots), weight=weight)
 
-    def _timed(self, name: str, arrival_s: float, slots: int) -> Submission:
+    def _timed(self, name: str, arrival_s: float, slots: int) -> SubmittedJob:
         duration_s = self._number("duration_s")
         fraction = self._number("parallel_fraction", 1.0)
         if duration_s == 0:
@@ -188,9 +188,9 @@ class _Row:
             raise UsageError(f"{self.where}: parallel_fraction is {fraction:g}; it must be 0 to 1")
         least, most = self._limits(slots)
         work = TimedWork(duration_s, slots, fraction)
-        return Submission(name, arrival_s, work, slots, least, most)
+        return SubmittedJob(name, arrival_s, work, slots, least, most)
 
-    def _measured(self, name: str, arrival_s: float, slots: int) -> Submission:
+    def _measured(self, name: str, arrival_s: float, slots: int) -> SubmittedJob:
         known, wanted = applications(), self._text("application")
         if wanted not in known:
             raise UsageError(

@@ -17,7 +17,7 @@ class Span(NamedTuple):
     slots: int
 
 
-class Level(NamedTuple):
+class Usage(NamedTuple):
     """The state of the cluster from ``at_s`` until the next level.
 
     Attributes:
@@ -45,7 +45,7 @@ def spans(job: JobResult) -> list[Span]:
     ]
 
 
-def levels(result: Result) -> list[Level]:
+def levels(result: Result) -> list[Usage]:
     """The slots in use and the length of the queue, at each time at which one of them changes."""
     used: Counter[float] = Counter()
     waiting: Counter[float] = Counter()
@@ -54,10 +54,10 @@ def levels(result: Result) -> list[Level]:
             of, by = (used, span.slots) if span.slots else (waiting, 1)
             of[span.from_s] += by
             of[span.to_s] -= by
-    found = [Level(0.0, 0, 0)]
+    found = [Usage(0.0, 0, 0)]
     for at_s in sorted(used.keys() | waiting.keys()):
         last = found[-1]
-        level = Level(at_s, last.used + used[at_s], last.waiting + waiting[at_s])
+        level = Usage(at_s, last.used + used[at_s], last.waiting + waiting[at_s])
         if level[1:] == last[1:]:
             continue
         if at_s == last.at_s:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from edl.simulator.resize import ResizeCost
 from edl.simulator.trace import TimedWork
-from edl.simulator.work import Submission
+from edl.simulator.work import SubmittedJob
 
 NODES, SLOTS = 1, 8
 START_S = 80.0
@@ -39,7 +39,7 @@ class Measured(NamedTuple):
     weighted_end_s: float
 
 
-def jobs() -> list[Submission]:
+def jobs() -> list[SubmittedJob]:
     """The jobs, in the order of their submission."""
     made = []
     for row in _rows():
@@ -47,7 +47,7 @@ def jobs() -> list[Submission]:
         duration_s = float(row["took_s"]) - float(row["startup_s"] or START_S)
         work = TimedWork(duration_s, slots, PARALLEL[row["kind"]])
         made.append(
-            Submission(
+            SubmittedJob(
                 name=row["name"],
                 arrival_s=float(row["time_s"]),
                 work=work,

@@ -12,7 +12,7 @@ Observation = tuple[Measured, float | None]
 """A step that a job has made, and the noise scale of its gradients in samples; None: not known."""
 
 
-class Work(Protocol):
+class JobWork(Protocol):
     """What a job has to do, and how fast it does it with the slots that it has.
 
     Progress has any unit; it begins at 0 and the job ends with its last epoch.
@@ -40,7 +40,7 @@ class Work(Protocol):
 
 
 @dataclass(frozen=True)
-class Submission:
+class SubmittedJob:
     """A job as its user submits it; see :class:`edl.core.cluster.state.Job` for the fields.
 
     Attributes:
@@ -49,7 +49,7 @@ class Submission:
 
     name: str
     arrival_s: float
-    work: Work
+    work: JobWork
     requested_slots: int
     min_slots: int
     max_slots: int

@@ -21,7 +21,7 @@ from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.steps import asked_length
 from edl.tensorflow import training
-from edl.tensorflow.feed import AHEAD, PipelineFeed
+from edl.tensorflow.feed import AHEAD, PipelineBatchSource
 from edl.tensorflow.fits import LOOP_AFTER_FIT
 from edl.tensorflow.random_numbers import own_operation_seeds
 from edl.tensorflow.source import PROBES, Collate, Load, check_fits, signature_of
@@ -97,7 +97,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
     def batch_index(self) -> int:
         """The index of the present batch in its epoch, from 0; the same on all workers."""
         now = training.current()
-        return now.batch if now.fitting else now.worker.loader.progress.schedule.batch
+        return now.batch if now.fitting else now.worker.loader.progress.update_order.batch
 
     def __len__(self) -> int:
         """Return how many batches this worker takes in an epoch, rounded up.
@@ -112,7 +112,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         loader = training.current().worker.loader
         if not loader.progress.source.known_total:
             raise TypeError("an edl.Dataset of a stream has no length: it shows at its end")
-        return loader.rounds_of_epoch
+        return loader.iterations_of_epoch
 
     def cardinality(self) -> Any:
         """Return ``len(dataset)`` as a tensor, or ``tf.data.UNKNOWN_CARDINALITY`` for a stream.
@@ -359,7 +359,7 @@ def _refuse_validation_split() -> None:
     array_slicing.train_validation_split = train_validation_split
 
 
-def _batches_of(feed: PipelineFeed, load: Load, signature: Any) -> tf.data.Dataset:
+def _batches_of(feed: PipelineBatchSource, load: Load, signature: Any) -> tf.data.Dataset:
     """What ``feed`` hands out, loaded; each iteration is a reader of its own.
 
     Not ``from_generator``: under Python 3.11 its first use makes TensorFlow pin glibc's threshold

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from edl.framework.digest import Part, of_value
+from edl.framework.digest import ByteRange, of_value
 from edl.tensorflow.transfer import array_of
 from edl.tensorflow.variables import Access
 
@@ -21,15 +21,15 @@ def size_of(value: Any) -> int | None:
     return value.nbytes if isinstance(value, np.ndarray) else None
 
 
-def digests(access: Access, parts: Iterable[Part]) -> dict[str, int]:
+def digests(access: Access, parts: Iterable[ByteRange]) -> dict[str, int]:
     """Return a digest of each part, by name; parts that cannot be compared are left out.
 
     Args:
         access: how the values of variables are read: eagerly, or in a session.
         parts: variables, arrays or slices of them, and plain values.
     """
-    variables: list[Part] = []
-    others: list[Part] = []
+    variables: list[ByteRange] = []
+    others: list[ByteRange] = []
     for part in parts:
         (variables if isinstance(part.value, tf.Variable) else others).append(part)
     values = zip(variables, access.read_parts(variables), strict=True)

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from edl.errors import UsageError
 from edl.framework import elastic
-from edl.framework.digest import Part
+from edl.framework.digest import ByteRange
 from edl.framework.elastic import HorovodInternalError, Plain, State
 from edl.framework.horovod_absent import absent
 from edl.framework.state import Stateful, few, map_leaves
@@ -52,7 +52,7 @@ class _VariablesState(State):
 
     _size_of = staticmethod(size_of)
 
-    def _digested(self, parts: Iterable[Part]) -> dict[str, int]:
+    def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
         return digests(self._access, parts)
 
     def _values(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class _Entry:
     error: EdlError | None = None  # it could not be loaded
 
 
-class PipelineFeed:
+class PipelineBatchSource:
     """See :class:`edl.framework.steps.Feed`; :meth:`read` is the other end.
 
     Attributes:
@@ -58,7 +58,7 @@ class PipelineFeed:
         self._iteration = 0  # the newest iterator of the pipeline
         self._reader = 0  # the newest one; older ones end
         self._begun = False
-        self._gave_up = False  # batches were formed that nobody will train
+        self._abandoned = False  # batches were formed that nobody will train
         self._arriving: Iterator[Any] | None = None  # of a loop that this feed receives for
         self._first: FirstBatch | None = None  # that is awaited while others train
         self._repeats = False  # the data of the warm-up, for a step that counts for nothing
@@ -157,16 +157,16 @@ class PipelineFeed:
     def end(self) -> None:
         """End all readers: no batch follows. What they have read and nobody trained is gone."""
         with self._change:
-            self._gave_up |= any(not entry.padding for entry in self._formed)
+            self._abandoned |= any(not entry.padding for entry in self._formed)
             self._reader += 1
             self._formed.clear()
             self._unread.clear()
             self._change.notify_all()
 
-    def settle(self) -> None:
+    def form_lost_again(self) -> None:
         """See :class:`edl.framework.steps.Feed`. A reader that ended early has lost some."""
         with self._change:
-            gave_up, self._gave_up = self._gave_up, False
+            gave_up, self._abandoned = self._abandoned, False
         if gave_up:
             self._worker.loader.sampler.restart()
 
@@ -223,7 +223,7 @@ class PipelineFeed:
             self._fail(entry, error)
             return None
         if (late_s := time.monotonic() - entry.handed_s) > 0:  # the step waits for it
-            self._worker.loader.pace.load(late_s)
+            self._worker.loader.timer.load(late_s)
         return loaded
 
     def _fail(self, entry: _Entry, error: EdlError) -> None:

@@ -173,11 +173,11 @@ class KerasCallback(keras.callbacks.Callback):
         if not now.begin_step():
             raise UsageError("the epoch is over, and Keras goes on with it")
         progress = now.worker.loader.progress
-        self._samples += now.worker.loader.open_step.samples
+        self._samples += now.worker.loader.step_input.samples
         self.metrics.begin_batch(now.worker.loader.batch_weight)
-        now.batch = progress.schedule.batch
+        now.batch = progress.update_order.batch
         if progress.source.known_total:  # a ring of another size may stand now
-            self._params["steps"] = progress.rounds_now
+            self._params["steps"] = progress.iterations_now
         return now.batch
 
     def with_steps(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class KerasCallback(keras.callbacks.Callback):
         loader = self._training.worker.loader
         progress = loader.progress  # without data, on_train_begin says so
         total = progress.source.known_total if progress.attached else 0
-        self._params = {**params, "steps": loader.rounds_of_epoch if total else None}
+        self._params = {**params, "steps": loader.iterations_of_epoch if total else None}
         return self._params
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -84,7 +84,9 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     def _change(self) -> np.float32:
         loader = current_worker().loader
-        if loader.open_step.superseded:  # the momentum has come from those who have changed it
+        if (
+            loader.step_input.completed_by_peers
+        ):  # the momentum has come from those who have changed it
             return np.float32(1.0)
         update = loader.update
         before = update._replace(number=update.number - 1)

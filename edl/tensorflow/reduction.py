@@ -28,12 +28,12 @@ from edl.core.step.weighting import Averaging, Weights
 from edl.errors import RingBroken, UsageError
 from edl.framework.horovod_errors import classify_error
 from edl.framework.interrupt import raise_in
-from edl.framework.reduction import NOTHING, Branch, Rounds, StepReduction
+from edl.framework.reduction import NOTHING, Branch, ReductionOrder, StepReduction
 from edl.framework.state import few
 from edl.ring.ring import CollectiveFailed
 from edl.tensorflow import gradient_ops
 from edl.tensorflow.collectives import WAITING, average
-from edl.tensorflow.feed import PipelineFeed
+from edl.tensorflow.feed import PipelineBatchSource
 from edl.tensorflow.noise import KerasNoise
 from edl.tensorflow.xla import refuse_xla
 from edl.worker import activity
@@ -52,7 +52,7 @@ END, AGAIN = REDUCED = ("edl_end", "edl_reduce")  # call backs, as the operation
 class GradientReduction:
     """The gradients of one optimizer, step by step."""
 
-    def __init__(self, worker: Worker, feed: PipelineFeed, rounds: Rounds) -> None:
+    def __init__(self, worker: Worker, feed: PipelineBatchSource, rounds: ReductionOrder) -> None:
         self._worker = worker
         self._feed = feed
         self._rounds = rounds
@@ -411,7 +411,7 @@ class GradientReduction:
                     "with several optimizers, apply the gradients that an "
                     "edl.DistributedGradientTape has computed before the next one computes others"
                 )
-            if self._worker.loader.open_step.is_between_parts:
+            if self._worker.loader.step_input.is_between_parts:
                 self._worker.loader.next_part()
         if not self._worker.loader.open:
             raise UsageError(

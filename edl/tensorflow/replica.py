@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from edl.checkpoint.safetensors import Blob
 from edl.errors import CheckpointError, UsageError
-from edl.framework.digest import Part
+from edl.framework.digest import ByteRange
 from edl.framework.replica import FrameworkReplica
 from edl.framework.state import Stateful, few, map_leaves
 from edl.tensorflow.digest import digests, size_of
@@ -81,7 +81,7 @@ class TensorFlowReplica(FrameworkReplica):
     def things(self) -> dict[str, Stateful]:
         return {name: x for name, x in self._tracked.items() if variables_of(x) is None}
 
-    def things_between(self) -> Mapping[str, Stateful]:
+    def objects_from_gradients(self) -> Mapping[str, Stateful]:
         tracked = {name: variables_of(thing) for name, thing in self._tracked.items()}
         values = {name: _Values(self.access, own) for name, own in tracked.items() if own}
         return {**self.compared_things(), **values}
@@ -142,7 +142,7 @@ class TensorFlowReplica(FrameworkReplica):
 
     size_of = staticmethod(size_of)
 
-    def digested(self, parts: Iterable[Part]) -> dict[str, int]:
+    def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
         return digests(self.access, parts)
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:

@@ -83,8 +83,8 @@ def next_batch() -> Any:
     if not now.worker.loader.open:
         job.begin()
         now.feed.skip()
-    assert now.worker.loader.open_step.batch is not None
-    return now.load(now.worker.loader.open_step.batch)
+    assert now.worker.loader.step_input.batch is not None
+    return now.load(now.worker.loader.step_input.batch)
 
 
 class _GraphJob:

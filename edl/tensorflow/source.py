@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.data.stream import Reading
+from edl.data.stream import ShardReader
 from edl.errors import DataError
 from edl.tensorflow.columns import Columns, column_of, structure_of
 from edl.worker.sampler import Batch
@@ -24,7 +24,7 @@ _BATCHES = (
 )
 
 
-def load_read(stream: Reading, collate: Collate | None = None) -> Load:
+def load_read(stream: ShardReader, collate: Collate | None = None) -> Load:
     """A function that returns what was read of ``stream`` as a batch."""
     parse = stream.parse or (lambda sample: sample)
     return lambda batch: _collated([parse(sample) for sample in batch.items], collate)

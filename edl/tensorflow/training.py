@@ -17,7 +17,7 @@ from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.lr_tuner import refuse_several
 from edl.framework.random_numbers import RandomNumbers
-from edl.framework.reduction import Rounds
+from edl.framework.reduction import ReductionOrder
 from edl.framework.source import (
     asked_batching,
     attach_source,
@@ -26,7 +26,7 @@ from edl.framework.source import (
     stream_of,
 )
 from edl.framework.steps import Steps
-from edl.tensorflow.feed import PipelineFeed
+from edl.tensorflow.feed import PipelineBatchSource
 from edl.tensorflow.fits import ONE_MODEL_AND_DATA, Fits
 from edl.tensorflow.keras_callbacks.memory import CallbackStates
 from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
@@ -79,13 +79,13 @@ class Training:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.fits = Fits(worker)
-        self.feed = PipelineFeed(worker)
+        self.feed = PipelineBatchSource(worker)
         atexit.register(self.feed.close)
         worker.on_resize(self._resized)
         worker.on_leave(self._hand_over)
         activity.works_at(lambda: AFTER_FIT if self.fits.done and not self.fitting else "")
         self.worker.loader.progress.on_choice = self._batch_changed
-        self._rounds = Rounds()
+        self._rounds = ReductionOrder()
         self.reduction = GradientReduction(
             worker, self.feed, self._rounds
         )  # of the first optimizer
@@ -94,7 +94,7 @@ class Training:
         self._named_models: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         numbers = RandomNumbers(worker, last_seed, Seeder(self._named_variables))
         self.steps = Steps(worker, self.feed, lambda: UNFINISHED, numbers=numbers)
-        worker.finishing.settle = self.finish_step
+        worker.finishing.end_batch = self.finish_step
         self.reduced_early: set[int] = set()  # ids of variables: by tape, not by the optimizer
         self.reduces_eagerly = False  # a tape has, outside of any tf.function
         self.updates: list[Any] = []  # of graphs: what applies gradients
@@ -365,9 +365,9 @@ class Training:
         loader = self.worker.loader
         if not loader.open or self.worker.warming_up or self.reduction.several:
             return False
-        if loader.open_step.superseded or not self.reduction.done:
+        if loader.step_input.completed_by_peers or not self.reduction.done:
             return False
-        return bool(loader.open_step.updates) or not self.reduces_eagerly
+        return bool(loader.step_input.updates) or not self.reduces_eagerly
 
     def begin_step(self) -> bool:
         """Hand out the next batch; False when the epoch is over."""

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.framework import state
-from edl.framework.state import Reference, pieces
+from edl.framework.state import Reference, transfers
 from edl.tensorflow.collectives import broadcast_array
 from edl.tensorflow.variables import Array
 
@@ -34,7 +34,7 @@ class TensorFlowArrays:
         self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
     ) -> dict[int, Array]:
         received: dict[int, Array] = {}
-        for piece in pieces(sent, LARGE_BYTES):
+        for piece in transfers(sent, LARGE_BYTES):
             if arrays is not None:
                 parts = [bytes_of(arrays[reference.index]) for reference in piece]
                 flat = parts[0] if len(parts) == 1 else np.concatenate(parts)

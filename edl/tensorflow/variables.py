@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from edl.framework.digest import Part
+from edl.framework.digest import ByteRange
 
 Array = np.ndarray[Any, Any]
 
@@ -23,7 +23,7 @@ class Access(Protocol):
 
     def read(self, variables: Sequence[Any]) -> list[Array]: ...
 
-    def read_parts(self, parts: Sequence[Part]) -> list[Array]:
+    def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
         """The bytes of each variable that a part names, as an array of its type."""
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None: ...
@@ -36,7 +36,7 @@ class EagerAccess:
         with context.eager_mode():
             return [variable.numpy() for variable in variables]
 
-    def read_parts(self, parts: Sequence[Part]) -> list[Array]:
+    def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
         """As they are in memory, to be read at once; from a device no more comes than the part."""
         with context.eager_mode():
             return [_read_part(part) for part in parts]
@@ -47,7 +47,7 @@ class EagerAccess:
                 variable.assign(value)
 
 
-def _read_part(part: Part) -> Array:
+def _read_part(part: ByteRange) -> Array:
     value: Any = part.value.read_value()
     size = value.dtype.size
     extent = slice(None) if part.is_whole else slice(part.start // size, part.stop // size)
@@ -69,7 +69,7 @@ class SessionAccess:
     def read(self, variables: Sequence[Any]) -> list[Array]:
         return [np.asarray(value) for value in self._run(list(variables))]
 
-    def read_parts(self, parts: Sequence[Part]) -> list[Array]:
+    def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
         """No operation can be added to the graph for a part, so all of a variable is fetched."""
         read = self.read([part.value for part in parts])
         return [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edl.core.records import Asked, JobState
-from edl.testing.schedule import Actor
+from edl.core.records import JobState, RequestKind
+from edl.testing.schedule import BackgroundTask
 
 if TYPE_CHECKING:
     from edl.testing.loopback import LoopbackJob
@@ -28,8 +28,8 @@ class Agents:
         self._lacks = (-1, False)  # whether a worker was lacking after so many changes
         self.thaws: dict[int, float] = {}  # when each frozen worker is woken
         job.schedule.actors += [
-            Actor("agents", self._may_start, self._start, self._starts_at, starts=True),
-            Actor("thaw", self._may_wake, self._wake, self._wakes_at),
+            BackgroundTask("agents", self._may_start, self._start, self._starts_at, starts=True),
+            BackgroundTask("thaw", self._may_wake, self._wake, self._wakes_at),
         ]
         self.come()
 
@@ -41,7 +41,7 @@ class Agents:
     def want_fewer(self, host: str) -> None:
         """No other worker would do better there than one that was refused."""
         memory = self._job.memory
-        memory.desire({**memory.hosts, host: memory.hosts[host] - 1})
+        memory.set_desired({**memory.hosts, host: memory.hosts[host] - 1})
 
     def see_end(self) -> None:
         """A process has ended."""
@@ -51,14 +51,14 @@ class Agents:
         """A host that lacks a worker, if the job may have one more."""
         job, memory = self._job, self._job.memory
         current = memory.generation
-        ended = memory.job.state is not JobState.RUNNING or (current and not current.seats)
+        ended = memory.job.state is not JobState.RUNNING or (current and not current.members)
         if ended or memory.away or len(job.workers) >= MOST_WORKERS:
             return None
         for host, wanted in sorted(memory.hosts.items()):
             replaced = {
                 request.worker
                 for request in memory.requests.values()
-                if request.kind == Asked.REPLACE
+                if request.kind == RequestKind.REPLACE
             }
             here = [
                 one

@@ -28,7 +28,7 @@ from edl.core.step.state_check import WHOLE, Group
 from edl.core.step.stream import StreamSource
 from edl.core.step.weighting import Averaging, Share, weigh
 from edl.errors import RingBroken
-from edl.framework.digest import Parts, of_array
+from edl.framework.digest import StateArrays, of_array
 from edl.framework.noise_meter import Looked, NoiseMeter
 from edl.framework.steps import Steps
 from edl.ring.loopback import LoopbackMember
@@ -100,7 +100,7 @@ class CountingModel:
         return {}
 
     def digests(self, group: Group = WHOLE) -> dict[str, int]:
-        parts = Parts(lambda: {"w": self.w, "count": self.count}, lambda array: array.nbytes)
+        parts = StateArrays(lambda: {"w": self.w, "count": self.count}, lambda array: array.nbytes)
         return {
             part.name: of_array(part.value, part.start, part.stop) or 0
             for part in parts.within(group)
@@ -154,7 +154,7 @@ def source_of(
     return stream, Shards(shards)
 
 
-class Feed:
+class CountingBatchSource:
     """The batches of a worker's leases: :class:`edl.framework.steps.Feed`.
 
     The first one is loaded when it has been asked for LATE times by who does not wait.
@@ -172,7 +172,7 @@ class Feed:
     def restart(self) -> None:
         self._ahead.clear()
 
-    def settle(self) -> None:
+    def form_lost_again(self) -> None:
         return None
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
@@ -248,7 +248,7 @@ def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | Non
     Raises:
         RingBroken: the step has to be completed by those who are left.
     """
-    handle, own = None, worker.loader.open_step.share(0)
+    handle, own = None, worker.loader.step_input.share(0)
     batch_size = worker.loader.progress.source.batch_size
     sent = own.send_weight(batch_size) * local
     try:
@@ -313,7 +313,7 @@ class Counting:
         model = CountingModel(self.samples)
         worker.attach_replica(model)
         one.model = model
-        feed, noise = Feed(worker, self.prefetch_batches), CountingNoise(worker)
+        feed, noise = CountingBatchSource(worker, self.prefetch_batches), CountingNoise(worker)
         steps = Steps(worker, feed, lambda: "the batch was not trained")
         exchanged: dict[int, list[bytes]] = {}
         sizes: dict[int, int] = {}
@@ -330,7 +330,7 @@ class Counting:
                 round_ += 1
                 together = self.accumulated if worker.step >= self.single else 1
                 gradient = model.gradient(feed.batch) / together
-                left = worker.loader.open_step.pieces_left
+                left = worker.loader.step_input.pieces_left
                 batches += left == 0
                 if batches < together or left:
                     model.sum = accumulated(worker, model, gradient)
@@ -368,7 +368,7 @@ class Counting:
         """As a leader's policy does it, if it is one."""
         least, most = self.batch_range
         if most:
-            one.mailbox.wish_batch(least + one.worker.step // 3 * 5 % (most - least + 1))
+            one.shared.request_batch(least + one.worker.step // 3 * 5 % (most - least + 1))
 
     def cost_s(self, one: LoopbackWorker) -> float:
         """How long the next batch takes this worker, in virtual seconds."""

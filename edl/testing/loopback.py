@@ -25,15 +25,15 @@ from edl.config import Config
 from edl.core.job_spec import JobSettings, JobSpec
 from edl.core.policy.file import Policy
 from edl.core.policy.stragglers import Stragglers
-from edl.core.records import Asked, Generation, Job, JobState, Member
+from edl.core.records import Generation, Job, JobState, Member, RequestKind
 from edl.core.sizes import Sizes
 from edl.errors import EdlError, NewcomerDiffers
-from edl.ring.loopback import Killed, LoopbackMember, LoopbackNetwork, Moment, Phase
+from edl.ring.loopback import CollectivePoint, Killed, LoopbackMember, LoopbackNetwork, Phase
 from edl.ring.ring import CollectiveFailed
 from edl.testing.agents import Agents
 from edl.testing.memory import ADDRESS, MemoryCoordinator, MemoryJob
-from edl.testing.schedule import MOST_DECISIONS, Actor, Chance, Schedule, Task
-from edl.worker.mailbox import Mailbox
+from edl.testing.schedule import MOST_DECISIONS, BackgroundTask, Random, Schedule, Task
+from edl.worker.shared_state import SharedState
 from edl.worker.worker import Worker
 
 FROZEN_S = 40.0  # longer than anybody waits for a frozen worker
@@ -56,7 +56,7 @@ class LoopbackWorker:
     member: LoopbackMember
     schedule: Schedule
     coordinator: MemoryCoordinator
-    mailbox: Mailbox
+    shared: SharedState
     result: Any = None
     model: Any = None
     points: int = 0
@@ -116,7 +116,7 @@ class LoopbackJob:
     ) -> None:
         self._script = script
         self._policy = None if stragglers is None else Policy("", stragglers=stragglers)
-        self.schedule = Schedule(Chance(seed), most_decisions)
+        self.schedule = Schedule(Random(seed), most_decisions)
         self.network = LoopbackNetwork(self.schedule, self.schedule.chance.below, self._moment)
         spec = JobSpec(
             command=("script",),
@@ -154,15 +154,15 @@ class LoopbackJob:
 
     def scale(self, hosts: Mapping[str, int]) -> None:
         """Workers wanted by host. Each host named gets an agent."""
-        self.memory.desire(hosts)
+        self.memory.set_desired(hosts)
         self._agents.come()
 
     def drain(self, worker: int) -> None:
-        self.memory.ask(Asked.DRAIN, worker)
+        self.memory.ask(RequestKind.DRAIN, worker)
 
     def replace(self, worker: int) -> None:
         """As a leader's policy does it: another one comes in the switch in which it leaves."""
-        self.memory.ask(Asked.REPLACE, worker)
+        self.memory.ask(RequestKind.REPLACE, worker)
 
     def terminate(self, worker: int) -> None:
         """As SIGTERM: leave at the next switch, or at once when not in the ring."""
@@ -250,7 +250,7 @@ class LoopbackJob:
         def due_at() -> float | None:
             return back_at if self.memory.away else None
 
-        self.schedule.actors.append(Actor("zookeeper", due, back, due_at, starts=True))
+        self.schedule.actors.append(BackgroundTask("zookeeper", due, back, due_at, starts=True))
 
     # --- the run
 
@@ -283,7 +283,7 @@ class LoopbackJob:
     def describe(self) -> str:
         """What happened, for people."""
         generations = "\n".join(
-            f"  {g.number}: {g.members} ({g.reason})" for g in self.memory.generations
+            f"  {g.number}: {g.worker_ids} ({g.reason})" for g in self.memory.generations
         )
         ends = "\n".join(
             f"  w{one.id} on {one.host}: {one.points} points, {one.error or one.result}"
@@ -305,11 +305,11 @@ class LoopbackJob:
         used = {one.slot for one in self.workers if one.host == host and not one.ended}
         slot = next(n for n in range(99) if n not in used)
         ring = self.network.ring(number)
-        mailbox = Mailbox(number, self.schedule, policy=self._policy)
+        shared = SharedState(number, self.schedule, policy=self._policy)
         member = Member(number, host, slot, ADDRESS, 1000 + number, number, f"launch{number}")
-        coordinator = MemoryCoordinator(self.memory, member, mailbox, ring)
+        coordinator = MemoryCoordinator(self.memory, member, shared, ring)
         config = Config(job=self.memory.job.name, host=host, slot=slot)
-        worker = Worker(config, ring, mailbox, coordinator)
+        worker = Worker(config, ring, shared, coordinator)
         one = LoopbackWorker(
             number,
             host,
@@ -318,7 +318,7 @@ class LoopbackJob:
             self.network.member(number),
             self.schedule,
             coordinator,
-            mailbox,
+            shared,
         )
         self.workers.append(one)
         self.memory.changed()
@@ -364,7 +364,7 @@ class LoopbackJob:
 
     # --- points
 
-    def _moment(self, moment: Moment) -> None:
+    def _moment(self, moment: CollectivePoint) -> None:
         if moment.phase is Phase.BEFORE and moment.name.startswith("edl.gradient"):
             return  # right after a point of the step
         self._point(f"{moment.name} {moment.phase.value}")
@@ -391,7 +391,7 @@ class LoopbackJob:
 
 def _check_state(job: LoopbackJob, new: Generation) -> None:
     """A job does not begin anew while somebody works who holds its state."""
-    if new.number == 1 or not new.seats or {*new.joined} != {*new.members}:
+    if new.number == 1 or not new.members or {*new.joined} != {*new.worker_ids}:
         return
     out = job.memory.evicted.keys() | job.memory.frozen.keys()
     working = (one for one in job.workers if not one.ended and one.id not in out)

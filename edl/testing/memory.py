@@ -34,9 +34,9 @@ from edl.core.records import (
 )
 from edl.ring.loopback import LoopbackNetwork
 from edl.ring.ring import Ring
-from edl.testing.schedule import Actor, Schedule
-from edl.worker.mailbox import Mailbox
+from edl.testing.schedule import BackgroundTask, Schedule
 from edl.worker.policy_side import NoPolicy
+from edl.worker.shared_state import SharedState
 
 ADDRESS = "127.0.0.1"
 LOOK_S = 0.5  # how often a leader looks although nothing has changed
@@ -82,9 +82,9 @@ class MemoryJob:
         self._ages = AgeTracker(0.0)
         self._looked = (-1, -LOOK_S)
         schedule.actors += [
-            Actor("leader", self._may_look, self._look, self._looks_at),
-            Actor("sessions", self._may_expire, self._expire, self._expires_at),
-            Actor("election", self._may_depose, self._depose),
+            BackgroundTask("leader", self._may_look, self._look, self._looks_at),
+            BackgroundTask("sessions", self._may_expire, self._expire, self._expires_at),
+            BackgroundTask("election", self._may_depose, self._depose),
         ]
 
     # --- writes
@@ -103,7 +103,7 @@ class MemoryJob:
         if not self.nodes and self.job.state is JobState.STOPPING:
             self.set_state(JobState.STOPPED, self.job.reason)
 
-    def desire(self, hosts: Mapping[str, int]) -> None:
+    def set_desired(self, hosts: Mapping[str, int]) -> None:
         self.hosts = dict(hosts)
         self.changed()
 
@@ -123,7 +123,7 @@ class MemoryJob:
 
     # --- the election
 
-    def stand(self, worker: int) -> None:
+    def campaign(self, worker: int) -> None:
         if worker not in self._candidates:
             self._candidates.append(worker)
             self._elect()
@@ -239,16 +239,16 @@ class MemoryCoordinator:
     is_shared = True
     run = "loopback"
 
-    def __init__(self, job: MemoryJob, member: Member, mailbox: Mailbox, ring: Ring) -> None:
+    def __init__(self, job: MemoryJob, member: Member, shared: SharedState, ring: Ring) -> None:
         self._job = job
         self._member = member
-        self._mailbox = mailbox
+        self._shared = shared
         self._ring = ring
-        self._written = mailbox.clock.condition()
+        self._written = shared.clock.condition()
         self._dirty = False
         self._ends: list[tuple[JobEnd, Event | None]] = []
         self._candidate = False
-        self._withdrawn = False
+        self._resigned = False
         self._open = False
         self._seen = -1
         self._newest = 0
@@ -259,7 +259,7 @@ class MemoryCoordinator:
         self._ended_in = 0  # the generation in whose ring the script has ended
         self.policy = NoPolicy()
         name = f"daemon of w{member.id}"
-        job.schedule.actors.append(Actor(name, self._is_due, self._turn, self._cuts_at))
+        job.schedule.actors.append(BackgroundTask(name, self._is_due, self._turn, self._cuts_at))
 
     @property
     def away(self) -> bool:
@@ -274,7 +274,7 @@ class MemoryCoordinator:
     # --- called by the training thread
 
     def start(self) -> tuple[Member, Generation | None]:
-        self._mailbox.worker = self._member.id
+        self._shared.worker = self._member.id
         self._job.put_member(self._member)
         self._open = True
         return self._member, self._job.generation
@@ -287,16 +287,16 @@ class MemoryCoordinator:
         self._job.resign(self._member.id)
         self._job.remove_member(self._member.id)
 
-    def withdraw(self) -> None:
-        self._withdrawn = True
+    def resign(self) -> None:
+        self._resigned = True
         self._dirty = True
 
     def script_of_job(self) -> ScriptOfJob:
         return self._job.script
 
-    def stand_for_election(self) -> None:
+    def campaign(self) -> None:
         self._candidate = True
-        self._job.stand(self._member.id)
+        self._job.campaign(self._member.id)
 
     def set_stage(
         self,
@@ -349,10 +349,10 @@ class MemoryCoordinator:
         if self.leave_requested:
             self.leave_requested = False
             self.set_stage(Stage.LEAVING)
-        if worker not in job.nodes and not self._withdrawn:
+        if worker not in job.nodes and not self._resigned:
             self._dirty = True  # its session was lost
             if self._candidate and worker not in job.evicted:
-                job.stand(worker)
+                job.campaign(worker)
         if waits_for := self._needed_for():
             self._ring.break_(self._ended_in)
             self._ended_in, self.released_from = 0, waits_for
@@ -365,7 +365,7 @@ class MemoryCoordinator:
             self._cut_after = job.schedule.now_s() + CUT_S
             current = job.generation
             if {*job.evicted} & {*members} and current is not None and number == current.number:
-                job.network.give_up(worker, current)
+                job.network.abort(worker, current)
 
     def _write(self) -> None:
         job = self._job
@@ -373,14 +373,14 @@ class MemoryCoordinator:
             if job.set_state(end.state, end.reason) and event is not None:
                 job.events.append(event)
         self._ends.clear()
-        if self._withdrawn:
+        if self._resigned:
             job.resign(self._member.id)
             job.remove_member(self._member.id)
         else:
             job.put_member(self._member)
-        while (event := self._mailbox.next_event()) is not None:
+        while (event := self._shared.next_event()) is not None:
             job.events.append(event)
-            self._mailbox.event_is_written()
+            self._shared.event_is_written()
         with self._written:
             self._dirty = False
             self._written.notify_all()
@@ -388,17 +388,17 @@ class MemoryCoordinator:
     def _read(self) -> None:
         job, worker = self._job, self._member.id
         self._seen = job.news
-        self._mailbox.leads(job.leader)
-        self._mailbox.given_up = frozenset(job.evicted)
+        self._shared.leads(job.leader)
+        self._shared.evicted = frozenset(job.evicted)
         if worker in job.evicted:
-            self._mailbox.evict(job.evicted[worker])
+            self._shared.evict(job.evicted[worker])
             job.resign(worker)
         generation = job.generation
         if generation is not None and generation.number > self._newest:
             self._newest = generation.number
             job.network.serve(worker, generation.number)
-            self._mailbox.announce(generation)
-        self._mailbox.job_is(job.job.state, job.job.reason)
+            self._shared.announce(generation)
+        self._shared.job_is(job.job.state, job.job.reason)
 
     def _must_cut(self) -> bool:
         """Its worker is in a ring that has lost a member, or builds one that nobody wants."""

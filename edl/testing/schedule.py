@@ -36,7 +36,7 @@ class ScheduleError(AssertionError):
     """The tasks wait for each other for ever, or do not come to an end."""
 
 
-class Chance:
+class Random:
     """Decides what is open. Seed 0 takes the first of all that may be: no task is interrupted.
 
     Other seeds interrupt tasks anywhere, and make some of them slower than others.
@@ -55,7 +55,7 @@ class Chance:
         """A number from 0 to ``limit`` - 1."""
         return 0 if self._random is None or limit < 2 else int(self._random.random() * limit)
 
-    def pick(self, ones: Sequence[Actor | Task]) -> int:
+    def pick(self, ones: Sequence[BackgroundTask | Task]) -> int:
         """The index of the one who runs next."""
         chance = self._random
         if chance is None or len(ones) < 2:
@@ -74,7 +74,7 @@ class Chance:
 
 
 @dataclass
-class Actor:
+class BackgroundTask:
     """``act`` is called when ``ready``; ``due``: when it will be, if nothing happens before.
 
     ``starts``: it may start tasks, so the schedule does not end before it is due.
@@ -144,12 +144,12 @@ class _Condition:
 class Schedule:
     """See the module. It is the :class:`edl.clock.Clock` of all that runs in it."""
 
-    def __init__(self, chance: Chance, most_decisions: int = MOST_DECISIONS) -> None:
+    def __init__(self, chance: Random, most_decisions: int = MOST_DECISIONS) -> None:
         self.chance = chance
         self.tasks: list[Task] = []
         self._left: list[Task] = []  # those that are not done
         self._unwinding: list[Task] = []  # those that are killed, and not done
-        self.actors: list[Actor] = []
+        self.actors: list[BackgroundTask] = []
         self.current: Task | None = None
         self.decisions = 0
         self._most_decisions = most_decisions

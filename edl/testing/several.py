@@ -18,10 +18,17 @@ from edl.core.step.batching import Batching
 from edl.core.step.state_check import WHOLE, Group
 from edl.core.step.weighting import Weights
 from edl.errors import RingBroken
-from edl.framework.reduction import Rounds, StepReduction
+from edl.framework.reduction import ReductionOrder, StepReduction
 from edl.framework.steps import Steps
 from edl.ring.ring import CollectiveFailed, Ring
-from edl.testing.counting import Counted, CountingModel, Feed, Vector, prove_noise, source_of
+from edl.testing.counting import (
+    Counted,
+    CountingBatchSource,
+    CountingModel,
+    Vector,
+    prove_noise,
+    source_of,
+)
 from edl.worker.progress import Receive
 
 if TYPE_CHECKING:
@@ -88,7 +95,7 @@ class Optimizer(Protocol):
 class _Sgd:
     """See :class:`Optimizer`."""
 
-    def __init__(self, one: LoopbackWorker, rounds: Rounds, model: CountingModel) -> None:
+    def __init__(self, one: LoopbackWorker, rounds: ReductionOrder, model: CountingModel) -> None:
         self._one, self._worker, self._model = one, one.worker, model
         self.reduction = StepReduction(one.worker, self._forget, rounds)
         self.reduction.repeat = self._reduce_again
@@ -118,7 +125,7 @@ class _Sgd:
             if mean is not None:
                 self._mean, self._mean_in = mean, self.reduction.step.number
             elif not self.reduction.step.changes_nothing and self._local is not None:
-                self._mean = self._local * self.reduction.weights.kept
+                self._mean = self._local * self.reduction.weights.local_scale
                 self._mean_in = self.reduction.step.number
 
     def step(self) -> None:
@@ -131,7 +138,7 @@ class _Sgd:
             self._model.update(self._mean)
 
     def _begin_anew(self) -> None:
-        if self._worker.loader.open_step.is_between_parts:
+        if self._worker.loader.step_input.is_between_parts:
             self._worker.loader.next_part()
 
     def _reduce_again(self) -> None:
@@ -201,7 +208,7 @@ class CountingSeveral:
         worker.attach_replica(models)
         one.model = models.all[0]
         optimizers, end_step = self.wrap(one, models)
-        feed = Feed(worker, 0)
+        feed = CountingBatchSource(worker, 0)
         steps = Steps(worker, feed, lambda: "the batch was not trained", end_step)
         exchanged: dict[int, list[list[float]]] = {}
         for _ in steps.epochs(self.epochs):
@@ -210,7 +217,7 @@ class CountingSeveral:
                     break
                 one.compute(self.step_s)
                 assert feed.batch is not None
-                own = worker.loader.progress.schedule.batch if self.by_index else number
+                own = worker.loader.progress.update_order.batch if self.by_index else number
                 turn = self.turns[own % len(self.turns)]
                 gradient = models.all[0].gradient(feed.batch)
                 for do in turn:
@@ -227,12 +234,12 @@ class CountingSeveral:
         self, one: LoopbackWorker, models: Models
     ) -> tuple[Sequence[Optimizer], Callable[[], None]]:
         """An optimizer of each model; and what is to be done before the next batch."""
-        rounds, worker = Rounds(), one.worker
+        rounds, worker = ReductionOrder(), one.worker
         optimizers = [_Sgd(one, rounds, model) for model in models.all]
 
         def end_step() -> None:
             decided = any(each.reduction.step.is_decided for each in optimizers)
-            if worker.loader.open and (worker.loader.open_step.updates or decided):
+            if worker.loader.open and (worker.loader.step_input.updates or decided):
                 worker.loader.end()
 
         worker.loader.before_exchange = end_step

@@ -20,7 +20,7 @@ from edl.worker.worker import Worker
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class Contribution:
     """What the backward pass that runs adds to the gradient of ``parameter``."""
 
     parameter: torch.nn.Parameter
@@ -50,7 +50,7 @@ class Accumulation:
         self._no_sync = False
         self._per_step = passes_per_step
         self._left = passes_per_step  # of this step
-        self._parts: list[Part] = []
+        self._parts: list[Contribution] = []
         self.counts_passes = self.expected = passes_per_step > 1
         self.is_watched = self.expected
         if self.expected:
@@ -61,12 +61,12 @@ class Accumulation:
     @property
     def adds_up(self) -> bool:
         """The backward pass that runs is not the last one of its step."""
-        return self._no_sync or self._left > 1 or self.is_between_pieces
+        return self._no_sync or self._left > 1 or self.is_between_microbatches
 
     @property
-    def is_between_pieces(self) -> bool:
+    def is_between_microbatches(self) -> bool:
         """More pieces of the batch in hand follow: there is nothing to update by, yet."""
-        return self._worker.loader.open and self._worker.loader.open_step.pieces_left > 0
+        return self._worker.loader.open and self._worker.loader.step_input.pieces_left > 0
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -76,7 +76,7 @@ class Accumulation:
             UsageError: see :meth:`expect_pieces`.
         """
         self.expected = True
-        self.expect_pieces()
+        self.expect_microbatches()
         self.watch_all()
         before, self._no_sync = self._no_sync, True
         try:
@@ -84,7 +84,7 @@ class Accumulation:
         finally:
             self._no_sync = before
 
-    def expect_pieces(self, several: bool = False) -> None:
+    def expect_microbatches(self, several: bool = False) -> None:
         """The loader hands out batches in pieces, if it does: they are added up, too.
 
         Raises:
@@ -104,9 +104,11 @@ class Accumulation:
 
     def leave_out(self) -> bool:
         """The script is done with a batch, or a piece; whether its step goes on."""
-        if self._no_sync or (self.is_between_pieces and not self._worker.loader.open_step.may_grow):
+        if self._no_sync or (
+            self.is_between_microbatches and not self._worker.loader.step_input.may_grow
+        ):
             self._worker.loader.accumulate()
-        return self._no_sync or self.is_between_pieces
+        return self._no_sync or self.is_between_microbatches
 
     def end_pass(self) -> bool:
         """A backward pass has ended: whether it has added up, and sent nothing."""
@@ -126,12 +128,12 @@ class Accumulation:
 
     # --- what they add
 
-    def watch(self, parameter: torch.nn.Parameter, begin: Callable[[], None]) -> Part:
+    def watch(self, parameter: torch.nn.Parameter, begin: Callable[[], None]) -> Contribution:
         """Weigh what is added to the gradient of ``parameter``, once anything is accumulated.
 
         ``begin`` is called before something is added, then or when :meth:`watch_all` says so.
         """
-        part = Part(parameter, begin)
+        part = Contribution(parameter, begin)
         self._parts.append(part)
         if self.is_watched:
             self._hook(part)
@@ -144,7 +146,7 @@ class Accumulation:
             for part in self._parts:
                 self._hook(part)
 
-    def is_padding(self, part: Part, name: str) -> bool:
+    def is_padding(self, part: Contribution, name: str) -> bool:
         """Whether the gradient is of padding alone; for a pass that has just added to it.
 
         Raises:
@@ -159,13 +161,15 @@ class Accumulation:
             )
         return False
 
-    def _hook(self, part: Part) -> None:
+    def _hook(self, part: Contribution) -> None:
         with requiring_gradient(part.parameter) as parameter:
             view: Any = parameter.view_as(parameter)
             part.node = view.grad_fn.next_functions[0][0]
         part.node.register_prehook(lambda computed: self._weigh(part, *computed))
 
-    def _weigh(self, part: Part, computed: torch.Tensor | None) -> tuple[torch.Tensor] | None:
+    def _weigh(
+        self, part: Contribution, computed: torch.Tensor | None
+    ) -> tuple[torch.Tensor] | None:
         """What is to be added; None: what was computed."""
         part.begin()
         part.weighted_in, part.is_padding = self.passes, False
@@ -180,7 +184,7 @@ class Accumulation:
     def _weight(self) -> float:
         """1 also where nothing is added to what was there, and the sum is weighted when sent."""
         loader, reduction = self._worker.loader, self._reduction
-        if not loader.open or reduction.step.done or not (self.adds_up or loader.open_step.summed):
+        if not loader.open or reduction.step.done or not (self.adds_up or loader.step_input.summed):
             return 1.0
         return reduction.weights.part
 

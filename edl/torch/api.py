@@ -95,10 +95,10 @@ def begin_loop() -> None:
         _replica.begin()
 
 
-def settle_step() -> None:
+def end_batch() -> None:
     """The script wants its next batch: the update of this one was made, or skipped."""
     if (optimizers := _of_this_job()) is not None:
-        optimizers.settle()
+        optimizers.end_batch()
 
 
 def model_of(optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:

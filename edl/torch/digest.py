@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edl.framework.digest import Part, of_bytes, of_value
+from edl.framework.digest import ByteRange, of_bytes, of_value
 
 CHUNK = 2**22  # elements that are weighted at a time: so much memory a device can spare
 PRIME, ODD = 0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D  # from the usual random generators
@@ -19,7 +19,7 @@ def size_of(value: Any) -> int | None:
     return value.nbytes if isinstance(value, (torch.Tensor, np.ndarray)) else None
 
 
-def digests(parts: Iterable[Part]) -> dict[str, int]:
+def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
     """A digest of each part by name, but for those that cannot be compared.
 
     Bits count, not values: 0.0 and -0.0 differ. A device's sums come in one transfer for all.
@@ -69,6 +69,6 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
-def _as_bytes(tensor: torch.Tensor, part: Part) -> torch.Tensor:
+def _as_bytes(tensor: torch.Tensor, part: ByteRange) -> torch.Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg()
     return plain.contiguous().reshape(-1).view(torch.uint8)[part.start : part.stop]

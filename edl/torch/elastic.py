@@ -14,7 +14,7 @@ import torch
 
 from edl.errors import UsageError
 from edl.framework import elastic
-from edl.framework.digest import Part
+from edl.framework.digest import ByteRange
 from edl.framework.elastic import HorovodInternalError, Plain, State
 from edl.framework.horovod_absent import absent
 from edl.framework.state import Stateful, map_leaves
@@ -65,7 +65,7 @@ class TorchState(State):
 
     _size_of = staticmethod(size_of)
 
-    def _digested(self, parts: Iterable[Part]) -> dict[str, int]:
+    def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
         return digests(parts)
 
     def _values(self) -> dict[str, Any]:

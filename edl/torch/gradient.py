@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from edl.errors import UsageError
-from edl.torch.accumulation import Part
+from edl.torch.accumulation import Contribution
 
 
 @dataclass(slots=True)
-class InFlight:
+class PendingAllreduce:
     """A gradient on its way. ``sent`` must stay alive until Horovod has read it.
 
     ``local`` and ``version``: the parameter's gradient when it was sent, and how often it had
@@ -33,13 +33,13 @@ class Gradient:
     """
 
     parameter: torch.nn.Parameter
-    part: Part
+    part: Contribution
     name: str = ""  # no name: the optimizer does not have it any more
     collective: str = ""  # under which name it is sent
     computed: int = 0  # the number of the step in which backward has computed it last
     computed_in: int = -1  # that of the backward pass
-    flight: InFlight | None = None
-    spare: torch.Tensor | None = None  # memory for the next average
+    pending: PendingAllreduce | None = None
+    buffer: torch.Tensor | None = None  # memory for the next average
     left: weakref.ref[torch.Tensor] | None = None  # when the last step was complete
     left_version: int = 0
     local: torch.Tensor | None = None  # with several optimizers: what it was before it was reduced
@@ -47,12 +47,12 @@ class Gradient:
     is_mixed: bool = False  # something was added to that of an earlier step
     forgotten_in: int = -1  # the number of the step in which the script began anew with it
     forgotten: torch.Tensor | None = None  # what it is since: None, or zeros
-    pieces: torch.Tensor | None = None  # the sum of those of a batch, but the last
+    microbatches: torch.Tensor | None = None  # the sum of those of a batch, but the last
     pieces_of: int = -1  # the number of the step that they belong to
 
     def is_local(self, step: int) -> bool:
         """This worker has computed it, and it is not the mean yet."""
-        if self.flight is not None:
+        if self.pending is not None:
             return True
         if self.parameter.grad is None or self.mean_in == step:
             return False
@@ -99,7 +99,7 @@ class Gradient:
 
     def check_unchanged(self) -> None:
         """What was reduced must be what is there, for nobody could tell which of them is meant."""
-        flight, local = self.flight, self.parameter.grad
+        flight, local = self.pending, self.parameter.grad
         assert flight is not None
         version = 0 if local is None else local._version
         if local is not flight.local or version != flight.version:
@@ -116,12 +116,15 @@ class Gradient:
         if self.computed != step or (gradient := self.parameter.grad) is None:
             return
         self.parameter.grad = None
-        before = self.pieces if self.pieces_of == step else None
-        self.pieces, self.pieces_of = gradient if before is None else before.add_(gradient), step
+        before = self.microbatches if self.pieces_of == step else None
+        self.microbatches, self.pieces_of = (
+            gradient if before is None else before.add_(gradient),
+            step,
+        )
 
     def take_back(self, step: int) -> None:
         """The last piece: the gradient is the sum of all. Others are of a step that was left."""
-        pieces, self.pieces = self.pieces, None
+        pieces, self.microbatches = self.microbatches, None
         if pieces is None or self.pieces_of != step:
             return
         own = self.parameter.grad if self.computed == step else None

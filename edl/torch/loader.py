@@ -31,7 +31,7 @@ from edl.framework.source import (
     stream_of,
 )
 from edl.framework.steps import Steps, asked_length
-from edl.torch.api import begin_loop, has_optimizer, settle_step, track
+from edl.torch.api import begin_loop, end_batch, has_optimizer, track
 from edl.torch.lr_schedule import check_schedulers
 from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
 from edl.torch.seeding import Items, Seeded, SeededCollate, draws_nothing
@@ -138,7 +138,7 @@ class DataLoader:
             epoch_seed = derived_seed(seed, self._worker.loader.epoch)
             return Items.of(pack(batch.items), epoch_seed, batch.keys)
 
-        self._feed = _LoaderFeed(
+        self._feed = _LoaderBatchSource(
             self._worker,
             as_sent,
             lambda form: torch.utils.data.DataLoader(
@@ -151,7 +151,7 @@ class DataLoader:
             ),
         )
         numbers = RandomNumbers(self._worker, torch.initial_seed, torch.manual_seed)
-        self._steps = Steps(self._worker, self._feed, _unfinished, settle_step, numbers)
+        self._steps = Steps(self._worker, self._feed, _unfinished, end_batch, numbers)
         self.dataset = dataset
         self.batch_size = self._source.batch_size
 
@@ -218,7 +218,7 @@ class DataLoader:
     @property
     def batch_index(self) -> int:
         """That of the present batch in its epoch, from 0; the same on all workers."""
-        return self._worker.loader.progress.schedule.batch
+        return self._worker.loader.progress.update_order.batch
 
     def __len__(self) -> int:
         """Return how often the loop goes round in an epoch, rounded up.
@@ -232,7 +232,7 @@ class DataLoader:
         """
         if not self._source.known_total:
             raise TypeError("a DataLoader of a stream has no length: it shows at its end")
-        return self._worker.loader.rounds_of_epoch
+        return self._worker.loader.iterations_of_epoch
 
 
 def _unfinished() -> str:
@@ -242,7 +242,7 @@ def _unfinished() -> str:
 _NONE = object()  # no batch; None may be one, from a collate_fn
 
 
-class _LoaderFeed:
+class _LoaderBatchSource:
     """Batches of this worker's leases, loaded by PyTorch's loader. ``data``: those of the last."""
 
     def __init__(
@@ -262,12 +262,12 @@ class _LoaderFeed:
     def restart(self) -> None:
         """See :class:`edl.framework.steps.Feed`."""
         if self._first is not None:
-            self._first.give_up()
+            self._first.discard()
             self._first = None
         self._arriving = iter(())
         self._formed.clear()
 
-    def settle(self) -> None:
+    def form_lost_again(self) -> None:
         """See :class:`edl.framework.steps.Feed`. PyTorch's loader loses nothing."""
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:

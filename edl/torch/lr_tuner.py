@@ -22,7 +22,7 @@ from edl.framework.lr_tuner import (
 from edl.framework.process import current_worker
 from edl.schedules import EXPLORE
 from edl.torch.accumulation import in_pieces
-from edl.torch.api import model_of, settle_step
+from edl.torch.api import end_batch, model_of
 from edl.torch.lr_schedule import UNSCALED, before_each_update
 from edl.torch.probe import Probe
 from edl.torch.schedulers import counts_samples, schedulers_of
@@ -106,7 +106,7 @@ class LRTuner(LRScheduler):
             refuse_several()
         if in_pieces(worker):
             refuse("it measures whole batches, and micro_batch hands out pieces; leave that out")
-        settle_step()  # an update that a GradScaler has skipped
+        end_batch()  # an update that a GradScaler has skipped
         if worker.loader.open:
             refuse("call its step() after optimizer.step()")
         self._tuner.end_update(

@@ -103,8 +103,10 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
     stepping: torch.optim.Optimizer | None = None  # what steps within its step is part of it
 
     def begin() -> None:
-        if reduction.accumulation.is_between_pieces:  # no parameter has a gradient: nothing changes
-            reduction.end_piece()
+        if (
+            reduction.accumulation.is_between_microbatches
+        ):  # no parameter has a gradient: nothing changes
+            reduction.end_microbatch()
         else:
             reduction.begin_update()
 
@@ -122,7 +124,7 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
         if hooked is not stepping:
             return
         stepping = None
-        if reduction.accumulation.is_between_pieces:
+        if reduction.accumulation.is_between_microbatches:
             return
         if not reduction.step.done:
             raise UsageError(f"{type(optimizer).__name__}.step() has not evaluated its closure")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from edl.errors import UsageError
-from edl.framework.reduction import Rounds
+from edl.framework.reduction import ReductionOrder
 from edl.torch.backward import BackwardEnd
 from edl.worker import activity
 from edl.worker.worker import Worker
@@ -48,7 +48,7 @@ class Optimizers:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self.rounds = Rounds()
+        self.reduction_order = ReductionOrder()
         self.several = False
         self.scaler: torch.amp.GradScaler | None = None
         self._reductions: list[GradientReduction] = []
@@ -169,7 +169,7 @@ class Optimizers:
         Raises:
             UsageError: see :meth:`edl.worker.loader_steps.LoaderSteps.next_part`.
         """
-        if self.several and self.worker.loader.open_step.is_between_parts:
+        if self.several and self.worker.loader.step_input.is_between_parts:
             if self.worker.loader.open:
                 self._note_skipped()
             self.worker.loader.next_part()
@@ -211,7 +211,7 @@ class Optimizers:
         if self.several:
             self._end_step()
 
-    def settle(self) -> None:
+    def end_batch(self) -> None:
         """The script wants its next batch: a step that is reduced and not applied was skipped.
 
         Raises:
@@ -223,17 +223,17 @@ class Optimizers:
             if self._is_decided:
                 self._end_step()
         for each in self._reductions:
-            each.settle()
+            each.end_batch()
 
     def _refuse_broken_off(self) -> None:
         self.see_failure()
-        step = self.worker.loader.open_step
+        step = self.worker.loader.step_input
         if not step.may_grow and any(each.is_broken_off for each in self._reductions):
             raise UsageError(BROKEN_OFF)
 
     def _count_skipped(self) -> None:
         """Warn, once, of a script that computes gradients and trains nothing."""
-        updates = self.worker.loader.open_step.updates
+        updates = self.worker.loader.step_input.updates
         if not updates and any(each.step.is_decided for each in self._reductions):
             self._skipped += 1
             if self._skipped == MANY_SKIPPED:
@@ -246,13 +246,13 @@ class Optimizers:
     @property
     def _is_decided(self) -> bool:
         """With several: what becomes of the open step is known, as far as it has come."""
-        updates = self.worker.loader.open_step.updates
+        updates = self.worker.loader.step_input.updates
         return self.several and bool(
             updates or any(each.step.is_decided for each in self._reductions)
         )
 
     def _end_updated_step(self) -> None:
-        if self.worker.loader.open_step.updates:
+        if self.worker.loader.step_input.updates:
             self._end_step()
 
     def _end_step(self) -> None:

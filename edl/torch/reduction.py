@@ -35,12 +35,12 @@ from edl.core.step.weighting import Weights
 from edl.errors import UsageError
 from edl.framework.reduction import StepReduction
 from edl.torch.accumulation import Accumulation, requiring_gradient
-from edl.torch.flights import Flights
 from edl.torch.gradient import Gradient
 from edl.torch.groups import optimizer_parameters
 from edl.torch.noise import TorchNoise
 from edl.torch.optimizer_state import is_sharpness_aware
 from edl.torch.optimizers import Optimizers
+from edl.torch.pending_allreduces import PendingAllreduces
 
 NO_BATCH = (
     "optimizer.step() was called without a batch from the edl loader, or again for the same one; "
@@ -91,8 +91,10 @@ class GradientReduction:
         self._broken_off_in = -1  # the number of the step in which a backward pass failed last
         self._summed_in = -1  # the number of the step in which gradients were added up last
         self._hooked: dict[torch.nn.Parameter, Gradient] = {}
-        self._flights = Flights(self._worker)
-        self._reduction = StepReduction(self._worker, self._flights.forget, optimizers.rounds)
+        self._pending = PendingAllreduces(self._worker)
+        self._reduction = StepReduction(
+            self._worker, self._pending.forget, optimizers.reduction_order
+        )
         self._reduction.repeat = self._reduce_again
         self.accumulation = Accumulation(self._worker, self._reduction, passes_per_step)
         self._noise = TorchNoise(self._worker, optimizer, optimizers.loss_scale)
@@ -139,7 +141,7 @@ class GradientReduction:
             # The others may have skipped the update, and the script here must decide the same.
             self._fill(torch.inf if superseded and self._last_step.skipped else 0.0)
         else:
-            self._keep(self._reduction.weights.kept)
+            self._keep(self._reduction.weights.local_scale)
             if self._noise.wants:
                 self._noise.show_own(self._gradients)
 
@@ -161,7 +163,7 @@ class GradientReduction:
         workers, is this the moment; the optimizer's step is the next.
         """
         self._optimizers.see_failure()
-        if self.accumulation.is_between_pieces:
+        if self.accumulation.is_between_microbatches:
             return
         if not self._reduction.done:
             self._optimizers.begin_anew()
@@ -247,7 +249,7 @@ class GradientReduction:
         for gradient in self._gradients:
             gradient.refuse_changed(self._reduction.step.number)
 
-    def settle(self) -> None:
+    def end_batch(self) -> None:
         """The script wants its next batch: a step that is reduced and not applied was skipped."""
         if self._worker.loader.open and self._reduction.step.is_decided:
             self.end_step(skipped=True)
@@ -255,7 +257,7 @@ class GradientReduction:
             for parameter in self._listed:  # the script has left a loop in the middle of a step
                 parameter.grad = None
         self._hook_new()
-        self.accumulation.expect_pieces(self._optimizers.several)
+        self.accumulation.expect_microbatches(self._optimizers.several)
 
     def skip(self) -> None:
         """The script ends the step without an update, with or without a backward pass."""
@@ -334,18 +336,18 @@ class GradientReduction:
         assert local is not None
         if local.is_sparse:  # also alone: the optimizer's state must be that of a ring
             gradient.parameter.grad = local.to_dense()
-        if gradient.pieces is not None and not accumulation.adds_up:
+        if gradient.microbatches is not None and not accumulation.adds_up:
             gradient.take_back(step.number)
-        if gradient.flight is not None:
+        if gradient.pending is not None:
             return  # it was sent in a pass that failed, and is sent once more at the end of this
         if reduction.weights.sends_early and not accumulation.adds_up:
-            self._flights.send_early(gradient, reduction)
+            self._pending.send_early(gradient, reduction)
 
     def backward_ended(self) -> None:
         """The backward pass that has computed gradients of this optimizer is over."""
         if self.accumulation.end_pass():
             self._summed_in = self._reduction.step.number
-            if self.accumulation.is_between_pieces:
+            if self.accumulation.is_between_microbatches:
                 for gradient in self._gradients:
                     gradient.put_aside(self._reduction.step.number)
             self._worker.loader.accumulate()
@@ -360,11 +362,11 @@ class GradientReduction:
         """
         self.accumulation.break_off()
         self._broken_off_in = self._reduction.step.number
-        self._flights.void()
+        self._pending.void()
 
-    def end_piece(self) -> None:
+    def end_microbatch(self) -> None:
         """The script's update between two pieces, with or without a backward pass before it."""
-        if not self._worker.loader.open_step.may_grow:
+        if not self._worker.loader.step_input.may_grow:
             self._worker.loader.accumulate()  # this worker leaves the piece out
 
     # --- what comes back
@@ -379,8 +381,8 @@ class GradientReduction:
         with_gradient, averages, is_void = self._round_trip()
         if is_void:
             for gradient, average in zip(with_gradient, averages, strict=True):
-                gradient.flight, gradient.spare = None, average
-            self._flights.landed()
+                gradient.pending, gradient.buffer = None, average
+            self._pending.all_done()
             with_gradient, averages, _ = self._round_trip()
         for gradient in with_gradient:
             gradient.check_unchanged()
@@ -394,22 +396,22 @@ class GradientReduction:
         Returns:
             The gradients that some worker has, their averages, and whether those are void.
         """
-        flights, reduction = self._flights, self._reduction
+        flights, reduction = self._pending, self._reduction
         with_gradient, is_void = flights.with_gradient(self._gradients, reduction, self._suffix)
         for gradient in with_gradient:
-            if gradient.flight is None:
+            if gradient.pending is None:
                 gradient.become_local(reduction.step.number)
                 flights.send(gradient, reduction)
-        return with_gradient, [flights.land(gradient) for gradient in with_gradient], is_void
+        return with_gradient, [flights.wait(gradient) for gradient in with_gradient], is_void
 
     def _take_over(self, averaged: list[tuple[Gradient, torch.Tensor]]) -> None:
         """Let the averages be the gradients."""
         step, several = self._reduction.step.number, self._optimizers.several
         for gradient in self._gradients:
-            if gradient.flight is None and gradient.is_local(step):
+            if gradient.pending is None and gradient.is_local(step):
                 gradient.parameter.grad = None  # what a worker without samples has computed
         for gradient, average in averaged:
-            parameter, gradient.flight = gradient.parameter, None
+            parameter, gradient.pending = gradient.parameter, None
             local = parameter.grad
             dtype = parameter.dtype if local is None else local.dtype
             mean = average.to(dtype)
@@ -422,8 +424,8 @@ class GradientReduction:
             else:
                 parameter.grad = mean
             if spare is not None and spare.is_contiguous() and not spare.requires_grad:
-                gradient.spare = spare
-        self._flights.landed()
+                gradient.buffer = spare
+        self._pending.all_done()
 
     def _keep(self, weight: float) -> None:
         """There is no other worker: the local gradients are the mean, but for ``weight``."""

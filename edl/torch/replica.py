@@ -13,7 +13,7 @@ import torch
 
 from edl.core.plural import counted
 from edl.errors import UsageError
-from edl.framework.digest import Part
+from edl.framework.digest import ByteRange
 from edl.framework.replica import FrameworkReplica
 from edl.framework.state import Stateful
 from edl.torch.capture import Copier, check_model, to_tensors
@@ -96,7 +96,7 @@ class TorchReplica(FrameworkReplica):
                     "load_state_dict()"
                 )
 
-    def things_between(self) -> dict[str, Stateful]:
+    def objects_from_gradients(self) -> dict[str, Stateful]:
         """A scaler learns of a missed step by its gradients; its state waits for the device."""
         things = self.compared_things().items()
         return {n: thing for n, thing in things if not isinstance(thing, torch.amp.GradScaler)}
@@ -156,7 +156,7 @@ class TorchReplica(FrameworkReplica):
 
     size_of = staticmethod(size_of)
 
-    def digested(self, parts: Iterable[Part]) -> dict[str, int]:
+    def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
         return digests(parts)
 
     def learning_rates(self) -> dict[str, float]:

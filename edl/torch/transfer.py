@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from edl.framework import state
-from edl.framework.state import Reference, pieces
+from edl.framework.state import Reference, transfers
 from edl.ring.ring import CollectiveFailed
 from edl.torch.collectives import broadcast_start, finish
 
@@ -41,7 +41,7 @@ class TorchArrays:
         side; small ones share a piece. Who has the state already lets all of it run into one
         scratch buffer: touching new memory would cost it more than the transfer.
         """
-        parts_sent = list(pieces(sent))
+        parts_sent = list(transfers(sent))
         buffers: list[torch.Tensor] = []
         handles: list[int] = []
         scratch: dict[str, torch.Tensor] = {}

@@ -2,5 +2,5 @@
 
 :mod:`edl.worker.worker` is the object that a framework's API talks to. It knows neither ZooKeeper
 nor HTTP: :mod:`edl.worker.coordinator` says what it needs of whoever coordinates the job, and
-:mod:`edl.worker.mailbox` holds what a daemon's threads tell it.
+:mod:`edl.worker.shared_state` holds what a daemon's threads tell it.
 """

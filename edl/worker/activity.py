@@ -20,7 +20,7 @@ from typing import TypeVar
 from edl import failpoints
 from edl.core.job.stall import FOR_NUMBERS, FOR_RECORDS, IN_USER_CODE, Activity
 from edl.ring.ring import Ring
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 
 _acting = 0  # the thread that trains while the one that called Watch.start() waits for it
 
@@ -32,7 +32,7 @@ _WAITS: dict[CodeType, str] = {
     Ring.build.__code__: "building a ring with the others",
     Ring.exchange.__code__: FOR_NUMBERS,
     Ring.broadcast.__code__: "exchanging the state with the others",
-    Mailbox.wait_for_generation.__code__: "waiting for the leader's next generation",
+    SharedState.wait_for_generation.__code__: "waiting for the leader's next generation",
 }
 
 _LIBRARIES = tuple(

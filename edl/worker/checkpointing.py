@@ -1,7 +1,7 @@
 """How a job begins, is saved, and ends for good: what its workers do about state on disk.
 
 A job begins afresh, from a checkpoint that the user asked for, or, when all workers have died,
-from the newest one of its own. Only the sync root looks: its state then goes to all others.
+from the newest one of its own. Only the state source looks: its state then goes to all others.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from edl.errors import CoordinationError, EdlError, JobFailed, UsageError
 from edl.worker.activity import waits
 from edl.worker.coordinator import Coordinator
 from edl.worker.loader_progress import LoaderProgress
-from edl.worker.mailbox import Mailbox
 from edl.worker.progress import TrainingProgress
+from edl.worker.shared_state import SharedState
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +48,12 @@ class Checkpointing:
     def __init__(
         self,
         config: Config,
-        mailbox: Mailbox,
+        shared: SharedState,
         progress: LoaderProgress,
         coordinator: Coordinator,
     ) -> None:
         self._config = config
-        self._mailbox = mailbox
+        self._shared = shared
         self.progress: TrainingProgress = progress
         self._loader = progress
         self._coordinator = coordinator
@@ -75,7 +75,7 @@ class Checkpointing:
         """
         if self._checkpoints is not None:
             raise UsageError("edl.checkpoint was called before; a job has one directory")
-        if self._loader.has_state or self._loader.open_step.is_open:
+        if self._loader.has_state or self._loader.step_input.is_open:
             raise UsageError("call edl.checkpoint before `for epoch in loader.epochs(n)`")
         if not every_s > 0:
             raise UsageError(f"edl.checkpoint: every_s is {every_s}; it must be positive")
@@ -126,7 +126,7 @@ class Checkpointing:
         self._generation = generation.number
         try:
             found = self._restore()
-            if found is not None and self._is_of_another_fit(found, generation.sync_root):
+            if found is not None and self._is_of_another_fit(found, generation.state_source):
                 return
             if found is None and warmed_up:
                 how = ", before it was saved" if self.saves else self.progress.without_checkpoint
@@ -243,10 +243,10 @@ class Checkpointing:
         self._coordinator.end_job(replace(end, reason=reason, exit_code=1))
         self._coordinator.flush(FLUSH_S)
 
-    def settle(self) -> None:
+    def wait_for_writes(self) -> None:
         """Let a checkpoint that is being written come to its end; bounded in time."""
         if self._checkpoints is not None:
-            self._checkpoints.settle(self.settings.save_timeout_s)
+            self._checkpoints.wait_for_writes(self.settings.save_timeout_s)
 
     def fail(self, reason: str, error: type[JobFailed] = JobFailed) -> NoReturn:
         """End the job as failed, for all."""
@@ -265,8 +265,8 @@ class Checkpointing:
         if rank == 0:
             self.save_last()
         elif self.saves:
-            deadline = self._mailbox.clock.now_s() + self.settings.save_timeout_s + FLUSH_S
-            self._mailbox.wait_for_end(deadline)
+            deadline = self._shared.clock.now_s() + self.settings.save_timeout_s + FLUSH_S
+            self._shared.wait_for_end(deadline)
         self.fail(reason)
 
     def _end_job(self, reason: str) -> None:
@@ -278,4 +278,4 @@ class Checkpointing:
             logger.warning("the end of the job could not be recorded: %s", reason)
 
     def _log_event(self, details: Details, step: int, reason: str) -> None:
-        self._mailbox.log(Event(time.time(), self._generation, step, reason, details))
+        self._shared.log(Event(time.time(), self._generation, step, reason, details))

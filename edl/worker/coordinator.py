@@ -56,7 +56,7 @@ class Coordinator(Protocol):
             The answer of the first that answers; an empty one if nobody does in time.
         """
 
-    def stand_for_election(self) -> None:
+    def campaign(self) -> None:
         """Become a candidate; from now on this worker may lead."""
 
     def set_stage(
@@ -94,7 +94,7 @@ class Coordinator(Protocol):
     def flush(self, timeout_s: float) -> bool:
         """Wait until all of the above is known; False at the deadline."""
 
-    def withdraw(self) -> None:
+    def resign(self) -> None:
         """Take no more part in ring and election; what is to be made known still is."""
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 The answer of an exchange that broke may be known to some survivors and not to others. So each
 worker counts the exchanges that it has completed, beside its steps, and reports both when its
-ring breaks (:class:`edl.core.records.RingFailure`). The sync root of the repair is one that has
+ring breaks (:class:`edl.core.records.RingFailure`). The state source of the repair is one that has
 completed most, and its answer goes to all with its progress
 (:meth:`edl.worker.loader_progress.LoaderProgress.header`,
 :meth:`edl.worker.switching.Switching.synchronise`).
@@ -88,7 +88,7 @@ def check_place(progress: LoaderProgress) -> None:
         UsageError: it is not.
     """
     why = None
-    if progress.open_step.is_open:
+    if progress.step_input.is_open:
         why = "this batch is not trained yet"
     elif not progress.has_state:
         why = "training has not begun"

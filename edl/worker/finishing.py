@@ -22,7 +22,7 @@ from edl.core.step.step_record import StepRecord, Stop
 from edl.errors import UsageError
 from edl.worker.checkpointing import FLUSH_S, Checkpointing
 from edl.worker.coordinator import Coordinator
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 from edl.worker.steps import Steps
 from edl.worker.switching import Switching
 
@@ -50,18 +50,18 @@ class Finishing:
         steps: Callable[[], Steps],
         switching: Switching,
         checkpointing: Checkpointing,
-        mailbox: Mailbox,
+        shared: SharedState,
         coordinator: Coordinator,
         log_event: Callable[[Details, str], None],
     ) -> None:
         self.finished = False
         self.told_to_leave = False
         self.has_trained_all = False
-        self.settle: Callable[[], None] = lambda: None
+        self.end_batch: Callable[[], None] = lambda: None
         self._steps = steps
         self._switching = switching
         self._checkpointing = checkpointing
-        self._mailbox = mailbox
+        self._shared = shared
         self._coordinator = coordinator
         self._log_event = log_event
 
@@ -75,7 +75,7 @@ class Finishing:
             WorkerEvicted: it was given up: what it has trained is not the job's.
             JobFailed: others train on.
         """
-        self._mailbox.check()
+        self._shared.check()
         self._steps().leave()
         self._conclude(Stop.FINISHED, cuts_epoch=not early)
 
@@ -97,15 +97,15 @@ class Finishing:
             switching.wait_for_end()
         if switching.warming_up:
             raise UsageError(ENDED_IN_WARM_UP.format(worker=switching.worker))
-        if switching.generation is None or self._mailbox.job_state.over:
+        if switching.generation is None or self._shared.job_state.over:
             return
         if later := steps.progress.later_fits:
-            passed = len(self._mailbox.fits.done)
+            passed = len(self._shared.fits.done)
             self._checkpointing.fail(resumed_too_short(passed, len(later)))
         if not (steps.ends_with_script and steps.progress.has_state):
             return
-        self._mailbox.check()
-        self.settle()
+        self._shared.check()
+        self.end_batch()
         steps.leave()
         try:
             self._conclude(Stop.ENDED)
@@ -145,7 +145,7 @@ class Finishing:
             steps.note_untrained()
         end_of = Stop.FINISHED if self.has_trained_all else stop
         reason = (
-            f"trained {steps.progress.steps_made} {steps.progress.unit}{steps.told_end(end_of)}"
+            f"trained {steps.progress.steps_made} {steps.progress.unit}{steps.describe_end(end_of)}"
         )
         end = JobEnd(JobState.FINISHED, reason, finished_in=finished_in)
         unsaved = steps.save_together(partial(self._checkpointing.finish, end))

@@ -9,11 +9,11 @@ from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import Coordinator
 from edl.worker.finishing import Finishing
 from edl.worker.loader_steps import LoaderSteps
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 from edl.worker.state_check import StateCheck
 from edl.worker.switching import Switching
 
-HEALINGS = 3  # at the end of a fit; what cannot be healed shows in each whole comparison
+RESYNCS = 3  # at the end of a fit; what cannot be resynced shows in each whole comparison
 
 
 class Fits:
@@ -21,7 +21,7 @@ class Fits:
 
     def __init__(
         self,
-        mailbox: Mailbox,
+        shared: SharedState,
         coordinator: Coordinator,
         checkpointing: Checkpointing,
         finishing: Finishing,
@@ -30,7 +30,7 @@ class Fits:
         check: StateCheck,
         exchange: Callable[[bytes], list[bytes]],
     ) -> None:
-        self._mailbox = mailbox
+        self._shared = shared
         self._coordinator = coordinator
         self._checkpointing = checkpointing
         self._finishing = finishing
@@ -42,7 +42,7 @@ class Fits:
     @property
     def begun(self) -> int:
         """How many fits this script has begun, or passed over."""
-        return self._mailbox.fits.begun
+        return self._shared.fits.begun
 
     def of_job(self) -> ScriptFits:
         """Return how far the others are; asks one of them."""
@@ -53,21 +53,21 @@ class Fits:
         self._loader.progress.fits, self._loader.progress.stop = done, ""
         self._loader.wants_to_stop = False
         self._finishing.has_trained_all = False
-        self._mailbox.fits = ScriptFits(done, len(done) + 1)
+        self._shared.fits = ScriptFits(done, len(done) + 1)
 
     def compare_states(self) -> None:
         """Compare the whole state of all workers after the last step of a fit, before it returns.
 
         The script uses the model next, and the next step, which would compare it, may never come.
-        Workers that differ are healed, or the job ends, as the job's ``on_divergence`` says.
+        Workers that differ are resynced, or the job ends, as the job's ``on_divergence`` says.
 
         Raises:
             StateDiffers, NewcomerDiffers: see :meth:`edl.worker.state_check.StateCheck.compare`.
         """
-        for _ in range(HEALINGS):
+        for _ in range(RESYNCS):
             if self._check.is_same(self._exchange):
                 return
-            self._switching.between_steps(self._check.settle)
+            self._switching.between_steps(self._check.compare_all)
 
     def end(self, done: tuple[DoneFit, ...], rank: int, generation: int) -> None:
         """End the last of the fits ``done``, on all workers alike; rank 0 saves.
@@ -94,4 +94,4 @@ class Fits:
 
     def _leave(self, done: tuple[DoneFit, ...]) -> None:
         self._finishing.has_trained_all = True
-        self._mailbox.fits = ScriptFits(done, len(done))
+        self._shared.fits = ScriptFits(done, len(done))

@@ -14,7 +14,7 @@ from typing import Any
 from edl.core.job_spec import JobSettings
 from edl.core.step.noise_scale import NoiseScale, Squares, measured
 from edl.core.step.step_record import StepRecords
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 
 USUAL_STEPS = 50  # between two measurements, where the job does not say: 0.2 % of a short step
 
@@ -32,14 +32,14 @@ class GradientNoise:
         self.scale = self.before = NoiseScale()
         self.asked = False
         self._settings: Callable[[], JobSettings] = JobSettings
-        self._mailbox: Mailbox | None = None
+        self._shared: SharedState | None = None
         self._open = Squares()  # of the step that is under way
         self._squares = Squares()  # of the last one
         self._counted: dict[int, int] = {}  # samples by worker, of the last one
 
-    def follow(self, settings: Callable[[], JobSettings], mailbox: Mailbox) -> None:
+    def follow(self, settings: Callable[[], JobSettings], shared: SharedState) -> None:
         """Measure as the job's settings and its policy say."""
-        self._settings, self._mailbox = settings, mailbox
+        self._settings, self._shared = settings, shared
 
     def is_due(self, step: int) -> bool:
         """Whether the gradients of that step are to be measured."""
@@ -54,7 +54,7 @@ class GradientNoise:
     def _every(self) -> int:
         """Steps between two that are measured; 0: none is."""
         every = self._settings().noise_scale_steps
-        policy = self._mailbox.policy if self._mailbox is not None else None
+        policy = self._shared.policy if self._shared is not None else None
         if not every and (self.asked or (policy is not None and policy.needs_noise)):
             return USUAL_STEPS
         return every
@@ -92,7 +92,7 @@ class GradientNoise:
         }
 
     def take_over(self, header: Mapping[str, Any], missed: bool) -> None:
-        """What the sync root knows. ``missed``: the root has completed a step that we have not."""
+        """Take what the state source knows; ``missed``: it has completed one step more."""
         self.scale = NoiseScale.from_json(header["scale"])
         self.before = NoiseScale.from_json(header["before"])
         self._counted = {int(worker): int(samples) for worker, samples in header["counted"]}

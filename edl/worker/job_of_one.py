@@ -8,7 +8,7 @@ import uuid
 from edl.config import Config
 from edl.core.events import Event
 from edl.core.job.signature import ScriptOfJob
-from edl.core.records import Generation, JobEnd, Member, RingFailure, Seat, Stage
+from edl.core.records import Generation, JobEnd, Member, RingFailure, RingMember, Stage
 from edl.core.sizes import Sizes
 from edl.worker.policy_side import NoPolicy
 
@@ -29,16 +29,16 @@ class JobOfOne:
         self.policy = NoPolicy()
 
     def start(self) -> tuple[Member, Generation | None]:
-        config, launch = self._config, ""
-        member = Member(0, config.host, config.slot, config.own_address, 0, os.getpid(), launch)
-        seat = Seat(member.id, member.host, member.slot, member.address, member.port)
+        config, attempt = self._config, ""
+        member = Member(0, config.host, config.slot, config.own_address, 0, os.getpid(), attempt)
+        ring_member = RingMember(member.id, member.host, member.slot, member.address, member.port)
         reason = "a job of one worker"
-        return member, Generation(NUMBER, 0, (seat,), member.id, (member.id,), (), reason)
+        return member, Generation(NUMBER, 0, (ring_member,), member.id, (member.id,), (), reason)
 
     def script_of_job(self) -> ScriptOfJob:
         return ScriptOfJob()
 
-    def stand_for_election(self) -> None: ...
+    def campaign(self) -> None: ...
 
     def set_stage(
         self,
@@ -64,6 +64,6 @@ class JobOfOne:
     def flush(self, timeout_s: float) -> bool:
         return True
 
-    def withdraw(self) -> None: ...
+    def resign(self) -> None: ...
 
     def close(self) -> None: ...

@@ -27,17 +27,17 @@ from edl.core.step.source import NO_FINGERPRINT, Source
 from edl.core.step.step_record import (
     StepRecords,
     global_samples,
+    requested_batch,
     stopping,
     wanting_to_stop,
-    wished_batch,
 )
 from edl.core.step.stream import StreamSource
-from edl.core.step.turns import Schedule
+from edl.core.step.update_order import UpdateOrder
 from edl.errors import DataError, UsageError
 from edl.worker.gradient_noise import GradientNoise
-from edl.worker.open_step import OpenStep
 from edl.worker.progress import Exchange, Receive, TrainingProgress
 from edl.worker.sampler import AlignedSampler, BatchSampler
+from edl.worker.step_input import StepInput
 from edl.worker.stream_sampler import Reader, StreamSampler
 
 CHANGES_KEPT = 64  # of the global batch: none of them matters once its ramp is over
@@ -57,8 +57,8 @@ class LoaderProgress(TrainingProgress):
         self._sampler: BatchSampler | None = None
         self._ledger: Ledger | None = None
         self._upcoming: Ledger | None = None  # of the epoch that the others have begun
-        self.open_step = OpenStep()
-        self.schedule = Schedule()
+        self.step_input = StepInput()
+        self.update_order = UpdateOrder()
         self.noise = GradientNoise()
         self.optimizers = 0  # of the script
         self.announces_late = False  # steps may have several batches: records go out at their end
@@ -69,7 +69,7 @@ class LoaderProgress(TrainingProgress):
         self.trained_before = 0  # without the last complete step
         self.batches: tuple[tuple[int, int], ...] = ()  # changes of the global batch: update, size
         self.on_choice: Callable[[int, int], None] = lambda before, now: None  # of a global batch
-        self.pieces = 1  # in which each worker trains its next batch
+        self.microbatches = 1  # in which each worker trains its next batch
         self.untrained = 0  # samples of epochs that all workers have left before their end
         self.has_stepped = False  # this worker has taken part in a step of the ring
         self.stop = ""  # why all stop training after the last complete step, if they do
@@ -105,7 +105,7 @@ class LoaderProgress(TrainingProgress):
             self._sampler = BatchSampler(source, worker)
         if worker in self.members:  # not of a newcomer
             self._sampler.take_place(self.members)
-            self.pieces = source.batching.pieces(len(self.members))
+            self.microbatches = source.batching.microbatches(len(self.members))
         self._ledger = self._granted(self.source.start(0))
         self._sampler.enter(0)
 
@@ -139,19 +139,21 @@ class LoaderProgress(TrainingProgress):
 
     def next_epoch(self) -> None:
         """Begin the next epoch with everything free; what was left of this one is dropped."""
-        self.open_step.abandon()
+        self.step_input.abandon()
         if self._upcoming is not None:
             self._ledger, self._upcoming = self._upcoming, None
         else:
             self._ledger = self._granted(self.source.start(self.ledger.epoch + 1))
         self.sampler.enter(self.ledger.epoch)
-        self.schedule = self.schedule.next_epoch()
+        self.update_order = self.update_order.next_epoch()
 
     @property
     def steps_made(self) -> int:
         if self.optimizers < 2:  # a step ends with its update
             return self.step
-        return self.step - int(self.open_step.superseded) + int(self.open_step.updates > 0)
+        return (
+            self.step - int(self.step_input.completed_by_peers) + int(self.step_input.updates > 0)
+        )
 
     @property
     def fits_done(self) -> int:
@@ -166,29 +168,29 @@ class LoaderProgress(TrainingProgress):
         if self.optimizers < 2:
             return True
         # Whether it has nothing left in the epoch when the batch in hand is trained.
-        left = self.sampler.left(self.ledger, self.open_step.untrained)
-        return self.schedule.takes_newcomers(left <= 0 and not self.ledger.free)
+        left = self.sampler.left(self.ledger, self.step_input.untrained)
+        return self.update_order.takes_newcomers(left <= 0 and not self.ledger.free)
 
     def accumulate(self) -> None:
         """The gradients of the batch in hand are added up on this worker."""
-        self.open_step.accumulate()
+        self.step_input.accumulate()
         self.announces_late = True
 
     def end_batch(self) -> None:
         """The next batch is due: no optimizer has anything more to do with the last one."""
-        if self.open_step.in_hand:
-            self.schedule = self.schedule.after_batch()
-        self.open_step.end_batch()
+        if self.step_input.in_hand:
+            self.update_order = self.update_order.after_batch()
+        self.step_input.end_batch()
         if self._ledger is not None:
             self._ledger = end_batch(self._ledger)
 
     def complete(self, records: StepRecords) -> None:
         """The step is in the model: the ledger moves."""
-        counted_by = self.open_step.updates if self.optimizers > 1 else None
+        counted_by = self.step_input.updates if self.optimizers > 1 else None
         policy = self.source.policy(len(records))
         self._ledger = complete_step(self.ledger, records, policy, counted_by)
         self.noise.complete(records, self.step)
-        if self.open_step.part == 0:
+        if self.step_input.part == 0:
             samples = global_samples(records)
             self.samples_total += samples
             self.trained_before, self.trained = self.trained, self.trained + samples
@@ -196,24 +198,24 @@ class LoaderProgress(TrainingProgress):
         stops, reason = stopping(wanting_to_stop(records))
         self.stop = reason if stops else ""
         self.step_batches = max(self.step_batches, int(records.column("batches").max()))
-        self.open_step.trained(self.sampler)
+        self.step_input.trained(self.sampler)
         self.close_step()
         self.step, self.has_stepped = self.step + 1, True
         self.answer = []  # each worker has it, or could not have come to this step
         size, before = len(records), self.source.batching
-        wished = wished_batch(records) if before.is_chosen else 0
+        wished = requested_batch(records) if before.is_chosen else 0
         if wished and before.choosing(wished).of_all(size) != before.of_all(size):
             self._take_batching(before.choosing(wished))  # from the next step on
             self._ledger = self._granted(self.ledger)
             self.on_choice(before.of_all(size), self.source.batching.of_all(size))
-        self.pieces = self.source.batching.pieces(size)
+        self.microbatches = self.source.batching.microbatches(size)
 
     def _take_batching(self, batching: Batching) -> None:
         self._source = replace(self.source, batching=batching)
         if self._worker in self.members:
-            self.sampler.use(self._source, self.members, self.open_step.untrained)
+            self.sampler.use(self._source, self.members, self.step_input.untrained)
 
-    def rounds_of_epoch(self, began_with: int) -> int:
+    def iterations_of_epoch(self, began_with: int) -> int:
         """Return how often the script's loop goes round in an epoch, rounded up.
 
         Before this worker's first step in the ring, that is while its script is set up and while it
@@ -222,13 +224,13 @@ class LoaderProgress(TrainingProgress):
         got. From then on the number is that of the present workers and batch.
         """
         if self.has_stepped:
-            return self.rounds_now
-        return replace(self.source.batching, chosen=0).rounds(self.source.total, began_with)
+            return self.iterations_now
+        return replace(self.source.batching, chosen=0).iterations(self.source.total, began_with)
 
     @property
-    def rounds_now(self) -> int:
+    def iterations_now(self) -> int:
         """How often the script's loop goes round in an epoch of the present workers, rounded up."""
-        return self.source.batching.rounds(self.source.total, len(self.members))
+        return self.source.batching.iterations(self.source.total, len(self.members))
 
     def batches_with(self, records: StepRecords) -> tuple[tuple[int, int], ...]:
         """The newest changes of the global batch, that of the open step included.
@@ -243,16 +245,16 @@ class LoaderProgress(TrainingProgress):
 
     def close_step(self) -> None:
         """The open step is complete, here or for the others."""
-        updated = self.open_step.close()
+        updated = self.step_input.close()
         if self.optimizers > 1:
-            self._updated, self.schedule = updated, self.schedule.after_step(updated)
+            self._updated, self.update_order = updated, self.update_order.after_step(updated)
 
     def exchanged(self, answer: list[bytes]) -> None:
         """Note that an exchange is complete: what all workers have sent, in rank order."""
         self.exchanges += 1
         self.answer = answer
 
-    def adopt(self, members: tuple[int, ...], in_step: bool = False) -> None:
+    def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
         """Membership changed: what the others have left is free again.
 
         Nobody starts with empty hands. A batch that some have begun before a crash, and others
@@ -262,10 +264,10 @@ class LoaderProgress(TrainingProgress):
         if not in_step:
             self.answer = []  # all members have come to this switch, after the exchange
             if self._source is not None:
-                self.pieces = self._source.batching.pieces(len(members))
+                self.microbatches = self._source.batching.microbatches(len(members))
         if self._sampler is not None and self._worker in members:
             self._sampler.take_place(members)
-            self._sampler.regroup(self.open_step.untrained)
+            self._sampler.regroup(self.step_input.untrained)
         if self._ledger is not None and not self._ledger.finished:
             in_hand = self.step_batches if in_step else 0
             ledger = self.source.regroup(self._ledger, members, in_hand)
@@ -274,7 +276,7 @@ class LoaderProgress(TrainingProgress):
 
     def row(self) -> dict[str, int]:
         """What a step record says of the ledger (:mod:`edl.core.step.step_record`)."""
-        ledger, open_step = self.ledger, self.open_step
+        ledger, open_step = self.ledger, self.step_input
         return {
             "epoch": ledger.epoch,
             "wanted": self.sampler.wanted(ledger, max(self.step_batches, open_step.batches)),
@@ -319,10 +321,10 @@ class LoaderProgress(TrainingProgress):
             "stop": self.stop,
             "fingerprint": self.source.fingerprint,
             "batching": self.source.batching.to_json(),
-            "pieces": self.pieces,
+            "pieces": self.microbatches,
             "step_batches": self.step_batches,
             "updated": self._updated,
-            "schedule": self.schedule.snapshot(),
+            "schedule": self.update_order.snapshot(),
             "untrained": self.untrained,
             "exchanges": self.exchanges,
             "answer": [len(payload) for payload in self.answer],
@@ -338,7 +340,7 @@ class LoaderProgress(TrainingProgress):
         return any(count < len(fits) for count in counts)
 
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
-        """Move to the sync root's progress.
+        """Move to the state source's progress.
 
         Who missed a step that others completed is done with it: its samples are in the model
         that it receives. Who missed an exchange that the root has completed gets its
@@ -367,19 +369,20 @@ class LoaderProgress(TrainingProgress):
         self.stop = str(header["stop"])
         ledger = restore(header["ledger"])
         if ledger.total != self.source.total:
+            describe = self.source.describe_total
             raise DataError(
-                f"the dataset of w{self._worker} has {self.source.told(self.source.total)} and the "
-                f"job's {self.source.told(ledger.total)}; every worker must load the same data"
+                f"the dataset of w{self._worker} has {describe(self.source.total)} and the "
+                f"job's {describe(ledger.total)}; every worker must load the same data"
             )
         self.step_batches = int(header["step_batches"])
         if receive is Receive.ALL:
             self.sampler.enter(ledger.epoch)
             self._updated = int(header["updated"])
-            self.schedule = Schedule.restore(header["schedule"])
+            self.update_order = UpdateOrder.restore(header["schedule"])
         if receive is Receive.STEP:
-            assert self.open_step.is_open
+            assert self.step_input.is_open
             assert int(header["step"]) == self.step + 1
-            self.open_step.miss(int(header["updated"]), self.sampler)
+            self.step_input.miss(int(header["updated"]), self.sampler)
             self.has_stepped = True
         if receive is not Receive.ALL:
             if ledger.epoch > self.ledger.epoch:
@@ -387,14 +390,14 @@ class LoaderProgress(TrainingProgress):
                 self._upcoming, ledger = ledger, over
             elif ledger.epoch < self.ledger.epoch:
                 ledger = self._granted(self.source.start(self.ledger.epoch))
-        self.pieces = int(header["pieces"])
+        self.microbatches = int(header["pieces"])
         if batching != self.source.batching:
             self._take_batching(batching)
         if not self.sampler.agrees_with(ledger):
             # It held leases of a generation that never came to be. What it has loaded from them
             # is somebody else's now.
             self.sampler.enter(ledger.epoch)
-            self.open_step.lose()
+            self.step_input.lose()
         is_behind = receive is not Receive.NOTHING and int(header["step"]) != self.step
         self.step, self._ledger, self.has_state = int(header["step"]), ledger, True
         self.joined_after = int(header["joined_after"])

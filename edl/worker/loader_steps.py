@@ -37,13 +37,13 @@ from edl.errors import RingBroken, RingError
 from edl.ring.ring import Ring
 from edl.worker.exchange import check_place, exchange
 from edl.worker.loader_progress import LoaderProgress
-from edl.worker.mailbox import Mailbox
 from edl.worker.ring_watch import RingWatch
 from edl.worker.sampler import Batch, BatchSampler
+from edl.worker.shared_state import SharedState
+from edl.worker.size_request import SizeRequest
 from edl.worker.state_check import StateCheck
 from edl.worker.steps import Steps
 from edl.worker.switching import Replica, Switching
-from edl.worker.wishes import Wishes
 
 logger = logging.getLogger(__name__)
 
@@ -85,22 +85,22 @@ class LoaderSteps(Steps):
     def __init__(
         self,
         ring: Ring,
-        mailbox: Mailbox,
+        shared: SharedState,
         switching: Switching,
-        wishes: Wishes,
+        wishes: SizeRequest,
         progress: LoaderProgress,
         state_check: StateCheck,
     ) -> None:
-        super().__init__(ring, mailbox, switching, wishes)
+        super().__init__(ring, shared, switching, wishes)
         self._leaves = False  # the script has left its loop with a batch in hand
         self._left_in = 0  # the generation in which the script has left its loop
         self.changes = 0  # batches handed out, and added up, and repairs; warm-ups included
         self.before_exchange: Callable[[], None] = lambda: None
         self.replica: Replica | None = None  # where others may miss an update that is made here
-        self.open_step = progress.open_step
+        self.step_input = progress.step_input
         self._progress = progress
         self._check = state_check
-        self._watch = RingWatch(mailbox)
+        self._watch = RingWatch(shared)
 
     @property
     def progress(self) -> LoaderProgress:
@@ -122,12 +122,12 @@ class LoaderSteps(Steps):
         return self.ledger.epoch
 
     @property
-    def rounds_of_epoch(self) -> int:
+    def iterations_of_epoch(self) -> int:
         """How often the script's loop goes round in an epoch, rounded up; not of a stream.
 
         See :meth:`edl.worker.loader_progress.LoaderProgress.rounds_of_epoch`.
         """
-        return self._progress.rounds_of_epoch(self._switching.began_with)
+        return self._progress.iterations_of_epoch(self._switching.began_with)
 
     def next_epoch(self) -> None:
         """Begin the next epoch with everything free; what was left of this one is dropped."""
@@ -146,7 +146,7 @@ class LoaderSteps(Steps):
             return
         step = self._progress.step
         details = EpochLeftDetails(left.epoch, left.trained, left.untrained if left.total else None)
-        self._mailbox.log(Event(time.time(), self.generation, step, str(left), details))
+        self._shared.log(Event(time.time(), self.generation, step, str(left), details))
         if first:
             logger.warning("%s: %s", left, LEFT_BY_COUNT)
 
@@ -155,26 +155,26 @@ class LoaderSteps(Steps):
     @property
     def open(self) -> bool:
         """A batch is handed out, and its update not applied yet."""
-        return self.open_step.is_open
+        return self.step_input.is_open
 
     @property
     def batch_weight(self) -> int:
-        return self.open_step.weight
+        return self.step_input.weight
 
     def begin(self, batch: Batch, padding: bool = False) -> None:
         """A batch is handed out. For ``padding`` it takes part with no samples."""
         first = not self.open
         nothing = None
         if padding and not self.warming_up:
-            nothing = self.sampler.nothing(() if first else self.open_step.untrained)
-        is_next = self.open_step.pieces_left == 0
-        pieces = 1 if self.warming_up else self._progress.pieces
-        self.open_step.begin(batch, padding, nothing, pieces)
+            nothing = self.sampler.nothing(() if first else self.step_input.untrained)
+        is_next = self.step_input.pieces_left == 0
+        pieces = 1 if self.warming_up else self._progress.microbatches
+        self.step_input.begin(batch, padding, nothing, pieces)
         self.changes += 1
         if first:
             self._begin_step()
         elif is_next:
-            self._progress.schedule = self._progress.schedule.after_batch()
+            self._progress.update_order = self._progress.update_order.after_batch()
 
     def next_part(self) -> None:
         """After an update an optimizer begins anew: the next step, on the batch in hand.
@@ -183,7 +183,7 @@ class LoaderSteps(Steps):
             UsageError: that is more than one batch.
         """
         self.end()  # if it is open still
-        self.open_step.begin_part()
+        self.step_input.begin_part()
         self.changes += 1
         self._begin_step()
 
@@ -233,12 +233,12 @@ class LoaderSteps(Steps):
     @property
     def update(self) -> Update:
         """That of the open step once its rows are in; else, or if others have made it, the last."""
-        progress, step = self._progress, self.open_step
+        progress, step = self._progress, self.step_input
         trained, number = progress.trained, progress.step
         noise = progress.noise.scale, progress.noise.before
         if self.warming_up:
             return Update(number, trained, trained + step.samples, progress.batches, *noise)
-        if not self.open or step.superseded or self._records is None:
+        if not self.open or step.completed_by_peers or self._records is None:
             return last_update(progress)
         records = self.records()
         samples = global_samples(records)
@@ -257,13 +257,13 @@ class LoaderSteps(Steps):
         Raises:
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
-        self._repair(error, self.pace.waiting_since)
+        self._repair(error, self.timer.waiting_since)
         self.changes += 1
         if self._progress.announces_late:
             self._records = self._pending = None  # it goes out with the first gradient
-        elif not self.open_step.superseded:
+        elif not self.step_input.completed_by_peers:
             self._send_row()
-        return self.open_step.superseded
+        return self.step_input.completed_by_peers
 
     def end(self) -> None:
         """The update is applied: move the ledger, and see whether to switch before the next."""
@@ -274,7 +274,7 @@ class LoaderSteps(Steps):
             progress.close_step()
             return
         if (
-            self.open_step.superseded
+            self.step_input.completed_by_peers
         ):  # the others completed this step; their state counts it already
             progress.close_step()
             self._report()
@@ -283,11 +283,11 @@ class LoaderSteps(Steps):
         progress.complete(self.records())
         slow = self.slowest.look(self.records())
         if slow is not None and self.ring.place.rank == 0:
-            self._mailbox.log(_slow_event(slow, self.generation, progress.step))
+            self._shared.log(_slow_event(slow, self.generation, progress.step))
         self._watch.look(self.records(), self._switching, progress)
         if reason := self._completed():
             logger.info("after step %d: %s", progress.step, reason)
-        self.pace.end()
+        self.timer.end()
         self._publish()
 
     def joined(self) -> None:
@@ -306,7 +306,7 @@ class LoaderSteps(Steps):
         if self.replica is not None:
             # Whoever missed the last update gets what is kept now, not at the next batch.
             self.replica.end_batch(self._progress.step, self.epoch)
-        now_s = self._mailbox.clock.now_s
+        now_s = self._shared.clock.now_s
         return exchange(payload, self.ring, self._progress, self._repair, now_s)
 
     def exchange_in_step(
@@ -321,7 +321,7 @@ class LoaderSteps(Steps):
             repair: see :func:`edl.worker.exchange.exchange`. In a step gradients may be on their
                 way, too.
         """
-        return exchange(payload, self.ring, self._progress, repair, self._mailbox.clock.now_s)
+        return exchange(payload, self.ring, self._progress, repair, self._shared.clock.now_s)
 
     def leave(self) -> None:
         """The script has left its loop with a batch in hand: let its record arrive, at least.
@@ -329,7 +329,7 @@ class LoaderSteps(Steps):
         For the next one has the same name. If only this worker has left, the others wait for its
         gradients meanwhile: see :func:`edl.core.job.stall.judge`.
         """
-        if self.warming_up or self.open_step.superseded:
+        if self.warming_up or self.step_input.completed_by_peers:
             return
         self._leaves = self.open
         while self.open:
@@ -341,7 +341,7 @@ class LoaderSteps(Steps):
                     self.end()
         self._left_in = self.generation
 
-    def told_end(self, stop: Stop) -> str:
+    def describe_end(self, stop: Stop) -> str:
         left, untrained = self._progress.epoch_left, self._progress.untrained
         here = ended_by_script(left) if stop is Stop.ENDED else ended_by_count(left)
         return here + left_out(untrained)
@@ -390,7 +390,7 @@ class LoaderSteps(Steps):
             failpoints.reached("step")
 
     def _send_row(self) -> None:
-        step = self.open_step
+        step = self.step_input
         stop = Stop.LEFT if self._leaves else Stop.NO
         record = self._record(step.samples, stop, self._check.state)
         self._send(replace(record, **self.sampler.row(self.ledger, step.untrained)))

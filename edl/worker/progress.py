@@ -19,11 +19,11 @@ Exchange = Callable[[bytes], list[bytes]]
 
 
 class Receive(Enum):
-    """What a worker takes of the state that the sync root sends."""
+    """What a worker takes of the state that the state source sends."""
 
     NOTHING = "nothing"  # it has it already, and just takes part in the broadcast
     STEP = "step"  # it missed the last update: what that has changed, and nothing else
-    HEALED = "healed"  # its state differed: all but what is each worker's own
+    RESYNC = "resync"  # its state differed: all but what is each worker's own
     ALL = "all"  # a newcomer
 
 
@@ -90,7 +90,7 @@ class TrainingProgress(ABC):
         """The fields of :class:`Progress` about the data."""
 
     @abstractmethod
-    def adopt(self, members: tuple[int, ...], in_step: bool = False) -> None:
+    def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
         """Membership changed; ``in_step``: after a failure, when some may be in a step."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class TrainingProgress(ABC):
 
     @abstractmethod
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
-        """Be as far as the sync root is.
+        """Be as far as the state source is.
 
         Raises:
             DataError: the root trains on other data.
@@ -111,7 +111,7 @@ class TrainingProgress(ABC):
         Called by all workers of a ring where none has the state yet.
 
         Args:
-            header: of the sync root.
+            header: of the state source.
             exchange: returns what all workers have sent, in rank order.
         """
         return False

@@ -3,7 +3,7 @@
 How fast they are decides which share of a batch each takes. Every worker looks at the same records
 and comes to the same findings, but nobody depends on that: a share is each worker's own affair, and
 says in its record how many samples it brings. The leader replaces who is too slow
-(:mod:`edl.leader.straggler_care`), by what its own worker has found.
+(:mod:`edl.leader.straggler_mitigation`), by what its own worker has found.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edl.core.policy.stragglers import NO_CARE, Times
 from edl.core.records import Generation
 from edl.core.step.step_record import StepRecords
 from edl.worker.loader_progress import LoaderProgress
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 from edl.worker.switching import Switching
 
 EVERY = 10  # steps between two looks
@@ -30,8 +30,8 @@ COLUMNS = ("compute_us", "data_us", "reduce_us")
 class RingWatch:
     """Adds up what the workers of one ring say of their steps. Used by the training thread."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
-        self._mailbox = mailbox
+    def __init__(self, shared: SharedState) -> None:
+        self._shared = shared
         self._state: State = {}
         self._generation = 0
         self._before: npt.NDArray[np.int64] | None = None  # samples of the step before
@@ -45,16 +45,16 @@ class RingWatch:
     ) -> None:
         """A step is complete: let the sampler form what this worker is able to train in time."""
         sampler, batching = progress.sampler, progress.source.batching
-        policy, generation = self._mailbox.policy, switching.generation
+        policy, generation = self._shared.policy, switching.generation
         if generation is None or (policy is None and not batching.is_chosen):
-            self._mailbox.ring, self._generation = NO_REPORT, 0
+            self._shared.ring, self._generation = NO_REPORT, 0
             sampler.share(1.0)
             return
         if generation.number != self._generation:
             self._restart(generation)
         if (times := self._add(records, generation)) is None:
-            if self._mailbox.ring.batching != batching:  # a choice rests on the present one
-                self._mailbox.ring = replace(self._mailbox.ring, batching=batching)
+            if self._shared.ring.batching != batching:  # a choice rests on the present one
+                self._shared.ring = replace(self._shared.ring, batching=batching)
             return
         care = NO_CARE
         if policy is not None and policy.stragglers is not None:
@@ -62,8 +62,8 @@ class RingWatch:
             self._state = care.state
             if not sampler.takes_shares:
                 care = care._replace(shares={})
-        wishes = tuple(records.values("wish"))
-        self._mailbox.ring = RingReport(
+        wishes = tuple(records.values("size_change"))
+        self._shared.ring = RingReport(
             care,
             tuple(times),
             wishes,
@@ -75,7 +75,7 @@ class RingWatch:
 
     def _restart(self, generation: Generation) -> None:
         """Another ring stands; of who is in it still, the speed is known."""
-        members = map(str, generation.members)
+        members = map(str, generation.worker_ids)
         self._state = {name: self._state[name] for name in members if name in self._state}
         self._generation, self._before = generation.number, None
         self._rows.clear()
@@ -100,7 +100,7 @@ def _times(
 
     In its usual steps: the end of an epoch, with a small batch or none, tells nothing of a speed.
     """
-    hosts: Mapping[int, str] = {seat.id: seat.host for seat in generation.seats}
+    hosts: Mapping[int, str] = {member.id: member.host for member in generation.members}
     samples = rows[:, 0]
     usual = (samples > 0) & (2 * samples > samples.max(axis=0))
     steps = usual.sum(axis=0)

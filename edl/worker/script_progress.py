@@ -52,7 +52,7 @@ class ScriptProgress(TrainingProgress):
     def epoch_progress(self) -> dict[str, int]:
         return {}
 
-    def adopt(self, members: tuple[int, ...], in_step: bool = False) -> None:
+    def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
         self.members = members
 
     def header(self) -> dict[str, Any]:

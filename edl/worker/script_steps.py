@@ -14,12 +14,12 @@ from edl.core.policy.ring_report import RingReport
 from edl.core.step.step_record import StepRecords, Stop
 from edl.errors import RingError, UsageError
 from edl.ring.ring import Ring
-from edl.worker.mailbox import Mailbox
 from edl.worker.script_progress import ScriptProgress
 from edl.worker.script_state_check import ScriptStateCheck
+from edl.worker.shared_state import SharedState
+from edl.worker.size_request import SizeRequest
 from edl.worker.steps import Steps
 from edl.worker.switching import Switching
-from edl.worker.wishes import Wishes
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +30,13 @@ class ScriptSteps(Steps):
     def __init__(
         self,
         ring: Ring,
-        mailbox: Mailbox,
+        shared: SharedState,
         switching: Switching,
-        wishes: Wishes,
+        wishes: SizeRequest,
         progress: ScriptProgress,
         check: ScriptStateCheck,
     ) -> None:
-        super().__init__(ring, mailbox, switching, wishes)
+        super().__init__(ring, shared, switching, wishes)
         self._progress = progress
         self._check = check
 
@@ -60,8 +60,8 @@ class ScriptSteps(Steps):
         """The gradients of an update are in, says the script's optimizer: the job moves on."""
         self.begun += 1
         if not self.warming_up:
-            self.pace.end()
-            self._mailbox.report(replace(self._mailbox.progress, updated_at=self.pace.ended))
+            self.timer.end()
+            self._shared.report(replace(self._shared.progress, updated_at=self.timer.ended))
 
     def before_save(self) -> None:
         """The script is about to save its state: look first whether newcomers hold the same.
@@ -94,16 +94,16 @@ class ScriptSteps(Steps):
         """
         assert not self.warming_up
         failpoints.reached("boundary")
-        self._mailbox.check()
-        self._wishes.look()
+        self._shared.check()
+        self._size_request.look()
         if compares:
             self._check.saved()
         self._send(replace(self.idle_record(), state=self._check.state if compares else 0))
         reason = self._completed()
-        wishes = tuple(self.records().values("wish"))
-        self._mailbox.ring = RingReport(wishes=wishes, is_timed=False)
+        wishes = tuple(self.records().values("size_change"))
+        self._shared.ring = RingReport(size_changes=wishes, is_timed=False)
         if self.begun == 0:
-            self.pace.end()
+            self.timer.end()
         if reason:
             logger.info("after commit %d: %s", self._progress.step, reason)
         self._publish()
@@ -116,7 +116,7 @@ class ScriptSteps(Steps):
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
         self.target = None
-        self._repair(error, self._mailbox.clock.now_s())
+        self._repair(error, self._shared.clock.now_s())
 
     def end(self) -> None:
         """The script has trained to its end, and saved: the end of the worker is next."""

@@ -5,7 +5,7 @@ collective: another part after each step, the whole at the first step of each ep
 of the training. At the end of a fit the digests are exchanged by themselves, for the script uses
 the model then. See :mod:`edl.core.step.state_check`.
 
-Where the job heals, a split is noted when the rows arrive, and looked into when all workers are
+Where the job resyncs, a split is noted when the rows arrive, and looked into when all workers are
 between two steps again. Their updates are by the same mean meanwhile, so who was right still is,
 and whoever gets the state then has what it would have with the state before that update.
 
@@ -32,8 +32,8 @@ from edl.core.step.state_check import (
     Split,
     due,
     fold,
-    healed,
     reason,
+    resynced,
     split,
     split_of,
     undecided,
@@ -167,17 +167,17 @@ class StateCheck(Comparison):
         Raises:
             StateDiffers: the job ends.
             NewcomerDiffers: this worker is a newcomer that differs, and ends.
-            RingBroken: for the others then. Or the job ends, or somebody is to be healed at the
+            RingBroken: for the others then. Or the job ends, or somebody is to be resynced at the
                 end, but a worker went before all knew; the rows come again.
         """
         found = split_of(records)
-        if found is not None and not self._only_heals:
+        if found is not None and not self._only_resyncs:
             self._judge(found, self._exchange(self._digests))
-        if self._heals:
+        if self._resyncs:
             if found is not None:
                 self._split_in = self._ring.generation
             if (records.column("stop") >= Stop.FINISHED).all():
-                self.heal()
+                self.resync()
 
     def is_same(self, exchange: Callable[[bytes], list[bytes]]) -> bool:
         """Compare the digests of the whole state of all workers, which are between two steps.
@@ -193,11 +193,11 @@ class StateCheck(Comparison):
         rows = [STATE.unpack(row) for row in exchange(STATE.pack(worker, self.now()))]
         return split(rows) is None
 
-    def settle(self) -> None:
+    def compare_all(self) -> None:
         """Compare the state of all workers, between two steps, part by part, and act on it.
 
         A newcomer that differs leaves. Of the others, those that differ get what most hold, if the
-        job heals; else the job ends. Nothing happens where all are equal.
+        job resyncs; else the job ends. Nothing happens where all are equal.
 
         Raises:
             StateDiffers, NewcomerDiffers, RingBroken: see :meth:`compare`.
@@ -207,51 +207,51 @@ class StateCheck(Comparison):
         said = self._exchange(self.replica.digests())
         tables = {worker: one.digests for worker, one in said.items()}
         found = split((worker, fold(table)) for worker, table in tables.items())
-        if found is not None and not self._only_heals:
+        if found is not None and not self._only_resyncs:
             self._judge(found, said)
         if found is not None:
-            self._heal(found, tables)
+            self._resync(found, tables)
 
-    def heal(self) -> None:
+    def resync(self) -> None:
         """All workers are between two steps: who differs gets what most hold, if anybody does.
 
         In a new ring after a failure nothing is known of it; the parts are compared there again.
 
         Raises:
             StateDiffers: no majority holds the same; the job ends.
-            RingBroken: a worker is gone. Who was not healed yet is found again.
+            RingBroken: a worker is gone. Who was not resynced yet is found again.
         """
         if self._split_in == self._ring.generation:
-            self.settle()
+            self.compare_all()
             self._split_in = None
 
     @property
-    def _heals(self) -> bool:
-        return self._checkpointing.settings.on_divergence == "heal"
+    def _resyncs(self) -> bool:
+        return self._checkpointing.settings.on_divergence == "resync"
 
     @property
-    def _only_heals(self) -> bool:
+    def _only_resyncs(self) -> bool:
         """Whether nobody who differs has to leave, and the job goes on."""
-        return self._heals and self._progress.step != self._progress.joined_after + 1
+        return self._resyncs and self._progress.step != self._progress.joined_after + 1
 
     def _judge(self, found: Split, said: dict[int, Said]) -> None:
-        """Let newcomers that differ leave; else the job ends, unless it heals."""
+        """Let newcomers that differ leave; else the job ends, unless it resyncs."""
         step = self._progress.step
         if leaving := who_leaves(found, said):
             self._leave(leaving, said, step)
-        if not self._heals:
+        if not self._resyncs:
             tables = {worker: one.digests for worker, one in said.items()}
             rates = {worker: one.rates for worker, one in said.items()}
             self._end(reason(found, step, tables, rates), found)
 
-    def _heal(self, found: Split, tables: dict[int, Digests]) -> None:
+    def _resync(self, found: Split, tables: dict[int, Digests]) -> None:
         assert self.replica is not None
         progress, ring = self._progress, self._ring
         if not found.odd:
             self._end(undecided(found, progress.step, tables), found)
-        why = healed(found, progress.step, tables)
+        why = resynced(found, progress.step, tables)
         is_odd = progress.members[ring.place.rank] in found.odd
-        receive = Receive.HEALED if is_odd else Receive.NOTHING
+        receive = Receive.RESYNC if is_odd else Receive.NOTHING
         self.replica.synchronise(ring, progress.members.index(found.source), receive)
         logger.warning("%s", why)
         workers = tuple(f"w{worker}" for worker in found.odd)

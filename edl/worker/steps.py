@@ -26,11 +26,11 @@ from edl.core.step.step_record import (
 )
 from edl.errors import RingBroken, RingError, UnevenEnd
 from edl.ring.ring import Ring
-from edl.worker.mailbox import Mailbox
-from edl.worker.pace import Pace
 from edl.worker.progress import TrainingProgress
+from edl.worker.shared_state import SharedState
+from edl.worker.size_request import SizeRequest
+from edl.worker.step_timer import StepTimer
 from edl.worker.switching import Switching
-from edl.worker.wishes import Wishes
 
 
 class Steps(ABC):
@@ -49,18 +49,20 @@ class Steps(ABC):
 
     ends_with_script: ClassVar[bool] = False
 
-    def __init__(self, ring: Ring, mailbox: Mailbox, switching: Switching, wishes: Wishes) -> None:
+    def __init__(
+        self, ring: Ring, shared: SharedState, switching: Switching, wishes: SizeRequest
+    ) -> None:
         self.ring = ring
         self.begun = 0
         self.target: int | None = None
         self.trained_in = 0
         self.on_trained: Callable[[], None] = lambda: None
         self.wants_to_stop = False
-        self._mailbox = mailbox
+        self._shared = shared
         self._switching = switching
-        self.pace = Pace(mailbox.clock.now_s)
+        self.timer = StepTimer(shared.clock.now_s)
         self.slowest = Slowest()
-        self._wishes = wishes
+        self._size_request = wishes
         self._pending: Any = None  # the step record on its way
         self._records: StepRecords | None = None
 
@@ -97,7 +99,7 @@ class Steps(ABC):
         """All workers leave the epoch: tell what is not trained of it, if that is known."""
         return
 
-    def told_end(self, stop: Stop) -> str:
+    def describe_end(self, stop: Stop) -> str:
         """How much of the last epoch is trained, as the end of a sentence; empty: all of it."""
         return ""
 
@@ -130,13 +132,13 @@ class Steps(ABC):
     @property
     def median_step_us(self) -> int:
         """The usual step."""
-        return round(self.pace.median_step_s * 1e6)
+        return round(self.timer.median_step_s * 1e6)
 
     @property
     def sync_root(self) -> int:
         """The worker that brings the job's state into the present ring."""
         current = self._switching.generation
-        return self._switching.worker if current is None else current.sync_root
+        return self._switching.worker if current is None else current.state_source
 
     def records(self) -> StepRecords:
         """Everybody's step records, in rank order; waits for them.
@@ -148,7 +150,7 @@ class Steps(ABC):
             StateDiffers: they do not hold the same state.
         """
         if self._records is None:
-            self.pace.wait()
+            self.timer.wait()
             failpoints.reached("records")
             if isinstance(self._pending, RingBroken):
                 raise self._pending
@@ -163,13 +165,13 @@ class Steps(ABC):
 
     def entered(self) -> None:
         """A new ring stands."""
-        self.pace.enter(self.progress.step)
+        self.timer.enter(self.progress.step)
         self.slowest.restart()
         self.target = None
 
     def log_switch_if_due(self) -> None:
         """The ring is left or training ends after one step in it: nobody logs it later."""
-        if self.pace.steps_here == 1:
+        if self.timer.steps_here == 1:
             self._log_switch()
 
     def idle_record(self) -> StepRecord:
@@ -189,7 +191,7 @@ class Steps(ABC):
     def _completed(self) -> str:
         """A step is complete: whether all are to switch, with the reason."""
         self.target, reason = agreed_generation(self.records())
-        self.pace.steps_here += 1
+        self.timer.steps_here += 1
         if not self.trained_in and self.generation:
             self.on_trained()
         self.trained_in = self.generation
@@ -197,18 +199,18 @@ class Steps(ABC):
 
     def _publish(self) -> None:
         """The others, and the log, hear of a step that is complete."""
-        if self.pace.steps_here == 2:
+        if self.timer.steps_here == 2:
             self._log_switch()
         self._report()
 
     def _report(self) -> None:
-        size, now_s = self.ring.place.size, self._mailbox.clock.now_s()
-        report = self.progress.report(self.generation, size, self.pace.median_step_s, now_s)
+        size, now_s = self.ring.place.size, self._shared.clock.now_s()
+        report = self.progress.report(self.generation, size, self.timer.median_step_s, now_s)
         if (slow := self.slowest.found) is not None:
             report = replace(
                 report, slowest=slow.worker, slowest_s=slow.own_s, others_s=slow.others_s
             )
-        self._mailbox.report(report)
+        self._shared.report(report)
 
     def _repair(self, error: RingError, waiting_since: float) -> None:
         self._switching.repair(error, waiting_since)
@@ -220,12 +222,12 @@ class Steps(ABC):
         state: int = 0,
         idle: bool = False,
     ) -> StepRecord:
-        newest = self._mailbox.newest(self.generation)
+        newest = self._shared.newest(self.generation)
         if newest is not None and newest.joined and not (idle or self.progress.takes_newcomers):
             newest = None  # it is adopted some batches later
         if newest is not None and newest.joined and newest.fits != self.progress.fits_done:
             newest = None  # those who join are in another fit of the script; they notice it
-        times = replace(self._switching.times, first_step_us=self.pace.first_step_us)
+        times = replace(self._switching.times, first_step_us=self.timer.first_step_us)
         return StepRecord(
             generation=self.generation,
             step=self.progress.step,
@@ -236,11 +238,11 @@ class Steps(ABC):
             stop=stop or (Stop.WANTED if self.wants_to_stop else Stop.NO),
             state=state,
             **self.progress.row(),
-            compute_us=self.pace.compute_us,
-            data_us=self.pace.data_us,
-            reduce_us=self.pace.reduce_us,
-            wish=self._wishes.wish,
-            batch=self._mailbox.wished_batch,
+            compute_us=self.timer.compute_us,
+            data_us=self.timer.data_us,
+            reduce_us=self.timer.reduce_us,
+            size_change=self._size_request.change,
+            batch=self._shared.requested_batch,
             **vars(times),
         )
 
@@ -250,9 +252,9 @@ class Steps(ABC):
         if generation is None or not records or self.ring.place.rank != 0:
             return
         if records[0].generation == generation.number and records[0].stall_us:
-            self._mailbox.log(self._switch_event(generation, records))
+            self._shared.log(self._switch_event(generation, records))
 
     def _switch_event(self, generation: Generation, records: StepRecords) -> Event:
         details = SwitchDetails(self.ring.place.size, switch_parts(records, generation.joined))
-        at, reason = self.pace.entered_at, generation.reason
+        at, reason = self.timer.entered_at, generation.reason
         return Event(time.time(), generation.number, at, reason, details)

@@ -56,7 +56,7 @@ class StreamBatch(Batch):
 
 
 @dataclass
-class _Piece:
+class _ReadSpan:
     """What was read of one span, without a gap: ``stop`` is behind the last sample, or the span."""
 
     start: int
@@ -72,7 +72,7 @@ class StreamSampler(BatchSampler):
         super().__init__(source, worker)
         self._stream = source
         self._reader = reader
-        self._pieces: deque[_Piece] = deque()
+        self._pieces: deque[_ReadSpan] = deque()
         self._end = -1  # of a shared stream, once this worker has read so far
         self._ended: list[int] = []  # the lengths of shards that were read from their beginning
         self._first: StreamBatch | None = None
@@ -197,7 +197,9 @@ class StreamSampler(BatchSampler):
             if self._stream.shared:
                 self._end = end
             self._ended = [*self._ended[-15:], offset + len(samples)]
-        self._pieces.append(_Piece(start, stop if len(samples) < count else end, samples, counted))
+        self._pieces.append(
+            _ReadSpan(start, stop if len(samples) < count else end, samples, counted)
+        )
 
     def _may_get(self, ledger: Ledger) -> bool:
         """Whether something is left to be leased, as far as this worker knows."""

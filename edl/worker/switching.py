@@ -6,7 +6,7 @@ Rules that make it safe:
    records, and only when all of them have arrived there (a barrier in the old ring).
 2. A worker whose ring broke cuts it, so that the others fail too, reports what it has completed
    and then accepts nothing but a generation that *repairs*: one that was made from reports.
-3. After a repair everybody takes over the progress of the sync root, which has completed as much
+3. After a repair everybody takes over the progress of the state source, which has completed as much
    as any survivor; who missed the last step takes the model that includes it, and who missed the
    last exchange its result.
 4. A newcomer holds no state until it was synchronised once; if the ring breaks before, the
@@ -27,7 +27,7 @@ from edl.config import Config
 from edl.core.job.fits import FitIsDone, ScriptFits, ended_before
 from edl.core.job.ring_failure import blamed_rank, short_error
 from edl.core.plural import workers
-from edl.core.records import Generation, JobState, RingFailure, Seat, Stage
+from edl.core.records import Generation, JobState, RingFailure, RingMember, Stage
 from edl.core.step.step_record import (
     StepRecord,
     StepRecords,
@@ -43,8 +43,8 @@ from edl.ring.ring import Ring
 from edl.worker.activity import waits
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import Coordinator
-from edl.worker.mailbox import Mailbox
 from edl.worker.progress import Receive, TrainingProgress
+from edl.worker.shared_state import SharedState
 from edl.worker.state_check import Compared
 
 logger = logging.getLogger(__name__)
@@ -82,21 +82,21 @@ class Switching:
     def __init__(
         self,
         config: Config,
-        mailbox: Mailbox,
+        shared: SharedState,
         ring: Ring,
         progress: TrainingProgress,
         coordinator: Coordinator,
         checkpointing: Checkpointing,
     ) -> None:
-        self._mailbox = mailbox
-        self._now_s = mailbox.clock.now_s
+        self._shared = shared
+        self._now_s = shared.clock.now_s
         self._ring = ring
         self.progress = progress
         self._coordinator = coordinator
         self._checkpointing = checkpointing
         self.warming_up = False  # a newcomer trains alone, for nothing, before it joins
         self._expected_rank = 0
-        self._seat = Seat(-1, config.host, config.slot, config.own_address, 0)
+        self._member = RingMember(-1, config.host, config.slot, config.own_address, 0)
         self._synchronised = True
         self._begins = False  # nobody had the job's state in this ring
         self._repaired_at = -1  # the job's step when its ring was repaired last
@@ -119,13 +119,13 @@ class Switching:
         Of a job that trains already this worker is a newcomer: it is in a world of one, to warm up.
         """
         member, generation = self._coordinator.start()
-        self._seat = Seat(member.id, member.host, member.slot, member.address, member.port)
+        self._member = RingMember(member.id, member.host, member.slot, member.address, member.port)
         if generation is None:
             generation = self._wait_for_start()
-        self.began_with = max(1, generation.began_with or len(generation.seats))
+        self.began_with = max(1, generation.began_with or len(generation.members))
         if generation.rank_of(self.worker) is None:
             self._coordinator.set_stage(Stage.PREPARING)
-            self.warming_up, self._expected_rank = True, max(1, len(generation.seats))
+            self.warming_up, self._expected_rank = True, max(1, len(generation.members))
             self._ring.build_alone()
             logger.info("w%d warms up: the job is in %s", self.worker, generation.number)
             return
@@ -141,12 +141,12 @@ class Switching:
         return self._expected_rank if self.warming_up and self.generation is None else 0
 
     def _wait_for_start(self) -> Generation:
-        self._coordinator.stand_for_election()
+        self._coordinator.campaign()
         self._coordinator.set_stage(Stage.READY)
         limit = 2 * self._coordinator.settings.start_timeout_s
-        first = self._mailbox.wait_for_generation(0, self._now_s() + limit)
+        first = self._shared.wait_for_generation(0, self._now_s() + limit)
         if first is None:
-            state = self._mailbox.job_state
+            state = self._shared.job_state
             raise JobFailed(
                 f"the job ended before it began: it {state.phrase}"
                 if state.over
@@ -164,7 +164,7 @@ class Switching:
         """
         assert self.warming_up
         self._warmed_up = True
-        self._coordinator.stand_for_election()
+        self._coordinator.campaign()
         ready = self._now_s()
         self._ring.close()
         failed = 0
@@ -210,26 +210,26 @@ class Switching:
         if after:
             ready()
         while True:
-            newest = self._mailbox.wait_for_generation(after, slice_s=NEWS_SLICE_S)
-            if self._mailbox.job_state.over or (newest is not None and not newest.seats):
+            newest = self._shared.wait_for_generation(after, slice_s=NEWS_SLICE_S)
+            if self._shared.job_state.over or (newest is not None and not newest.members):
                 self.exit("the job ended before this worker joined")
             if newest is None:
                 self._look_for_a_later_fit()
                 continue
             seated = newest.rank_of(self.worker) is not None
             seated &= newest.repairs or newest.fits == fits  # else the others do not enter it
-            if seated and (newest.repairs or self._ring.heard_go(newest)):
+            if seated and (newest.repairs or self._ring.wait_for_announcement(newest)):
                 return newest
             if seated:
                 self._look_for_a_later_fit()
-            if not seated or newest.sync_root in self._mailbox.given_up:
+            if not seated or newest.state_source in self._shared.evicted:
                 # The others go on without it, or nobody will say go to it: it is a newcomer like
                 # any other again.
                 after = newest.number
                 ready()
 
     def _look_for_a_later_fit(self) -> None:
-        mine = self._mailbox.fits
+        mine = self._shared.fits
         if not mine.begun:  # the script has none
             return
         theirs = self.fits_of_job()
@@ -248,7 +248,7 @@ class Switching:
             NewcomerDiffers: the job is in a fit that this script has not.
         """
         self._look_for_a_later_fit()
-        mine = self._mailbox.fits
+        mine = self._shared.fits
         self._wait_for_seat(mine.begun + 1)  # there is none: the others are in no such fit
         raise NewcomerDiffers(ended_before(self.worker, mine.begun, mine.begun + 1))
 
@@ -257,9 +257,9 @@ class Switching:
     def switch(self, number: int) -> None:
         """Move to the generation that all agreed on, together with all old members.
 
-        Ends the process quietly (SystemExit 0) when it has no seat for this worker.
+        Ends the process quietly (SystemExit 0) when this worker is no member of it.
         """
-        generation = self._mailbox.generation(number)
+        generation = self._shared.generation(number)
         old_size, median_us, began = self._ring.place.size, self.median_step_us(), self._now_s()
         try:
             self._ring.barrier(IDLE)
@@ -267,15 +267,15 @@ class Switching:
             failpoints.reached("agreed")
             if generation.rank_of(self.worker) is None:
                 self._leave(generation)
-            if generation.joined and self.worker == generation.sync_root:
-                self._ring.say_go(generation)
+            if generation.joined and self.worker == generation.state_source:
+                self._ring.announce_switch(generation)
             self._ring.close()
             closed = self._now_s()
             failpoints.reached("closed")
             built, synchronised = self._enter(generation)
         except RingError as error:
             # Who goes on after a failed end ends, too: it is known already.
-            self.repair(error, began, generation.number if generation.seats else 0)
+            self.repair(error, began, generation.number if generation.members else 0)
             return
         self.times = SwitchTimes(
             wait_us=us(arrived - began),
@@ -338,7 +338,7 @@ class Switching:
             target, _ = agreed_generation(records)
             if target is not None:
                 self.switch(target)
-            elif self._mailbox.job_state.over:
+            elif self._shared.job_state.over:
                 raise self._over()
             elif self._ring.place.rank == 0 and self._now_s() > deadline:
                 self._checkpointing.save_last()
@@ -348,7 +348,7 @@ class Switching:
                     f"{limit:g} s; add a host with `edl join`, or raise --elastic-timeout"
                 )
             else:
-                self._mailbox.wait_for_generation(records[0].generation, slice_s=PAUSE_S)
+                self._shared.wait_for_generation(records[0].generation, slice_s=PAUSE_S)
 
     def _pauses(self) -> bool:
         """Whether all members of this ring, which are at this boundary, pause here.
@@ -414,7 +414,7 @@ class Switching:
                 try:
                     self.repair(error, began)
                 except JobFailed:
-                    if self._mailbox.job_state is JobState.FINISHED:
+                    if self._shared.job_state is JobState.FINISHED:
                         return None  # the others are through
                     raise
 
@@ -438,7 +438,7 @@ class Switching:
             generation = self._wait_for_repair(failed, error)
             if generation.rank_of(self.worker) is None:
                 self._leave(generation)
-            heard, repaired = self._mailbox.announced_at, self._now_s()
+            heard, repaired = self._shared.announced_at, self._now_s()
             try:
                 built, synchronised = self._enter(generation)
                 break
@@ -446,7 +446,7 @@ class Switching:
                 failed, error = generation.number, again
                 waiting_since, known = repaired, self._now_s()
         self.times = replace(
-            repair_times(waiting_since, known, self._mailbox.led_since, heard),
+            repair_times(waiting_since, known, self._shared.led_since, heard),
             wait_us=us(repaired - began),
             init_us=us(built - repaired),
             broadcast_us=us(synchronised - built),
@@ -471,8 +471,8 @@ class Switching:
     def _failure(self, generation: int, step: int, text: str) -> RingFailure:
         """The report that the ring of ``generation`` failed."""
         current = self.generation
-        seats = current.seats if current is not None and current.number == generation else ()
-        blamed = blamed_rank(text, seats, self._ring.place.rank)
+        members = current.members if current is not None and current.number == generation else ()
+        blamed = blamed_rank(text, members, self._ring.place.rank)
         return RingFailure(
             generation,
             step,
@@ -491,11 +491,11 @@ class Switching:
         settings = self._coordinator.settings
         limit = settings.repair_timeout_s + settings.switch_timeout_s
         began = now = self._now_s()
-        while now - max(began, self._mailbox.led_since) < limit and now - began < 3 * limit:
-            found = self._mailbox.wait_for_generation(failed, slice_s=NEWS_SLICE_S, repairs=True)
+        while now - max(began, self._shared.led_since) < limit and now - began < 3 * limit:
+            found = self._shared.wait_for_generation(failed, slice_s=NEWS_SLICE_S, repairs=True)
             if found is not None:
                 return found
-            if self._mailbox.job_state.over:
+            if self._shared.job_state.over:
                 raise self._over() from error
             now = self._now_s()
         away = "ZooKeeper is away, so " if self._coordinator.away else ""
@@ -519,7 +519,7 @@ class Switching:
         built = self._now_s()
         failpoints.reached("built")
         self.generation = generation
-        self.progress.adopt(generation.members, in_step=generation.repairs)
+        self.progress.enter(generation.worker_ids, in_step=generation.repairs)
         self.on_enter()
         if generation.joined or generation.repairs:
             if self.replica is None:  # the script is still in edl.init(), on every member
@@ -535,7 +535,7 @@ class Switching:
         return built, synchronised
 
     def _synchronise(self, generation: Generation) -> bool:
-        """Bring everybody to the sync root's progress, and those who need it to its state.
+        """Bring everybody to the state source's progress, and those who need it to its state.
 
         What belongs to the script's place in its loop (schedulers, the epoch) stays its own,
         except for a newcomer.
@@ -545,9 +545,9 @@ class Switching:
         """
         if self.replica is None and self._coordinator.is_shared:
             raise UsageError("create an edl.Optimizer before the first batch")
-        root = generation.rank_of(generation.sync_root)
+        root = generation.rank_of(generation.state_source)
         assert root is not None
-        if self.worker == generation.sync_root and not self.progress.has_state:
+        if self.worker == generation.state_source and not self.progress.has_state:
             self._begins = True
             self._checkpointing.begin(generation, self._warmed_up)
         if generation.joined and generation.previous and not generation.repairs:
@@ -559,7 +559,7 @@ class Switching:
             return False
         self._begins = False
         receive = Receive.NOTHING
-        if self.worker in generation.joined and self.worker != generation.sync_root:
+        if self.worker in generation.joined and self.worker != generation.state_source:
             receive = Receive.STEP if self.progress.has_state else Receive.ALL
         if generation.joined and self.replica is not None:
             self.replica.synchronise(self._ring, root, receive)
@@ -573,18 +573,18 @@ class Switching:
 
     def _over(self) -> JobFailed:
         """What to raise when others have ended the job."""
-        return JobFailed(f"the job {self._mailbox.job_end}")
+        return JobFailed(f"the job {self._shared.job_end}")
 
     def _leave(self, generation: Generation) -> NoReturn:
         # After a break nobody knows who else is left: then everybody saves.
-        self.stopped = not generation.seats
+        self.stopped = not generation.members
         last = self.stopped and (self._ring.place.rank == 0 or not self._ring.is_open)
         self._ring.close()
         if self.stopped:  # whoever saves does not hang, although it completes no step
             self._coordinator.set_stage(Stage.LEAVING)
         if last:
             self._checkpointing.save_last()
-        self._checkpointing.settle()
+        self._checkpointing.wait_for_writes()
         why = "the job stops" if self.stopped else "it left the job"
         self.exit(f"{why} after step {self.progress.step} ({generation.reason})")
 
@@ -597,4 +597,4 @@ class Switching:
 
     @property
     def worker(self) -> int:
-        return self._seat.id
+        return self._member.id

@@ -34,15 +34,15 @@ from edl.worker.finishing import Finishing
 from edl.worker.fits import Fits
 from edl.worker.loader_progress import LoaderProgress
 from edl.worker.loader_steps import LoaderSteps
-from edl.worker.mailbox import Mailbox
 from edl.worker.script_progress import ScriptProgress
 from edl.worker.script_state_check import ScriptStateCheck
 from edl.worker.script_steps import ScriptSteps
+from edl.worker.shared_state import SharedState
+from edl.worker.size_request import SizeRequest
 from edl.worker.state_check import StateCheck
 from edl.worker.steps import Steps
 from edl.worker.stream_sampler import Reader
 from edl.worker.switching import Replica, ScriptState, Switching
-from edl.worker.wishes import Wishes
 
 OVER = (
     "this job's training is over: a job trains once, in one `for epoch in ....epochs(n)`; run each "
@@ -72,43 +72,43 @@ class Worker:
     """
 
     def __init__(
-        self, config: Config, ring: Ring, mailbox: Mailbox, coordinator: Coordinator
+        self, config: Config, ring: Ring, shared: SharedState, coordinator: Coordinator
     ) -> None:
         self.ring = ring
         self.local_rank, self.same_random = config.slot, config.same_random
-        self._mailbox = mailbox
+        self._shared = shared
         self._coordinator = coordinator
         progress = LoaderProgress()
-        self.checkpointing = Checkpointing(config, mailbox, progress, coordinator)
-        progress.noise.follow(lambda: self.checkpointing.settings, mailbox)
-        self._switching = Switching(
-            config, mailbox, ring, progress, coordinator, self.checkpointing
-        )
+        self.checkpointing = Checkpointing(config, shared, progress, coordinator)
+        progress.noise.follow(lambda: self.checkpointing.settings, shared)
+        self._switching = Switching(config, shared, ring, progress, coordinator, self.checkpointing)
         self._switching.median_step_us = lambda: self.steps.median_step_us
         self._switching.on_switch = self._switched
         self._check = StateCheck(ring, progress, self.checkpointing, self.log_event)
-        self.wishes = Wishes(mailbox.clock.now_s)
-        self.follows: Callable[[], Policy | None] = lambda: mailbox.written or self.wishes.policy
+        self.size_request = SizeRequest(shared.clock.now_s)
+        self.follows: Callable[[], Policy | None] = lambda: (
+            shared.written or self.size_request.policy
+        )
         self.policy = coordinator.policy
         self.loader = LoaderSteps(
-            ring, mailbox, self._switching, self.wishes, progress, self._check
+            ring, shared, self._switching, self.size_request, progress, self._check
         )
         saves = ScriptProgress()
         self._saved_check = ScriptStateCheck(ring, saves, self.checkpointing, self.log_event)
         self.script = ScriptSteps(
-            ring, mailbox, self._switching, self.wishes, saves, self._saved_check
+            ring, shared, self._switching, self.size_request, saves, self._saved_check
         )
         self.steps: Steps = self.loader
         self.finishing = Finishing(
             lambda: self.steps,
             self._switching,
             self.checkpointing,
-            mailbox,
+            shared,
             coordinator,
             self.log_event,
         )
         self.fits = Fits(
-            mailbox,
+            shared,
             coordinator,
             self.checkpointing,
             self.finishing,
@@ -145,7 +145,7 @@ class Worker:
             NewcomerDiffers: its model is not that of the job.
             FitIsDone: the job is in a later fit. This worker warms up, as before.
         """
-        self.loader.open_step.abandon()
+        self.loader.step_input.abandon()
         self._check_script()
         failpoints.reached("warmed_up")
         generation = self._switching.join()
@@ -166,20 +166,20 @@ class Worker:
     def boundary(self) -> None:
         """Between two steps: switch if all agreed to, take over or send the state if it is due.
 
-        Before that, who holds another state than most is healed, if the job wants it: a newcomer
+        Before that, who holds another state than most is resynced, if the job wants it: a newcomer
         may get its state.
 
-        Ends the process quietly (SystemExit 0) when the new generation has no seat for it.
+        Ends the process quietly (SystemExit 0) when it is no member of the new generation.
 
         Raises:
             StateDiffers: the states differ, and no majority holds the same.
             WorkerEvicted: it was given up, which one that is alone in its ring only sees here.
         """
         failpoints.reached("boundary")
-        self._mailbox.check()
+        self._shared.check()
         if not self.warming_up:
-            self.wishes.look()
-        self._switching.between_steps(self._check.heal)
+            self.size_request.look()
+        self._switching.between_steps(self._check.resync)
         target, self.steps.target = self.steps.target, None
         if target is not None and not self._is_of_another_fit(target):
             self.steps.log_switch_if_due()
@@ -193,8 +193,8 @@ class Worker:
         """Leave ring and coordination for good. Idempotent."""
         self.ring.close()
         if not self.finished:
-            self._coordinator.withdraw()  # nobody need wait for a checkpoint to be written
-        self.checkpointing.settle()
+            self._coordinator.resign()  # nobody need wait for a checkpoint to be written
+        self.checkpointing.wait_for_writes()
         self._coordinator.close()
 
     def request_leave(self) -> None:
@@ -257,7 +257,7 @@ class Worker:
 
     @property
     def leader(self) -> Leader:
-        return self._mailbox.leader or Leader(0, self.id)
+        return self._shared.leader or Leader(0, self.id)
 
     @property
     def step(self) -> int:
@@ -266,7 +266,7 @@ class Worker:
 
     def _is_of_another_fit(self, target: int) -> bool:
         """Whether newcomers of a generation were ready for the fit before, which has ended."""
-        generation = self._mailbox.generation(target)
+        generation = self._shared.generation(target)
         return bool(generation.joined) and generation.fits != self.steps.progress.fits_done
 
     def _let_leave(self, target: int) -> bool:
@@ -275,7 +275,7 @@ class Worker:
         Returns:
             Whether the ring still stands, so that the switch can follow.
         """
-        number, staying = self.generation, self._mailbox.generation(target).members
+        number, staying = self.generation, self._shared.generation(target).worker_ids
         leaving = frozenset(self.loader.progress.members) - {*staying}
         for callback in self._on_leave if leaving and staying else ():
             callback(leaving)
@@ -336,10 +336,10 @@ class Worker:
 
     def describe_model(self, signature: Callable[[], Signature]) -> None:
         """Let newcomers ask for the ``signature`` of this worker's model, in any thread."""
-        self._mailbox.signature = signature
+        self._shared.signature = signature
 
     def _check_script(self) -> None:
-        mine, fits = self._mailbox.signature(), self.fits.begun
+        mine, fits = self._shared.signature(), self.fits.begun
         if not mine and not fits:
             return
         theirs = self._coordinator.script_of_job()
@@ -377,7 +377,7 @@ class Worker:
                 "state and the framework's own loader"
             )
         self.steps, progress = self.script, self.script.progress
-        progress.adopt(self.loader.progress.members)
+        progress.enter(self.loader.progress.members)
         self._switching.progress = self.checkpointing.progress = progress
         self._switching.replica = self._saved_check.replica = state
         self._switching.on_enter = entered
@@ -413,7 +413,7 @@ class Worker:
     def log_event(self, details: Details, reason: str) -> None:
         """Write what all workers know into the job's event log: rank 0 does, the others do not."""
         if self.rank == 0:
-            self._mailbox.log(Event(time.time(), self.generation, self.step, reason, details))
+            self._shared.log(Event(time.time(), self.generation, self.step, reason, details))
 
     def _switched(self, old_size: int, new_size: int) -> None:
         self.steps.entered()

@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from ordeal import START_S, Ordeal, even, ordeal
+from fault_scenario import START_S, FaultScenario, even, fault_scenario
 from soak import FRAMEWORKS, keep, stalls_of
 
+from edl.chaos.fault_schedule import LEADER, NEWCOMER, WORKER, Action, Order, Worker, choose
 from edl.chaos.faults import health, is_process_of, send
-from edl.chaos.orders import LEADER, NEWCOMER, WORKER, Action, Order, Worker, choose
 from edl.coordination.job_store import JobStore
-from edl.core.records import Asker, JobState, Snapshot, Stage
+from edl.core.records import JobState, RequestedBy, Snapshot, Stage
 from edl.errors import CoordinationError
 from edl.testing.zookeeper import Server, ensemble
 
@@ -52,7 +52,7 @@ QUIET_S = 120.0  # without a step: nothing that this driver does takes as long
 class Churn:
     """Spawns and kills workers of ``job``."""
 
-    job: Ordeal
+    job: FaultScenario
     store: JobStore
     server: Server
     seed: int
@@ -105,7 +105,7 @@ class Churn:
 
     def _want(self, snapshot: Snapshot, np: int, why: str) -> None:
         [host] = snapshot.desired.hosts
-        self.store.desire(lambda _: {host: np}, Asker.PERSON, why)
+        self.store.set_desired(lambda _: {host: np}, RequestedBy.PERSON, why)
 
     def _kill(self, snapshot: Snapshot) -> None:
         victim = self._random.choices(list(VICTIMS), list(VICTIMS.values()))[0]
@@ -150,7 +150,7 @@ class Churn:
         self.history = [*self.history[-60:], f"{time.strftime('%H:%M:%S')} {what}"]
 
 
-def churn(job: Ordeal, server: Server, kills: int, seed: int) -> dict[str, Any]:
+def churn(job: FaultScenario, server: Server, kills: int, seed: int) -> dict[str, Any]:
     """Let it churn, prove, and tell; raises AssertionError for what went wrong."""
     job.wait_for_step(3, START_S)
     began = time.monotonic()
@@ -193,7 +193,7 @@ def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="edl-churn-"))  # stays when something goes wrong
     with (
         ensemble(directory, 1) as (server,),
-        ordeal(
+        fault_scenario(
             directory,
             server.hosts,
             np=LEAST,

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trial import Trial, trial
+from scenario import Scenario, scenario
 
 from edl.coordination.local_server import start_local, stop_local
 from edl.testing.throttle import Throttle
@@ -32,7 +32,7 @@ ENTER_S = 120.0
 SLOW = Throttle(0.1, 10**6, 0.1)
 
 
-def strike(job: Trial, wait_s: float) -> tuple[float, float]:
+def strike(job: Scenario, wait_s: float) -> tuple[float, float]:
     """Let the leader be the only old worker, and kill it: election and stand-still, in seconds."""
     before, leader = job.wait_for_size(WORKERS), job.leader()
     for member in before["members"]:
@@ -61,7 +61,7 @@ def measure(kills: int, seed: int) -> list[tuple[float, float]]:
         try:
             samples = kills * 400
             settings = {"samples": samples, "throttled": SLOW, "session_s": SESSION_S}
-            with trial(directory, zookeeper, np=WORKERS, max_np=WORKERS, **settings) as job:
+            with scenario(directory, zookeeper, np=WORKERS, max_np=WORKERS, **settings) as job:
                 for number in range(kills):
                     found.append(strike(job, numbers.uniform(0.0, 1.0)))
                     election, stall = (f"{1000 * each:.0f} ms" for each in found[-1])

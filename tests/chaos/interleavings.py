@@ -5,7 +5,7 @@
 A seed decides everything: how many workers there are, what they train, in which order their threads
 run, who is killed, cut off, frozen, delayed or loses its session at which point of its life, and
 what people ask for meanwhile. So ``--first SEED --count 1`` runs a failed one again. The workers,
-their switching and the leader's decisions are edl's own; see ``tests/property/ordeals.py``.
+their switching and the leader's decisions are edl's own; see ``tests/property/scenarios.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ordeals import FAULTS, POINTS, Change, Fault, Trial
+from scenarios import FAULTS, POINTS, Change, Fault, Scenario
 
 from edl.errors import EdlError
 from edl.testing.counting import Counting
@@ -41,7 +41,7 @@ class Outcome:
     wrong: str = ""
 
 
-def trial(seed: int) -> Trial:
+def scenario(seed: int) -> Scenario:
     """The job of a seed, which is above 0."""
     chance = random.Random(seed)
     np = chance.randint(1, 4)
@@ -61,7 +61,7 @@ def trial(seed: int) -> Trial:
         for _ in range(chance.choice([1, 1, 2, 3]))
     )
     changes = tuple(_change(chance) for _ in range(chance.choice([0, 1, 2])))
-    return Trial(seed, np, script=script, faults=faults, changes=changes)
+    return Scenario(seed, np, script=script, faults=faults, changes=changes)
 
 
 def _change(chance: random.Random) -> Change:
@@ -78,7 +78,7 @@ def _change(chance: random.Random) -> Change:
 
 def run(seed: int) -> Outcome:
     """Run and judge it."""
-    one = trial(seed)
+    one = scenario(seed)
     try:
         job = one.run()
     except (AssertionError, EdlError) as error:

@@ -133,18 +133,20 @@ def work(rank: int, size: int, port: int, seed: int) -> None:
     """One worker: a ring for each scope on standard input, a line when it is out of it."""
     import torch
 
-    from edl.core.records import Generation, Seat
+    from edl.core.records import Generation, RingMember
     from edl.errors import RendezvousFailed
     from edl.ring.gloo import gloo_ring
     from edl.torch.collectives import TorchCollectives
 
     torch.set_num_threads(1)
     ring = gloo_ring(TorchCollectives(), "127.0.0.1")
-    seats = tuple(Seat(other, "host", other, "127.0.0.1", port) for other in range(size))
+    ring_members = tuple(
+        RingMember(other, "host", other, "127.0.0.1", port) for other in range(size)
+    )
     members = tuple(range(size))
     for number, line in enumerate(sys.stdin, 1):
         chance = random.Random(f"{seed} {number}")  # the same on all
-        generation = Generation(number, 1, seats, 0, members, (), "", scope=line.strip())
+        generation = Generation(number, 1, ring_members, 0, members, (), "", scope=line.strip())
         sizes = [chance.choice(SIZES) for _ in range(TENSORS)]
         cutter, after_s = chance.randrange(size), chance.uniform(0.0, LONGEST_S)
         one = chance.randrange(2) == 0

@@ -30,10 +30,10 @@ from edl.coordination.local_server import local_status, start_local, stop_local
 from edl.coordination.secrets import keep, new_secret
 from edl.coordination.session import Session
 from edl.core.events import Event, FinishedDetails
-from edl.core.job.decision import Decision
-from edl.core.records import Generation, Host, JobState, Member, Seat, Stage
+from edl.core.job.decision import MembershipDecision
+from edl.core.records import Generation, Host, JobState, Member, RingMember, Stage
 from edl.core.retention import Retention
-from edl.launch.retention import Remover
+from edl.launch.job_garbage_collector import JobGarbageCollector
 
 HERE = "127.0.0.1"
 AT_ONCE = 4
@@ -62,7 +62,7 @@ def one_job(hosts: str, state: Path, number: int) -> None:
         store = JobStore(session, name)
         store.create(make_job(name=name), {"a": 2})
         store.hosts.put(Host("a", 2, HERE, os.getpid()))
-        with Remover(store, state, Retention(KEPT, 7 * 86400.0)):
+        with JobGarbageCollector(store, state, Retention(KEPT, 7 * 86400.0)):
             members = [
                 Member(store.members.new_id(), "a", slot, HERE, 1, os.getpid(), f"{number}-{slot}")
                 for slot in range(2)
@@ -73,10 +73,12 @@ def one_job(hosts: str, state: Path, number: int) -> None:
             election.enter()
             leadership = election.leads()
             assert leadership is not None
-            seats = tuple(Seat(member.id, "a", member.slot, HERE, 1) for member in members)
-            ids = tuple(seat.id for seat in seats)
-            first = Generation(1, leadership.term, seats, ids[0], ids, (), "the job starts")
-            leadership.carry_out(Decision(generation=first, reason=first.reason))
+            ring_members = tuple(
+                RingMember(member.id, "a", member.slot, HERE, 1) for member in members
+            )
+            ids = tuple(ring_member.id for ring_member in ring_members)
+            first = Generation(1, leadership.term, ring_members, ids[0], ids, (), "the job starts")
+            leadership.carry_out(MembershipDecision(generation=first, reason=first.reason))
             for step in range(EVENTS):
                 store.events.add(Event(time.time(), 1, step, "trained", FinishedDetails()))
             store.snapshot()

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from ordeal import START_S, Ordeal, even, ordeal, training
+from fault_scenario import START_S, FaultScenario, even, fault_scenario, training
 from striker import Striker
 
-from edl.chaos.orders import Action
+from edl.chaos.fault_schedule import Action
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import subtree
 from edl.coordination.local_server import start_local, stop_local
@@ -124,7 +124,7 @@ class Sampler:
         self._series.setdefault((name, unit), Series(name, unit)).values.append(value)
 
 
-def soak(job: Ordeal, minutes: float, every_s: float, seed: int) -> dict[str, Any]:
+def soak(job: FaultScenario, minutes: float, every_s: float, seed: int) -> dict[str, Any]:
     """Strike for that long, prove, and tell; raises AssertionError for what went wrong."""
     now = job.wait_for_size(WORKERS, START_S)
     veteran = next(m for m in now["members"] if m["id"] != now["leader"])
@@ -235,7 +235,7 @@ def main() -> None:
     state.mkdir()
     hosts = start_local(state)
     try:
-        with ordeal(
+        with fault_scenario(
             directory,
             hosts,
             np=WORKERS,

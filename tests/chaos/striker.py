@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from edl.chaos.fault_schedule import Action, Order, Worker, choose
 from edl.chaos.faults import DOORS, health, is_process_of, knock, send
-from edl.chaos.orders import Action, Order, Worker, choose
 from edl.coordination.job_store import JobStore
-from edl.core.records import Asker, JobState, Member, Snapshot, Stage
+from edl.core.records import JobState, Member, RequestedBy, Snapshot, Stage
 from edl.errors import CoordinationError, RingError
 
 POLL_S = 0.05
@@ -86,7 +86,9 @@ class Striker:
         if not self._wanted:
             self._wanted = dict(desired)
         elif desired != self._wanted and snapshot.job.state is JobState.RUNNING:
-            self.store.desire(lambda _: self._wanted, Asker.PERSON, "a leaver has lowered it")
+            self.store.set_desired(
+                lambda _: self._wanted, RequestedBy.PERSON, "a leaver has lowered it"
+            )
         return snapshot, [self._worker(member, snapshot) for member in snapshot.members]
 
     def _worker(self, member: Member, snapshot: Snapshot) -> Worker:

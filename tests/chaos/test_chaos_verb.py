@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ordeal import START_S, Ordeal, ordeal, training
+from fault_scenario import START_S, FaultScenario, fault_scenario, training
 
 from edl.testing.job import EDL
 
@@ -18,7 +18,9 @@ pytestmark = pytest.mark.chaos
 
 @pytest.mark.parametrize("model", [{}, training("fit")], ids=["pytorch", "tensorflow"])
 def test_faults_and_what_they_caused(model: dict[str, str], tmp_path: Path, zk_hosts: str) -> None:
-    with ordeal(tmp_path, zk_hosts, np=3, max_np=3, epochs=4, environment=OPEN | model) as job:
+    with fault_scenario(
+        tmp_path, zk_hosts, np=3, max_np=3, epochs=4, environment=OPEN | model
+    ) as job:
         before = job.wait_for_size(3, START_S)
         (kill,) = struck(job, "--kill", f"leader@step={before['step'] + 5}")
         assert kill["leader"]
@@ -36,7 +38,7 @@ def test_faults_and_what_they_caused(model: dict[str, str], tmp_path: Path, zk_h
         job.prove()
 
 
-def struck(job: Ordeal, *words: str) -> list[dict[str, object]]:
+def struck(job: FaultScenario, *words: str) -> list[dict[str, object]]:
     """What `edl chaos` tells of its faults, all of which the job must recover from."""
     faults = [json.loads(line) for line in job.edl("chaos", "--json", *words).splitlines()]
     assert all(fault["recovered"] for fault in faults), job.describe(f"{faults}")
@@ -56,7 +58,7 @@ def struck(job: Ordeal, *words: str) -> list[dict[str, object]]:
 def test_what_cannot_be_done_gets_a_sentence(
     words: list[str], message: str, tmp_path: Path, zk_hosts: str
 ) -> None:
-    environment = Ordeal(tmp_path, zk_hosts).environment
+    environment = FaultScenario(tmp_path, zk_hosts).environment
     done = subprocess.run(
         [EDL, "chaos", *words], capture_output=True, text=True, env=environment, timeout=60
     )

@@ -11,8 +11,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from ordeal import Fault, Ordeal, even, fault, ordeal
-from trial import longest_stall
+from fault_scenario import Fault, FaultScenario, even, fault, fault_scenario
+from scenario import longest_stall
 
 from edl.coordination.job_store import JobStore
 from edl.core.events import GenerationDetails
@@ -25,7 +25,7 @@ SLACK_S = 6.0  # to probe, to agree and to build a ring, on a busy machine
 
 IN_A_SWITCH = {
     "old before the ring": fault("build", "plain", signal="STOP"),
-    "sync root in the broadcast": fault("broadcast", "root", signal="STOP"),
+    "state source in the broadcast": fault("broadcast", "root", signal="STOP"),
     "newcomer before the ring": fault("build", "new", signal="STOP"),
     "newcomer in the ring": fault("built", "new", signal="STOP"),
 }
@@ -33,7 +33,7 @@ IN_A_SWITCH = {
 
 @pytest.mark.parametrize("one", IN_A_SWITCH.values(), ids=IN_A_SWITCH.keys())
 def test_in_a_switch(one: Fault, tmp_path: Path, zk_hosts: str) -> None:
-    with ordeal(tmp_path, zk_hosts, np=3, max_np=4, faults=[[one]], epochs=5) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=3, max_np=4, faults=[[one]], epochs=5) as job:
         scale_out(job)
         job.wait_for_strikes()
         job.wait_for_size(4)
@@ -48,7 +48,7 @@ def test_in_a_switch(one: Fault, tmp_path: Path, zk_hosts: str) -> None:
 def test_on_its_way_out(tmp_path: Path, zk_hosts: str) -> None:
     """It leaves in a switch, and the other one waits for it to close their ring."""
     faults = [[fault("agreed", "plain", signal="STOP")]]
-    with ordeal(tmp_path, zk_hosts, np=2, max_np=2, faults=faults) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=2, max_np=2, faults=faults) as job:
         job.wait_for_step(5)
         job.scale(1)
         job.wait_for_strikes()
@@ -67,7 +67,7 @@ def test_on_its_way_out(tmp_path: Path, zk_hosts: str) -> None:
 def test_in_a_repair(point: str, dies: str, tmp_path: Path, zk_hosts: str) -> None:
     """One of three dies, another one freezes in the repair: the third one goes on."""
     faults = [[fault("gradient", dies)], [fault(point, after=0, signal="STOP")]]
-    with ordeal(tmp_path, zk_hosts, np=3, max_np=3, faults=faults, epochs=4) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=3, max_np=3, faults=faults, epochs=4) as job:
         job.wait_for_strikes()
         with job.store() as store:
             job.until(lambda: 1 in ring_sizes(store), "the third one alone", 240.0)
@@ -79,9 +79,9 @@ def test_in_a_repair(point: str, dies: str, tmp_path: Path, zk_hosts: str) -> No
 
 
 def test_a_newcomer_that_is_ready(tmp_path: Path, zk_hosts: str) -> None:
-    """It has a seat already, or is about to get one; it comes to its first ring never."""
+    """It is a member already, or is about to become one; it never enters its first ring."""
     slow = even(1.0)  # a ready newcomer waits for the end of a step
-    with ordeal(tmp_path, zk_hosts, np=2, max_np=3, throttled=slow) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=2, max_np=3, throttled=slow) as job:
         scale_out(job)
         new = first_ready(job)
         os.kill(new.pid, signal.SIGSTOP)
@@ -96,7 +96,7 @@ def test_a_newcomer_that_is_ready(tmp_path: Path, zk_hosts: str) -> None:
 def test_a_newcomer_before_it_is_ready(tmp_path: Path, zk_hosts: str) -> None:
     """The others never notice; its agent replaces it, since nobody has heard of it for long."""
     faults = [[fault("warmed_up", "new", signal="STOP")]]
-    with ordeal(tmp_path, zk_hosts, np=2, max_np=3, faults=faults) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=2, max_np=3, faults=faults) as job:
         scale_out(job)
         job.wait_for_strikes()
         job.wait_for_size(3, 60.0 + SupervisorLimits().absent_s)
@@ -109,7 +109,7 @@ def test_a_newcomer_that_hangs_on_its_way_in(tmp_path: Path, zk_hosts: str) -> N
     """It answers, but never comes. It spoils one switch, and is given up before it has another."""
     faults = [[fault("build", "new", signal="HANG")]]
     soon = {"EDL_SWITCH_TIMEOUT_S": "10"}
-    with ordeal(tmp_path, zk_hosts, np=2, max_np=3, faults=faults, environment=soon) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=2, max_np=3, faults=faults, environment=soon) as job:
         scale_out(job)
         job.wait_for_strikes()
         job.wait_for_size(3, 180.0)
@@ -129,13 +129,13 @@ def ring_sizes(store: JobStore) -> list[int]:
     return [len(one.members) for one in details if isinstance(one, GenerationDetails)]
 
 
-def scale_out(job: Ordeal) -> None:
+def scale_out(job: FaultScenario) -> None:
     """One worker more."""
     now = job.wait_for_step(5)
     job.scale(now["world_size"] + 1)
 
 
-def first_ready(job: Ordeal) -> Member:
+def first_ready(job: FaultScenario) -> Member:
     """The newcomer, as soon as it is ready."""
     found: list[Member] = []
     with job.store() as store:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from horovodrun import HorovodrunTrial
-from ordeal import START_S, even, training
-from trial import Trial, trial
+from fault_scenario import START_S, even, training
+from horovodrun import HorovodrunScenario
+from scenario import Scenario, scenario
 
 pytestmark = [pytest.mark.chaos]
 
@@ -94,7 +94,7 @@ STEPS = [
 ]
 
 
-class RingFailure(Trial):
+class RingFailure(Scenario):
     """A job whose ring breaks as :data:`HISTORIES` say."""
 
     samples = 500  # an epoch has 42 steps; the last one is uneven
@@ -128,7 +128,7 @@ class RingFailure(Trial):
                     assert later in place.met, self.describe(f"{name}: rank {rank} {met}")
 
 
-class HorovodrunBroken(RingFailure, HorovodrunTrial):
+class HorovodrunBroken(RingFailure, HorovodrunScenario):
     """The same, started by `horovodrun`."""
 
 
@@ -143,7 +143,7 @@ SHORT = ("function",)  # those of PyTorch are on loopback rings in `make test`
 
 def met_alike(kind: type[RingFailure], way: str, directory: Path, zookeeper: str) -> None:
     environment = WAYS[way] | {"EDL_SWITCH_TIMEOUT_S": "30"}
-    with trial(directory, zookeeper, np=3, kind=kind, environment=environment) as job:
+    with scenario(directory, zookeeper, np=3, kind=kind, environment=environment) as job:
         job.wait_for_step(STEPS[0], START_S)
         last = job.places / f"{len(STEPS) - 1}.0.broken"
         job.wait(lambda _: last.exists(), "break after break", HAPPEN_S)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ordeal import Fault, even, fault, ordeal, refilled
+from fault_scenario import Fault, even, fault, fault_scenario, refilled
 
 from edl import failpoints as named
 
@@ -37,7 +37,7 @@ def test_two_at_once_then_leader_newcomer_and_worker(tmp_path: Path, zk_hosts: s
     """The last three one at a time; the ring is whole again in between."""
     one_by_one = [[fault("reduced", "leader")], [fault("broadcast", "new")], [fault("gradient")]]
     faults = [*AT_ONCE["the leader and another"], *one_by_one]
-    with ordeal(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, epochs=4) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, epochs=4) as job:
         job.wait_for_strikes()
         job.prove()
 
@@ -46,7 +46,7 @@ def test_two_at_once_then_leader_newcomer_and_worker(tmp_path: Path, zk_hosts: s
 def test_while_the_job_starts(point: str, tmp_path: Path, zk_hosts: str) -> None:
     """Two of four die in `edl.init()`, and nobody has any state yet."""
     faults = [[fault(point, "first"), fault(point, "first")]]
-    with ordeal(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, samples=600) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, samples=600) as job:
         job.wait_for_strikes()
         job.wait_for_size(4)
         job.prove()
@@ -60,7 +60,9 @@ def test_in_a_step(
 ) -> None:
     """One after the other of four workers; two or more are left."""
     faults = [[fault(point, role)] for point in points]
-    with ordeal(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, num_workers=num_workers) as job:
+    with fault_scenario(
+        tmp_path, zk_hosts, np=4, max_np=4, faults=faults, num_workers=num_workers
+    ) as job:
         job.wait_for_strikes()
         job.prove()
 
@@ -70,7 +72,9 @@ def test_in_a_step_of_several_optimizers(role: str, tmp_path: Path, zk_hosts: st
     """An even and an odd number of steps after the strike before: in both steps of a batch."""
     faults = [[fault(point, role, after=4 + n % 2, size=3)] for n, point in enumerate(SEVERAL)]
     script = {"EDL_TEST_SCRIPT": "counting_several.py"}
-    with ordeal(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, environment=script) as job:
+    with fault_scenario(
+        tmp_path, zk_hosts, np=4, max_np=4, faults=faults, environment=script
+    ) as job:
         job.wait_for_strikes()
         job.prove()
 
@@ -80,7 +84,7 @@ def test_in_a_step_of_several_batches(
     role: str, num_workers: int, tmp_path: Path, zk_hosts: str
 ) -> None:
     faults = [[fault(point, role, size=3)] for point in ACCUMULATING]
-    with ordeal(
+    with fault_scenario(
         tmp_path,
         zk_hosts,
         np=4,
@@ -105,7 +109,7 @@ def test_in_a_step_of_a_stream(
     faults = [[fault(point, role, size=3)] for point in (*STEP[1:6], *REPAIR[-1:])]
     more = ("--exchange", "2", "--stream", stream)
     settings = {"num_workers": num_workers, "more": more}
-    with ordeal(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, **settings) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, **settings) as job:
         job.wait_for_strikes()
         job.prove()
 
@@ -114,7 +118,7 @@ def test_in_a_step_of_a_stream(
 def test_in_a_switch(role: str, tmp_path: Path, zk_hosts: str) -> None:
     agreed, closed, build, built, broadcast = [[fault(at, role, after=1)] for at in SWITCH]
     faults = [agreed, closed, refilled(4), build, built, refilled(4), broadcast]
-    with ordeal(tmp_path, zk_hosts, np=3, max_np=4, faults=faults) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=3, max_np=4, faults=faults) as job:
         job.wait_for_step(5)
         job.scale(4)
         job.wait_for_strikes()
@@ -123,7 +127,7 @@ def test_in_a_switch(role: str, tmp_path: Path, zk_hosts: str) -> None:
 
 def test_as_a_newcomer(tmp_path: Path, zk_hosts: str) -> None:
     faults = [[fault(point, "new")] for point in NEWCOMER]
-    with ordeal(tmp_path, zk_hosts, np=2, max_np=3, faults=faults) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=2, max_np=3, faults=faults) as job:
         job.wait_for_step(5)
         job.scale(3)
         job.wait_for_strikes()
@@ -143,7 +147,7 @@ def test_while_another_death_is_repaired(
         for point in points
         for group in ([fault("gradient", first, size=3)], [fault(point, role, after=0)])
     ]
-    with ordeal(tmp_path, zk_hosts, np=4, max_np=4, faults=faults) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=4, max_np=4, faults=faults) as job:
         job.wait_for_strikes()
         job.prove()
 
@@ -156,7 +160,7 @@ def test_leader_while_it_decides(point: str, tmp_path: Path, zk_hosts: str) -> N
         [fault("gradient", "plain")],
         [fault(point, "leader", after=0)],
     ]
-    with ordeal(tmp_path, zk_hosts, np=3, max_np=4, faults=faults) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=3, max_np=4, faults=faults) as job:
         job.wait_for_step(5)
         job.scale(4)
         job.wait_for_strikes()
@@ -178,7 +182,7 @@ AT_ONCE: dict[str, Groups] = {
 def test_several_at_once(faults: Groups, tmp_path: Path, zk_hosts: str) -> None:
     joins = any(one["role"] == "new" for group in faults for one in group)
     np = 3 if joins else 4
-    with ordeal(tmp_path, zk_hosts, np=np, max_np=4, faults=faults, epochs=4) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=np, max_np=4, faults=faults, epochs=4) as job:
         job.wait_for_step(5)
         if joins:
             job.scale(4)
@@ -191,8 +195,8 @@ def test_at_the_end_of_training(role: str, tmp_path: Path, zk_hosts: str) -> Non
     """The job has finished. That a worker died before its script's last line is told all the same,
     by the exit code: it may have been about to save its result."""
     faults = [[fault("finish", role)]]
-    with ordeal(tmp_path, zk_hosts, np=3, max_np=3, faults=faults, samples=300) as job:
-        job.hurry()
+    with fault_scenario(tmp_path, zk_hosts, np=3, max_np=3, faults=faults, samples=300) as job:
+        job.finish_soon()
         assert len(job.prove(code=137)) == 2
 
 
@@ -203,7 +207,7 @@ def test_other_signals(signal: str, tmp_path: Path, zk_hosts: str) -> None:
         [fault("gradient", "plain", signal=signal)],
         [fault("build", "leader", signal=signal)],
     ]
-    with ordeal(tmp_path, zk_hosts, np=3, max_np=4, faults=faults) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=3, max_np=4, faults=faults) as job:
         job.wait_for_step(5)
         job.scale(4)
         job.wait_for_strikes()

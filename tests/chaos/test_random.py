@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from ordeal import START_S, even, ordeal, training
+from fault_scenario import START_S, even, fault_scenario, training
 from striker import Striker
 
-from edl.chaos.orders import Action
+from edl.chaos.fault_schedule import Action
 
 pytestmark = [pytest.mark.chaos]
 
@@ -72,7 +72,7 @@ def endure(
 ) -> None:
     """A job that gets ``faults`` and counts right all the same."""
     environment = {"EDL_CHAOS": "1", **model}
-    with ordeal(
+    with fault_scenario(
         directory, zookeeper, np=workers, max_np=workers, environment=environment, **settings
     ) as job:
         job.wait_for_step(3, START_S)

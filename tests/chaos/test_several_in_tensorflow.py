@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ordeal import even, fault, ordeal
+from fault_scenario import even, fault, fault_scenario
 
 pytestmark = [pytest.mark.chaos]
 
@@ -29,6 +29,6 @@ def test_each_counts_each_sample_once(mode: str, role: str, tmp_path: Path, zk_h
     environment = {"EDL_TEST_SCRIPT": "tf_counting_several.py", "EDL_TEST_MODE": mode}
     settings = {"faults": faults(role), "environment": environment, "throttled": even(0.3)}
     more = () if mode == "fit" else ("--exchange", "2")
-    with ordeal(tmp_path, zk_hosts, np=4, max_np=4, more=more, **settings) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=4, max_np=4, more=more, **settings) as job:
         job.wait_for_strikes()
         job.prove()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from ordeal import START_S, Fault, even, fault, ordeal, refilled, training
+from fault_scenario import START_S, Fault, even, fault, fault_scenario, refilled, training
 
 from edl import failpoints
 
@@ -113,7 +113,7 @@ def test_every_named_point_has_its_death() -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_deaths(case: Case, mode: str, tmp_path: Path, zk_hosts: str) -> None:
     at_the_end = case.faults[-1][0]["point"] == "finish"
-    with ordeal(
+    with fault_scenario(
         tmp_path,
         zk_hosts,
         np=case.np,
@@ -143,7 +143,7 @@ def test_deaths_while_keras_accumulates_or_reads_a_stream(
     """`gradient_accumulation_steps`: what it has added up travels, and each batch counts once."""
     settings = {"faults": CASES["in a step"].faults, "environment": training(mode)}
     more = ("--exchange", "2", *words)
-    with ordeal(
+    with fault_scenario(
         tmp_path, zk_hosts, np=4, max_np=4, more=more, throttled=even(0.3), **settings
     ) as job:
         job.wait_for_strikes()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ordeal import START_S, even, fault, ordeal, training
+from fault_scenario import START_S, even, fault, fault_scenario, training
 
 pytestmark = [pytest.mark.chaos]
 
@@ -28,7 +28,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("mode", ["function", "fit", "eager"])
 def test_deaths_in_passes(mode: str, tmp_path: Path, zk_hosts: str) -> None:
-    with ordeal(
+    with fault_scenario(
         tmp_path,
         zk_hosts,
         np=3,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from fault_scenario import Fault, even, fault, fault_scenario
 from habits import prove_as_one_process
-from ordeal import Fault, even, fault, ordeal
 
 pytestmark = [pytest.mark.chaos]
 
@@ -30,9 +30,9 @@ FAULTS: dict[str, Sequence[Sequence[Fault]]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_as_one_process(name: str, tmp_path: Path, zk_hosts: str) -> None:
     settings = {"faults": FAULTS[name], "environment": SCRIPT, "throttled": even(0.4)}
-    with ordeal(tmp_path, zk_hosts, np=3, max_np=3, epochs=6, **settings) as job:
+    with fault_scenario(tmp_path, zk_hosts, np=3, max_np=3, epochs=6, **settings) as job:
         job.wait_for_strikes()
-        job.hurry()
+        job.finish_soon()
         assert job.end() == 0, job.describe("it failed")
     rows = prove_as_one_process(job.reports_in, epochs=6)
     if name == "missed":

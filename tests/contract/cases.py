@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edl.core.records import Generation, Seat
+from edl.core.records import Generation, RingMember
 from edl.core.step.step_record import StepRecord
 from edl.errors import RendezvousFailed, RingError, UsageError
 from edl.ring.ring import CollectiveFailed, Ring
@@ -30,14 +30,14 @@ class Member(Protocol):
 
     def average(self, array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]: ...
 
-    def give_up(self, generation: Generation) -> None:
+    def abort(self, generation: Generation) -> None:
         """Let who keeps the rendezvous of ``generation`` close it."""
 
     def now_s(self) -> float: ...
 
 
-def seats(*workers: int, port: int = 1) -> tuple[Seat, ...]:
-    return tuple(Seat(worker, "host", worker, "127.0.0.1", port) for worker in workers)
+def ring_of(*workers: int, port: int = 1) -> tuple[RingMember, ...]:
+    return tuple(RingMember(worker, "host", worker, "127.0.0.1", port) for worker in workers)
 
 
 def build(member: Member, number: int, *workers: int) -> None:
@@ -187,7 +187,7 @@ def a_rendezvous_that_is_given_up_fails_and_the_next_one_works(member: Member) -
     generation = member.generation(1, 0, 1, 2)
     refused = member.worker == 2
     if member.worker == 2:
-        member.give_up(generation)
+        member.abort(generation)
     else:
         try:
             member.ring.build(generation, member.worker)
@@ -203,8 +203,8 @@ def a_rendezvous_that_is_given_up_fails_and_the_next_one_works(member: Member) -
 def newcomers_hear_that_the_others_go(member: Member) -> Any:
     generation = member.generation(1, 0, 1, 2)
     if member.worker == 0:
-        member.ring.say_go(generation)
-    while not member.ring.heard_go(generation):
+        member.ring.announce_switch(generation)
+    while not member.ring.wait_for_announcement(generation):
         pass
     build(member, 1, 0, 1, 2)
     answers = gather(member)

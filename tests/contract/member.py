@@ -39,11 +39,11 @@ class ProcessMember:
 
     def generation(self, number: int, *workers: int) -> Generation:
         number += self.base
-        seats = cases.seats(*workers, port=self._port)
+        members = cases.ring_of(*workers, port=self._port)
         scope = f"g{number}-ab"
         if len(workers) > 1 and workers[0] == self.worker:
             print("announce", scope, flush=True)
-        return Generation(number, 1, seats, workers[0], (), (), "", scope=scope)
+        return Generation(number, 1, members, workers[0], (), (), "", scope=scope)
 
     def average(self, array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
         if self._framework == "torch":
@@ -59,8 +59,8 @@ class ProcessMember:
 
         return average([tf.convert_to_tensor(array)])[0].numpy()
 
-    def give_up(self, generation: Generation) -> None:
-        print("give_up", generation.scope, flush=True)
+    def abort(self, generation: Generation) -> None:
+        print("abort", generation.scope, flush=True)
 
     def now_s(self) -> float:
         return time.monotonic()

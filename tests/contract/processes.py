@@ -83,7 +83,7 @@ class Processes:
             if word == "announce":  # by the first seat, when it comes there
                 self._server.announce(rest)
                 announced.add(rest)
-            elif word == "give_up":
+            elif word == "abort":
                 given_up.add(rest)
             else:
                 assert word == "result", f"w{worker} has ended in {case}: {line}"

@@ -8,8 +8,8 @@ import cases
 import numpy as np
 
 from edl.core.records import Generation
-from edl.ring.loopback import LoopbackNetwork, Moment
-from edl.testing.schedule import Chance, Schedule
+from edl.ring.loopback import CollectivePoint, LoopbackNetwork
+from edl.testing.schedule import Random, Schedule
 
 
 class Threads:
@@ -24,9 +24,9 @@ class Threads:
         """What the case returns on each worker; of the last seed, when all are as they should."""
         results: dict[int, Any] = {}
         for seed in range(self._seeds):
-            schedule = Schedule(Chance(seed))
+            schedule = Schedule(Random(seed))
 
-            def disturb(_moment: Moment, schedule: Schedule = schedule) -> None:
+            def disturb(_moment: CollectivePoint, schedule: Schedule = schedule) -> None:
                 schedule.pause()
 
             network = LoopbackNetwork(schedule, schedule.chance.below, disturb)
@@ -54,16 +54,16 @@ class ThreadMember:
         self.ring = network.ring(worker)
 
     def generation(self, number: int, *workers: int) -> Generation:
-        return Generation(number, 1, cases.seats(*workers), workers[0], (), (), "", scope="g-ab")
+        return Generation(number, 1, cases.ring_of(*workers), workers[0], (), (), "", scope="g-ab")
 
     def average(self, array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
         member = self._network.member(self.worker)
         return member.average_finish(member.average_start(array, name))
 
-    def give_up(self, generation: Generation) -> None:
-        keeper = generation.seats[0].id
+    def abort(self, generation: Generation) -> None:
+        keeper = generation.members[0].id
         self._network.serve(keeper, generation.number)
-        self._network.give_up(keeper, generation)
+        self._network.abort(keeper, generation)
 
     def now_s(self) -> float:
         return self._network.clock.now_s()

@@ -15,14 +15,14 @@ def through_a_join_and_a_kill(job: Run, first_steps: int, restarts: bool = False
     job.scale(3)
     job.wait_for_size(3)
     job.kill(job.leader())
-    job.wait(lambda now: now["given_up"], "death")
+    job.wait(lambda now: now["evicted"], "death")
     job.wait_for_size(3)
     if restarts:
         for name in job.members():  # at once: the newest checkpoint goes on
             job.process(name).kill()
         job.wait(lambda _: job.events("resumed"), "restart")
         job.wait_for_size(3)
-    job.hurry()
+    job.finish_soon()
     assert job.end() == 0, job.describe("it failed")
     return job.events("resumed")[0]["generation"] if restarts else 0
 

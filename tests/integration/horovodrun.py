@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trial import Trial
+from scenario import Scenario
 
 HOROVODRUN = (str(Path(sys.executable).parent / "horovodrun"),)
 QUICK = (sys.executable, str(Path(__file__).parent / "known_build" / "horovodrun"))
@@ -21,7 +21,7 @@ INTERRUPT_S, NOTE_S = 60.0, 4.0
 STANDIN = Path(__file__).with_name("standin_worker.py")
 
 
-class HorovodrunTrial(Trial):
+class HorovodrunScenario(Scenario):
     """A job whose launcher is `horovodrun`; ``shield``: words before the training command."""
 
     driver: Sequence[str] = QUICK
@@ -58,7 +58,7 @@ class HorovodrunTrial(Trial):
                 self._process.wait(NOTE_S)
 
 
-class StandinTrial(HorovodrunTrial):
+class StandinScenario(HorovodrunScenario):
     """The same with workers that only pretend to train, and so start in no time."""
 
     shield = WORKER

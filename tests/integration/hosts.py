@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from net import Net
-from trial import Trial, trial
+from scenario import Scenario, scenario
 
 from edl.testing.job import EDL
 from edl.testing.zookeeper import Server
@@ -32,7 +32,7 @@ from edl.testing.zookeeper import Server
 APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
-class HostsTrial(Trial):
+class HostsScenario(Scenario):
     """A job on the hosts of ``net``; ``first`` has `edl run`."""
 
     net: Net
@@ -144,11 +144,14 @@ def wrong_clock(directory: Path) -> Path:
 
 
 @contextmanager
-def on_hosts(net: Net, directory: Path, **settings: Any) -> Iterator[HostsTrial]:
-    """A job of one slot a host on the hosts of ``net``; ``settings`` as for :func:`trial`."""
-    settings = {"kind": HostsTrial, "net": net, **settings}
+def on_hosts(net: Net, directory: Path, **settings: Any) -> Iterator[HostsScenario]:
+    """A job of one slot a host on the hosts of ``net``; ``settings`` as for :func:`scenario`."""
+    settings = {"kind": HostsScenario, "net": net, **settings}
     settings["options"] = ["--slots", "1", *settings.get("options", ())]
-    with zookeeper_on(net, directory) as server, trial(directory, server.hosts, **settings) as job:
+    with (
+        zookeeper_on(net, directory) as server,
+        scenario(directory, server.hosts, **settings) as job,
+    ):
         yield job
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, Self
 
-from edl.core.records import Generation, Seat
+from edl.core.records import Generation, RingMember
 from edl.ring.rendezvous import RendezvousServer
 
 START_S = 180.0  # for PyTorch to be imported, on a busy machine
@@ -175,11 +175,11 @@ def _say(*words: object) -> None:
 
 
 def _generation(case: int, number: int, workers: tuple[int, ...], port: int) -> Generation:
-    seats = tuple(
-        Seat(worker, "ab"[worker % 2], worker // 2, "127.0.0.1", port) for worker in workers
+    members = tuple(
+        RingMember(worker, "ab"[worker % 2], worker // 2, "127.0.0.1", port) for worker in workers
     )
     scope = f"g{100 * case + number}-ab"
-    return Generation(number, 1, seats, workers[0], (), (), "", scope=scope)
+    return Generation(number, 1, members, workers[0], (), (), "", scope=scope)
 
 
 def _wait_for(path: Path) -> None:

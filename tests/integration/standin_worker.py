@@ -32,8 +32,8 @@ from edl.core.events import Details, Event, GenerationDetails, SwitchDetails, Sw
 from edl.core.job.ages import Ages
 from edl.core.job.decision import Limits
 from edl.core.job.membership import decide
-from edl.core.records import Generation, JobState, Member, Reading, Stage, TrainingStatus
-from edl.errors import CoordinationError, Deposed
+from edl.core.records import Generation, JobState, Member, ProgressSample, Stage, TrainingStatus
+from edl.errors import CoordinationError, LeadershipLost
 from edl.framework.first_step import tell
 
 PERIOD_S = 0.2  # how often it looks although no watch has fired, and tells of its steps
@@ -65,7 +65,7 @@ class Worker:
             settings.own_address,
             1,  # nobody listens there
             os.getpid(),
-            settings.launch,
+            settings.attempt_id,
             Stage.READY,
         )
         self.election = Election(store.session, store.name, self.member.id)
@@ -73,7 +73,7 @@ class Worker:
         self.step = 0
         self.samples = 0  # 4 a step from each worker
         self.size = 0
-        self.counted: Reading | None = None
+        self.counted: ProgressSample | None = None
         self.asked_to_leave = False
         self.trained = False
         self.told_at = self.looked_at = 0.0
@@ -118,8 +118,8 @@ class Worker:
             return True
         if generation.rank_of(self.member.id) is None:
             self.say(newest_generation=generation.number)
-            return self.member.generation == 0 and bool(generation.seats)
-        self.size = len(generation.seats)
+            return self.member.generation == 0 and bool(generation.members)
+        self.size = len(generation.members)
         if self.member.generation < generation.number:
             leaving = self.member.stage is Stage.LEAVING
             stage = Stage.LEAVING if leaving else Stage.ACTIVE
@@ -141,14 +141,17 @@ class Worker:
         if decision.generation is not None:
             new = decision.generation
             members, joined, left = (
-                tuple(f"w{worker}" for worker in ids) for ids in (new.members, new.joined, new.left)
+                tuple(f"w{worker}" for worker in ids)
+                for ids in (new.worker_ids, new.joined, new.left)
             )
             self.log(new, GenerationDetails(new.term, members, joined, left, new.repairs))
             parts = {name: SwitchParts("old", stall_s=0.05) for name in members}
             self.log(new, SwitchDetails(len(parts), parts))
         if time.monotonic() - self.told_at > PERIOD_S / 2:  # else it has changed much just now
             self.told_at = time.monotonic()
-            status = TrainingStatus(step=self.step, reading=self.counted, reason=decision.reason)
+            status = TrainingStatus(
+                step=self.step, progress_sample=self.counted, reason=decision.reason
+            )
             leadership.put_status(status)
 
     def log(self, new: Generation, details: Details) -> None:
@@ -168,7 +171,7 @@ class Worker:
                 try:
                     if not self.turn():
                         return
-                except (CoordinationError, Deposed):
+                except (CoordinationError, LeadershipLost):
                     self.news.set()
             time.sleep(args.step_s)
             if self.member.generation == 0 or (args.rest_alone and self.size == 1):
@@ -176,7 +179,7 @@ class Worker:
             self.step += 1
             self.say_trained()
             self.samples += 4 * self.size
-            self.counted = Reading(
+            self.counted = ProgressSample(
                 self.member.id, self.member.generation, self.size, 0, self.step, self.samples,
                 time.monotonic(),
             )  # fmt: skip

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from trial import last_line_of, trial
+from scenario import last_line_of, scenario
 
 from edl.testing.throttle import Throttle
 
@@ -19,7 +19,7 @@ SLOW = Throttle(0.1)
 @pytest.mark.long  # on loopback rings in `make test`
 def test_a_join_a_leave_and_a_death_in_the_middle_of_a_step(tmp_path: Path, zk_hosts: str) -> None:
     """Epochs end in the middle of a group of batches, on some workers with padding."""
-    with trial(
+    with scenario(
         tmp_path, zk_hosts, np=2, max_np=3, samples=730, more=ACCUMULATING, throttled=SLOW
     ) as job:
         job.join_leave_and_die()

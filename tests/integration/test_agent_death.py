@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cli_shell import STANDIN, WAIT_S, Shell, shell, until
-from trial import trial
+from scenario import scenario
 
 from edl.launch.adoption import identity
 from edl.launch.supervisor import ONE_SIGNAL_S
@@ -33,7 +33,7 @@ RUN = ("run", "-np", "2", "--max-np", "3", "--job", "j", "--host", "a")
 def test_workers_train_on_without_their_agent_and_the_next_one_takes_them_over(
     tmp_path: Path, zk_hosts: str
 ) -> None:
-    with trial(tmp_path, zk_hosts, np=2, max_np=3) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3) as job:
         job.wait_for_step(5)
         before = job.members("w0", "w1")
         job.agent().kill()
@@ -58,7 +58,7 @@ def test_workers_train_on_without_their_agent_and_the_next_one_takes_them_over(
 
 @pytest.mark.slow
 def test_a_job_without_an_agent_stops_and_says_so_by_itself(tmp_path: Path, zk_hosts: str) -> None:
-    with trial(tmp_path, zk_hosts, np=2) as job:
+    with scenario(tmp_path, zk_hosts, np=2) as job:
         job.wait_for_step(3)
         job.agent().kill()
         job.until(lambda: job.status()["hosts"] == {}, "the agent's session to end")
@@ -119,15 +119,15 @@ def test_a_helper_with_a_session_of_its_own_is_not_adopted(tmp_path: Path) -> No
     worker = started.pid_of("launch-0")
     try:
         until(lambda: helper.exists() and helper.read_text(), WAIT_S)
-        assert [one.pid for one in next_one.adopt()] == [worker]
+        assert [one.pid for one in next_one.take_over()] == [worker]
         assert worker is not None
         (tmp_path / "launch-0.process").write_text("")  # the disk was full
         next_one.release()
-        assert worker in [one.pid for one in next_one.adopt()]
+        assert worker in [one.pid for one in next_one.take_over()]
         (tmp_path / "launch-0.process").write_text(identity(worker))
         os.kill(worker, signal.SIGKILL)
         until(lambda: psutil.Process(worker).status() == psutil.STATUS_ZOMBIE, WAIT_S)
-        assert last.adopt() == ()
+        assert last.take_over() == ()
     finally:
         started.kill_all(WAIT_S)
         if helper.exists():

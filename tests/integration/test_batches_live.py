@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from paths import SCRIPTS
-from trial import trial
+from scenario import scenario
 
 from edl.testing.throttle import Throttle
 
@@ -38,7 +38,7 @@ def test_it_grows_on_all_workers_and_outlives_its_leader(
         "more": ["--mode", mode] if mode else [],
         "environment": {"EDL_TEST_SIGNAL": "0.1"},  # a noise scale of 100 samples
     }
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, **settings) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, **settings) as job:
         job.wait_for_step(3)
         assert job.status()["global_batch"] == 8
         job.wait(lambda now: now["global_batch"] == 16, "a larger batch")

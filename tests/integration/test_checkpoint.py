@@ -28,7 +28,7 @@ SAMPLES, EPOCHS = 240, 3
 SLOW = Throttle(0.1, 70, 2.0)  # with one worker it has 180 steps
 
 
-class Trial:
+class Scenario:
     """A counting job that saves into ``<directory>/saved``."""
 
     def __init__(self, directory: Path) -> None:
@@ -60,8 +60,8 @@ class Trial:
 
 
 @pytest.fixture
-def trial(tmp_path: Path) -> Trial:
-    return Trial(tmp_path)
+def scenario(tmp_path: Path) -> Scenario:
+    return Scenario(tmp_path)
 
 
 def wait_for_event(job: Job, kind: str, timeout_s: float = WAIT_S) -> dict[str, Any]:
@@ -72,9 +72,9 @@ def wait_for_event(job: Job, kind: str, timeout_s: float = WAIT_S) -> dict[str, 
     return events[0]
 
 
-def test_a_job_outlives_all_its_workers(trial: Trial, zk_hosts: str) -> None:
-    script = trial.script("--every", "0.5")
-    with started(trial.directory, zk_hosts, *script, np=2, max_np=2, throttled=SLOW) as job:
+def test_a_job_outlives_all_its_workers(scenario: Scenario, zk_hosts: str) -> None:
+    script = scenario.script("--every", "0.5")
+    with started(scenario.directory, zk_hosts, *script, np=2, max_np=2, throttled=SLOW) as job:
         job.wait_for_step(5 + random.Random("all at once").randrange(30))
         for pid in job.workers(COUNTING):
             os.kill(pid, signal.SIGKILL)
@@ -83,47 +83,51 @@ def test_a_job_outlives_all_its_workers(trial: Trial, zk_hosts: str) -> None:
             r"all 2 workers died; resumed from step \d+, at least \d+ steps? lost",
             resumed["reason"],
         )
-        job.hurry()
+        job.finish_soon()
         assert job.end() == 0, job.describe("it failed")
         assert resumed["reason"] in job.output()
         saves = job.events("checkpoint")
         assert {"bytes", "capture_s", "write_s", "path"} <= saves[-1].keys()
-        reports = trial.prove(2, job.describe("the counts are wrong"))
+        reports = scenario.prove(2, job.describe("the counts are wrong"))
     assert {report["rings"][0]["step"] for report in reports} == {resumed["step"]}
-    assert len(files.listed(trial.saved)) == 3
-    assert trial.newest.step == reports[0]["steps"]
+    assert len(files.listed(scenario.saved)) == 3
+    assert scenario.newest.step == reports[0]["steps"]
 
 
-def test_a_job_without_its_last_checkpoint_has_not_done_all(trial: Trial, zk_hosts: str) -> None:
+def test_a_job_without_its_last_checkpoint_has_not_done_all(
+    scenario: Scenario, zk_hosts: str
+) -> None:
     """The disk is full at the end: it has trained, and says what is lacking, as its exit code."""
-    trial.saved.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "edl-test", trial.saved], check=True)
+    scenario.saved.mkdir()
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "edl-test", scenario.saved], check=True
+    )
     try:
-        script = trial.script("--every", "1000")
-        with started(trial.directory, zk_hosts, *script, np=2, max_np=2, throttled=SLOW) as job:
+        script = scenario.script("--every", "1000")
+        with started(scenario.directory, zk_hosts, *script, np=2, max_np=2, throttled=SLOW) as job:
             job.wait_for_step(3)
             wait_for_event(job, "checkpoint")
-            with contextlib.suppress(OSError), (trial.saved / "filling").open("wb") as file:
+            with contextlib.suppress(OSError), (scenario.saved / "filling").open("wb") as file:
                 while True:
                     file.write(bytes(65536))
-            job.hurry()
+            job.finish_soon()
             assert job.end() == 1, job.describe("it ended well")
             story = job.describe("it is not said")
             assert job.status()["state"] == "finished", story
-            steps = trial.prove(2, story)[0]["steps"]
+            steps = scenario.prove(2, story)[0]["steps"]
             reason = (
                 f"trained {steps} steps, but the checkpoint of step {steps} was not written: "
-                f"No space left on device: {files.path_of(trial.saved, steps)}"
+                f"No space left on device: {files.path_of(scenario.saved, steps)}"
             )
             assert job.status()["reason"] == reason, story
             assert f"edl: job {job.name} finished: {reason}" in job.output(), story
     finally:
-        subprocess.run(["umount", trial.saved], check=True)
+        subprocess.run(["umount", scenario.saved], check=True)
 
 
-def test_without_a_checkpoint_the_job_has_failed(trial: Trial, zk_hosts: str) -> None:
-    script = [COUNTING, "--out", str(trial.out)]
-    with started(trial.directory, zk_hosts, *script, np=2, max_np=2, throttled=SLOW) as job:
+def test_without_a_checkpoint_the_job_has_failed(scenario: Scenario, zk_hosts: str) -> None:
+    script = [COUNTING, "--out", str(scenario.out)]
+    with started(scenario.directory, zk_hosts, *script, np=2, max_np=2, throttled=SLOW) as job:
         job.wait_for_step(3)
         for pid in job.workers(COUNTING):
             os.kill(pid, signal.SIGKILL)
@@ -131,101 +135,107 @@ def test_without_a_checkpoint_the_job_has_failed(trial: Trial, zk_hosts: str) ->
         assert "there is no checkpoint to resume from" in job.output()
 
 
-def test_a_stopped_job_is_resumed_with_more_workers(trial: Trial, zk_hosts: str) -> None:
+def test_a_stopped_job_is_resumed_with_more_workers(scenario: Scenario, zk_hosts: str) -> None:
     """The first start finds nothing to resume, and may: ``--resume=auto``."""
-    script, auto = trial.script("--num-workers", "2"), ["--resume=auto"]
+    script, auto = scenario.script("--num-workers", "2"), ["--resume=auto"]
     first = {"np": 1, "max_np": 1, "options": auto, "throttled": SLOW}
-    with started(trial.directory, zk_hosts, *script, **first) as job:
+    with started(scenario.directory, zk_hosts, *script, **first) as job:
         job.wait_for_step(65)  # in the second epoch
         job.edl("stop")
         assert job.end() == 143, job.describe("it failed")
-    stopped = trial.newest
+    stopped = scenario.newest
     assert stopped.job == job.name
     assert stopped.step >= 65
     assert stopped.epoch in (1, 2), "on a busy machine it may be in the third by now"
 
-    with started(trial.directory, zk_hosts, *script, np=2, max_np=2) as job:
+    with started(scenario.directory, zk_hosts, *script, np=2, max_np=2) as job:
         assert job.end() == 1, job.describe("it overwrote another run's checkpoints")
         assert "has checkpoints of another run" in job.output()
         assert "--resume" in job.output()
 
     other_size = [*script, "--batch-size", "5"]
-    with started(trial.directory, zk_hosts, *other_size, np=2, max_np=2, options=auto) as job:
+    with started(scenario.directory, zk_hosts, *other_size, np=2, max_np=2, options=auto) as job:
         assert job.end() == 0, job.describe("it failed")
-        reports = trial.prove(2, job.describe("the counts are wrong"))
+        reports = scenario.prove(2, job.describe("the counts are wrong"))
         assert job.events("resumed")[0]["step"] == stopped.step
     for report in reports:
         assert report["rings"][0]["step"] == stopped.step
         assert [epoch["epoch"] for epoch in report["epochs"]] == [*range(stopped.epoch, 3)]
 
 
-def test_a_damaged_checkpoint_ends_the_job_with_a_sentence(trial: Trial, zk_hosts: str) -> None:
+def test_a_damaged_checkpoint_ends_the_job_with_a_sentence(
+    scenario: Scenario, zk_hosts: str
+) -> None:
     """Once, though each of the workers could have tried it."""
-    trial.saved.mkdir()
-    path = files.path_of(trial.saved, 7)
+    scenario.saved.mkdir()
+    path = files.path_of(scenario.saved, 7)
     path.write_bytes(b"not ours")
-    script, resume = trial.script(), ["--resume"]
-    with started(trial.directory, zk_hosts, *script, np=2, max_np=2, options=resume) as job:
+    script, resume = scenario.script(), ["--resume"]
+    with started(scenario.directory, zk_hosts, *script, np=2, max_np=2, options=resume) as job:
         assert job.end() == 1, job.describe("it should have failed")
-        sentence = f"cannot resume: there is no checkpoint in {trial.saved}; refused: {path} is no"
+        sentence = (
+            f"cannot resume: there is no checkpoint in {scenario.saved}; refused: {path} is no"
+        )
         assert f"failed: {sentence}" in job.output().replace("\n", " ")
         assert job.output().count("checkpoint_refused") == 1
 
 
 @pytest.mark.long  # on loopback rings in `make test`
-def test_below_min_np_the_job_ends_with_a_checkpoint(trial: Trial, zk_hosts: str) -> None:
+def test_below_min_np_the_job_ends_with_a_checkpoint(scenario: Scenario, zk_hosts: str) -> None:
     """A replacement comes too late: it is started anew."""
-    script, options = trial.script(), ["--elastic-timeout", "0.5", "--no-template"]
+    script, options = scenario.script(), ["--elastic-timeout", "0.5", "--no-template"]
     limits: dict[str, Any] = {"np": 2, "min_np": 2, "max_np": 2, "options": options}
-    with started(trial.directory, zk_hosts, *script, **limits, throttled=SLOW) as job:
+    with started(scenario.directory, zk_hosts, *script, **limits, throttled=SLOW) as job:
         job.wait_for_step(10)
         os.kill(min(job.workers(COUNTING)), signal.SIGKILL)
         assert job.end() == 1, job.describe("it should have failed")
         assert "only 1 worker left, min_np is 2, and nobody joined within 0.5 s" in job.output()
         (paused,) = job.events("paused")
         assert paused["reason"].startswith("paused: 1 worker is left and min_np is 2; others are")
-    saved = trial.newest
+    saved = scenario.newest
     assert saved.step >= 10
-    with started(trial.directory, zk_hosts, *script, np=1, max_np=1, options=["--resume"]) as job:
+    with started(
+        scenario.directory, zk_hosts, *script, np=1, max_np=1, options=["--resume"]
+    ) as job:
         assert job.end() == 0, job.describe("it failed")
-        reports = trial.prove(1, job.describe("the counts are wrong"))
+        reports = scenario.prove(1, job.describe("the counts are wrong"))
     assert reports[0]["rings"][0]["step"] == saved.step
 
 
-def test_sigterm_to_everything_saves(trial: Trial, zk_hosts: str) -> None:
+def test_sigterm_to_everything_saves(scenario: Scenario, zk_hosts: str) -> None:
     """To the loaders' processes, too."""
-    script = trial.script("--num-workers", "1")
-    with started(trial.directory, zk_hosts, *script, np=2, max_np=2, throttled=SLOW) as job:
+    script = scenario.script("--num-workers", "1")
+    with started(scenario.directory, zk_hosts, *script, np=2, max_np=2, throttled=SLOW) as job:
         job.wait_for_step(5)
         for process in job.processes():
             process.terminate()
         assert job.end() == 143, job.describe("it failed")
         assert "Traceback" not in job.output()
-    assert trial.newest.step >= 5
+    assert scenario.newest.step >= 5
 
 
-def test_a_job_of_one_needs_no_launcher(trial: Trial, zk_hosts: str) -> None:
-    job = Job(trial.directory, zk_hosts)
+def test_a_job_of_one_needs_no_launcher(scenario: Scenario, zk_hosts: str) -> None:
+    job = Job(scenario.directory, zk_hosts)
     job.throttle(SLOW)
-    errors_file = trial.directory / "errors_file"
+    errors_file = scenario.directory / "errors_file"
 
     def run(resume: str) -> forked.Python:
         with errors_file.open("w") as errors:
             environment = {**job.environment, "EDL_RESUME": resume}
-            return forked.Python("torch", trial.script(), env=environment, stderr=errors)
+            return forked.Python("torch", scenario.script(), env=environment, stderr=errors)
 
     first = run("")
     deadline = time.monotonic() + 60
-    while not (trial.saved.exists() and files.listed(trial.saved)):
+    while not (scenario.saved.exists() and files.listed(scenario.saved)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     first.terminate()
     assert first.wait(60) == 143
-    saved = trial.newest
-    job.hurry()
+    saved = scenario.newest
+    job.finish_soon()
     assert run("").wait(60) == 1
-    refusal = f"edl: {trial.saved} has checkpoints of another run (job alone, step {saved.step})"
+    refusal = f"edl: {scenario.saved} has checkpoints of another run (job alone, step {saved.step})"
     assert errors_file.read_text().startswith(refusal)
     assert run("1").wait(60) == 0
-    reports = trial.prove(1, "")
+    reports = scenario.prove(1, "")
     assert reports[0]["rings"][0]["step"] == saved.step

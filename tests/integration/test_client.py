@@ -15,7 +15,7 @@ from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 from edl.client import Job, connection
 from edl.client.connection import choose_job, connected
 from edl.core.plural import counted
-from edl.core.records import Asker, JobState
+from edl.core.records import JobState, RequestedBy
 from edl.errors import HostLost, JobEnded, TimedOut, UnknownJob, UsageError
 
 pytestmark = pytest.mark.integration
@@ -209,7 +209,7 @@ def test_a_host_that_leaves_is_not_held_by_who_did_not_know(shell: Shell, client
     guest.expect("Ctrl-C: host b leaves the job")
     with connected(None) as session:
         store = choose_job(session, "j")
-        store.desire(lambda now: {**now, "b": 1}, Asker.PERSON, "a test")
+        store.set_desired(lambda now: {**now, "b": 1}, RequestedBy.PERSON, "a test")
     assert guest.wait() == 0
     assert shell.status()["desired"] == {"a": 1, "b": 0}
     assert shell.edl("stop", "j").returncode == 0

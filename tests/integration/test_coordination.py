@@ -21,21 +21,21 @@ from edl.coordination.session import Session
 from edl.coordination.wire import encode
 from edl.core.events import DesiredDetails, Event, EventKind, EvictedDetails
 from edl.core.job.profile_hold import ProfileHold
-from edl.core.policy.learned import Learned
 from edl.core.policy.observation import Seen
+from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.record import Record
 from edl.core.records import (
-    Asker,
     Assigned,
     Generation,
     Host,
     JobPolicy,
     JobState,
-    KeptSlot,
     Member,
-    Reading,
+    ProgressSample,
     Request,
-    Seat,
+    RequestedBy,
+    RingMember,
+    SlotRecord,
     Stage,
     TrainingStatus,
 )
@@ -57,7 +57,7 @@ JOB = make_job()
 
 def member(worker: int, launch: str = "a", **changes: object) -> Member:
     values = {"host": "alpha", "slot": 0, "address": "127.0.0.1", "port": 4711, "pid": 1}
-    return Member(id=worker, launch=launch, **{**values, **changes})
+    return Member(id=worker, attempt_id=launch, **{**values, **changes})
 
 
 def put(store: JobStore, path: str, record: Record) -> None:
@@ -145,7 +145,7 @@ class TestSession:
                 with pytest.raises(CoordinationError):
                     store.snapshot()
                 with pytest.raises(CoordinationError):
-                    store.desire(lambda now: {"alpha": 1}, Asker.PERSON, "so")
+                    store.set_desired(lambda now: {"alpha": 1}, RequestedBy.PERSON, "so")
                 assert time.monotonic() - began < 2 * session.request_timeout_s + 1.0
                 assert start_local(tmp_path) == hosts
                 wait_until(lambda: session.connected)
@@ -211,7 +211,7 @@ class TestLifecycle:
             missing.events.read,
             missing.members.new_id,
             lambda: missing.members.put(member(0)),
-            lambda: missing.desire(lambda now: {"x": 1}, Asker.PERSON, "so"),
+            lambda: missing.set_desired(lambda now: {"x": 1}, RequestedBy.PERSON, "so"),
             lambda: missing.requests.add(Request("drain", 0)),
             lambda: missing.events.add(Event(0.0, 0, 0, "", EvictedDetails("w1"))),
             lambda: missing.watch_generation(None),
@@ -250,8 +250,8 @@ class TestLifecycle:
             old.create(JOB, {"alpha": 1})
             health = {"worker": "w0", "run": old.nodes.run}
             with DaemonServer("127.0.0.1", health=lambda: health) as server:
-                seat = Seat(0, "alpha", 0, "127.0.0.1", server.port)
-                put(old, old.paths.generation, Generation(1, 1, (seat,), 0, (0,), (), ""))
+                member = RingMember(0, "alpha", 0, "127.0.0.1", server.port)
+                put(old, old.paths.generation, Generation(1, 1, (member,), 0, (0,), (), ""))
                 creator.close()
                 with pytest.raises(JobExists, match=r"is already running \(w0 trains\)"):
                     JobStore(session, "digits").create(JOB, {})
@@ -358,7 +358,9 @@ class TestStates:
     ) -> None:
         def grow(one: JobStore) -> None:
             for _ in range(25):
-                one.desire(lambda now: {**now, "alpha": now["alpha"] + 1}, Asker.PERSON, "so")
+                one.set_desired(
+                    lambda now: {**now, "alpha": now["alpha"] + 1}, RequestedBy.PERSON, "so"
+                )
 
         threads = [
             threading.Thread(target=grow, args=(one,)) for one in (store, JobStore(other, "digits"))
@@ -377,7 +379,7 @@ class TestStates:
             raise UsageError("too many")
 
         with pytest.raises(UsageError, match="too many"):
-            store.desire(refuse, Asker.PERSON, "so")
+            store.set_desired(refuse, RequestedBy.PERSON, "so")
         assert store.snapshot().desired.hosts == {"alpha": 2}
 
 
@@ -386,27 +388,31 @@ class TestDesired:
         self, store: JobStore
     ) -> None:
         put_status(store, TrainingStatus(step=7))
-        done = store.desire(lambda now: {**now, "beta": 1}, Asker.LAUNCHER, "host beta joins")
+        done = store.set_desired(
+            lambda now: {**now, "beta": 1}, RequestedBy.LAUNCHER, "host beta joins"
+        )
         assert (done.before.hosts, done.desired.hosts) == ({"alpha": 2}, {"alpha": 2, "beta": 1})
         now = store.snapshot()
         assert (now.desired, now.assigned) == (done.desired, Assigned({"alpha": 2, "beta": 1}))
-        assert (now.desired.by, now.desired.reason) == (Asker.LAUNCHER, "host beta joins")
+        assert (now.desired.by, now.desired.reason) == (RequestedBy.LAUNCHER, "host beta joins")
         ((_, event),) = store.events.read()
         assert event.details == DesiredDetails("launcher", {"alpha": 2}, now.desired.hosts)
         assert event.reason == "host beta joins: 2 -> 3 workers wanted (beta: 0 -> 1)"
         assert (event.generation, event.step) == (0, 7)
 
     def test_what_is_desired_already_is_no_change(self, store: JobStore) -> None:
-        assert not store.desire(lambda now: now, Asker.PERSON, "edl scale")
+        assert not store.set_desired(lambda now: now, RequestedBy.PERSON, "edl scale")
         assert (store.events.read(), store.snapshot().desired.reason) == ([], "the job starts")
 
     def test_a_profile_lets_stand_what_a_person_asks_for(self, store: JobStore) -> None:
         hold = ProfileHold("t", "process 7 on a", {"alpha": 2})
         assert store.profile.hold(hold)
-        store.desire(lambda now: {"alpha": 1}, Asker.PROFILE, "it measures")
-        store.desire(lambda now: {"alpha": 3}, Asker.LAUNCHER, "a host")
+        store.set_desired(lambda now: {"alpha": 1}, RequestedBy.PROFILE, "it measures")
+        store.set_desired(lambda now: {"alpha": 3}, RequestedBy.LAUNCHER, "a host")
         assert store.profile.held() == hold
-        store.desire(lambda now: now, Asker.PERSON, "edl scale")  # the size that there is
+        store.set_desired(
+            lambda now: now, RequestedBy.PERSON, "edl scale"
+        )  # the size that there is
         assert store.profile.held() == replace(hold, asked=True)
 
     def test_where_slots_are_assigned_only_its_launcher_does_that(self, session: Session) -> None:
@@ -420,7 +426,7 @@ class TestDesired:
         assert len(store.events.read()) == 1
         now = store.snapshot()
         assert (now.job.sizes.min_np, now.job.sizes.max_np) == (2, 5)
-        store.desire(lambda now: {"a": 3}, Asker.PERSON, "edl scale")
+        store.set_desired(lambda now: {"a": 3}, RequestedBy.PERSON, "edl scale")
         assert store.discover({"a": 4}, {"a": 2}, 1, 9).hosts == {"a": 3}
         now = store.snapshot()
         assert (now.desired.hosts, now.assigned.hosts) == ({"a": 3}, {"a": 2})
@@ -455,7 +461,7 @@ class TestMembers:
     def test_the_id_of_another_launch_is_refused(self, other: Session, store: JobStore) -> None:
         store.members.put(member(0))
         with pytest.raises(CoordinationError, match="another launch"):
-            JobStore(other, "digits").members.put(member(0, launch="b"))
+            JobStore(other, "digits").members.put(member(0, attempt_id="b"))
         assert store.snapshot().members == (member(0),)
 
     def test_a_member_comes_back_after_its_session_expired(
@@ -490,11 +496,11 @@ class TestMembers:
 
     def test_the_newest_process_of_a_slot_keeps_it(self, other: Session, store: JobStore) -> None:
         """The one before, whose session may live for a while, has died."""
-        store.slots.put(KeptSlot("10.0.0.1", 1, 100))
-        store.slots.put(KeptSlot("10.0.0.1", 0, 99))
-        JobStore(other, "digits").slots.put(KeptSlot("10.0.0.1", 1, 101))
+        store.slots.put(SlotRecord("10.0.0.1", 1, 100))
+        store.slots.put(SlotRecord("10.0.0.1", 0, 99))
+        JobStore(other, "digits").slots.put(SlotRecord("10.0.0.1", 1, 101))
         other.close()
-        assert store.snapshot().slots == (KeptSlot("10.0.0.1", 0, 99),)
+        assert store.snapshot().slots == (SlotRecord("10.0.0.1", 0, 99),)
 
 
 class TestRequestsAndStatus:
@@ -503,7 +509,7 @@ class TestRequestsAndStatus:
         assert numbers == [0, 1]
         assert [(r.number, r.worker) for r in store.snapshot().requests] == [(0, 5), (1, 6)]
         assert not store.requests.get(1).done
-        assert store.requests.withdraw(0) is None
+        assert store.requests.cancel(0) is None
         assert [r.number for r in store.snapshot().requests] == [1]
         with pytest.raises(CoordinationError, match="no request number 0"):
             store.requests.get(0)
@@ -516,7 +522,9 @@ class TestRequestsAndStatus:
 
     def test_the_status_is_what_was_written_last(self, store: JobStore) -> None:
         assert store.status() == TrainingStatus()
-        status = TrainingStatus(step=7, reading=Reading(1, 2, 3, 0, 7, 84, 0.5), reason="why")
+        status = TrainingStatus(
+            step=7, progress_sample=ProgressSample(1, 2, 3, 0, 7, 84, 0.5), reason="why"
+        )
         put_status(store, status)
         assert store.status() == store.snapshot().status == status
 
@@ -537,8 +545,10 @@ class TestWatches:
             lambda: changer.members.put(member(0)),
             lambda: changer.members.put(member(0, stage=Stage.READY)),
             lambda: changer.hosts.put(Host("alpha", 1, "127.0.0.1")),
-            lambda: changer.slots.put(KeptSlot("alpha", 0)),
-            lambda: changer.desire(lambda now: {"alpha": now["alpha"] + 1}, Asker.PERSON, "so"),
+            lambda: changer.slots.put(SlotRecord("alpha", 0)),
+            lambda: changer.set_desired(
+                lambda now: {"alpha": now["alpha"] + 1}, RequestedBy.PERSON, "so"
+            ),
             lambda: changer.requests.add(Request("drain", 0)),
             lambda: changer.set_job_state(JobState.STOPPING, "stop"),
         ]
@@ -557,7 +567,7 @@ class TestWatches:
         store.snapshot(lambda: woken.append(1))
         put_status(store, TrainingStatus(step=1))
         store.events.add(Event(0.0, 0, 0, "", EvictedDetails("w1")))
-        store.desire(lambda now: {"alpha": 7}, Asker.PERSON, "so")
+        store.set_desired(lambda now: {"alpha": 7}, RequestedBy.PERSON, "so")
         wait_until(lambda: woken)
         assert len(woken) == 1
 
@@ -576,7 +586,7 @@ class TestWatches:
         assert kinds.count(EventKind.POLICY_SET) == 2
 
     def test_what_was_learned_before_counts_until_something_is_seen(self, store: JobStore) -> None:
-        before, now = (Learned(seen=((np, Seen(40.0, 9)),)) for np in (2, 3))
+        before, now = (ScalingProfile(seen=((np, Seen(40.0, 9)),)) for np in (2, 3))
         store.policy.put_learned(before)
         assert store.policy.learned() == before
         store.policy.put_learned(now)
@@ -588,7 +598,7 @@ class TestWatches:
         job, generation, evicted, leader, _ = store.watch_generation(lambda: woken.append(1))
         assert (job, generation, evicted, leader) == (JOB, None, {}, None)
         store.members.put(member(0))
-        store.desire(lambda now: {"alpha": 1}, Asker.PERSON, "so")
+        store.set_desired(lambda now: {"alpha": 1}, RequestedBy.PERSON, "so")
         store.set_job_state(JobState.STOPPING, "stop")
         wait_until(lambda: woken)
         assert len(woken) == 1

@@ -132,15 +132,17 @@ def test_the_verbs_of_a_running_job(tmp_path: Path, zk_hosts: str) -> None:
     terminal = Terminal(zk_hosts, tmp_path)
     (run,) = blocks("running.md")[0]
     status, events = blocks("watching.md")[0]
-    scale, lend, reclaim, drain, _, stop = blocks("scaling.md")[0]
+    scale, borrow, reclaim, drain, _, stop = blocks("scaling.md")[0]
     with terminal.running(run, tmp_path / "a") as job:
         terminal.wait("digits", trained_by(2), "two workers")
         with (
             terminal.running(status, tmp_path / "status"),
             terminal.running(events, tmp_path / "events"),
         ):
-            terminal.run(lend)
-            terminal.wait("digits", trained_by(4), "four workers on slots of which two are lent")
+            terminal.run(borrow)
+            terminal.wait(
+                "digits", trained_by(4), "four workers on slots of which two are borrowed"
+            )
             terminal.run(reclaim)
             terminal.wait("digits", trained_by(2), "two workers again")
             terminal.run(scale)

@@ -15,30 +15,30 @@ from edl.coordination.election import Election, Leadership, Write
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
 from edl.core.events import Event, EvictedDetails, GenerationDetails
-from edl.core.job.decision import Decision
-from edl.core.job.desired import Change, desire
+from edl.core.job.decision import MembershipDecision
+from edl.core.job.desired import Change, set_desired
 from edl.core.records import (
-    Asker,
     Generation,
     JobEnd,
     JobState,
     Leader,
     Member,
     Request,
+    RequestedBy,
     RingFailure,
-    Seat,
+    RingMember,
     TrainingStatus,
 )
-from edl.daemon.candidacy import Candidacy
-from edl.daemon.unwritten import Unwritten
-from edl.errors import CoordinationError, Deposed, UnknownJob
-from edl.worker.mailbox import Mailbox
+from edl.daemon.candidate import Candidate
+from edl.daemon.pending_writes import PendingWrites
+from edl.errors import CoordinationError, LeadershipLost, UnknownJob
+from edl.worker.shared_state import SharedState
 
 pytestmark = pytest.mark.integration
 
 Wait = Callable[..., None]
 EVENT = Event(1.0, 1, 7, "why", GenerationDetails(1, ("w0",), ("w0",), (), True))
-SEAT = Seat(0, "alpha", 0, "127.0.0.1", 4711)
+SEAT = RingMember(0, "alpha", 0, "127.0.0.1", 4711)
 
 
 def generation(number: int, term: int) -> Generation:
@@ -81,12 +81,12 @@ class TestCandidacy:
         self, session: Session, other: Session, store: JobStore
     ) -> None:
         Election(other, "digits", 1).enter()
-        candidacy = Candidacy(lambda one: cast(Any, Term(one.term)), lambda: "", 0.5)
-        candidacy.stand(lambda: Election(session, "digits", 2))
+        candidacy = Candidate(lambda one: cast(Any, Term(one.term)), lambda: "", 0.5)
+        candidacy.campaign(lambda: Election(session, "digits", 2))
         candidacy.turn(lambda: None)
         own = Member(2, "alpha", 0, "127.0.0.1", 4711, 1, "launch", broken=RingFailure(8, 40))
-        assert candidacy.depose_dead(own, generation(8, 1), {}, False)
-        assert not candidacy.depose_dead(own, generation(8, 1), {1: "gone"}, False)
+        assert candidacy.remove_dead(own, generation(8, 1), {}, False)
+        assert not candidacy.remove_dead(own, generation(8, 1), {1: "gone"}, False)
         candidacy.turn(lambda: None)
         assert store.snapshot().leader == Leader(1, 2)
 
@@ -175,7 +175,7 @@ class TestTerms:
                         continue
                     try:
                         leadership.put_status(TrainingStatus(step=leadership.term))
-                    except Deposed:
+                    except LeadershipLost:
                         continue
                     won.append((leadership.term, worker))
                     if len(won) >= 30:
@@ -183,7 +183,7 @@ class TestTerms:
                     elif leadership.term % 2:
                         election.leave()
                     else:
-                        election.depose(worker)
+                        election.remove(worker)
                 election.leave()
 
         threads = [threading.Thread(target=campaign, args=(worker,)) for worker in range(5)]
@@ -208,24 +208,24 @@ class TestFence:
         first, second = Election(session, "digits", 0), Election(other, "digits", 1)
         old = lead(first)
         second.enter()
-        assert second.depose(0)
-        assert not second.depose(0)
+        assert second.remove(0)
+        assert not second.remove(0)
         before = store.snapshot()
         for write in (
             lambda: old.carry_out(
-                Decision("x", generation(1, 1), lower(store), {3: "x"}), events=[EVENT]
+                MembershipDecision("x", generation(1, 1), lower(store), {3: "x"}), events=[EVENT]
             ),
             lambda: old.put_status(TrainingStatus(step=1)),
             lambda: old.commit([Write(store.paths.desired, {})]),
         ):
-            with pytest.raises(Deposed, match="term 1"):
+            with pytest.raises(LeadershipLost, match="term 1"):
                 write()
         assert store.snapshot() == before
         assert store.events.read() == []
         new = lead(second)
-        new.carry_out(Decision("x", generation(1, 2)))
-        with pytest.raises(Deposed):
-            old.carry_out(Decision("x", generation(2, 1)))
+        new.carry_out(MembershipDecision("x", generation(1, 2)))
+        with pytest.raises(LeadershipLost):
+            old.carry_out(MembershipDecision("x", generation(2, 1)))
         assert first.leads() is None
 
     def test_a_node_of_an_earlier_session_is_in_nobodys_way(
@@ -247,7 +247,7 @@ class TestFence:
         assert second.ahead() == [0]
         second.enter()
         assert (first.ahead(), second.ahead()) == ([], [0])
-        second.depose(0)
+        second.remove(0)
         first.enter()
         assert (first.ahead(), second.ahead()) == ([12], [])
 
@@ -257,7 +257,7 @@ class TestFence:
         first, second = Election(session, "digits", 0), Election(other, "digits", 1)
         lead(first)
         second.enter()
-        second.depose(0)
+        second.remove(0)
         first.enter()
         assert first.leads() is None
         assert lead(second).term == 2
@@ -273,13 +273,13 @@ class TestFence:
         old = lead(election)
         expire(session)
         wait_until(lambda: session.epoch == 2)
-        with pytest.raises(Deposed):
+        with pytest.raises(LeadershipLost):
             old.put_status(TrainingStatus(step=1))
         assert election.leads() is None
         new = lead(election)
         assert new.term == 2
         new.put_status(TrainingStatus(step=2))
-        with pytest.raises(Deposed):
+        with pytest.raises(LeadershipLost):
             old.put_status(TrainingStatus(step=1))
         assert store.status() == TrainingStatus(step=2)
 
@@ -287,7 +287,7 @@ class TestFence:
 def lower(store: JobStore) -> Change:
     """One worker on alpha is left, by what ZooKeeper says now."""
     now = store.snapshot()
-    return desire(now.desired, now.assigned, {"alpha": 1}, Asker.LEADER, "w1 leaves")
+    return set_desired(now.desired, now.assigned, {"alpha": 1}, RequestedBy.LEADER, "w1 leaves")
 
 
 class TestDecisions:
@@ -300,14 +300,20 @@ class TestDecisions:
     ) -> None:
         number = store.requests.add(Request("drain", 0))
         answer = Request("drain", 0, number, True, True, "w0 leaves")
-        decision = Decision("why", generation(1, 1), lower(store), {7: "too late"}, (answer,))
+        decision = MembershipDecision(
+            "why", generation(1, 1), lower(store), {7: "too late"}, (answer,)
+        )
         events = [EVENT, Event(1.0, 1, 7, "w7 was given up: too late", EvictedDetails("w7"))]
         leadership.carry_out(decision, events)
         assert [event for _, event in store.events.read()] == events
         now = store.snapshot()
         assert now.generation == generation(1, 1)
         assert now.desired.hosts == now.assigned.hosts == {"alpha": 1}
-        assert (now.desired.by, now.evicted, now.requests) == (Asker.LEADER, {7: "too late"}, ())
+        assert (now.desired.by, now.evicted, now.requests) == (
+            RequestedBy.LEADER,
+            {7: "too late"},
+            (),
+        )
         assert store.requests.get(number) == answer
         job, current, evicted, leader, _ = store.watch_generation(None)
         assert (job, current, evicted) == (now.job, now.generation, {7: "too late"})
@@ -316,33 +322,35 @@ class TestDecisions:
     def test_a_generation_that_does_not_follow_is_refused_with_all_the_rest(
         self, store: JobStore, leadership: Leadership
     ) -> None:
-        leadership.carry_out(Decision("x", generation(1, 1)))
+        leadership.carry_out(MembershipDecision("x", generation(1, 1)))
         for wrong in (generation(1, 1), generation(3, 1), generation(2, 2)):
             with pytest.raises(CoordinationError, match="cannot follow generation 1"):
-                leadership.carry_out(Decision("x", wrong, lower(store)), events=[EVENT])
+                leadership.carry_out(MembershipDecision("x", wrong, lower(store)), events=[EVENT])
         assert store.snapshot().desired.hosts == {"alpha": 2}
         assert store.events.read() == []
-        leadership.carry_out(Decision("x", generation(2, 1)))
+        leadership.carry_out(MembershipDecision("x", generation(2, 1)))
 
     def test_what_is_desired_meanwhile_is_not_overwritten(
         self, store: JobStore, leadership: Leadership
     ) -> None:
         change = lower(store)
-        store.desire(lambda now: {"alpha": 3}, Asker.PERSON, "edl scale")
+        store.set_desired(lambda now: {"alpha": 3}, RequestedBy.PERSON, "edl scale")
         with pytest.raises(CoordinationError, match="decide again"):
-            leadership.carry_out(Decision("x", generation(1, 1), change))
+            leadership.carry_out(MembershipDecision("x", generation(1, 1), change))
         now = store.snapshot()
         assert (now.desired.hosts, now.assigned.hosts) == ({"alpha": 3}, {"alpha": 3})
         assert now.generation is None
-        leadership.carry_out(Decision("x", change=lower(store)))
+        leadership.carry_out(MembershipDecision("x", change=lower(store)))
         assert store.snapshot().assigned.hosts == {"alpha": 1}
 
     def test_withdrawn_requests_and_repeated_evictions_do_no_harm(
         self, store: JobStore, leadership: Leadership
     ) -> None:
-        leadership.carry_out(Decision("x", evict={7: "first"}))
+        leadership.carry_out(MembershipDecision("x", evict={7: "first"}))
         answer = Request("drain", 0, 99, True, False, "no")
-        leadership.carry_out(Decision("x", generation(1, 1), None, {7: "second"}, (answer,)))
+        leadership.carry_out(
+            MembershipDecision("x", generation(1, 1), None, {7: "second"}, (answer,))
+        )
         now = store.snapshot()
         assert (now.evicted, now.generation) == ({7: "first"}, generation(1, 1))
 
@@ -351,27 +359,29 @@ class TestDecisions:
     ) -> None:
         number = store.requests.add(Request("drain", 0))
         seen = store.snapshot()
-        assert store.requests.withdraw(number) is None
+        assert store.requests.cancel(number) is None
         answer = Request("drain", 0, number, True, True, "w0 leaves")
         with pytest.raises(CoordinationError, match="withdrawn meanwhile; decide again"):
-            leadership.carry_out(Decision("x", generation(1, 1), None, {}, (answer,)), seen)
+            leadership.carry_out(
+                MembershipDecision("x", generation(1, 1), None, {}, (answer,)), seen
+            )
         assert store.snapshot().generation is None
-        assert store.requests.withdraw(number) is None
+        assert store.requests.cancel(number) is None
 
     def test_a_request_that_is_answered_cannot_be_withdrawn(
         self, store: JobStore, leadership: Leadership
     ) -> None:
         number = store.requests.add(Request("drain", 0))
         answer = Request("drain", 0, number, True, True, "w0 leaves")
-        leadership.carry_out(Decision("x", answers=(answer,)))
-        assert store.requests.withdraw(number) == answer
+        leadership.carry_out(MembershipDecision("x", answers=(answer,)))
+        assert store.requests.cancel(number) == answer
         assert store.requests.get(number) == answer
 
     def test_a_decision_to_do_nothing_writes_nothing(
         self, store: JobStore, leadership: Leadership
     ) -> None:
         before = store.snapshot()
-        leadership.carry_out(Decision("all is well"))
+        leadership.carry_out(MembershipDecision("all is well"))
         assert store.snapshot() == before
         assert store.events.read() == []
 
@@ -392,7 +402,7 @@ class TestTheEndOfAJob:
         self, session: Session, store: JobStore
     ) -> None:
         leadership = lead(Election(session, "digits", 0))
-        leadership.carry_out(Decision("w0 trains", generation(1, 1)), [])
+        leadership.carry_out(MembershipDecision("w0 trains", generation(1, 1)), [])
         outside, inside = (self.unwritten(store, worker) for worker in (7, 0))
         inside.end_job(JobEnd(JobState.FINISHED, "trained 60 steps", 1), None)
         outside.end_job(JobEnd(JobState.FINISHED, "trained 90 steps"), None)
@@ -410,7 +420,7 @@ class TestTheEndOfAJob:
 
     def test_not_who_was_given_up(self, session: Session, store: JobStore) -> None:
         leadership = lead(Election(session, "digits", 0))
-        decision = Decision("w0 is cut off", generation(1, 1), evict={0: "it is cut off"})
+        decision = MembershipDecision("w0 is cut off", generation(1, 1), evict={0: "it is cut off"})
         leadership.carry_out(decision, [])
         one = self.unwritten(store, 0)
         one.end_job(JobEnd(JobState.FINISHED, "trained 90 steps"), None)
@@ -418,7 +428,7 @@ class TestTheEndOfAJob:
         assert store.snapshot().job.state is JobState.RUNNING
 
     @staticmethod
-    def unwritten(store: JobStore, worker: int) -> Unwritten:
-        one = Unwritten(store, Mailbox(worker))
+    def unwritten(store: JobStore, worker: int) -> PendingWrites:
+        one = PendingWrites(store, SharedState(worker))
         one.register(Member(worker, "alpha", 0, "127.0.0.1", 4711, 1, "launch"))
         return one

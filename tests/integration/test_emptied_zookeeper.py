@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from horovodrun import WORKER, HorovodrunTrial
+from horovodrun import WORKER, HorovodrunScenario
 from known import DIGITS
 from made import make_job
-from trial import Trial, trial
+from scenario import Scenario, scenario
 
 from edl.coordination.job_copy import NUMBERS
 from edl.coordination.job_store import JobStore
@@ -19,7 +19,7 @@ from edl.coordination.reads import children, delete
 from edl.coordination.session import Session
 from edl.coordination.wire import encode
 from edl.core.events import Event, JobRestoredDetails
-from edl.core.records import Generation, JobState, Leader, Seat
+from edl.core.records import Generation, JobState, Leader, RingMember
 from edl.errors import EdlError, UnknownJob
 from edl.testing.zookeeper import ensemble
 
@@ -29,7 +29,7 @@ HERE = "127.0.0.1"
 RESTORED = Event(1.0, 3, 7, "w4 wrote it again", JobRestoredDetails("w4"))
 
 
-def restored(job: Trial, before: dict[str, Any]) -> dict[str, Any]:
+def restored(job: Scenario, before: dict[str, Any]) -> dict[str, Any]:
     """The same processes are in the same ring, and the job is known again."""
     now = job.wait(
         lambda now: (
@@ -50,7 +50,10 @@ def restored(job: Trial, before: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_server_comes_back_empty(tmp_path: Path) -> None:
-    with ensemble(tmp_path, 1) as (server,), trial(tmp_path, server.hosts, np=2, max_np=3) as job:
+    with (
+        ensemble(tmp_path, 1) as (server,),
+        scenario(tmp_path, server.hosts, np=2, max_np=3) as job,
+    ):
         job.wait_for_step(5)
         before = job.wait(lambda now: len(now["members"]) == 2, "2 members")
         server.kill()
@@ -66,7 +69,7 @@ def test_a_server_comes_back_empty(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_jobs_tree_is_removed(tmp_path: Path, zk_hosts: str) -> None:
     """By hand, while all are connected; again, and once with the leader's death."""
-    with trial(tmp_path, zk_hosts, np=3) as job:
+    with scenario(tmp_path, zk_hosts, np=3) as job:
         job.wait_for_step(5)
         for _ in range(2):
             job.wait_for_progress()
@@ -78,14 +81,16 @@ def test_the_jobs_tree_is_removed(tmp_path: Path, zk_hosts: str) -> None:
         with job.store() as store:
             store.delete()
         leader.kill()
-        job.wait(lambda now: now["given_up"], "death")
+        job.wait(lambda now: now["evicted"], "death")
         job.wait_for_size(3)
         job.prove(workers=3)
 
 
 @pytest.mark.long
 def test_under_horovodrun_too(tmp_path: Path, zk_hosts: str) -> None:
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=HorovodrunTrial, shield=WORKER) as job:
+    with scenario(
+        tmp_path, zk_hosts, np=2, max_np=3, kind=HorovodrunScenario, shield=WORKER
+    ) as job:
         job.wait_for_step(5)
         before = job.wait(lambda now: len(now["members"]) == 2, "2 members")
         with job.store() as store:
@@ -119,8 +124,10 @@ class TestWhatIsWritten:
 
     def test_it_is_as_it_was_and_numbers_go_on(self, stores: tuple[JobStore, JobStore]) -> None:
         one, other = stores
-        seats = (Seat(4, "alpha", 0, HERE, 1),)
-        ring = Generation(3, 2, seats, 4, (), (), "why", "g3-ab", (Seat(6, "beta", 0, HERE, 2),))
+        members = (RingMember(4, "alpha", 0, HERE, 1),)
+        ring = Generation(
+            3, 2, members, 4, (), (), "why", "g3-ab", (RingMember(6, "beta", 0, HERE, 2),)
+        )
         for path, record in ((one.paths.generation, ring), (one.paths.leader, Leader(2, 4))):
             data = encode(record.to_json())
             one.session.call("test", lambda c, p=path, d=data: c.set_async(p, d))

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from trial import Trial, trial
+from scenario import Scenario, scenario
 
 from edl.checkpoint import format as files
 from edl.core.host.job_end import TOLD
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 AWAY = "ZooKeeper is away, so its workers are told directly"
 
 
-def lose(job: Trial, server: Server) -> None:
+def lose(job: Scenario, server: Server) -> None:
     server.kill()
     job.until(lambda: "ZooKeeper is away" in job.output(), "word of it")
 
@@ -28,7 +28,7 @@ def test_with_its_last_checkpoint(how: str, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     with (
         ensemble(tmp_path, 1) as (server,),
-        trial(tmp_path, server.hosts, np=2, more=["--checkpoint", str(saved)]) as job,
+        scenario(tmp_path, server.hosts, np=2, more=["--checkpoint", str(saved)]) as job,
     ):
         job.wait_for_step(5)
         lose(job, server)
@@ -50,7 +50,7 @@ def test_on_two_hosts_and_the_records_say_so_later(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     with (
         ensemble(tmp_path, 1) as (server,),
-        trial(tmp_path, server.hosts, np=1, max_np=2, more=["--checkpoint", str(saved)]) as job,
+        scenario(tmp_path, server.hosts, np=1, max_np=2, more=["--checkpoint", str(saved)]) as job,
     ):
         job.wait_for_step(5)
         guest = job.join_as("b", np=1)

@@ -18,7 +18,7 @@ from edl.coordination.session import Session
 from edl.core.records import Host, JobState
 from edl.core.retention import Retention
 from edl.errors import JobExists, UsageError
-from edl.launch.retention import Remover
+from edl.launch.job_garbage_collector import JobGarbageCollector
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
@@ -48,7 +48,7 @@ def test_an_agent_removes_the_oldest_of_too_many(zk_hosts: str, tmp_path: Path) 
     with Session(zk_hosts, access=own) as session:
         store = JobStore(session, "own")
         store.create(make_job(name="own"), {"a": 1})
-        with Remover(store, tmp_path, Retention(2, 3600.0)):
+        with JobGarbageCollector(store, tmp_path, Retention(2, 3600.0)):
             until(lambda: "job-1" not in job_names(session), 30.0)
         assert job_names(session) == ("foreign", "job-2", "job-3", "own", "runs")
 
@@ -61,7 +61,7 @@ def test_an_agent_that_ends_at_once_removes_them_even_so(zk_hosts: str, tmp_path
     with Session(zk_hosts, access=own) as session:
         store = JobStore(session, "own")
         store.create(make_job(name="own"), {"a": 1})
-        with Remover(store, tmp_path, Retention(2, 3600.0)):
+        with JobGarbageCollector(store, tmp_path, Retention(2, 3600.0)):
             pass
         assert job_names(session) == ("job-2", "job-3", "own")
 

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import pytest
 from made import make_job
+from scenario import scenario
 from test_sessions import OPEN, expire, has_come_up, whole
-from trial import trial
 
 from edl.config import Config
 from edl.core.job.stall import IN_USER_CODE, Activity
 from edl.core.job_spec import JobSettings
-from edl.core.records import Generation, Member, Seat, Snapshot, Stage
+from edl.core.records import Generation, Member, RingMember, Snapshot, Stage
 from edl.core.step.progress import Progress
 from edl.http.server import DaemonServer
 from edl.leader.failure_detector import FailureDetector
 from edl.testing.throttle import Throttle
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 
 pytestmark = [pytest.mark.integration]
 
@@ -48,13 +48,11 @@ class Ring:
         self.members = tuple(
             Member(i, "h", i, HERE, ports[i], 1, "launch", Stage.ACTIVE, 7) for i in range(2)
         )
-        seats = tuple(Seat(m.id, m.host, m.slot, m.address, m.port) for m in self.members)
-        self.generation = Generation(7, 1, seats, 0, (), (), "so it began")
-        self.mailbox = Mailbox(2)
+        members = tuple(RingMember(m.id, m.host, m.slot, m.address, m.port) for m in self.members)
+        self.generation = Generation(7, 1, members, 0, (), (), "so it began")
+        self.shared = SharedState(2)
         config = Config(address=HERE, job_settings=JobSettings(stall_s=0.1))
-        self.detector = FailureDetector(
-            config, 2, RUN, lambda: self.mailbox.progress, lambda: WAITS
-        )
+        self.detector = FailureDetector(config, 2, RUN, lambda: self.shared.progress, lambda: WAITS)
 
     def health(self) -> dict[str, object]:
         quiet_at = time.monotonic() - self.quiet_s
@@ -92,20 +90,20 @@ def listening() -> Iterator[int]:
 
 def test_how_far_the_job_is(ring: Ring) -> None:
     ring.detector.look(ring.snapshot(0, 1))
-    heard = ring.detector.heard
+    heard = ring.detector.newest_report
     assert (heard.worker, heard.progress.step, heard.progress.epoch_done) == (0, 40, 30)
     assert time.monotonic() - heard.progress.updated_at < 1.0
     own = Progress(generation=8, step=41)
-    ring.mailbox.report(own)
+    ring.shared.report(own)
     ring.detector.look(ring.snapshot(0, 1))
-    assert (ring.detector.heard.worker, ring.detector.heard.progress) == (2, own), (
+    assert (ring.detector.newest_report.worker, ring.detector.newest_report.progress) == (2, own), (
         "it is in the ring"
     )
 
 
 def test_who_left_zookeeper_is_not_dead_while_steps_complete(ring: Ring) -> None:
     """However long the newcomer itself has not trained."""
-    ring.mailbox.report(Progress(updated_at=time.monotonic() - 60.0))
+    ring.shared.report(Progress(updated_at=time.monotonic() - 60.0))
     now = ring.snapshot(0)
     ring.detector.look(now)
     assert ring.detector.dead(now, SETTLED_S) == ({}, {1})
@@ -130,11 +128,13 @@ def test_another_jobs_worker_on_its_port_is_not_the_worker(ring: Ring) -> None:
 def test_who_has_never_heard_of_the_ring_does_not_think_that_it_stands(ring: Ring) -> None:
     """A newcomer that is cut off from the ring's host leads; the ring may be in order."""
     cut_off = replace(ring.members[0], port=ring.members[1].port)
-    seats = tuple(Seat(m.id, m.host, m.slot, m.address, m.port) for m in (cut_off, ring.members[1]))
-    ring.generation = replace(ring.generation, seats=seats)
+    members = tuple(
+        RingMember(m.id, m.host, m.slot, m.address, m.port) for m in (cut_off, ring.members[1])
+    )
+    ring.generation = replace(ring.generation, members=members)
     soon = JobSettings(start_timeout_s=1.0)
     now, hasty = ring.snapshot(), Config(address=HERE, job_settings=soon)
-    impatient = FailureDetector(hasty, 2, RUN, lambda: Mailbox(2).progress, lambda: WAITS)
+    impatient = FailureDetector(hasty, 2, RUN, lambda: SharedState(2).progress, lambda: WAITS)
     time.sleep(1.2)  # a ring of which it had heard would stand
     for detector, dead in ((ring.detector, set()), (impatient, {0, 1})):
         detector.look(now)
@@ -142,7 +142,7 @@ def test_who_has_never_heard_of_the_ring_does_not_think_that_it_stands(ring: Rin
 
 
 def test_a_ring_that_trains_is_not_stalled(ring: Ring) -> None:
-    ring.mailbox.report(Progress(updated_at=time.monotonic() - 60.0))
+    ring.shared.report(Progress(updated_at=time.monotonic() - 60.0))
     time.sleep(0.3)  # it leads for longer than stall_s and 20 steps
     now = ring.snapshot(0, 1)
     ring.detector.look(now)
@@ -162,7 +162,7 @@ def test_a_ring_whose_workers_are_all_dead_is_not_stalled(ring: Ring) -> None:
     detector = FailureDetector(config, 2, RUN, lambda: quiet, lambda: WAITS, clock=lambda: now_s)
     now_s += 60.0
     assert detector.stall(ring.snapshot(0, 1)) is not None, "nothing is evicted: it stands still"
-    dead = replace(ring.snapshot(), evicted=dict.fromkeys(ring.generation.members, "it died"))
+    dead = replace(ring.snapshot(), evicted=dict.fromkeys(ring.generation.worker_ids, "it died"))
     assert detector.stall(dead) is None
 
 
@@ -171,7 +171,7 @@ def test_a_ring_whose_workers_are_all_dead_is_not_stalled(ring: Ring) -> None:
 def test_a_newcomer_leads_a_ring_that_trains(tmp_path: Path, zk_hosts: str) -> None:
     """Its steps take so long that it waits for its seat; the status is of the ring's."""
     slow = {"throttled": Throttle(6.0), "epochs": 1, "samples": 240}
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, environment=OPEN, **slow) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, environment=OPEN, **slow) as job:
         job.wait_for_step(1)
         with job.store() as store:
             before = whole(job, store)
@@ -184,7 +184,9 @@ def test_a_newcomer_leads_a_ring_that_trains(tmp_path: Path, zk_hosts: str) -> N
             assert later["epoch_done"] > now["epoch_done"] > 0
             assert "stalled" not in later["reason"]
             after = whole(job, store)
-            assert [m.launch for m in after.members[:2]] == [m.launch for m in before.members]
+            assert [m.attempt_id for m in after.members[:2]] == [
+                m.attempt_id for m in before.members
+            ]
         job.wait_for_size(3)
         assert not job.events("evicted")
         job.prove(workers=3)

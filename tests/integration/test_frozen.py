@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from horovodrun import HorovodrunTrial
+from horovodrun import HorovodrunScenario
 from paths import SCRIPTS
-from trial import SESSION_S, Trial, alive, freeze, longest_stall, trial
+from scenario import SESSION_S, Scenario, alive, freeze, longest_stall, scenario
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -21,9 +21,9 @@ LINE = 1 + next(
 )  # where a stuck worker sleeps
 
 
-def given_up(job: Trial) -> dict[str, str]:
+def given_up(job: Scenario) -> dict[str, str]:
     """Wait until somebody is given up: name -> reason."""
-    given: dict[str, str] = job.wait(lambda now: now["given_up"], "a worker given up")["given_up"]
+    given: dict[str, str] = job.wait(lambda now: now["evicted"], "a worker given up")["evicted"]
     return given
 
 
@@ -31,7 +31,7 @@ def given_up(job: Trial) -> dict[str, str]:
 def test_a_frozen_worker_is_given_up_and_does_no_harm_when_it_wakes(
     role: str, tmp_path: Path, zk_hosts: str
 ) -> None:
-    with trial(tmp_path, zk_hosts, np=3) as job:
+    with scenario(tmp_path, zk_hosts, np=3) as job:
         job.wait_for_step(5)
         name = job.leader() if role == "leader" else job.plain()
         rank = job.members(name)[name]["rank"]
@@ -68,7 +68,7 @@ def test_who_is_frozen_for_a_moment_goes_on_and_who_is_stuck_is_named_not_given_
 ) -> None:
     """A SIGSTOP that is shorter than the session; and the user's own code that stands still."""
     settings = {"session_s": 10.0, "environment": {"EDL_STALL_S": "3"}}
-    with trial(tmp_path, zk_hosts, np=2, **settings) as job:
+    with scenario(tmp_path, zk_hosts, np=2, **settings) as job:
         before = job.wait_for_step(5)
         victim = job.process(job.plain())
         freeze(victim)
@@ -106,22 +106,22 @@ def test_who_is_frozen_for_a_moment_goes_on_and_who_is_stuck_is_named_not_given_
 
 @pytest.mark.parametrize(
     "kind",
-    [Trial, HorovodrunTrial],
+    [Scenario, HorovodrunScenario],
     ids=["edl run", "horovodrun"],
 )
 @pytest.mark.long  # `make test` freezes whole processes
 def test_a_worker_that_holds_pythons_lock_is_given_up_and_says_where(
-    kind: type[Trial], tmp_path: Path, zk_hosts: str
+    kind: type[Scenario], tmp_path: Path, zk_hosts: str
 ) -> None:
     """No thread of it runs: its session ends, its port is silent, SIGTERM does nothing."""
     lock = tmp_path / "lock"
-    with trial(tmp_path, zk_hosts, np=2, kind=kind, more=("--lock", str(lock))) as job:
+    with scenario(tmp_path, zk_hosts, np=2, kind=kind, more=("--lock", str(lock))) as job:
         job.wait_for_size(2, 180.0)  # horovodrun itself imports TensorFlow
         job.wait_for_step(5)
         name = job.plain()
         victim = job.process(name)
         lock.write_text(victim.environ()["EDL_SLOT"])
-        reasons = job.wait(lambda now: name in now["given_up"], f"{name} given up")["given_up"]
+        reasons = job.wait(lambda now: name in now["evicted"], f"{name} given up")["evicted"]
         assert reasons[name].startswith(f"it is frozen or cut off: {name} (rank "), reasons
         lock.unlink()
         job.until(lambda: not alive(victim), "end of the frozen worker")
@@ -145,7 +145,7 @@ def test_a_newcomer_that_leads_does_not_wait_for_a_frozen_worker(
     """It cannot tell it from one that is cut off; the agent, on the frozen one's host, can."""
     saved = ("--checkpoint", str(tmp_path / "saved"), "--every", "0.5")
     soon = {"EDL_FROZEN_S": "3"}
-    with trial(tmp_path, zk_hosts, np=2, environment=soon, more=saved) as job:
+    with scenario(tmp_path, zk_hosts, np=2, environment=soon, more=saved) as job:
         job.wait_for_step(10)
         leader, plain = job.leader(), job.plain()
         killed, frozen = job.process(leader), job.process(plain)
@@ -164,7 +164,7 @@ def test_a_newcomer_that_leads_does_not_wait_for_a_frozen_worker(
 def test_a_stuck_worker_is_given_up_beyond_the_limit(tmp_path: Path, zk_hosts: str) -> None:
     limit = ("--stall-limit", "4")
     soon = {"EDL_STALL_S": "2"}
-    with trial(tmp_path, zk_hosts, np=2, environment=soon, options=limit) as job:
+    with scenario(tmp_path, zk_hosts, np=2, environment=soon, options=limit) as job:
         job.wait_for_step(5)
         job.stuck.write_text(job.process("w0").environ()["EDL_SLOT"])
         reasons = given_up(job)

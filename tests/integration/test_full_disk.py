@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from trial import trial
+from scenario import scenario
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -28,7 +28,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_workers_train_on_and_say_what_is_missing(
     tmp_path: Path, zk_hosts: str, small_disk: Path
 ) -> None:
-    with trial(tmp_path, zk_hosts, np=2, more=["--talk", "1000"]) as job:
+    with scenario(tmp_path, zk_hosts, np=2, more=["--talk", "1000"]) as job:
         job.wait_for_step(5)
         before = job.members("w0", "w1")
         filling = small_disk / "filling"
@@ -54,7 +54,7 @@ def test_workers_train_on_and_say_what_is_missing(
 
 def test_a_log_is_bounded(tmp_path: Path, zk_hosts: str) -> None:
     settings = {"EDL_LOG_MB": "1"}
-    with trial(tmp_path, zk_hosts, np=1, environment=settings, more=["--talk", "10000"]) as job:
+    with scenario(tmp_path, zk_hosts, np=1, environment=settings, more=["--talk", "10000"]) as job:
         job.wait_for_step(5)
         job.prove(workers=1)
         logs = tmp_path / "state" / "edl" / "jobs" / job.name / "logs"

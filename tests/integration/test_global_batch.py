@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from paths import SCRIPTS
-from trial import trial
+from scenario import scenario
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -35,7 +35,7 @@ def test_there_are_as_many_steps_as_without_a_change(
     settings: dict[str, Any], more: list[str], tmp_path: Path, zk_hosts: str
 ) -> None:
     settings = {"samples": SAMPLES, "epochs": EPOCHS, "more": more, **settings}
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, options=["--slots", "3"], **settings) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, options=["--slots", "3"], **settings) as job:
         job.wait_for_step(5)
         job.scale(3)
         job.wait_for_size(3)
@@ -53,7 +53,7 @@ def test_a_death_splits_one(
     settings: dict[str, Any], more: list[str], tmp_path: Path, zk_hosts: str
 ) -> None:
     settings = {"samples": SAMPLES, "epochs": 1, "more": more, **settings}
-    with trial(tmp_path, zk_hosts, np=3, max_np=3, **settings) as job:
+    with scenario(tmp_path, zk_hosts, np=3, max_np=3, **settings) as job:
         job.wait_for_step(5)
         before = job.wait_for_size(3)["generation"]
         job.process(job.leader()).kill()

@@ -14,7 +14,7 @@ from typing import Any
 import forked
 import pytest
 from paths import ROOT, SCRIPTS
-from trial import Trial, trial
+from scenario import Scenario, scenario
 from wrong import answers_of, assert_a_sentence
 
 from edl.core.plural import verb, workers_train
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 SAMPLES, BATCH = 900, 6  # any mixture of steps of 1, 2 and 3 workers leaves what 1, 2 and 3 divide
 
 
-class HorovodTrial(Trial):
+class HorovodScenario(Scenario):
     """The counting model as a script for Horovod."""
 
     script = SCRIPTS / "hvd_counting.py"
@@ -41,7 +41,7 @@ def sizes(report: dict[str, Any]) -> list[int]:
 @pytest.mark.long  # `make test` has the two below: deaths between commits, and resizes
 def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
     """Each sample counts once an epoch, though Horovod's own sampler loses some on a scale-in."""
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=HorovodTrial, epochs=8) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, kind=HorovodScenario, epochs=8) as job:
         job.wait_for_step(3)
         job.scale(3)
         job.wait_for_size(3)
@@ -70,7 +70,7 @@ def test_newcomers_that_join_together_learn_the_size_from_the_callbacks(
     together = tmp_path / "together"  # none is ready before both are known
     together.touch()
     more = ["--together", str(together)]
-    with trial(tmp_path, zk_hosts, np=1, max_np=3, kind=HorovodTrial, more=more) as job:
+    with scenario(tmp_path, zk_hosts, np=1, max_np=3, kind=HorovodScenario, more=more) as job:
         job.wait_for_step(3)
         job.scale(3)
         job.wait(lambda now: len(now["members"]) == 3, "both newcomers")
@@ -83,7 +83,7 @@ def test_newcomers_that_join_together_learn_the_size_from_the_callbacks(
 def test_a_death_at_each_place(tmp_path: Path, zk_hosts: str) -> None:
     """In a step, just before a commit, before the epoch's commit, after the last one of all."""
     long = {"samples": 960}  # on a very busy machine two replacements take their time to come up
-    with trial(tmp_path, zk_hosts, np=3, kind=HorovodTrial, **long) as job:
+    with scenario(tmp_path, zk_hosts, np=3, kind=HorovodScenario, **long) as job:
         job.wait_for_size(3)
         for place in ("step", "commit"):
             job.wait_for_progress()
@@ -98,13 +98,13 @@ def test_a_death_at_each_place(tmp_path: Path, zk_hosts: str) -> None:
     assert reports  # at least of one that has not died; replacements may come too late
 
 
-def die(job: Trial, slot: int, place: str) -> None:
+def die(job: Scenario, slot: int, place: str) -> None:
     """Let the worker of ``slot`` kill itself at ``place``, and wait for it."""
     asked = order(job, slot, place)
     job.until(lambda: not asked.exists(), f"death at {place}")
 
 
-def order(job: Trial, slot: int, place: str) -> Path:
+def order(job: Scenario, slot: int, place: str) -> Path:
     asked = job.reports_in / f"die-{slot}-{place}"
     asked.touch()
     return asked
@@ -114,20 +114,20 @@ def order(job: Trial, slot: int, place: str) -> Path:
 def test_what_is_trained_since_the_last_commit(tmp_path: Path, zk_hosts: str) -> None:
     """Commits at the ends of epochs only: a resize redoes nothing, a crash redoes the epoch."""
     more = ["--check-only"]
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=HorovodTrial, more=more) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, kind=HorovodScenario, more=more) as job:
         ring_of(job, 2)
         job.scale(3)
         ring_of(job, 3)
         job.scale(2)
         ring_of(job, 2)
         os.kill(job.members(job.leader())[job.leader()]["pid"], signal.SIGKILL)
-        job.wait(lambda now: now["given_up"], "death")
+        job.wait(lambda now: now["evicted"], "death")
         reports = job.prove()  # its replacement may come too late
     oldest = max(reports, key=lambda report: len(report["rings"]))
     assert sizes(oldest)[:3] == [2, 3, 2]
 
 
-def ring_of(job: Trial, size: int) -> None:
+def ring_of(job: Scenario, size: int) -> None:
     """Wait for a ring of ``size`` in which all are; no step is reported before the next commit."""
     all_train = f"{workers_train(size)}; {size} {verb(size)} wanted"
     job.wait(lambda now: now["reason"] == all_train, f"ring of {size} workers")
@@ -140,7 +140,7 @@ def test_the_torch_example(tmp_path: Path, zk_hosts: str) -> None:
         job.wait_for_size(2)
         job.scale(3)
         job.wait_for_size(3)
-        job.hurry()
+        job.finish_soon()
         assert job.end() == 0, job.describe("it failed")
         learned(job.output(), workers=3)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import forked
 import pytest
 from paths import ROOT, SCRIPTS
+from scenario import Scenario, scenario
 from test_horovod_scripts import alone, learned
-from trial import Trial, trial
 from wrong import answers_of, assert_a_sentence
 
 from edl.testing import throttle
@@ -34,13 +34,13 @@ def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
         now = job.wait_for_size(2)
         victim = next(m for m in now["members"] if m["id"] != now["leader"])
         os.kill(victim["pid"], signal.SIGKILL)
-        job.wait(lambda now: now["given_up"], "death")
-        job.hurry()
+        job.wait(lambda now: now["evicted"], "death")
+        job.finish_soon()
         assert job.end() == 0, job.describe("it failed")  # its replacement may come too late
         learned(job.output())
 
 
-class LoopTrial(Trial):
+class LoopScenario(Scenario):
     """The counting model in a loop, with a ``tf.function`` or with a graph and a session."""
 
     script = SCRIPTS / "hvd_tf_counting.py"
@@ -52,14 +52,14 @@ class LoopTrial(Trial):
     "more", [pytest.param([], id="loop"), pytest.param(["--graph"], id="graph")]
 )
 def test_a_loop_2_3_2_and_a_kill(more: list[str], tmp_path: Path, zk_hosts: str) -> None:
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=LoopTrial, more=more) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, kind=LoopScenario, more=more) as job:
         job.wait_for_step(3, START_S)
         job.scale(3)
         job.wait_for_size(3, START_S)
         job.scale(2)
         job.wait_for_size(2)
         os.kill(job.members(job.plain())[job.plain()]["pid"], signal.SIGKILL)
-        job.wait(lambda now: now["given_up"], "death")
+        job.wait(lambda now: now["evicted"], "death")
         job.wait_for_size(2, START_S)
         job.prove(workers=2)
 

@@ -14,9 +14,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-from horovodrun import DISCOVER, HOROVODRUN, QUICK, STANDIN, WORKER, HorovodrunTrial, StandinTrial
+from horovodrun import (
+    DISCOVER,
+    HOROVODRUN,
+    QUICK,
+    STANDIN,
+    WORKER,
+    HorovodrunScenario,
+    StandinScenario,
+)
 from paths import SCRIPTS
-from trial import alive, trial
+from scenario import alive, scenario
 
 from edl.testing.job import Status
 from edl.testing.zookeeper import ensemble
@@ -38,12 +46,12 @@ def test_out_and_in_and_a_killed_worker(
     tmp_path: Path, zk_hosts: str, script: str, shield: tuple[str, ...], np: int
 ) -> None:
     """np -> np + 1 -> np, one kill -9: samples count once an epoch, horovodrun ends with 0."""
-    with trial(
+    with scenario(
         tmp_path,
         zk_hosts,
         np=np,
         max_np=4,
-        kind=HorovodrunTrial,
+        kind=HorovodrunScenario,
         script=SCRIPTS / script,
         shield=shield,
         driver=HOROVODRUN,
@@ -76,12 +84,12 @@ def test_out_and_in_and_a_killed_worker(
 @pytest.mark.long
 def test_a_script_for_horovod_elastic(tmp_path: Path, zk_hosts: str) -> None:
     """One changed import, and all else as Horovod's users have it: 2 -> 3, one kill -9, -> 2."""
-    with trial(
+    with scenario(
         tmp_path,
         zk_hosts,
         np=2,
         max_np=3,
-        kind=HorovodrunTrial,
+        kind=HorovodrunScenario,
         script=SCRIPTS / "hvd_counting.py",
         shield=WORKER,
         samples=2700,
@@ -106,7 +114,7 @@ def test_another_driver_is_refused_and_edl_stop_ends_the_first_with_success(
     tmp_path: Path, zk_hosts: str
 ) -> None:
     """Two never share a job."""
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=StandinTrial) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, kind=StandinScenario) as job:
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
         limits = ("-np", "2", "--max-np", "2", "--host-discovery-script", shlex.join(DISCOVER))
         other = subprocess.run(
@@ -141,7 +149,7 @@ def test_a_signal_to_horovodrun_ends_the_job(
     here: Sequence[str], tmp_path: Path, zk_hosts: str
 ) -> None:
     """Bash becomes the last command that it runs: no shell is left for horovodrun to end."""
-    with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial, here=here) as job:
+    with scenario(tmp_path, zk_hosts, np=2, kind=StandinScenario, here=here) as job:
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
         job.interrupt(signal.SIGTERM)
         job.end(60.0)
@@ -151,7 +159,7 @@ def test_a_signal_to_horovodrun_ends_the_job(
 def test_a_script_that_fails_at_once_fails_horovodrun(tmp_path: Path, zk_hosts: str) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("raise SystemExit(7)\n")
-    with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial, script=broken) as job:
+    with scenario(tmp_path, zk_hosts, np=2, kind=StandinScenario, script=broken) as job:
         assert job.end() != 0
         assert "broken.py exited with code 7 before joining the job" in job.output()
         assert job.status()["state"] == "failed"
@@ -161,7 +169,7 @@ def test_when_all_workers_die_without_a_checkpoint_the_job_has_failed(
     tmp_path: Path, zk_hosts: str
 ) -> None:
     """The slot's process is the script's, without edl-worker, and starts one that is killed."""
-    with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial, shield=()) as job:
+    with scenario(tmp_path, zk_hosts, np=2, kind=StandinScenario, shield=()) as job:
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
         job.process("w1").kill()
         job.wait(lambda now: named(now) == {"w0", "w2"}, "another one")
@@ -185,22 +193,22 @@ def test_a_slot_that_keeps_failing_stays_empty(tmp_path: Path, zk_hosts: str) ->
         "    print('[2026-11-21 19:21:26.287: W horovod/common/x.cc:1] noise', file=sys.stderr)\n"
         f"runpy.run_path({str(STANDIN)!r}, run_name='__main__')\n"
     )
-    with trial(
+    with scenario(
         tmp_path,
         zk_hosts,
         np=2,
-        kind=StandinTrial,
+        kind=StandinScenario,
         script=script,
         environment={"EDL_MAX_RESTARTS": "1"},
     ) as job:
-        now = job.wait(lambda now: now["slots_given_up"], "end of the crash loop", SLOW_S)
-        assert list(now["slots_given_up"]) == ["localhost:1"]
+        now = job.wait(lambda now: now["disabled_slots"], "end of the crash loop", SLOW_S)
+        assert list(now["disabled_slots"]) == ["localhost:1"]
         job.wait(lambda now: len(now["members"]) == 1, "one worker")
         fails = job.events("worker_failed")
         job.edl("stop")
         assert job.end() == 0
         (exited,) = job.events("worker_exited")
-    assert [(f["exit_code"], f["slot"], f["last_line"]) for f in fails] == [
+    assert [(f["exit_code"], f["slot"], f["termination_message"]) for f in fails] == [
         (3, 1, ""),
         (1, 1, "ValueError: the disk is full"),
     ]
@@ -213,7 +221,7 @@ def test_what_a_wrapper_has_started_dies_with_it_and_all_with_the_driver(
 ) -> None:
     """Else two would train in one slot."""
     shield = (*WORKER, "bash", "-c", '"$@"; exit $?', "wrapper")  # bash stays: it does not exec
-    with trial(tmp_path, zk_hosts, np=2, kind=StandinTrial, shield=shield) as job:
+    with scenario(tmp_path, zk_hosts, np=2, kind=StandinScenario, shield=shield) as job:
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
         victim = job.process("w1")
         wrapper = victim.parent()
@@ -228,7 +236,7 @@ def test_what_a_wrapper_has_started_dies_with_it_and_all_with_the_driver(
 @pytest.mark.long  # tests/README.md, Time
 def test_sigterm_to_an_edl_worker_gives_up_a_slot(tmp_path: Path, zk_hosts: str) -> None:
     """The driver takes the highest one, so the slot that was asked begins again."""
-    with trial(tmp_path, zk_hosts, np=3, max_np=3, kind=StandinTrial) as job:
+    with scenario(tmp_path, zk_hosts, np=3, max_np=3, kind=StandinScenario) as job:
         job.wait(lambda now: now["world_size"] == 3, "3 workers")
         with job.store() as store:
             job.until(lambda: store.snapshot().desired.hosts, "the word of edl-discover")
@@ -248,7 +256,7 @@ def test_the_only_host_is_not_barred_when_an_edl_worker_is_killed(
     tmp_path: Path, zk_hosts: str
 ) -> None:
     """The driver would end the job at the next change of slots, so none is made any more."""
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=StandinTrial) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, kind=StandinScenario) as job:
         now = job.wait(lambda now: now["world_size"] == 2, "2 workers")
         psutil.Process(now["members"][1]["pid"]).parent().kill()
         job.until(lambda: "and is not scaled: the driver would end it" in job.output(), "sentence")
@@ -264,12 +272,12 @@ def test_the_only_host_is_not_barred_when_an_edl_worker_is_killed(
 def test_two_hosts_and_a_zookeeper_that_comes_back(tmp_path: Path) -> None:
     with (
         ensemble(tmp_path, 1) as (zookeeper,),
-        trial(
+        scenario(
             tmp_path,
             zookeeper.hosts,
             np=2,
             max_np=3,
-            kind=StandinTrial,
+            kind=StandinScenario,
             discover=(*DISCOVER, "localhost:2", "127.0.0.1:1"),
         ) as job,
     ):
@@ -325,12 +333,12 @@ def test_hosts_that_change_while_the_workers_start(
     script = tmp_path / "mine"
     script.write_text("#!/bin/sh\ncat hosts\ncp hosts said\n")
     script.chmod(0o755)
-    with trial(
+    with scenario(
         tmp_path,
         zk_hosts,
         np=changes[0].count(":1"),
         max_np=3,
-        kind=StandinTrial,
+        kind=StandinScenario,
         discover=(str(script),),
         shield=LATE,
         options=options,
@@ -398,7 +406,7 @@ def named(now: Status) -> set[str]:
     return {member["id"] for member in now["members"]}
 
 
-def slots(job: HorovodrunTrial) -> dict[int, psutil.Process]:
+def slots(job: HorovodrunScenario) -> dict[int, psutil.Process]:
     """The training processes by slot."""
     with job.store() as store:
         return {member.slot: psutil.Process(member.pid) for member in store.snapshot().members}

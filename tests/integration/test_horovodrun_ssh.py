@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from horovodrun import HorovodrunTrial, StandinTrial
+from horovodrun import HorovodrunScenario, StandinScenario
 from hosts import zookeeper_on
 from net import INTERFACE, Net
+from scenario import scenario
 from ssh import ssh_between
-from trial import trial
 
 from edl.testing.job import Status
 
@@ -26,7 +26,7 @@ HOSTS = ("a", "b", "c")
 
 
 @contextmanager
-def by_ssh(directory: Path, **settings: Any) -> Iterator[tuple[Net, HorovodrunTrial]]:
+def by_ssh(directory: Path, **settings: Any) -> Iterator[tuple[Net, HorovodrunScenario]]:
     """`horovodrun` on host a; what it starts on others is found by the PATH that it hands on."""
     names = "".join(f"10.77.0.{number} {host}\n" for number, host in enumerate(HOSTS, 2))
     with (
@@ -37,7 +37,7 @@ def by_ssh(directory: Path, **settings: Any) -> Iterator[tuple[Net, HorovodrunTr
         path = f"{ssh}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
         options = ["--network-interface", INTERFACE, "--ssh-identity-file", str(ssh / "key")]
         settings = {
-            "kind": HorovodrunTrial,
+            "kind": HorovodrunScenario,
             "shield": ("edl-worker",),
             "discover": ("edl-discover", *(f"{host}:1" for host in HOSTS)),
             "here": net.enter("a"),
@@ -46,7 +46,7 @@ def by_ssh(directory: Path, **settings: Any) -> Iterator[tuple[Net, HorovodrunTr
             "environment": {"PATH": path},
             **settings,
         }
-        with trial(directory, server.hosts, **settings) as job:
+        with scenario(directory, server.hosts, **settings) as job:
             yield net, job
 
 
@@ -78,7 +78,7 @@ def test_out_to_a_new_host_a_killed_worker_and_a_lost_host(tmp_path: Path) -> No
 )
 def test_workers_on_other_hosts_end_with_horovodrun(number: signal.Signals, tmp_path: Path) -> None:
     """ssh takes nothing along when it ends."""
-    with by_ssh(tmp_path, np=2, max_np=2, kind=StandinTrial) as (_, job):
+    with by_ssh(tmp_path, np=2, max_np=2, kind=StandinScenario) as (_, job):
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
         job.interrupt(number)
         job.until(lambda: not job.processes(), "end of all processes")
@@ -89,7 +89,7 @@ def test_workers_on_other_hosts_end_with_horovodrun(number: signal.Signals, tmp_
 @pytest.mark.long
 def test_a_slot_whose_ssh_has_ended_is_given_up(tmp_path: Path) -> None:
     """The driver takes it for the end of the process, which still runs."""
-    with by_ssh(tmp_path, np=2, max_np=2, kind=StandinTrial) as (net, job):
+    with by_ssh(tmp_path, np=2, max_np=2, kind=StandinScenario) as (net, job):
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
         for process in net.processes("a"):
             if Path(process.exe()).name == "ssh":
@@ -105,7 +105,7 @@ def test_a_slot_whose_ssh_has_ended_is_given_up(tmp_path: Path) -> None:
 def test_a_slot_whose_ssh_has_ended_costs_the_only_host_no_more(tmp_path: Path) -> None:
     """To ask the driver would end the job: it bars that host."""
     discover = ("edl-discover", "b:2")
-    with by_ssh(tmp_path, np=2, max_np=2, kind=StandinTrial, discover=discover) as (net, job):
+    with by_ssh(tmp_path, np=2, max_np=2, kind=StandinScenario, discover=discover) as (net, job):
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
         one = next(each for each in net.processes("a") if Path(each.exe()).name == "ssh")
         one.kill()

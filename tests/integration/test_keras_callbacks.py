@@ -12,9 +12,9 @@ from typing import Any
 
 import forked
 import pytest
-from horovodrun import WORKER, HorovodrunTrial
+from horovodrun import WORKER, HorovodrunScenario
 from paths import SCRIPTS
-from trial import trial
+from scenario import scenario
 
 from edl.testing.job import Job, started
 from edl.testing.throttle import Throttle
@@ -47,12 +47,12 @@ def fit(
 
 
 def out(job: Job) -> Path:
-    return job.reports_in if isinstance(job, HorovodrunTrial) else job.directory / "out"
+    return job.reports_in if isinstance(job, HorovodrunScenario) else job.directory / "out"
 
 
 def ended(job: Job, workers: int | None = None) -> dict[str, Any]:
     """What all workers report alike at the end, two or more if their number is not given."""
-    job.hurry()
+    job.finish_soon()
     assert job.end(200.0) == 0, job.describe("it failed")
     reports = [json.loads(path.read_text()) for path in out(job).glob("*.json")]
     story = job.describe(f"they differ: {json.dumps(reports, indent=1)}")
@@ -188,7 +188,7 @@ def test_memories_are_in_a_checkpoint(tmp_path: Path, zk_hosts: str) -> None:
         check_files(job, PATIENCE + 1)
 
 
-class FitTrial(HorovodrunTrial):
+class FitScenario(HorovodrunScenario):
     script = FIT
     throttled = SLOW
     shield = WORKER
@@ -201,7 +201,7 @@ class FitTrial(HorovodrunTrial):
 def test_under_horovodrun(tmp_path: Path, zk_hosts: str) -> None:
     """A newcomer, and the death of rank 0 at the end of an epoch; others go on."""
     kill, words = fault(tmp_path, "kill", "end", rank=0)
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=FitTrial, more=words) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, kind=FitScenario, more=words) as job:
         job.wait(lambda now: now["epoch"] >= 1, "second epoch", START_S)
         job.scale(3)
         job.wait_for_size(3, START_S)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from horovodrun import DISCOVER, StandinTrial
-from trial import Trial, trial
+from horovodrun import DISCOVER, StandinScenario
+from scenario import Scenario, scenario
 
 from edl.testing.job import EDL, Status
 from edl.testing.throttle import Throttle
@@ -20,7 +20,7 @@ STEP_S = 0.2
 MOVED_S = 150.0  # for newcomers to import their framework on a busy machine
 
 
-class Hosts(Trial):
+class Hosts(Scenario):
     """A job on host a, with a second agent on this machine that is called b."""
 
     options = ("--host", "a", "--slots", "3")
@@ -73,7 +73,7 @@ class Hosts(Trial):
         return self.wait_for_size(len(hosts), MOVED_S)
 
 
-def answer_of(process: subprocess.Popen[str], job: Trial) -> str:
+def answer_of(process: subprocess.Popen[str], job: Scenario) -> str:
     """The sentence that a verb has ended with, which must be that of success."""
     text, _ = process.communicate(timeout=MOVED_S + 10)
     assert process.returncode == 0, job.describe(text)
@@ -83,7 +83,7 @@ def answer_of(process: subprocess.Popen[str], job: Trial) -> str:
 @pytest.mark.long  # `make test` moves workers in test_client.py
 def test_all_workers_move_one_by_one_the_leader_too(tmp_path: Path, zk_hosts: str) -> None:
     """Each migration is one switch in which the others stand still for a moment."""
-    with trial(tmp_path, zk_hosts, np=2, max_np=4, kind=Hosts) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=4, kind=Hosts) as job:
         job.wait_for_step(2)
         job.join()
         before = job.status()["generation"]
@@ -110,7 +110,7 @@ def test_all_workers_move_one_by_one_the_leader_too(tmp_path: Path, zk_hosts: st
 @pytest.mark.long
 def test_several_workers_move_in_one_switch(tmp_path: Path, zk_hosts: str) -> None:
     """Two newcomers that are never ready at the same time, on a machine with little to spare."""
-    with trial(tmp_path, zk_hosts, np=3, max_np=5, kind=Hosts) as job:
+    with scenario(tmp_path, zk_hosts, np=3, max_np=5, kind=Hosts) as job:
         job.wait_for_step(2)
         job.join()
         before = job.status()["generation"]
@@ -128,7 +128,7 @@ def test_a_whole_job_moves_while_a_worker_is_killed(
     victim: str, tmp_path: Path, zk_hosts: str
 ) -> None:
     """w0 leads, w1 is to leave, w2 is a newcomer that prepares."""
-    with trial(tmp_path, zk_hosts, np=2, max_np=4, kind=Hosts) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=4, kind=Hosts) as job:
         job.wait_for_step(2)
         job.join()
         move = job.migrate()
@@ -148,7 +148,7 @@ def test_a_whole_job_moves_while_a_worker_is_killed(
 def test_a_job_is_profiled_while_it_trains(tmp_path: Path, zk_hosts: str) -> None:
     """Steps that sleep for a known time: the figures are right, and training is not harmed."""
     even = Throttle(STEP_S, later_s=STEP_S)
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=Hosts, throttled=even) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, kind=Hosts, throttled=even) as job:
         job.wait_for_step(2)
         words = ("--np", "1..3", "--steps", "25", "--timeout", str(MOVED_S), "--json")
         printed = answer_of(job.start("profile", job.name, *words), job)  # its log, too
@@ -169,7 +169,9 @@ def test_with_horovodrun_what_is_desired_moves(tmp_path: Path, zk_hosts: str) ->
     """Its driver is asked by `edl-discover`, and keeps one of its hosts."""
     here, there = "127.0.0.1", "localhost"
     discover = (*DISCOVER, f"{here}:2", f"{there}:2")
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, kind=StandinTrial, discover=discover) as job:
+    with scenario(
+        tmp_path, zk_hosts, np=2, max_np=3, kind=StandinScenario, discover=discover
+    ) as job:
         now = job.wait(lambda now: now["world_size"] == 2, "2 workers")
         assert now["assigned"] == {here: 2}
         for target, np, why in (

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts import HostsTrial, on_hosts
+from hosts import HostsScenario, on_hosts
 from net import Net
-from trial import longest_stall
+from scenario import longest_stall
 
 from edl.errors import RingError
 from edl.http.client import fetch
@@ -32,7 +32,7 @@ SLACK_S = 12.0  # far below the 30 s after which Gloo gives up by itself
 @contextmanager
 def hosts_that_train(
     directory: Path, session_s: float = SESSION_S, **settings: Any
-) -> Iterator[tuple[Net, HostsTrial]]:
+) -> Iterator[tuple[Net, HostsScenario]]:
     """One worker on each of three hosts, which train."""
     with (
         Net("zk", *HOSTS) as net,
@@ -73,10 +73,10 @@ def test_a_host_that_is_cut_off_does_not_train_and_comes_back(
         name = job.leader() if role == "leader" else job.plain()
         host = job.members(name)[name]["host"]
         net.cut(host, **way)
-        now = job.wait(lambda now: now["given_up"], "a worker given up")
-        assert list(now["given_up"]) == [name]
-        assert f"{name} (rank " in now["given_up"][name]
-        assert f"host {host}) left ZooKeeper" in now["given_up"][name]
+        now = job.wait(lambda now: now["evicted"], "a worker given up")
+        assert list(now["evicted"]) == [name]
+        assert f"{name} (rank " in now["evicted"][name]
+        assert f"host {host}) left ZooKeeper" in now["evicted"][name]
         job.wait(lambda now: now["world_size"] == 2, "a ring of 2")
         job.wait_for_progress()
         stood = health(net, host)
@@ -109,7 +109,7 @@ def test_a_slow_network_that_loses_packets(tmp_path: Path) -> None:
     with hosts_that_train(tmp_path, session_s=6.0, samples=240, epochs=6) as (net, job):
         job.end_s = 420.0  # a step takes 2 s where packets are sent again
         net.every_link(delay_s=0.05, loss=0.01)
-        job.hurry()
+        job.finish_soon()
         job.scale(2)
         job.wait_for_size(2)
         job.scale(3)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from paths import SCRIPTS
-from trial import longest_stall, trial
+from scenario import longest_stall, scenario
 
 from edl.testing.job import started
 
@@ -47,7 +47,7 @@ def test_a_newcomer_trains_along_until_its_first_batch_is_loaded(
         "num_workers": 1,
         "more": ["--late", str(late_s)],
     }
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, **settings) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, **settings) as job:
         job.wait_for_step(5)
         job.scale(3)
         job.wait_for_size(3)

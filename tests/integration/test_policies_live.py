@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from horovodrun import WORKER, HorovodrunTrial
+from horovodrun import WORKER, HorovodrunScenario
 from paths import SCRIPTS
-from trial import Trial, trial
+from scenario import Scenario, scenario
 
 from edl.testing.throttle import Throttle
 
@@ -38,7 +38,7 @@ def options(directory: Path, text: str = RULE) -> dict[str, Any]:
     return {"options": ["--policy", str(file)], "samples": 1920}
 
 
-def reasons(job: Trial) -> list[str]:
+def reasons(job: Scenario) -> list[str]:
     return [event["reason"] for event in job.events("policy")]
 
 
@@ -58,7 +58,7 @@ def test_one_that_scales_grows_and_a_killed_leader_changes_nothing(
     settings = {"script": SCRIPTS / script, "throttled": SCALES, **options(tmp_path)}
     settings |= {"more": ["--mode", mode]} if mode else {}
     settings |= {"samples": 1120} if most == 2 else {}  # it needs fewer steps: one size less
-    with trial(tmp_path, zk_hosts, np=1, max_np=most, **settings) as job:
+    with scenario(tmp_path, zk_hosts, np=1, max_np=most, **settings) as job:
         job.wait_for_size(2)
         now = job.wait_for_progress(3)
         assert 0 < now["left"] <= job.epochs * job.samples
@@ -75,7 +75,7 @@ def test_one_that_scales_grows_and_a_killed_leader_changes_nothing(
         job.prove(workers=most)
 
 
-UNDER_HOROVODRUN: dict[str, Any] = {"kind": HorovodrunTrial, "shield": WORKER}
+UNDER_HOROVODRUN: dict[str, Any] = {"kind": HorovodrunScenario, "shield": WORKER}
 EQUAL: dict[str, Any] = {"samples": 5400, "batch_size": 6}  # batches, as Horovod's sampler has them
 
 
@@ -103,7 +103,7 @@ def test_a_script_says_itself_how_many_workers_it_wants(
         new.rename(wish)
 
     wishes(1)
-    with trial(tmp_path, zk_hosts, np=1, max_np=3, **settings) as job:
+    with scenario(tmp_path, zk_hosts, np=1, max_np=3, **settings) as job:
         job.wait_for_size(3)
         wishes(0)
         job.wait(lambda now: now["policy"].endswith("what 3 workers wish is 0"), "word of it")
@@ -121,7 +121,7 @@ def test_one_that_does_not_scale_shrinks_and_people_may_say_otherwise(
     tmp_path: Path, zk_hosts: str
 ) -> None:
     settings = {"throttled": SCALES_NOT, **options(tmp_path)}
-    with trial(tmp_path, zk_hosts, np=3, max_np=3, **settings) as job:
+    with scenario(tmp_path, zk_hosts, np=3, max_np=3, **settings) as job:
         job.wait_for_step(3)
         job.until(lambda: reasons(job), "word of a smaller size")
         job.process(job.leader()).kill()  # while it shrinks
@@ -153,7 +153,7 @@ def test_one_that_does_not_scale_shrinks_and_people_may_say_otherwise(
 @pytest.mark.long
 def test_a_model_finds_the_size_without_walking_there(tmp_path: Path, zk_hosts: str) -> None:
     settings = {"throttled": SCALES, **options(tmp_path, GOODPUT)}
-    with trial(tmp_path, zk_hosts, np=1, max_np=4, **settings) as job:
+    with scenario(tmp_path, zk_hosts, np=1, max_np=4, **settings) as job:
         job.wait_for_size(4)
         rest = job.wait(lambda now: now["policy"].startswith("stays at 4"), "rest")
         before = rest["generation"]

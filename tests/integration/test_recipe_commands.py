@@ -19,7 +19,7 @@ import yaml
 from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 from metadata import Service, service
 from paths import ROOT
-from trial import trial
+from scenario import scenario
 
 from edl.testing.job import EDL
 
@@ -143,7 +143,7 @@ def test_a_command_that_does_not_exist_is_one_sentence(cloud: Service, tmp_path:
 def test_a_spot_host_leaves_upon_the_notice_and_each_sample_counts_once(
     tmp_path: Path, zk_hosts: str, cloud: Service
 ) -> None:
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, options=["--host", "a"]) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, options=["--host", "a"]) as job:
         job.wait_for_size(2)
         join = [EDL, "join", "--job", job.name, "--host", "spot", "--slots", "1", "-np", "1"]
         with on_spot("aws", cloud.url, *join, cwd=tmp_path, env=job.environment) as agent:

@@ -19,7 +19,7 @@ from edl.errors import RendezvousFailed, RingError
 from edl.http.client import ask, change, fetch, put, rendezvous_path
 from edl.http.connection import BODY_BYTES
 from edl.http.server import Request
-from edl.http.signing import Guard, authorization, http_key
+from edl.http.signing import Authenticator, authorization, http_key
 from edl.ring.rendezvous import (
     BULK,
     EARLY,
@@ -38,7 +38,7 @@ KEY = http_key("0123456789abcdef" * 4, "digits")
 
 @pytest.fixture
 def server() -> Iterator[RendezvousServer]:
-    guard = Guard(KEY)
+    guard = Authenticator(KEY)
     guard.worker = 3
     with RendezvousServer(HERE, health=lambda: {"worker": 3}, guard=guard) as one:
         one.announce(SCOPE)

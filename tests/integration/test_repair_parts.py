@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trial import Trial, check_repair, trial
+from scenario import Scenario, check_repair, scenario
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 OPEN_S = 20.0  # no session ends by itself on a busy machine, and makes somebody else lead
 
 
-@pytest.mark.long  # Trial.join_leave_and_die looks at them in `make test`
+@pytest.mark.long  # Scenario.join_leave_and_die looks at them in `make test`
 def test_the_parts_of_a_repair(tmp_path: Path, zk_hosts: str) -> None:
-    with trial(tmp_path, zk_hosts, np=3, session_s=OPEN_S) as job:
+    with scenario(tmp_path, zk_hosts, np=3, session_s=OPEN_S) as job:
         job.wait_for_step(5)
         for role in ("plain", "leader"):
             job.wait_for_size(3)
@@ -55,7 +55,7 @@ def frozen(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def repaired(job: Trial, before: int) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
+def repaired(job: Scenario, before: int) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
     """The generation that followed ``before``, and what its workers report of the switch."""
     job.wait(lambda now: now["generation"] > before, "repair")
     repair = next(e for e in job.events("generation") if e["generation"] > before)

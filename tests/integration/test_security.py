@@ -25,8 +25,8 @@ from kazoo.security import make_digest_acl
 from made import make_job
 from paths import SCRIPTS
 
+from edl.chaos.fault_schedule import Action
 from edl.chaos.faults import knock
-from edl.chaos.orders import Action
 from edl.cli.main import invoke
 from edl.coordination.access import OPEN, Access
 from edl.coordination.job_store import JobStore
@@ -163,7 +163,9 @@ class TestZooKeeper:
                     lambda s=store: s.hosts.put(records.Host("h", 1, "127.0.0.1", 1)),
                     lambda s=store: s.events.add(Event(0.0, 0, 0, "", EvictedDetails("w1"))),
                     lambda s=store: s.requests.add(records.Request("drain", 0)),
-                    lambda s=store: s.desire(lambda _: {"h": 9}, records.Asker.PERSON, "so"),
+                    lambda s=store: s.set_desired(
+                        lambda _: {"h": 9}, records.RequestedBy.PERSON, "so"
+                    ),
                     store.delete,
                 ]
                 for call in calls:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from trial import Trial, longest_stall, trial
+from scenario import Scenario, longest_stall, scenario
 
+from edl.chaos.fault_schedule import Action
 from edl.chaos.faults import knock
-from edl.chaos.orders import Action
 from edl.coordination.job_store import JobStore
 from edl.coordination.reads import exists
 from edl.core.records import Member, Snapshot, Stage
@@ -29,7 +29,7 @@ def owners(store: JobStore) -> dict[int, int]:
     return {m.id: s.ephemeralOwner for m, s in zip(members, stats, strict=True) if s is not None}
 
 
-def expire(job: Trial, store: JobStore, members: Iterable[Member]) -> None:
+def expire(job: Scenario, store: JobStore, members: Iterable[Member]) -> None:
     """End their sessions, and wait until each is a member again, by another session."""
     before = owners(store)
     struck = list(members)
@@ -43,13 +43,15 @@ def expire(job: Trial, store: JobStore, members: Iterable[Member]) -> None:
     job.until(back, f"new sessions of {[m.name for m in struck]}", BACK_S)
 
 
-def whole(job: Trial, store: JobStore) -> Snapshot:
+def whole(job: Scenario, store: JobStore) -> Snapshot:
     """The facts, once somebody leads and all of the ring are members."""
 
     def there() -> bool:
         now = store.snapshot()
         assert now.generation is not None
-        return now.leader is not None and {m.id for m in now.members} >= {*now.generation.members}
+        return now.leader is not None and {m.id for m in now.members} >= {
+            *now.generation.worker_ids
+        }
 
     job.until(there, "all members", BACK_S)
     return store.snapshot()
@@ -73,7 +75,7 @@ def term(now: Snapshot) -> int:
 
 
 def test_all_sessions_expire_at_once(tmp_path: Path, zk_hosts: str) -> None:
-    with trial(tmp_path, zk_hosts, np=2, environment=OPEN, samples=320, epochs=2) as job:
+    with scenario(tmp_path, zk_hosts, np=2, environment=OPEN, samples=320, epochs=2) as job:
         job.wait_for_step(3)
         with job.store() as store:
             before = whole(job, store)
@@ -89,7 +91,7 @@ def test_all_sessions_expire_at_once(tmp_path: Path, zk_hosts: str) -> None:
 
 @pytest.mark.chaos
 def test_sessions_expire_one_by_one_and_again_all_at_once(tmp_path: Path, zk_hosts: str) -> None:
-    with trial(tmp_path, zk_hosts, np=3, environment=OPEN) as job:
+    with scenario(tmp_path, zk_hosts, np=3, environment=OPEN) as job:
         job.wait_for_step(3)
         with job.store() as store:
             first = now = whole(job, store)
@@ -115,7 +117,7 @@ def test_sessions_expire_one_by_one_and_again_all_at_once(tmp_path: Path, zk_hos
 @pytest.mark.chaos
 def test_sessions_expire_while_a_newcomer_joins(tmp_path: Path, zk_hosts: str) -> None:
     """The newcomer's too, again and again until it is in: it joins under its first id."""
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, environment=OPEN) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, environment=OPEN) as job:
         job.wait_for_step(3)
         with job.store() as store:
             before = whole(job, store)
@@ -126,7 +128,7 @@ def test_sessions_expire_while_a_newcomer_joins(tmp_path: Path, zk_hosts: str) -
             job.wait_for_size(3)
             after = whole(job, store)
         assert [m.id for m in after.members] == [0, 1, 2]
-        assert [m.launch for m in after.members[:2]] == [m.launch for m in before.members]
+        assert [m.attempt_id for m in after.members[:2]] == [m.attempt_id for m in before.members]
         assert dict(after.evicted) == {}
         reports = job.prove(workers=3)
     assert longest_stall(reports) < 5.0

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from paths import ROOT
+from scenario import Scenario, scenario
 from slurm import Slurm
-from trial import Trial, trial
 
 from edl.checkpoint import format as files
 from edl.testing.job import EDL, MARK
@@ -22,8 +22,8 @@ RECIPES = ROOT / "recipes" / "slurm"
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.long]
 
 
-class SlurmTrial(Trial):
-    """A trial that `sbatch train.sbatch` starts, as the first job of a cluster."""
+class SlurmScenario(Scenario):
+    """A scenario that `sbatch train.sbatch` starts, as the first job of a cluster."""
 
     slurm: Slurm
     samples = 1920  # it waits in queues, too
@@ -92,7 +92,7 @@ class SlurmTrial(Trial):
 def test_nodes_join_and_leave_and_a_requeued_job_continues(tmp_path: Path) -> None:
     with (
         Slurm(tmp_path / "slurm", ("n1", "n2", "n3")) as slurm,
-        trial(tmp_path, "", np=2, max_np=4, kind=SlurmTrial, slurm=slurm) as job,
+        scenario(tmp_path, "", np=2, max_np=4, kind=SlurmScenario, slurm=slurm) as job,
     ):
         now = job.wait_for_size(2)
         assert sorted(now["hosts"]) == ["n1", "n2"]
@@ -123,7 +123,7 @@ def test_nodes_join_and_leave_and_a_requeued_job_continues(tmp_path: Path) -> No
 def test_a_job_that_lost_a_node_and_was_cancelled_is_submitted_again(tmp_path: Path) -> None:
     with (
         Slurm(tmp_path / "slurm", ("n1", "n2", "n3")) as slurm,
-        trial(tmp_path, "", np=3, max_np=4, kind=SlurmTrial, slurm=slurm) as job,
+        scenario(tmp_path, "", np=3, max_np=4, kind=SlurmScenario, slurm=slurm) as job,
     ):
         job.wait_for_size(3)
         for process in job.processes():
@@ -146,7 +146,7 @@ def test_a_job_that_lost_a_node_and_was_cancelled_is_submitted_again(tmp_path: P
 def test_a_job_that_is_asked_to_end_has_succeeded_with_a_checkpoint(tmp_path: Path) -> None:
     with (
         Slurm(tmp_path / "slurm", ("n1", "n2")) as slurm,
-        trial(tmp_path, "", np=2, max_np=4, kind=SlurmTrial, slurm=slurm) as job,
+        scenario(tmp_path, "", np=2, max_np=4, kind=SlurmScenario, slurm=slurm) as job,
     ):
         job.wait_for_size(2)
         before = job.wait_for_progress()

@@ -69,7 +69,7 @@ def test_it_is_healed(
 ) -> None:
     """It trains on with the weights and the moments of the others, and all end with the same."""
     script = [SPLIT, framework, *(["--last"] if last else [])]
-    options = ["--on-divergence", "heal"]
+    options = ["--on-divergence", "resync"]
     environment = {"EDL_STATE_CHECK_STEPS": str(groups)}
     with started(
         tmp_path, zk_hosts, *script, np=3, max_np=3, options=options, environment=environment
@@ -81,7 +81,7 @@ def test_it_is_healed(
         output = job.output()
     assert code == 0, story
     assert [event["workers"] for event in events] == [["w1"]], story
-    assert events[0]["healed_from"] == "w0", story
+    assert events[0]["resynced_from"] == "w0", story
     assert f"first in {PARTS[framework]}; w1 gets the state of w0. What" in output, story
     finals = [line.partition("final ")[2] for line in output.splitlines() if "final " in line]
     assert len(finals) == 3, story

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from paths import SCRIPTS
-from trial import Trial, trial
+from scenario import Scenario, scenario
 
 from edl.testing.job import Status
 from edl.testing.throttle import Throttle
@@ -20,7 +20,7 @@ patience_steps = 10
 """
 
 
-class Uneven(Trial):
+class Uneven(Scenario):
     """Each sample takes 10 ms, and four times as long in slot 1 of the first host, if told so."""
 
     samples = 24000
@@ -44,7 +44,7 @@ class Uneven(Trial):
 
     def hurry(self) -> None:
         self.pace.unlink(missing_ok=True)
-        super().hurry()
+        super().finish_soon()
 
     def said(self) -> list[str]:
         return [event["reason"] for event in self.events("straggler")]
@@ -71,7 +71,7 @@ def test_it_loses_its_share_and_then_its_place(
     settings: dict[str, Any] = {"script": SCRIPTS / script, "kind": Uneven}
     settings |= {"more": ["--mode", mode]} if mode else {}
     settings |= {"options": ["--slots", "4"]}
-    with trial(tmp_path, zk_hosts, np=3, max_np=3, **settings) as job:
+    with scenario(tmp_path, zk_hosts, np=3, max_np=3, **settings) as job:
         job.wait_for_step(5)
         before = job.members()
         slow = next(name for name, member in before.items() if member["slot"] == 1)

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from trial import last_line_of, trial
+from scenario import last_line_of, scenario
 
 from edl.testing.throttle import Throttle
 
@@ -28,7 +28,7 @@ def test_a_join_a_leave_and_a_death(
 ) -> None:
     settings = {"samples": 730, "num_workers": num_workers, "throttled": SLOW}
     more = ("--stream", stream, "--exchange", "2")
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, more=more, **settings) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, more=more, **settings) as job:
         job.join_leave_and_die()
         job.prove(workers=2)
 

@@ -313,7 +313,7 @@ def test_after_a_forked_worker_that_failed_at_once_all_are_started_anew(place: P
         ends: list[bool] = []
         until(lambda: ends.extend(end.forked for end in workers.reap().values()) or ends, WAIT_S)
         assert ends == [True]
-        workers.give_up_template()  # by the launcher: unit/test_supervisor.py
+        workers.disable_template()  # by the launcher: unit/test_supervisor.py
         assert keeper.why_none == "a worker that was forked from it failed before its first step"
         assert keeper.pid is None
     finally:
@@ -445,7 +445,7 @@ def test_a_replacement_is_forked(shell: Shell) -> None:
     until(lambda: "ready" in (logs / "template.output").read_text(), WAIT_S)
     one = replaced()
     assert os.getpgid(one.pid) == one.pid
-    launch = one.environ()["EDL_LAUNCH"]
+    launch = one.environ()["EDL_ATTEMPT_ID"]
     until(lambda: "is here" in (logs / f"{launch}.log").read_text(), WAIT_S)
     assert shell.edl("stop", "j").returncode == 0
     assert job.wait() == 143

@@ -393,13 +393,13 @@ for _ in ds.epochs(1):
     ),
     "a fit for each fold": (
         FIT + "model.fit(ds, callbacks=[edl.KerasCallback()], **quietly); edl.Dataset(data, 4)",
-        "run each fold and each trial, with data or a model of its own, as a job of its own",
+        "run each fold and each scenario, with data or a model of its own, as a job of its own",
     ),
-    "a fit for each trial": (
+    "a fit for each scenario": (
         FIT + "model.fit(ds, callbacks=[edl.KerasCallback()], **quietly)\n"
         "other = network(edl.Optimizer(keras.optimizers.SGD(0.2)))\n"
         "other.fit(ds, callbacks=[edl.KerasCallback()], **quietly)",
-        "run each fold and each trial, with data or a model of its own, as a job of its own",
+        "run each fold and each scenario, with data or a model of its own, as a job of its own",
     ),
     "a fit by steps that are made": (
         FIT + "for _ in range(2):\n"
@@ -896,7 +896,7 @@ assert seen > 40, seen
 class Padded(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if batch == 1:  # as if it counted for nothing
-            edl.current_worker().loader.open_step.weight = 0
+            edl.current_worker().loader.step_input.weight = 0
             edl_callback.metrics.begin_batch(0)
 edl.init(); ds = edl.Dataset(data, 4); model = network()
 model.compile(edl.Optimizer(keras.optimizers.SGD(0.0)), "mse")
@@ -1066,8 +1066,8 @@ said = []
 logging.getLogger("edl.tensorflow.loss").addHandler(
     SimpleNamespace(level=0, handle=lambda record: said.append(record.getMessage())))
 edl.init(); losses, layers = keras.losses, keras.layers
-open_step = SimpleNamespace(open=True)
-trains = SimpleNamespace(is_shared=True, warming_up=False, rank=0, loader=open_step)
+step_input = SimpleNamespace(open=True)
+trains = SimpleNamespace(is_shared=True, warming_up=False, rank=0, loader=step_input)
 def looked_at(train, in_fit=True, **differs):
     said.clear()
     losses.Loss.__call__ = losses.Loss.__call__.__wrapped__
@@ -1267,7 +1267,7 @@ assert edl.step() == 8
     ),
     "callbacks of a worker that has joined after seven batches": (
         """
-from edl.core.step.turns import Schedule
+from edl.core.step.update_order import Schedule
 from edl.tensorflow import training
 seen = []
 class Look(keras.callbacks.Callback):
@@ -1932,7 +1932,7 @@ for epoch in ds.epochs(2):
     for _ in ds:
         if epoch == 1 and edl.step() == 5:  # as if a repair had given its samples to another one
             loader.sampler.enter(loader.epoch)
-            loader.open_step.lose()
+            loader.step_input.lose()
             loader._records = loader._pending = None  # its row goes out once more
         step()
         rates.append(float(opt.learning_rate))

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from paths import ROOT, SCRIPTS
+from scenario import scenario
 from steplog import read_steps
-from trial import trial
 
 from edl.testing import throttle
 from edl.testing.job import started
@@ -37,7 +37,7 @@ def test_same_gradient_through_a_join(tmp_path: Path, zk_hosts: str) -> None:
         job.wait_for_step(1, START_S)
         job.scale(3)
         job.wait_for_size(3, START_S)
-        job.hurry()
+        job.finish_soon()
         assert job.end() == 0, job.describe("it failed")
 
     steps, finals = read_steps(out)
@@ -78,7 +78,7 @@ def test_all_skip_a_step_that_overflows_on_one(tmp_path: Path, zk_hosts: str) ->
         job.wait_for_step(1, START_S)
         job.scale(3)
         job.wait_for_size(3, START_S)
-        job.hurry()
+        job.finish_soon()
         assert job.end() == 0, job.describe("it failed")
 
     steps, finals = read_steps(out)
@@ -122,7 +122,7 @@ def test_examples_learn_through_changes(example: str, tmp_path: Path, zk_hosts: 
         job.wait(lambda now: now["generation"] > 2, "a repair")
         job.scale(1)
         job.wait_for_size(1, START_S)
-        job.hurry()
+        job.finish_soon()
         assert job.end(300.0) == 0, job.describe("it failed")
         found = re.findall(r"^.*accuracy (0\.\d+) .*steps", job.output(), flags=re.MULTILINE)
         assert found, job.describe("it said nothing")
@@ -138,7 +138,7 @@ def test_a_stopped_job_is_resumed(mode: str, tmp_path: Path, zk_hosts: str) -> N
     words = ["--checkpoint", saved, "--every", "2"]
     first = tmp_path / "first"
     first.mkdir()
-    with trial(
+    with scenario(
         first, zk_hosts, np=1, script=TF_COUNTING, more=words, environment=environment
     ) as job:
         job.wait_for_step(20, START_S)
@@ -147,7 +147,7 @@ def test_a_stopped_job_is_resumed(mode: str, tmp_path: Path, zk_hosts: str) -> N
     second = tmp_path / "second"
     second.mkdir()
     resume = {"options": ["--resume"], "script": TF_COUNTING, "more": words}
-    with trial(second, zk_hosts, np=2, environment=environment, **resume) as job:
+    with scenario(second, zk_hosts, np=2, environment=environment, **resume) as job:
         job.wait_for_step(25, START_S)
         reports = job.prove(workers=2)
         assert job.events("resumed")[0]["step"] >= 20
@@ -165,7 +165,7 @@ def test_beside_a_pytorch_job(tmp_path: Path, zk_hosts: str) -> None:
         for number, script in enumerate([TF_COUNTING, SCRIPTS / "counting.py"]):
             directory = tmp_path / str(number)
             directory.mkdir()
-            job = trial(directory, zk_hosts, np=1, max_np=2, script=script, samples=480)
+            job = scenario(directory, zk_hosts, np=1, max_np=2, script=script, samples=480)
             jobs.append(stack.enter_context(job))
         for job in jobs:
             job.wait_for_step(3, START_S)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from paths import SCRIPTS
-from trial import trial
+from scenario import scenario
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.chaos]
 
@@ -28,7 +28,7 @@ def test_the_script_clips_the_gradients(mode: str, tmp_path: Path, zk_hosts: str
 
 def changes(environment: dict[str, str], tmp_path: Path, zk_hosts: str) -> None:
     settings = {"script": TF_COUNTING, "epochs": 12, "environment": environment}
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, **settings) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, **settings) as job:
         job.wait_for_step(3, START_S)
         job.scale(3)
         job.wait_for_size(3, START_S)
@@ -45,7 +45,7 @@ def test_a_session_that_cannot_be_repaired(tmp_path: Path, zk_hosts: str) -> Non
     """One operation at a time: a variable cannot be read while the step waits for its gradients."""
     environment = {"EDL_TEST_MODE": "plain", "EDL_TEST_THREADS": "1"}
     settings = {"script": TF_COUNTING, "environment": environment}
-    with trial(tmp_path, zk_hosts, np=2, **settings) as job:
+    with scenario(tmp_path, zk_hosts, np=2, **settings) as job:
         job.wait_for_step(3, START_S)
         job.process(job.plain()).kill()
         assert job.end(START_S) != 0, job.describe("it ended well")

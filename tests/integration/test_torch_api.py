@@ -29,7 +29,7 @@ def test_same_gradient_and_schedules_through_a_join(tmp_path: Path, zk_hosts: st
         job.wait_for_step(3)
         job.scale(3)
         job.wait_for_size(3)
-        job.hurry()
+        job.finish_soon()
         assert job.end() == 0, job.describe("it failed")
     steps, finals = read_steps(out)
 
@@ -258,7 +258,7 @@ def recovered(_):
     del worker.loader.records
     progress = worker.loader.progress
     progress.complete(worker.loader.records())  # by the others
-    progress.open_step.is_open = progress.open_step.superseded = True
+    progress.step_input.is_open = progress.step_input.completed_by_peers = True
     return True
 worker.loader.recover = recovered
 for _ in loader.epochs(1):

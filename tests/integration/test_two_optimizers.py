@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from paths import SCRIPTS
-from trial import last_line_of, trial
+from scenario import last_line_of, scenario
 
 from edl.testing.throttle import Throttle
 
@@ -22,7 +22,7 @@ def test_a_join_a_leave_and_a_death_between_two_steps(tmp_path: Path, zk_hosts: 
     """The second optimizer has its turn with each third batch only, by the script's own count."""
     settings = {"script": SCRIPT, "samples": 730, "throttled": SLOW}
     more = ("--seldom", "3", "--exchange", "2")
-    with trial(tmp_path, zk_hosts, np=2, max_np=3, more=more, **settings) as job:
+    with scenario(tmp_path, zk_hosts, np=2, max_np=3, more=more, **settings) as job:
         job.join_leave_and_die()
         reports = job.prove(workers=2)
     assert all(0 < report["most"] <= job.epochs for report in reports)

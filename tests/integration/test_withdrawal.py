@@ -15,7 +15,7 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
 from edl.daemon.daemon import Daemon
 from edl.ring.gloo import gloo_ring
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 
 pytestmark = pytest.mark.integration
 
@@ -28,11 +28,11 @@ def test_who_withdraws_is_no_member_but_what_it_saves_is_made_known(
     store = JobStore(session, "digits")
     store.create(make_job(np=1, command=("x",)), {"alpha": 1})
     config = replace(Config(), job="digits", zookeeper=zk_hosts, secret=DIGITS.secret, address=HERE)
-    with closing(Daemon(config, Mailbox(), gloo_ring(None, HERE))) as daemon:
+    with closing(Daemon(config, SharedState(), gloo_ring(None, HERE))) as daemon:
         daemon.start()
-        daemon.stand_for_election()
+        daemon.campaign()
         wait_until(lambda: store.snapshot().leader is not None)
-        daemon.withdraw()
+        daemon.resign()
         wait_until(lambda: not store.snapshot().members)
         daemon.put_saved("checkpoints", 7)
         assert daemon.flush(15.0)

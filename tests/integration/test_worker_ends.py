@@ -11,7 +11,7 @@ import psutil
 import pytest
 from cli_shell import STANDIN, Shell, shell, until
 from paths import SCRIPTS
-from trial import Trial, freeze, trial
+from scenario import Scenario, freeze, scenario
 
 from edl.core.host.supervision import SupervisorLimits
 
@@ -22,7 +22,7 @@ LIMITS = SupervisorLimits()
 BUSY_S = 6.0  # what a busy machine adds to any bound
 
 
-class Failing(Trial):
+class Failing(Scenario):
     """Runs its script by ``failing.py``."""
 
     model = "counting.py"
@@ -40,7 +40,7 @@ def test_a_slot_that_keeps_failing_is_given_up_and_the_others_count_on(
     """Twice: by an error and by sys.exit(3), in the midst of a step."""
     failed = tmp_path / "failed"
     failed.mkdir()
-    with trial(
+    with scenario(
         tmp_path,
         zk_hosts,
         np=3,
@@ -49,18 +49,18 @@ def test_a_slot_that_keeps_failing_is_given_up_and_the_others_count_on(
         options=("--max-restarts", "1"),
         environment={"FAILS_IN_SLOT": "1", "FAILED": str(failed)},
     ) as job:
-        now = job.wait(lambda now: now["slots_given_up"], "end of the crash loop", 240.0)
-        assert list(now["slots_given_up"]) == [f"{next(iter(now['hosts']))}:1"]
+        now = job.wait(lambda now: now["slots_disabled"], "end of the crash loop", 240.0)
+        assert list(now["slots_disabled"]) == [f"{next(iter(now['hosts']))}:1"]
         job.wait(lambda now: sum(now["desired"].values()) == now["world_size"] == 2, "two workers")
         job.prove(workers=2)
         events = job.events()
     fails = [event for event in events if event["kind"] == "worker_failed"]
     assert [(f["exit_code"], f["slot"]) for f in fails] == [(1, 1), (3, 1)], job.output()
-    assert fails[0]["last_line"] == "ValueError: boom"
+    assert fails[0]["termination_message"] == "ValueError: boom"
     assert fails[0]["reason"].endswith("exited with code 1; its last line: ValueError: boom")
-    (given_up,) = [event for event in events if event["kind"] == "slot_given_up"]
-    assert "slot 1 of host" in given_up["reason"]
-    assert "failed 2 times in a row (--max-restarts is 1)" in given_up["reason"]
+    (disabled,) = [event for event in events if event["kind"] == "slot_disabled"]
+    assert "slot 1 of host" in disabled["reason"]
+    assert "failed 2 times in a row (--max-restarts is 1)" in disabled["reason"]
     others = [event for event in events if event["kind"] == "worker_exited"]
     assert [event["exit_code"] for event in others] == [0, 0]
     assert "worker_exited" not in job.output()
@@ -79,7 +79,7 @@ def test_edl_run_returns_soon_after_the_last_script(
     """
     ended = tmp_path / "ended"
     ended.mkdir()
-    with trial(
+    with scenario(
         tmp_path,
         zk_hosts,
         np=2,
@@ -96,7 +96,7 @@ def test_edl_run_returns_soon_after_the_last_script(
         },
     ) as job:
         job.wait_for_size(2, 240.0)
-        job.hurry()
+        job.finish_soon()
         job.until(lambda: not psutil.pid_exists(job.agent_pid), "end of edl run", 240.0)
         returned = time.time()
         job.prove(workers=2)

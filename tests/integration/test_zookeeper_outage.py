@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from trial import Trial, trial
+from scenario import Scenario, scenario
 
 from edl.errors import RingError
 from edl.http.client import fetch
@@ -33,12 +33,12 @@ def health(process: psutil.Process) -> dict[str, Any]:
     raise AssertionError(f"process {process.pid} does not answer")
 
 
-def train_on(job: Trial, process: psutil.Process, steps: int = 5) -> None:
+def train_on(job: Scenario, process: psutil.Process, steps: int = 5) -> None:
     before = int(health(process)["step"])
     job.until(lambda: int(health(process)["step"]) >= before + steps, f"{steps} more steps")
 
 
-def nothing_changed(job: Trial, before: dict[str, Any]) -> None:
+def nothing_changed(job: Scenario, before: dict[str, Any]) -> None:
     """ZooKeeper is back: the same ring trains, with the same processes."""
     job.wait(lambda now: not now["away"] and now["step"] > before["step"], "ZooKeeper back")
     after = job.wait(lambda now: len(now["members"]) == len(before["members"]), "all members")
@@ -48,7 +48,7 @@ def nothing_changed(job: Trial, before: dict[str, Any]) -> None:
 
 
 def test_a_standalone_server_restarts(tmp_path: Path) -> None:
-    with ensemble(tmp_path, 1) as (server,), trial(tmp_path, server.hosts, np=2) as job:
+    with ensemble(tmp_path, 1) as (server,), scenario(tmp_path, server.hosts, np=2) as job:
         job.wait_for_step(5)
         before = job.wait(lambda now: len(now["members"]) == 2, "2 members")
         process = job.process("w0")
@@ -69,7 +69,7 @@ def test_a_standalone_server_restarts(tmp_path: Path) -> None:
 def test_one_of_three_servers_dies(tmp_path: Path) -> None:
     with ensemble(tmp_path, 3) as servers:
         hosts = ",".join(server.hosts for server in servers)
-        with trial(tmp_path, hosts, np=2) as job:
+        with scenario(tmp_path, hosts, np=2) as job:
             job.wait_for_step(5)
             before = job.wait(lambda now: len(now["members"]) == 2, "2 members")
             process = job.process("w0")
@@ -84,7 +84,7 @@ def test_one_of_three_servers_dies(tmp_path: Path) -> None:
 def test_all_servers_are_frozen_for_longer_than_the_sessions(size: int, tmp_path: Path) -> None:
     with ensemble(tmp_path, size) as servers:
         hosts = ",".join(server.hosts for server in servers)
-        with trial(tmp_path, hosts, np=3) as job:
+        with scenario(tmp_path, hosts, np=3) as job:
             job.wait_for_step(5)
             before = job.wait(lambda now: len(now["members"]) == 3, "3 members")
             process = job.process("w0")
@@ -104,7 +104,7 @@ def test_a_worker_dies_while_zookeeper_is_away(tmp_path: Path) -> None:
     short = {"EDL_SWITCH_TIMEOUT_S": "4"}
     with (
         ensemble(tmp_path, 1) as (server,),
-        trial(tmp_path, server.hosts, np=3, environment=short) as job,
+        scenario(tmp_path, server.hosts, np=3, environment=short) as job,
     ):
         job.wait_for_step(5)
         process = {name: job.process(name) for name in ("w0", "w1", "w2")}

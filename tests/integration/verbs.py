@@ -19,7 +19,17 @@ from pathlib import Path
 from typing import TextIO
 
 # They ask a job and end. Those that start processes, or stay, are started as users do.
-SHORT = {"checkpoint", "delete", "drain", "events", "lend", "logs", "migrate", "policy", "profile"}
+SHORT = {
+    "checkpoint",
+    "delete",
+    "drain",
+    "events",
+    "borrow",
+    "logs",
+    "migrate",
+    "policy",
+    "profile",
+}
 SHORT |= {"reclaim", "scale", "status", "stop"}
 
 
@@ -126,6 +136,6 @@ if __name__ == "__main__":
     for number in (0, 1):
         os.dup2(nothing, number)
     for module in pkgutil.iter_modules(edl.cli.__path__, "edl.cli."):
-        if module.name.rpartition(".")[2] in SHORT | {"main", "common", "lending"}:
+        if module.name.rpartition(".")[2] in SHORT | {"main", "common", "borrowing"}:
             importlib.import_module(module.name)
     serve(asking, answering)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ordeals import SEEDS, Change, Fault, Trial, faults, points, scales, some
+from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
 
 from edl.core.records import JobState
 from edl.testing.counting import Counting
@@ -38,7 +38,7 @@ def test_joins_and_leaves_change_no_global_batch(
 ) -> None:
     """No step mixes two global batches (``Counting.prove``), and there are as many steps."""
     script = Counting(samples, 2, batch_size, prefetch, exchange_every, aligned=True)
-    job = Trial(seed, np, 1, 5, script, (), changes).run()
+    job = Scenario(seed, np, 1, 5, script, (), changes).run()
     assert job.memory.job.state is JobState.FINISHED
     assert {result.steps for result in job.results.values()} == {steps_of(script)}
 
@@ -60,12 +60,12 @@ def test_a_death_splits_a_step_and_mixes_none(
     deaths: tuple[Fault, ...],
 ) -> None:
     script = Counting(24, 2, batch_size, prefetch, 0, aligned=True)
-    Trial(seed, np, 1, 5, script, deaths, changes).run()
+    Scenario(seed, np, 1, 5, script, deaths, changes).run()
 
 
 @pytest.mark.parametrize("point", points(1, 90, 3))
 def test_a_death_at_each_point(point: int) -> None:
     script = Counting(14, 1, 4, aligned=True)
     for worker in range(3):
-        trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
-        assert trial.run().memory.job.state is JobState.FINISHED
+        scenario = Scenario(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
+        assert scenario.run().memory.job.state is JobState.FINISHED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ordeals import SEEDS, Change, Fault, Trial, faults, points, scales, some
+from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
 
 from edl.core.records import JobState
 from edl.testing.counting import Counting
@@ -34,14 +34,14 @@ def test_it_changes_through_joins_and_deaths(
     deaths: tuple[Fault, ...],
 ) -> None:
     script = Counting(samples, 2, 1, prefetch, 0, accumulated, batch_range=(least, least + more))
-    Trial(seed, np, 1, 5, script, deaths, changes).run()
+    Scenario(seed, np, 1, 5, script, deaths, changes).run()
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_of_a_stream(shared: bool) -> None:
     shards = (40,) if shared else (9, 14, 17)
     script = Counting(40, 2, 1, 1, shards=shards, shared=shared, batch_range=(3, 12))
-    job = Trial(5, 3, script=script, faults=(Fault(1, 60, "kill"),), changes=(Change(4, a=4),))
+    job = Scenario(5, 3, script=script, faults=(Fault(1, 60, "kill"),), changes=(Change(4, a=4),))
     assert job.run().memory.job.state is JobState.FINISHED
 
 
@@ -49,7 +49,7 @@ def test_of_a_stream(shared: bool) -> None:
 def test_each_step_has_what_was_chosen(prefetch: int) -> None:
     """Three workers, 5 samples more every third step: 4, 4, 4, then 9 and 14, and back."""
     script = Counting(200, 1, 1, prefetch, batch_range=(4, 16))
-    job = Trial(script=script).run()
+    job = Scenario(script=script).run()
     for result in job.results.values():
         assert [batch for _, batch in result.batches][:4] == [4, 9, 14, 6]
         assert [update for update, _ in result.batches][1] in (3, 4, 5)
@@ -60,5 +60,5 @@ def test_a_death_at_each_point(point: int) -> None:
     """Also in the step in which all take another batch, which some have completed then."""
     script = Counting(60, 1, 1, point % 3, batch_range=(3, 9))
     for worker in range(3):
-        trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
-        assert trial.run().memory.job.state is JobState.FINISHED
+        scenario = Scenario(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
+        assert scenario.run().memory.job.state is JobState.FINISHED

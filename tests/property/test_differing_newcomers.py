@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from ordeals import struck_around
+from scenarios import struck_around
 
 from edl.core.events import Event, StateDiffersDetails
 from edl.core.job.signature import ScriptOfJob
@@ -66,7 +66,7 @@ def assert_goes_on(job: LoopbackJob, *leavers: int) -> None:
 @pytest.mark.parametrize("heals", [False, True])
 @pytest.mark.parametrize("seed", [0, 3])
 def test_it_leaves_before_its_second_update(np: int, heals: bool, seed: int) -> None:
-    job = of(Differing(strays=(np,)), np=np, on_divergence="heal" if heals else "end", seed=seed)
+    job = of(Differing(strays=(np,)), np=np, on_divergence="resync" if heals else "end", seed=seed)
     job.after_step(5, lambda job: job.scale({"a": np + 1}))
     job.run()
     assert_goes_on(job, np)

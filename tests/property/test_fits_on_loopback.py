@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ordeals import points
+from scenarios import points
 
 from edl.core.job.fits import DoneFit, FitIsDone, ScriptFits
 from edl.core.job.signature import ScriptOfJob
 from edl.core.records import JobState
 from edl.framework.steps import Steps, end_batch
-from edl.testing.counting import Counting, CountingModel, Feed, source_of, train_step
+from edl.testing.counting import Counting, CountingBatchSource, CountingModel, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 
 
@@ -55,7 +55,7 @@ class Fitting(Counting):
         worker.attach_source(*source_of(self, 0, self._batching))
         one.model = CountingModel(self.samples)
         worker.attach_replica(one.model)
-        feed = Feed(worker, 0)
+        feed = CountingBatchSource(worker, 0)
         steps = Steps(worker, feed, lambda: "the batch was not trained")
         done: tuple[DoneFit, ...] = ()
         while len(done) < self.fits:
@@ -90,7 +90,7 @@ class Fitting(Counting):
             one.result = Result(one.model, worker.step, done)
         worker.finishing.script_ended()
 
-    def _train(self, one: LoopbackWorker, steps: Steps, feed: Feed) -> None:
+    def _train(self, one: LoopbackWorker, steps: Steps, feed: CountingBatchSource) -> None:
         while steps.begin():
             assert feed.batch is not None
             one.compute(self.step_s)
@@ -159,7 +159,7 @@ def test_a_death_around_the_end_of_a_fit(worker: int, step: int) -> None:
 
 def straying() -> tuple[Fitting, LoopbackJob]:
     script = Fitting(strays=1)
-    return script, of_script(script, 4, on_divergence="heal")
+    return script, of_script(script, 4, on_divergence="resync")
 
 
 @cache

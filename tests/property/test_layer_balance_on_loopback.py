@@ -15,13 +15,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ordeals import SEEDS, Change
+from scenarios import SEEDS, Change
 
 from edl.core.records import JobState
 from edl.core.step.state_check import WHOLE, Group
 from edl.diagnose import LayerBalance
 from edl.framework.steps import Steps
-from edl.testing.counting import CountingModel, Feed, Vector, accumulated, source_of, train_step
+from edl.testing.counting import (
+    CountingBatchSource,
+    CountingModel,
+    Vector,
+    accumulated,
+    source_of,
+    train_step,
+)
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 from edl.worker.sampler import Batch
 
@@ -97,7 +104,7 @@ class Script:
         net = Net(self.relu, 0.0)
         worker.attach_replica(net)
         one.model = net
-        feed = Feed(worker, 0)
+        feed = CountingBatchSource(worker, 0)
         steps = Steps(worker, feed, lambda: "the batch was not trained")
         for epoch in steps.epochs(1 + self.steps):
             net.lr, batches = self.lr if epoch else 0.0, 0

@@ -1,7 +1,7 @@
 """Real workers on a loopback ring: whatever happens, in any order, each sample counts once.
 
 The workers, their switching and the leader's decisions are edl's own; the judge is the counting
-model. See `ordeals.py` for how to replay a failure.
+model. See `scenarios.py` for how to replay a failure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from ordeals import SEEDS, Change, Fault, Trial, faults, points, scales, scripts, some
+from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, scripts, some
 
 from edl.core.records import JobState
 from edl.testing.counting import Counting
@@ -29,7 +29,7 @@ MORE = settings(max_examples=2 * settings().max_examples)
 
 @given(seed=SEEDS, np=st.integers(1, 5), script=scripts())
 def test_nothing_happens(seed: int, np: int, script: Counting) -> None:
-    job = Trial(seed, np, script=script).run()
+    job = Scenario(seed, np, script=script).run()
     assert job.memory.job.state is JobState.FINISHED
     assert len(job.memory.generations) == 1
     assert len(job.results) == np
@@ -41,7 +41,7 @@ def test_joins_and_leaves(
     seed: int, np: int, script: Counting, changes: tuple[Change, ...]
 ) -> None:
     """Nobody fails, and the ring is never smaller than the smallest that was asked for."""
-    job = Trial(seed, np, script=script, changes=changes).run()
+    job = Scenario(seed, np, script=script, changes=changes).run()
     assert job.memory.job.state is JobState.FINISHED
     assert not any(g.repairs for g in job.memory.generations[1:])
 
@@ -49,7 +49,7 @@ def test_joins_and_leaves(
 @MORE
 @given(seed=SEEDS, np=st.integers(2, 4), script=scripts(), faults=some(faults("kill"), 1, 2))
 def test_a_crash_anywhere(seed: int, np: int, script: Counting, faults: tuple[Fault, ...]) -> None:
-    Trial(seed, np, script=script, faults=faults).run()
+    Scenario(seed, np, script=script, faults=faults).run()
 
 
 @pytest.mark.parametrize("worker", range(3))
@@ -57,7 +57,7 @@ def test_a_crash_at_each_point_of_the_start_and_of_a_step(worker: int) -> None:
     """The first exchange of the job's state included. Nobody else fails."""
     for point in points(1, 41, turn=worker):
         for seed in (0, 1):
-            job = Trial(seed, script=FEW, faults=(Fault(worker, point, "kill"),)).run()
+            job = Scenario(seed, script=FEW, faults=(Fault(worker, point, "kill"),)).run()
             assert job.memory.job.state is JobState.FINISHED
 
 
@@ -67,7 +67,7 @@ def test_a_broken_ring_at_each_point_costs_nobody(worker: int, what: str) -> Non
     """Some have the result of a collective and some have not; all go on together."""
     for point in points(1, 41, turn=worker):
         for seed in (0, 1):
-            job = Trial(seed, script=FEW, faults=(Fault(worker, point, what),)).run()
+            job = Scenario(seed, script=FEW, faults=(Fault(worker, point, what),)).run()
             assert job.memory.job.state is JobState.FINISHED
             assert len(job.results) == 3
 
@@ -80,7 +80,7 @@ def test_a_fault_at_each_point_of_a_step_of_several_batches(
 ) -> None:
     """Also of the first one, in which all learn that gradients are accumulated."""
     for point in points(1, 61, turn=worker):
-        job = Trial(point % 2, script=script, faults=(Fault(worker, point, what),)).run()
+        job = Scenario(point % 2, script=script, faults=(Fault(worker, point, what),)).run()
         assert job.memory.job.state is JobState.FINISHED
         assert what == "kill" or len(job.results) == 3
 
@@ -92,7 +92,7 @@ def test_nobody_waits_for_leases_in_a_step_of_several_batches(single: int) -> No
     Only the first such step may come as a surprise.
     """
     script = Counting(264, batch_size=2, accumulated=8, single=single)
-    job = Trial(np=2, script=script).run()
+    job = Scenario(np=2, script=script).run()
     least = sum(-(-samples // 32) for samples in (264 - 4 * single, 264))
     surprise = bool(single)
     assert {result.steps for result in job.results.values()} == {single + surprise + least}
@@ -102,7 +102,7 @@ def test_nobody_waits_for_leases_in_a_step_of_several_batches(single: int) -> No
 @given(seed=SEEDS, np=st.integers(2, 4), faults=some(faults("kill", "cut", "fail"), 1, 3))
 def test_exchanges_between_steps(seed: int, np: int, faults: tuple[Fault, ...]) -> None:
     """Everybody is told the same, whoever had the answer when the ring broke."""
-    Trial(seed, np, script=EXCHANGING, faults=faults).run()
+    Scenario(seed, np, script=EXCHANGING, faults=faults).run()
 
 
 @MORE
@@ -116,7 +116,7 @@ def test_crashes_while_the_ring_changes(
     seed: int, np: int, changes: tuple[Change, ...], faults: tuple[Fault, ...]
 ) -> None:
     """In a switch, in the repair of another crash, as a newcomer, as the leader."""
-    Trial(seed, np, changes=changes, faults=faults).run()
+    Scenario(seed, np, changes=changes, faults=faults).run()
 
 
 @given(
@@ -130,8 +130,8 @@ def test_crashes_while_the_ring_changes(
 def test_below_min_np_it_pauses(seed: int, faults: tuple[Fault, ...], restart_s: float) -> None:
     """The step in which somebody died is completed; no other one before replacements are here."""
     script = Counting(24, epochs=3)
-    trial = Trial(seed, 3, 3, 3, script, faults, restart_s=restart_s)
-    job = trial.run()
+    scenario = Scenario(seed, 3, 3, 3, script, faults, restart_s=restart_s)
+    job = scenario.run()
     sizes: dict[int, int] = {}
     for result in job.results.values():
         sizes |= {s: max(size, sizes.get(s, 0)) for s, size in result.sizes.items()}
@@ -145,7 +145,7 @@ def test_below_min_np_after_a_step_that_one_has_missed() -> None:
     missed, seeds = 0, points(1, 101)
     for seed in seeds:
         faults = (Fault(seed % 3, 30 + 7 * seed % 90, "kill"),)
-        job = Trial(seed, 3, 3, 3, Counting(24, epochs=3), faults).run()
+        job = Scenario(seed, 3, 3, 3, Counting(24, epochs=3), faults).run()
         missed += any(0 in result.sizes.values() for result in job.results.values())
     assert missed * 20 >= len(seeds)
 
@@ -161,10 +161,10 @@ def test_a_migration(seed: int, np: int, moved: int, step: int, faults: tuple[Fa
     """Workers move to another host; without faults the ring is never smaller meanwhile."""
     moved = min(moved, np)
     move = Change(step, a=np - moved, b=moved)
-    job = Trial(seed, np, max_np=np, changes=(move,), faults=faults, script=Counting(40)).run()
+    job = Scenario(seed, np, max_np=np, changes=(move,), faults=faults, script=Counting(40)).run()
     if not faults:
         assert job.memory.job.state is JobState.FINISHED
-        assert min(len(g.seats) for g in job.memory.generations) >= np
+        assert min(len(g.members) for g in job.memory.generations) >= np
 
 
 @given(
@@ -174,7 +174,7 @@ def test_a_frozen_worker(
     seed: int, np: int, faults: tuple[Fault, ...], more: tuple[Fault, ...]
 ) -> None:
     """It is given up, and does no harm when it wakes."""
-    Trial(seed, np, faults=(*faults, *more)).run()
+    Scenario(seed, np, faults=(*faults, *more)).run()
 
 
 @given(
@@ -189,7 +189,7 @@ def test_zookeeper_is_away(
 ) -> None:
     """The ring goes on meanwhile; what broke is repaired afterwards."""
     away = Change(step, zookeeper_s=away_s)
-    job = Trial(seed, np, changes=(away,), faults=faults).run()
+    job = Scenario(seed, np, changes=(away,), faults=faults).run()
     if not any(fault.what == "kill" for fault in faults):
         assert len(job.memory.generations) == 1
 
@@ -202,7 +202,7 @@ def test_zookeeper_is_away(
     changes=some(scales(), 0, 1),
 )
 def test_a_drain(seed: int, np: int, worker: int, step: int, changes: tuple[Change, ...]) -> None:
-    job = Trial(seed, np, changes=(Change(step, drain=worker), *changes)).run()
+    job = Scenario(seed, np, changes=(Change(step, drain=worker), *changes)).run()
     assert job.memory.job.state is JobState.FINISHED
 
 
@@ -214,7 +214,7 @@ def test_a_drain(seed: int, np: int, worker: int, step: int, changes: tuple[Chan
 )
 def test_a_stop(seed: int, np: int, step: int, faults: tuple[Fault, ...]) -> None:
     """All leave after the same step, and none is counted twice."""
-    Trial(seed, np, changes=(Change(step, stop=True),), faults=faults).run()
+    Scenario(seed, np, changes=(Change(step, stop=True),), faults=faults).run()
 
 
 @MORE
@@ -236,7 +236,7 @@ def test_everything_at_once(
     faults: tuple[Fault, ...],
     restart_s: float,
 ) -> None:
-    Trial(seed, np, min_np, 5, script, faults, changes, restart_s).run()
+    Scenario(seed, np, min_np, 5, script, faults, changes, restart_s).run()
 
 
 @pytest.mark.parametrize("worker", range(3))
@@ -246,10 +246,10 @@ def test_who_comes_back_with_the_state_of_the_job_receives_no_bytes(worker: int)
     def exchanged(job: LoopbackJob) -> int:
         return sum(point.name.startswith("edl.state") for point in job.passed)
 
-    whole = exchanged(Trial(script=FEW).run())
+    whole = exchanged(Scenario(script=FEW).run())
     unchanged, places = 0, points(1, 41, turn=worker)
     for point in places:
-        job = Trial(script=FEW, faults=(Fault(worker, point, "cut"),)).run()
+        job = Scenario(script=FEW, faults=(Fault(worker, point, "cut"),)).run()
         repairs = job.memory.generations[1:]
         if repairs and not any(generation.joined for generation in repairs):
             unchanged += 1
@@ -261,7 +261,7 @@ def test_a_step_of_a_full_ring_that_a_survivor_missed() -> None:
     """Each of four workers has a sample, more than may be in a step; the survivor lost its ring."""
     deaths = Fault(2, 79, "kill"), Fault(4, 21, "expire"), Fault(3, 28, "kill")
     script = Counting(24, 2, 1, 0, 1, max_global_batch=2)
-    job = Trial(85587, 4, script=script, faults=deaths).run()
+    job = Scenario(85587, 4, script=script, faults=deaths).run()
     assert 0 in job.results[0].sizes.values()
     assert job.results[0].largest == 4
 
@@ -272,7 +272,7 @@ def test_newcomers_have_the_state_and_nobody_could_say_so(seed: int) -> None:
     short = Counting(12, batch_size=2, prefetch_batches=1)
     changes = (Change(3, b=2), Change(4, zookeeper_s=20.0))
     for point in points(40, 90, step=2, turn=1):
-        Trial(seed, 1, script=short, changes=changes, faults=(Fault(0, point, "kill"),)).run()
+        Scenario(seed, 1, script=short, changes=changes, faults=(Fault(0, point, "kill"),)).run()
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ class InThePlanAfter(Fault):
 
     def __call__(self, job: LoopbackJob) -> None:
         planned = job.memory.generation
-        if planned is not None and planned.number == 3 and planned.sync_root == 0:
+        if planned is not None and planned.number == 3 and planned.state_source == 0:
             job.kill(0)
 
 
@@ -292,7 +292,7 @@ def test_a_newcomer_has_the_state_of_a_ring_that_was_replaced(dies: int) -> None
     waiting = tuple(InThePlanAfter(3 - dies, point, "kill") for point in range(17, 26))
     for seed in points(5000, 5100, turn=dies):
         faults = (Fault(dies, 17 + seed % 5, "kill"), *waiting)
-        Trial(seed, 1, script=short, changes=(Change(3, b=2),), faults=faults).run()
+        Scenario(seed, 1, script=short, changes=(Change(3, b=2),), faults=faults).run()
 
 
 AWAY_S = LIMITS.report_s + 5.0
@@ -315,7 +315,7 @@ def test_who_could_not_report_while_zookeeper_was_away_is_not_given_up() -> None
     for seed in seeds:
         dies = Fault(2, 10 + seed % 40, "kill")
         away = tuple(AwayBeforeAllReport(w, p, "") for w in (0, 1) for p in range(10, 80))
-        job = Trial(seed, 3, script=short, faults=(dies, *away)).run()
+        job = Scenario(seed, 3, script=short, faults=(dies, *away)).run()
         outages += job.schedule.now_s() > AWAY_S
         evicted += [reason for w, reason in job.memory.evicted.items() if w != dies.worker]
     assert outages * 5 >= len(seeds)

@@ -15,9 +15,9 @@ from hypothesis.stateful import (
     rule,
 )
 from made import make_job
-from world import LIMITS, World
+from model import LIMITS, Model
 
-from edl.core.records import Asked, Desired, JobState, Request, Stage
+from edl.core.records import Desired, JobState, Request, RequestKind, Stage
 
 HOSTS = ("a", "b", "c")
 PICK = st.integers(0, 9)
@@ -27,7 +27,7 @@ SOME = st.sets(st.integers(0, 8), max_size=4)
 class Membership(RuleBasedStateMachine):
     """Rules are events at the worst moment; ``calm`` lets time pass as it should."""
 
-    world: World
+    world: Model
 
     @initialize(
         np=st.sampled_from([2, 3, 1, 4]),
@@ -40,12 +40,12 @@ class Membership(RuleBasedStateMachine):
         job = make_job(
             "job", np=np, command=("true",), min_np=max(1, np - below), max_np=np + above
         )
-        self.world = World(job, Desired({"a": np, "b": 0, "c": 0}))
+        self.model = Model(job, Desired({"a": np, "b": 0, "c": 0}))
         self.calm(rounds)
 
     def worker(self, pick: int):  # type: ignore[no-untyped-def]
         """One of the processes that run; the newest ones first."""
-        running = self.world.running()
+        running = self.model.running()
         return running[-1 - pick % len(running)] if running else None
 
     def on(self, pick: int, event, *args) -> None:  # type: ignore[no-untyped-def]
@@ -57,192 +57,192 @@ class Membership(RuleBasedStateMachine):
     @rule(rounds=st.integers(1, 6))
     def calm(self, rounds: int) -> None:
         for _ in range(rounds):
-            self.world.agents()
-            self.world.round()
+            self.model.agents()
+            self.model.round()
 
     @rule(rounds=st.integers(1, 3), late=SOME)
     def some_are_late(self, rounds: int, late: set[int]) -> None:
         """Time passes, but some workers hear nothing, say nothing and arrive nowhere."""
-        running = self.world.running()
+        running = self.model.running()
         ids = frozenset(running[-1 - i % len(running)].id for i in late if running)
         for _ in range(rounds):
-            self.world.agents()
-            self.world.round(ids)
+            self.model.agents()
+            self.model.round(ids)
 
     @rule(seconds=st.sampled_from([0.5, 5.0, 40.0]))
     def time_passes(self, seconds: float) -> None:
-        self.world.time += seconds
+        self.model.time += seconds
 
     @rule()
     def agents_start_workers(self) -> None:
-        self.world.agents()
+        self.model.agents()
 
     @rule(pick=PICK)
     def warmed_up(self, pick: int) -> None:
-        self.on(pick, self.world.warmed_up)
+        self.on(pick, self.model.warmed_up)
 
     @rule(pick=PICK)
     def node_is_written(self, pick: int) -> None:
-        self.on(pick, self.world.write)
+        self.on(pick, self.model.write)
 
     @rule()
     def all_nodes_are_written(self) -> None:
-        self.world.each(self.world.write)
+        self.model.each(self.model.write)
 
     @rule(pick=PICK)
     def learns_the_generation(self, pick: int) -> None:
-        self.on(pick, self.world.learn)
+        self.on(pick, self.model.learn)
 
     @rule(pick=PICK)
     def notices_the_break(self, pick: int) -> None:
-        self.on(pick, self.world.notice)
+        self.on(pick, self.model.notice)
 
     @rule(pick=PICK)
     def goes_to_the_rendezvous(self, pick: int) -> None:
-        self.on(pick, self.world.go)
+        self.on(pick, self.model.go)
 
     @rule()
     def all_go(self) -> None:
-        self.world.each(self.world.go)
+        self.model.each(self.model.go)
 
     @rule(back=st.integers(1, 3))
     def ring_is_built(self, back: int) -> None:
-        if len(self.world.generations) >= back:
-            self.world.build(self.world.generations[-back].number)
+        if len(self.model.generations) >= back:
+            self.model.build(self.model.generations[-back].number)
 
     @rule(back=st.integers(1, 3))
     def ring_steps(self, back: int) -> None:
-        if len(self.world.generations) >= back:
-            self.world.train(self.world.generations[-back].number)
+        if len(self.model.generations) >= back:
+            self.model.train(self.model.generations[-back].number)
 
     @rule()
     def ring_agrees(self) -> None:
-        self.world.each(self.world.learn)
-        for generation in self.world.generations[-3:]:
-            self.world.agree(generation.number)
+        self.model.each(self.model.learn)
+        for generation in self.model.generations[-3:]:
+            self.model.agree(generation.number)
 
     @rule()
     def leader_looks(self) -> None:
-        self.world.look()
+        self.model.look()
 
     @rule()
     def leader_acts(self) -> None:
-        self.world.lead()
+        self.model.lead()
 
     # --- people ---
 
     @rule(data=st.data())
     def scale_or_migrate(self, data: st.DataObject) -> None:
-        job = self.world.job
+        job = self.model.job
         hosts = dict.fromkeys(HOSTS, 0)
         sizes = [n for n in range(1, 8) if job.sizes.allows(n)]
         for _ in range(data.draw(st.sampled_from(sizes), "workers")):
             hosts[data.draw(st.sampled_from(HOSTS), "host")] += 1
-        self.world.want(hosts)
+        self.model.want(hosts)
 
     @rule(old=st.sampled_from(HOSTS), new=st.sampled_from(HOSTS), np=st.integers(1, 3))
     def migrate(self, old: str, new: str, np: int) -> None:
         """Some workers of one host to another."""
-        hosts = self.world.desired
+        hosts = self.model.desired
         np = min(np, hosts[old])
         hosts[old] -= np
         hosts[new] += np
-        self.world.want(hosts)
+        self.model.want(hosts)
 
     @rule(slots=st.integers(1, 3))
-    def lend(self, slots: int) -> None:
-        self.world.lend(slots)
+    def borrow(self, slots: int) -> None:
+        self.model.borrow(slots)
 
     @rule(slots=st.sampled_from([None, 1, 2]), within_s=st.sampled_from([1.0, 5.0, 60.0]))
     def reclaim(self, slots: int | None, within_s: float) -> None:
-        self.world.reclaim(slots, within_s)
+        self.model.reclaim(slots, within_s)
 
-    @rule(pick=PICK, kind=st.sampled_from(Asked))
-    def drain_or_replace(self, pick: int, kind: Asked) -> None:
-        number = len(self.world.requests) + len(self.world.answered)
+    @rule(pick=PICK, kind=st.sampled_from(RequestKind))
+    def drain_or_replace(self, pick: int, kind: RequestKind) -> None:
+        number = len(self.model.requests) + len(self.model.answered)
         if (w := self.worker(pick)) is not None:
-            self.world.requests[number] = Request(kind, w.id, number)
+            self.model.requests[number] = Request(kind, w.id, number)
 
     @rule(pick=PICK)
     def sigterm(self, pick: int) -> None:
-        self.on(pick, self.world.sigterm)
+        self.on(pick, self.model.sigterm)
 
-    @precondition(lambda self: len(self.world.generations) > 3)
+    @precondition(lambda self: len(self.model.generations) > 3)
     @rule()
     def stop(self) -> None:
-        self.world.job = replace(self.world.job, state=JobState.STOPPING)
+        self.model.job = replace(self.model.job, state=JobState.STOPPING)
 
     # --- faults ---
 
     @rule(pick=PICK, ahead=SOME)
     def kill(self, pick: int, ahead: set[int]) -> None:
-        self.on(pick, self.world.kill, ahead)
+        self.on(pick, self.model.kill, ahead)
 
     @rule(pick=PICK, ahead=SOME)
     def freeze(self, pick: int, ahead: set[int]) -> None:
-        self.on(pick, self.world.freeze, ahead)
+        self.on(pick, self.model.freeze, ahead)
 
     @rule(pick=PICK)
     def thaw(self, pick: int) -> None:
-        self.on(pick, self.world.thaw)
+        self.on(pick, self.model.thaw)
 
     @rule(pick=st.integers(0, 40))
     def session_expires(self, pick: int) -> None:
-        if self.world.nodes:
-            node = sorted(self.world.nodes)[-1 - pick % len(self.world.nodes)]
-            self.world.expire(self.world.workers[node])
+        if self.model.nodes:
+            node = sorted(self.model.nodes)[-1 - pick % len(self.model.nodes)]
+            self.model.expire(self.model.workers[node])
 
     @rule(picks=SOME)
     def zookeeper_is_cut_off_from(self, picks: set[int]) -> None:
         """For longer than a session lasts; who works goes on."""
-        running = self.world.running()
+        running = self.model.running()
         cut_off = [running[-1 - pick % len(running)] for pick in picks if running]
-        self.world.cut_off = {w.id for w in cut_off}
+        self.model.cut_off = {w.id for w in cut_off}
         for w in cut_off:
-            self.world.expire(w)
+            self.model.expire(w)
 
     @rule()
     def the_dead_are_proven(self) -> None:
-        self.world.each(self.world.prove)
+        self.model.each(self.model.prove)
 
     @rule()
     def sessions_of_the_dead_expire(self) -> None:
-        self.world.each(lambda w: None if w.works else self.world.expire(w))
+        self.model.each(lambda w: None if w.works else self.model.expire(w))
 
     @rule(pick=PICK)
     def rendezvous_times_out(self, pick: int) -> None:
-        self.on(pick, self.world.give_up)
+        self.on(pick, self.model.give_up)
 
     @rule(host=st.sampled_from(HOSTS), how=st.sampled_from(["well", "hangs", "sleeps"]))
     def another_newcomer(self, host: str, how: str) -> None:
-        self.world.spawn(host, hangs=how == "hangs", sleeps=how == "sleeps")
+        self.model.spawn(host, hangs=how == "hangs", sleeps=how == "sleeps")
 
     @rule(host=st.sampled_from(HOSTS))
     def an_agent_goes_or_comes_back(self, host: str) -> None:
-        self.world.agentless ^= {host}
+        self.model.agentless ^= {host}
 
     @rule()
     def new_leader(self) -> None:
-        self.world.new_leader()
+        self.model.new_leader()
 
-    @precondition(lambda self: self.world.deposed)
+    @precondition(lambda self: self.model.deposed)
     @rule()
     def a_deposed_leader_acts(self) -> None:
         """On what it had read in its term; it finds out that this is over."""
-        before = (len(self.world.generations), dict(self.world.evicted), self.world.wanted)
-        self.world.act(self.world.deposed.pop())
-        now = (len(self.world.generations), self.world.evicted, self.world.wanted)
+        before = (len(self.model.generations), dict(self.model.evicted), self.model.wanted)
+        self.model.act(self.model.deposed.pop())
+        now = (len(self.model.generations), self.model.evicted, self.model.wanted)
         assert now == before
 
     @invariant()
     def terms_only_grow_and_everybody_is_in_or_out(self) -> None:
-        generations = self.world.generations
+        generations = self.model.generations
         assert [g.number for g in generations] == [*range(1, len(generations) + 1)]
         terms = [g.term for g in generations]
         assert terms == sorted(terms)
         for g in generations:
-            assert not set(g.members) & set(g.left)
-            assert len(set(g.members)) == len(g.members)
+            assert not set(g.worker_ids) & set(g.left)
+            assert len(set(g.worker_ids)) == len(g.worker_ids)
 
     # --- and in the end ---
 
@@ -250,7 +250,7 @@ class Membership(RuleBasedStateMachine):
         """The faults stop; the world settles on what is desired within bounded rounds."""
         if not hasattr(self, "world"):
             return
-        world = self.world
+        world = self.model
         world.agentless.clear()
         world.cut_off.clear()
         world.each(lambda w: None if w.works else world.expire(w))
@@ -280,12 +280,12 @@ def test_a_migration_is_one_switch(
     """
     moved = data.draw(st.integers(1, np), "moved")
     job = make_job("job", np=np, command=("true",), max_np=np)
-    world = World(job, Desired({"a": np, "b": 0}))
+    world = Model(job, Desired({"a": np, "b": 0}))
     for _ in range(6):
         world.agents()
         world.round()
     (first,) = world.generations
-    assert len(first.seats) == np
+    assert len(first.members) == np
     old = {w.id for w in world.running()}
     world.want({"a": np - moved, "b": moved})
     ready_at: dict[int, int] = {}
@@ -303,7 +303,7 @@ def test_a_migration_is_one_switch(
     assert world.settled() == "", world.settled()
     changes = world.generations[1:]
     assert len(changes) == (1 if moved < np else 2), changes
-    assert all(len(g.seats) >= np for g in changes)
+    assert all(len(g.members) >= np for g in changes)
 
 
 TestMembership = Membership.TestCase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ordeals import SEEDS, Change, Fault, Trial, faults, points, scales, some
+from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
 
 from edl.core.records import JobState
 from edl.testing.counting import Counting
@@ -46,13 +46,13 @@ def test_through_joins_and_deaths(
         batch_range=(batch_size, 3 * batch_size) if kind == "range" else (0, 0),
         micro_batch=micro_batch,
     )
-    Trial(seed, np, 1, 5, script, deaths, changes).run()
+    Scenario(seed, np, 1, 5, script, deaths, changes).run()
 
 
 @pytest.mark.parametrize("aligned", [False, True])
 def test_there_are_as_many_steps_as_without_pieces(aligned: bool) -> None:
-    whole = Trial(script=Counting(50, 2, 12, aligned=aligned)).run()
-    job = Trial(script=Counting(50, 2, 12, 1, aligned=aligned, micro_batch=2)).run()
+    whole = Scenario(script=Counting(50, 2, 12, aligned=aligned)).run()
+    job = Scenario(script=Counting(50, 2, 12, 1, aligned=aligned, micro_batch=2)).run()
     assert job.memory.job.state is JobState.FINISHED
     steps = {result.steps for result in (*whole.results.values(), *job.results.values())}
     assert len(steps) == 1
@@ -62,5 +62,5 @@ def test_there_are_as_many_steps_as_without_pieces(aligned: bool) -> None:
 def test_a_death_at_each_point(point: int) -> None:
     script = Counting(14, 1, 4, 1, aligned=point % 4 == 1, micro_batch=1)
     for worker in range(3):
-        trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
-        assert trial.run().memory.job.state is JobState.FINISHED
+        scenario = Scenario(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
+        assert scenario.run().memory.job.state is JobState.FINISHED

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ordeals import struck_around
+from scenarios import struck_around
 
 from edl.core.events import StateDiffersDetails
 from edl.core.records import JobState
 from edl.errors import NewcomerDiffers, StateDiffers
 from edl.framework import elastic
-from edl.framework.digest import Part, of_array
+from edl.framework.digest import ByteRange, of_array
 from edl.framework.elastic import Plain, State
 from edl.ring.ring import Ring
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
@@ -56,7 +56,7 @@ class Weights(State):
     def _size_of(value: Any) -> int | None:
         return value.nbytes if isinstance(value, np.ndarray) else None
 
-    def _digested(self, parts: Iterable[Part]) -> dict[str, int]:
+    def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
         return {part.name: of_array(part.value, part.start, part.stop) or 0 for part in parts}
 
     def _parts(self) -> set[str]:

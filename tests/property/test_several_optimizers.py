@@ -1,6 +1,6 @@
 """Several optimizers on a loopback ring: each counts each sample once, whatever happens, anywhere.
 
-A batch has several steps then, and a worker may die between two of them. See `ordeals.py` for how
+A batch has several steps then, and a worker may die between two of them. See `scenarios.py` for how
 to replay a failure.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from ordeals import SEEDS, Change, Fault, Trial, faults, points, scales, some
+from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
 
 from edl.core.records import JobState
 from edl.testing.several import BOTH_FIRST, GAN, ONE, THREE, TOGETHER, CountingSeveral
@@ -45,7 +45,7 @@ def test_a_step_has_all_that_lies_between_two_updates(
     np: int, turns: tuple[tuple[str, ...], ...]
 ) -> None:
     script = CountingSeveral(turns, samples=24)
-    job = Trial(np=np, script=script).run()
+    job = Scenario(np=np, script=script).run()
     steps = {(GAN,): 2, (TOGETHER,): 1, (BOTH_FIRST,): 1, (THREE,): 2}
     if turns in steps:
         expected = steps[turns] * script.epochs * script.samples // (np * script.batch_size)
@@ -59,8 +59,8 @@ def test_a_fault_at_each_point(what: str, turns: tuple[tuple[str, ...], ...]) ->
     script = CountingSeveral(turns, samples=14, epochs=1)
     for worker in range(3):
         for point in points(1 + worker, 80, 5, worker):
-            trial = Trial(point % 2, script=script, faults=(Fault(worker, point, what),))
-            job = trial.run()
+            scenario = Scenario(point % 2, script=script, faults=(Fault(worker, point, what),))
+            job = scenario.run()
             assert job.memory.job.state is JobState.FINISHED
             assert what == "kill" or len(job.results) == 3
 
@@ -90,7 +90,7 @@ def test_everything_at_once(
     faults: tuple[Fault, ...],
     restart_s: float,
 ) -> None:
-    Trial(seed, np, 1, 5, script, faults, changes, restart_s).run()
+    Scenario(seed, np, 1, 5, script, faults, changes, restart_s).run()
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,6 @@ def test_a_newcomer_comes_in_where_the_schedule_begins_anew(
     """Each worker's script counts its batches by itself."""
     script = CountingSeveral(turns, samples=48)
     for step in range(0, 24, 2):
-        trial = Trial(np=2, script=script, changes=(Change(step, a=3),))
-        job = trial.run()
-        assert {len(g.seats) for g in job.memory.generations} == {2, 3}
+        scenario = Scenario(np=2, script=script, changes=(Change(step, a=3),))
+        job = scenario.run()
+        assert {len(g.members) for g in job.memory.generations} == {2, 3}

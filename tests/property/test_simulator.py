@@ -18,10 +18,10 @@ from edl.core.cluster.edl_policy import EdlPolicy
 from edl.core.cluster.max_min import MaxMin
 from edl.core.cluster.policies import POLICIES, policy
 from edl.core.cluster.pollux import Pollux
-from edl.core.cluster.state import Decision, Job, Policy, QueuePolicy, size
+from edl.core.cluster.state import Allocation, ClusterJob, Policy, QueuePolicy, size
 from edl.simulator.failures import Failures
 from edl.simulator.results import Result
-from edl.simulator.work import Submission
+from edl.simulator.work import SubmittedJob
 
 MACHINES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 EVERY = pytest.mark.parametrize("name", POLICIES)
@@ -34,7 +34,7 @@ def rule(name: str) -> Policy:
 
 
 @st.composite
-def clusters(draw, most_jobs: int = 8, last_s: int = 500) -> tuple[list[int], list[Submission]]:
+def clusters(draw, most_jobs: int = 8, last_s: int = 500) -> tuple[list[int], list[SubmittedJob]]:
     """Slots of the nodes, and jobs that could each run there alone, submitted until ``last_s``."""
     machines = draw(MACHINES)
     jobs = []
@@ -183,21 +183,23 @@ def test_by_edl_nobody_takes_the_slots_of_one_that_is_due(cluster, now_s) -> Non
     views = [just_submitted(one) for one in jobs]
     decision = decide(EdlPolicy(), views, nodes(*machines), now_s=now_s)
     due = sorted(
-        (view for view in views if decision.notes["due_s"][view.name] <= now_s),
-        key=lambda view: decision.notes["due_s"][view.name],
+        (view for view in views if decision.state["due_s"][view.name] <= now_s),
+        key=lambda view: decision.state["due_s"][view.name],
     )
     left = sum(machines)
     for view in due:
         left -= view.min_slots
         if left < 0:
             break
-        assert size(decision.allocation[view.name]) >= view.min_slots
+        assert size(decision.placements[view.name]) >= view.min_slots
 
 
 @given(clusters(), MACHINES)
 def test_another_node_takes_no_slot_from_a_job_by_max_min(cluster, more) -> None:
     machines, jobs = cluster
-    views = [Job(one.name, one.arrival_s, 1, 1, one.max_slots, 1, (1, 1), Steps()) for one in jobs]
+    views = [
+        ClusterJob(one.name, one.arrival_s, 1, 1, one.max_slots, 1, (1, 1), Steps()) for one in jobs
+    ]
     fewer, larger = (
         sizes(decide(MaxMin(), views, nodes(*machines, *others))) for others in ([], more)
     )
@@ -214,15 +216,15 @@ def test_a_decision_is_a_function_of_what_it_is_given(name, cluster, data) -> No
     decided = rule(name)
     attained = st.sampled_from([0.0, 57600.0])
     views = [replace(just_submitted(one), attained_slot_s=data.draw(attained)) for one in jobs]
-    first: Decision = decide(decided, views, nodes(*machines))
+    first: Allocation = decide(decided, views, nodes(*machines))
     again = decide(decided, views, nodes(*machines))
     assert first == again
-    assert json.loads(json.dumps(first.notes)) == first.notes
+    assert json.loads(json.dumps(first.state)) == first.state
     # Asked again with its own answer in force, it moves nobody. Pollux may find a better one.
-    settled = decide(decided, views, nodes(*machines), first.allocation, first.notes)
-    assert settled.allocation == first.allocation or name == "pollux"
+    settled = decide(decided, views, nodes(*machines), first.placements, first.state)
+    assert settled.placements == first.placements or name == "pollux"
     # Those that come later take no slot from those that may not be preempted.
     firm = [replace(view, preemptible=False) for view in views]
-    kept = decide(decided, firm, nodes(*machines), first.allocation, first.notes)
-    assert all(kept.allocation[job] == slots for job, slots in first.allocation.items())
-    assert sum(map(size, kept.allocation.values())) <= sum(machines)
+    kept = decide(decided, firm, nodes(*machines), first.placements, first.state)
+    assert all(kept.placements[job] == slots for job, slots in first.placements.items())
+    assert sum(map(size, kept.placements.values())) <= sum(machines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from ordeals import Change, Trial
+from scenarios import Change, Scenario
 
 from edl.core.events import Event, EventKind, SlowWorkerDetails
 from edl.core.step.slowest import OF_STEPS, slow
@@ -35,7 +35,7 @@ def named(job: LoopbackJob) -> list[Event]:
 
 def test_it_is_named_once_in_each_ring() -> None:
     script = Uneven(samples=6 * STEPS, epochs=1, factor=5.0)
-    job = Trial(np=3, script=script, changes=(Change(OF_STEPS + 20, a=2),)).run()
+    job = Scenario(np=3, script=script, changes=(Change(OF_STEPS + 20, a=2),)).run()
     first, second = named(job)
     assert isinstance(first.details, SlowWorkerDetails)
     assert first.reason == (
@@ -53,7 +53,7 @@ def test_it_is_named_once_in_each_ring() -> None:
 def test_who_is_slow_now_and_then_or_a_little_is_not_named() -> None:
     for uneven in ({"factor": 1.9}, {"factor": 50.0, "rarely": True}):
         script = Uneven(samples=6 * STEPS, epochs=1, **uneven)
-        assert not named(Trial(np=3, script=script).run()), uneven
+        assert not named(Scenario(np=3, script=script).run()), uneven
 
 
 def test_what_is_noise_is_not_slow() -> None:

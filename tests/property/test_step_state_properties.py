@@ -34,16 +34,16 @@ def lives(draw: st.DrawFn) -> list[Step]:
 
 @given(lives())
 def test_decided_once_and_nothing_is_sent_after_that(life: list[Step]) -> None:
-    decided = superseded = False
+    decided = completed_by_peers = False
     for step in life[1:]:
         event = step.history[-1]
         if event is StepEvent.REOPEN:
             assert decided
-            assert not superseded, "what others have completed is not opened again"
+            assert not completed_by_peers, "what others have completed is not opened again"
             decided = False
         elif event is StepEvent.SUPERSEDE:  # it may be told by another optimizer
-            assert not superseded
-            decided = superseded = True
+            assert not completed_by_peers
+            decided = completed_by_peers = True
         elif event in DECIDES:
             assert not decided
             decided = True

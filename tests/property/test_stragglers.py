@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ordeals import SEEDS, Change, Fault, Trial, faults, scales, some
+from scenarios import SEEDS, Change, Fault, Scenario, faults, scales, some
 
 from edl.core.policy.stragglers import Stragglers
 from edl.core.records import JobState
@@ -47,26 +47,26 @@ class Uneven(Counting):
 def test_it_gets_what_it_trains_in_the_time_of_the_others() -> None:
     """A step costs 0.01 s and 0.0125 s a sample; 8 samples in 0.11 s of the others, 2 in 0.11."""
     script = Uneven(samples=2000)
-    job = Trial(np=4, script=script, stragglers=RULE).run()
+    job = Scenario(np=4, script=script, stragglers=RULE).run()
     assert job.memory.job.state is JobState.FINISHED
     assert script.sizes[:10] == [8] * 10
     assert set(script.sizes[40:-10]) <= {2, 3}
     assert set(script.sizes[-20:-10]) == {2}
     longer = Uneven(samples=2000)
-    alone = Trial(np=4, script=longer).run()
+    alone = Scenario(np=4, script=longer).run()
     assert alone.schedule.now_s() > 1.7 * job.schedule.now_s()
 
 
 def test_one_that_is_as_fast_as_the_others_again_gets_a_whole_batch() -> None:
     script = Uneven(samples=4000, until=60)
-    Trial(np=4, script=script, stragglers=RULE).run()
+    Scenario(np=4, script=script, stragglers=RULE).run()
     assert min(script.sizes[30:60]) == 2
     assert set(script.sizes[120:-10]) == {8}
 
 
 def test_with_equal_workers_nothing_changes() -> None:
     script = Uneven(samples=1600, factor=1.0)
-    Trial(np=4, script=script, stragglers=RULE).run()
+    Scenario(np=4, script=script, stragglers=RULE).run()
     assert set(script.sizes[:-5]) == {8}
 
 
@@ -74,9 +74,9 @@ def test_with_equal_workers_nothing_changes() -> None:
 def test_another_comes_in_the_switch_in_which_it_leaves(seed: int) -> None:
     script = Uneven(samples=2400)
     changes = (Change(30, replace=1),)
-    job = Trial(seed, np=3, script=script, changes=changes, stragglers=RULE).run()
+    job = Scenario(seed, np=3, script=script, changes=changes, stragglers=RULE).run()
     [_, switch] = job.memory.generations
-    assert (switch.joined, switch.left, len(switch.seats)) == ((3,), (1,), 3)
+    assert (switch.joined, switch.left, len(switch.members)) == ((3,), (1,), 3)
     assert sorted(job.results) == [0, 2, 3]
 
 
@@ -101,4 +101,4 @@ def test_whatever_happens_meanwhile(
     samples = sum(shards) or 240
     script = Uneven(samples=samples, shards=shards, accumulated=accumulated)
     changes = (*changes, Change(step, replace=1))
-    Trial(seed, np, script=script, faults=faults, changes=changes, stragglers=RULE).run()
+    Scenario(seed, np, script=script, faults=faults, changes=changes, stragglers=RULE).run()

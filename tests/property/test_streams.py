@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ordeals import SEEDS, Change, Fault, Trial, faults, points, scales, some
+from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
 
 from edl.core.records import JobState
 from edl.testing.counting import Counting
@@ -47,7 +47,7 @@ def streams(draw: st.DrawFn) -> Counting:
 @each_stream
 @pytest.mark.parametrize("np", [1, 2, 3, 5])
 def test_nothing_happens(np: int, script: Counting) -> None:
-    job = Trial(np=np, script=script).run()
+    job = Scenario(np=np, script=script).run()
     assert job.memory.job.state is JobState.FINISHED
     assert len(job.results) == np
     if np == 1:
@@ -61,13 +61,13 @@ def test_nothing_happens(np: int, script: Counting) -> None:
 def test_a_fault_at_each_point(what: str, script: Counting) -> None:
     for worker in range(3):
         for point in points(1 + worker, 80, 9, worker):
-            Trial(point % 2, script=script, faults=(Fault(worker, point, what),)).run()
+            Scenario(point % 2, script=script, faults=(Fault(worker, point, what),)).run()
 
 
 @each_stream
 def test_workers_join_and_leave(script: Counting) -> None:
     for step in range(6):
-        Trial(np=2, script=script, changes=(Change(step, a=4), Change(step + 2, a=1))).run()
+        Scenario(np=2, script=script, changes=(Change(step, a=4), Change(step + 2, a=1))).run()
 
 
 @MORE
@@ -87,4 +87,4 @@ def test_everything_at_once(
     faults: tuple[Fault, ...],
     restart_s: float,
 ) -> None:
-    Trial(seed, np, 1, 5, script, faults, changes, restart_s).run()
+    Scenario(seed, np, 1, 5, script, faults, changes, restart_s).run()

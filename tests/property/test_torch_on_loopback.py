@@ -18,12 +18,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ordeals import SEEDS, Change, Fault, Trial, faults, points, scales, some
+from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
 
 from edl.core.records import JobState
 from edl.framework.steps import Steps
 from edl.ring.ring import Ring
-from edl.testing.counting import Counted, CountingModel, Feed, Vector, source_of
+from edl.testing.counting import Counted, CountingBatchSource, CountingModel, Vector, source_of
 from edl.testing.loopback import LoopbackWorker
 from edl.testing.several import (
     BOTH_FIRST,
@@ -36,7 +36,7 @@ from edl.testing.several import (
     Models,
     Optimizer,
 )
-from edl.torch import flights, lr_schedule, lr_tuner
+from edl.torch import lr_schedule, lr_tuner, pending_allreduces
 from edl.torch.optimizer import listen
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction, LastStep
@@ -60,8 +60,8 @@ def finish(flight: Any) -> torch.Tensor:
 @pytest.fixture(autouse=True, scope="module")
 def loopback() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flights, "average_start", average_start)
-        patch.setattr(flights, "finish", finish)
+        patch.setattr(pending_allreduces, "average_start", average_start)
+        patch.setattr(pending_allreduces, "finish", finish)
         yield
     MEMBERS.clear()
 
@@ -198,7 +198,7 @@ class TorchSeveral(CountingSeveral):
             for each in models.all
         ]
         self.told[one.worker.id] = wrapped[0].told
-        return wrapped, optimizers.settle
+        return wrapped, optimizers.end_batch
 
 
 SCHEDULES = {
@@ -217,16 +217,16 @@ def test_who_has_missed_a_step_may_decide_otherwise() -> None:
     script = TorchSeveral((ONE,), samples=14, epochs=1, looks=True)
     for worker in range(3):
         for point in points(30, 80, 3, worker):
-            trial = Trial(0, script=script, faults=(Fault(worker, point, "kill"),))
-            assert trial.run().memory.job.state is JobState.FINISHED
+            scenario = Scenario(0, script=script, faults=(Fault(worker, point, "kill"),))
+            assert scenario.run().memory.job.state is JobState.FINISHED
 
 
 def at_each_point(script: TorchSeveral, end: int, step: int) -> None:
     """Let each of three workers die at one point in ``step``, up to ``end``: the job finishes."""
     for worker in range(3):
         for point in points(1 + worker, end, step, worker):
-            trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
-            assert trial.run().memory.job.state is JobState.FINISHED
+            scenario = Scenario(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
+            assert scenario.run().memory.job.state is JobState.FINISHED
 
 
 @pytest.mark.parametrize("turns", SCHEDULES.values(), ids=SCHEDULES)
@@ -255,8 +255,8 @@ def test_an_exchange_in_a_step_has_one_answer_whoever_dies_meanwhile() -> None:
     for worker in range(3):
         for point in points(1 + worker, 120, 4, worker):
             script = TorchSeveral((ONE,), samples=14, epochs=1, habit=EXCHANGES)
-            trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
-            job = trial.run()
+            scenario = Scenario(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
+            job = scenario.run()
             assert job.memory.job.state is JobState.FINISHED
             assert check_told(script, [*job.results]) >= 6, point
 
@@ -269,7 +269,7 @@ def test_an_exchange_in_a_step_has_one_answer_whoever_dies_meanwhile() -> None:
 )
 def test_exchanges_in_steps(seed: int, changes: Sequence[Change], faults: Sequence[Fault]) -> None:
     script = TorchSeveral((ONE,), samples=15, epochs=2, habit=EXCHANGES)
-    job = Trial(seed, script=script, changes=tuple(changes), faults=tuple(faults)).run()
+    job = Scenario(seed, script=script, changes=tuple(changes), faults=tuple(faults)).run()
     check_told(script, [*job.results])
 
 
@@ -293,7 +293,7 @@ def test_everything_at_once(
     faults: tuple[Fault, ...],
 ) -> None:
     script = TorchSeveral(turns, samples=samples, epochs=1, to_none=to_none)
-    Trial(seed, np, 1, 5, script, faults, changes).run()
+    Scenario(seed, np, 1, 5, script, faults, changes).run()
 
 
 @pytest.mark.parametrize("habit", [SYNCHRONIZES, NOTIFIES, LEAVES_OUT])
@@ -301,10 +301,10 @@ def test_batches_in_pieces_by_a_script_with_other_habits(habit: str) -> None:
     """5 samples: the second step has 1, which is 1 piece of each with samples, and 3 without."""
     script = TorchSeveral((ONE,), 5, 2, batch_size=4, micro_batch=1, habit=habit)
     for size, steps in ((1, 4), (3, 2)):
-        job = Trial(np=size, script=script).run()
+        job = Scenario(np=size, script=script).run()
         assert {each.counted.steps for each in job.results.values()} == {steps}
     for point in range(20, 120, 7):
-        Trial(point % 2, script=script, faults=(Fault(point % 3, point, "kill"),)).run()
+        Scenario(point % 2, script=script, faults=(Fault(point % 3, point, "kill"),)).run()
 
 
 @pytest.mark.parametrize(
@@ -313,12 +313,12 @@ def test_batches_in_pieces_by_a_script_with_other_habits(habit: str) -> None:
 def test_batches_in_pieces_and_a_death_at_each_point(turn: tuple[str, ...]) -> None:
     """The script begins anew with its gradients between two pieces, as it does between batches."""
     script = TorchSeveral((turn,), samples=14, epochs=1, batch_size=4, micro_batch=1)
-    steps = {each.counted.steps for each in Trial(script=script).run().results.values()}
+    steps = {each.counted.steps for each in Scenario(script=script).run().results.values()}
     assert steps == {2}
     for worker in range(3):
         for point in points(1 + worker, 90, 5, worker):
-            trial = Trial(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
-            assert trial.run().memory.job.state is JobState.FINISHED
+            scenario = Scenario(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
+            assert scenario.run().memory.job.state is JobState.FINISHED
 
 
 @FEWER
@@ -347,7 +347,7 @@ def test_batches_in_pieces(
     script = TorchSeveral(
         (ONE,), samples, 1, batch_size, micro_batch=micro_batch, to_none=to_none, habit=habit
     )
-    Trial(seed, np, 1, 5, script, faults, changes).run()
+    Scenario(seed, np, 1, 5, script, faults, changes).run()
 
 
 # --- a learning rate that is tuned
@@ -413,8 +413,8 @@ class Tuning(TorchSeveral):
         sgd = Tuned(one, optimizers, one.model)
         models.tuner = sgd.tuner
         worker.attach_replica(models)
-        feed = Feed(worker, 0)
-        steps = Steps(worker, feed, lambda: "the batch was not trained", optimizers.settle)
+        feed = CountingBatchSource(worker, 0)
+        steps = Steps(worker, feed, lambda: "the batch was not trained", optimizers.end_batch)
         for _ in steps.epochs(self.epochs):
             while steps.begin():
                 one.compute(self.step_s)
@@ -446,9 +446,9 @@ def in_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     WORKERS.clear()
 
 
-def rates_of(trial: Trial) -> list[float]:
+def rates_of(scenario: Scenario) -> list[float]:
     """Those of a job in which each sample was counted once an epoch."""
-    job = trial.run()
+    job = scenario.run()
     assert job.memory.job.state is JobState.FINISHED
     told = {
         step: rows for each in job.results.values() for step, rows in each.counted.exchanged.items()
@@ -457,18 +457,18 @@ def rates_of(trial: Trial) -> list[float]:
 
 
 def test_all_tune_alike(in_threads: None) -> None:
-    for trial in (Trial(np=1, script=Tuning()), Trial(np=3, script=Tuning())):
-        rates = rates_of(trial)
+    for scenario in (Scenario(np=1, script=Tuning()), Scenario(np=3, script=Tuning())):
+        rates = rates_of(scenario)
         assert [round(rate, 6) for rate in dict.fromkeys(rates)][:2] == [0.1, 0.4]
 
 
 def test_also_those_who_come_and_those_who_survive(in_threads: None) -> None:
     for point in points(20, 150, 8):
-        trial = Trial(
+        scenario = Scenario(
             point % 3,
             np=3,
             script=Tuning(),
             faults=(Fault(point % 2, point, "kill"),),
             changes=(Change(3 + point % 7, a=4),),
         )
-        assert 0.4 in [round(rate, 6) for rate in rates_of(trial)]
+        assert 0.4 in [round(rate, 6) for rate in rates_of(scenario)]

@@ -2,7 +2,7 @@
 
 The workers are edl's own, on a loopback ring. A worker whose ring broke before it had the update
 has gradients of zero in its hands, and its script appends these to a history, which edl puts right
-(:mod:`edl.framework.between`).
+(:mod:`edl.framework.tracked_copies`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from ordeals import points
+from scenarios import points
 
 from edl.core.records import JobState
-from edl.framework.between import Between
 from edl.framework.steps import Steps
+from edl.framework.tracked_copies import TrackedCopies
 from edl.ring.ring import Ring
-from edl.testing.counting import Counting, CountingModel, Feed, source_of, train_step
+from edl.testing.counting import Counting, CountingBatchSource, CountingModel, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 from edl.worker.progress import Receive
 
@@ -29,7 +29,7 @@ class Tracking(CountingModel):
     def __init__(self, samples: int) -> None:
         super().__init__(samples)
         self.history: list[float] = []
-        self._between = Between()
+        self._between = TrackedCopies()
 
     def state_dict(self) -> dict[str, Any]:
         return {"history": [*self.history]}
@@ -63,7 +63,7 @@ class Script(Counting):
         worker.attach_source(*source_of(self, 0, self._batching))
         worker.attach_replica(model)
         one.model = model
-        feed = Feed(worker, 0)
+        feed = CountingBatchSource(worker, 0)
         steps = Steps(worker, feed, lambda: "the batch was not trained")
         for _ in steps.epochs(self.epochs):
             while steps.begin():

@@ -14,28 +14,28 @@ from edl.core.events import GlobalBatchDetails, PolicyDetails, StragglerDetails
 from edl.core.job.desired import Change
 from edl.core.job.profile import Curve, Point
 from edl.core.job.profile_hold import ProfileHold
-from edl.core.policy.learned import Learned
 from edl.core.policy.observation import Seen
 from edl.core.policy.ring_report import RingReport
-from edl.core.policy.stragglers import NO_CARE, Care, Finding, Slow, Times
+from edl.core.policy.scaling_profile import ScalingProfile
+from edl.core.policy.stragglers import NO_CARE, Care, Slow, StragglerReport, Times
 from edl.core.records import (
-    Asked,
-    Asker,
     Desired,
     Generation,
     Host,
     JobPolicy,
     JobState,
     Member,
-    Reading,
+    ProgressSample,
     Request,
-    Seat,
+    RequestedBy,
+    RequestKind,
+    RingMember,
     Snapshot,
     Stage,
 )
 from edl.core.step.batching import Batching
 from edl.core.step.noise_scale import NoiseScale
-from edl.leader.adapting import UNTIMED, Adapted, Adapting
+from edl.leader.policy_loop import UNTIMED, PolicyLoop, PolicyResult
 from edl.leader.size_policy import KEEP_S
 from edl.testing.noise import known_noise
 
@@ -45,7 +45,7 @@ WAIT_S = 60.0
 
 
 def snapshot(np: int, text: str = TEXT, slots: int = 4, **changes: Any) -> Snapshot:
-    seats = tuple(Seat(n, "a", n, HERE, 1) for n in range(np))
+    ring_members = tuple(RingMember(n, "a", n, HERE, 1) for n in range(np))
     members = tuple(
         Member(n, "a", n, HERE, 1, 1, "x", Stage.ACTIVE, generation=np) for n in range(np)
     )
@@ -53,23 +53,23 @@ def snapshot(np: int, text: str = TEXT, slots: int = 4, **changes: Any) -> Snaps
         "job": make_job(),
         "hosts": (Host("a", slots, HERE),),
         "members": members,
-        "generation": Generation(np, 1, seats, 0, (), (), ""),
+        "generation": Generation(np, 1, ring_members, 0, (), (), ""),
         "policy": JobPolicy(text, "policy.toml"),
         **wanted({"a": np}),
     }
     return Snapshot(**{**values, **changes})
 
 
-def reading(np: int, step: int, at_s: float) -> Reading:
-    return Reading(0, np, np, 0, step, 40 * np * step, at_s)
+def reading(np: int, step: int, at_s: float) -> ProgressSample:
+    return ProgressSample(0, np, np, 0, step, 40 * np * step, at_s)
 
 
 class Leader:
     """The policy of a leader, and a job whose throughput is 10 * 40 samples/s a worker."""
 
-    def __init__(self, learned: Learned | None = None) -> None:
+    def __init__(self, learned: ScalingProfile | None = None) -> None:
         self.clock = Clock(100.0)
-        self.kept = learned or Learned()
+        self.kept = learned or ScalingProfile()
         self.held: ProfileHold | None = None
         self.curve: Curve | None = None
         store: Any = SimpleNamespace(
@@ -81,16 +81,16 @@ class Leader:
         self.times: tuple[Times, ...] = ()
         self.noise = NoiseScale()
         self.batching: Batching | None = None
-        self.policy = Adapting(store, WAIT_S, self.ring, self.clock)
+        self.policy = PolicyLoop(store, WAIT_S, self.ring, self.clock)
         self.step = 0
 
     def ring(self) -> RingReport:
         rest = self.is_timed, self.noise, self.batching
         return RingReport(self.care, self.times, self.wishes, *rest)
 
-    def trains(self, now: Snapshot, steps: int) -> Adapted:
+    def trains(self, now: Snapshot, steps: int) -> PolicyResult:
         assert now.generation is not None
-        np = len(now.generation.seats)
+        np = len(now.generation.members)
         for _ in range(steps):
             self.step += 1
             self.clock.now_s += 0.1
@@ -98,7 +98,7 @@ class Leader:
         return outcome
 
 
-def change_of(outcome: Adapted) -> Change:
+def change_of(outcome: PolicyResult) -> Change:
     assert outcome.decision is not None
     assert outcome.decision.change is not None
     return outcome.decision.change
@@ -111,7 +111,7 @@ def test_it_tries_another_size_when_it_knows_the_first() -> None:
     assert outcome.says == "tries 3: only 2 have been measured"
     assert outcome.news == ((PolicyDetails(2, 3, 40.0), f"policy: {outcome.says}"),)
     change = change_of(outcome)
-    assert (dict(change.desired.hosts), change.desired.by) == ({"a": 3}, Asker.POLICY)
+    assert (dict(change.desired.hosts), change.desired.by) == ({"a": 3}, RequestedBy.POLICY)
     assert change.assigned is not None
     assert change.assigned.hosts == {"a": 3}
     assert outcome.learned is not None
@@ -150,12 +150,12 @@ def test_the_next_leader_goes_on() -> None:
 def test_what_a_checkpoint_brings_is_known_before_anything_is_seen() -> None:
     leader = Leader()
     leader.trains(snapshot(2), 1)
-    leader.kept = Learned(seen=((3, Seen(500.0, 100)),), elapsed_s=60.0)
+    leader.kept = ScalingProfile(seen=((3, Seen(500.0, 100)),), elapsed_s=60.0)
     leader.trains(snapshot(2), 5)
     learned = leader.policy.size.learned
     assert [np for np, _ in learned.seen] == [2, 3]
     assert learned.elapsed_s > 60.0
-    leader.kept = Learned(seen=((4, Seen(1.0, 1)),))
+    leader.kept = ScalingProfile(seen=((4, Seen(1.0, 1)),))
     leader.trains(snapshot(2), 5)
     known = dict(leader.policy.size.learned.seen)
     assert 4 not in known, "what it has learned itself counts from then on"
@@ -186,7 +186,7 @@ def test_when_it_has_nothing_to_say(changes: dict[str, Any]) -> None:
 def test_while_somebody_profiles_the_job_its_sizes_are_not_the_rules() -> None:
     leader = Leader()
     leader.held = ProfileHold("token", "process 1 on a", {"a": 2})
-    profiled = snapshot(2, desired=Desired({"a": 2}, Asker.PROFILE))
+    profiled = snapshot(2, desired=Desired({"a": 2}, RequestedBy.PROFILE))
     assert leader.trains(profiled, 30).says == ""
     leader.held = None  # what it gave back is still desired by it
     assert change_of(leader.trains(profiled, 1)).desired.np == 3
@@ -242,7 +242,7 @@ def test_the_same_is_said_once_and_what_is_learned_is_kept_now_and_then() -> Non
 # --- stragglers
 
 CARES = "[stragglers]\n"
-SLOW = Finding((2,), "", Slow.COMPUTE, 0.25)
+SLOW = StragglerReport((2,), "", Slow.COMPUTE, 0.25)
 TOO_SLOW = Care({2: 0.25}, (2,), (SLOW,), {})
 TWO_HOSTS = (Host("a", 4, HERE), Host("b", 4, HERE))
 
@@ -259,7 +259,7 @@ def test_one_that_is_too_slow_is_replaced_on_another_host() -> None:
     )
     assert told.news == ((StragglerDetails(("w2",), "", "computes", 0.25), told.says),)
     assert told.decision is not None
-    assert told.decision.asks == (Request(Asked.REPLACE, 2, host="b"),)
+    assert told.decision.asks == (Request(RequestKind.REPLACE, 2, host="b"),)
     assert dict(change_of(told).desired.hosts) == {"a": 3, "b": 1}
     assert told.learned is not None
     assert told.learned.replaced.keys() == {"a"}
@@ -284,7 +284,7 @@ def moving(request: Request) -> Snapshot:
 def test_the_next_leader_lets_it_go_on_and_asks_for_nobody_else() -> None:
     leader = Leader()
     leader.care = Care({2: 0.25, 3: 0.4}, (2, 3), (SLOW, replace(SLOW, workers=(3,))), {})
-    told = leader.trains(moving(Request(Asked.REPLACE, 2, 0, host="b")), 100)
+    told = leader.trains(moving(Request(RequestKind.REPLACE, 2, 0, host="b")), 100)
     assert told.decision is None
     assert "w2 is replaced on host b" in told.says
     assert "w3 is replaced" not in told.says
@@ -293,13 +293,13 @@ def test_the_next_leader_lets_it_go_on_and_asks_for_nobody_else() -> None:
 def test_when_nobody_comes_it_stays() -> None:
     leader = Leader()
     leader.care = TOO_SLOW
-    now = moving(Request(Asked.REPLACE, 2, 0, host="b"))
+    now = moving(Request(RequestKind.REPLACE, 2, 0, host="b"))
     leader.trains(now, 1)
     leader.clock.now_s += WAIT_S
     told = leader.trains(now, 1)
     assert told.decision is not None
     outcome = "no replacement of w2 came within 60 s; it stays"
-    assert told.decision.answers == (Request(Asked.REPLACE, 2, 0, True, False, outcome, "b"),)
+    assert told.decision.answers == (Request(RequestKind.REPLACE, 2, 0, True, False, outcome, "b"),)
     assert dict(change_of(told).desired.hosts) == {"a": 4, "b": 0}
 
 
@@ -332,7 +332,7 @@ def test_without_room_and_under_horovodrun_it_keeps_its_share() -> None:
 
 def test_a_slow_host_gets_no_replacements() -> None:
     leader = Leader()
-    whole = Finding((2, 3), "a", Slow.COMPUTE, 0.25)
+    whole = StragglerReport((2, 3), "a", Slow.COMPUTE, 0.25)
     leader.care = Care({2: 0.25, 3: 0.25}, (2, 3), (whole,), {})
     assert leader.trains(snapshot(4, CARES, slots=5), 1).decision is None
 
@@ -396,7 +396,7 @@ def test_a_job_that_waits_for_its_data_does_not_grow() -> None:
 GOODPUT = '[size]\nrule = "goodput"\n'
 
 
-def until(leader: Leader, now: Snapshot, says: str) -> Adapted:
+def until(leader: Leader, now: Snapshot, says: str) -> PolicyResult:
     """Steps of ``now`` until the model is fitted, in its thread, and something is said of it."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from made import make_job
 
 from edl.core.job.ages import AWAY_S, AgeTracker
-from edl.core.records import Generation, Member, RingFailure, Seat, Snapshot, Stage
+from edl.core.records import Generation, Member, RingFailure, RingMember, Snapshot, Stage
 
 LEADER_SINCE = 100.0
 
@@ -17,11 +17,11 @@ def member(number: int, stage: Stage = Stage.ACTIVE) -> Member:
     return Member(number, "a", number, "::1", 9000, 1, "l", stage, generation)
 
 
-def seats(*numbers: int) -> tuple[Seat, ...]:
-    return tuple(Seat(n, "a", n, "::1", 9000) for n in numbers)
+def ring_of(*numbers: int) -> tuple[RingMember, ...]:
+    return tuple(RingMember(n, "a", n, "::1", 9000) for n in numbers)
 
 
-RING = Generation(7, 1, seats(0, 1), 0, (), (), "so it began")
+RING = Generation(7, 1, ring_of(0, 1), 0, (), (), "so it began")
 NOW = Snapshot(make_job(), members=(member(0), member(1)), generation=RING)
 
 
@@ -49,7 +49,7 @@ def test_a_ring_is_broken_since_the_first_report() -> None:
 def test_a_ring_is_lost_since_all_that_were_to_stay_are_given_up() -> None:
     """Until a planned ring is built it is the one before; who leaves is not waited for."""
     tracker = AgeTracker(LEADER_SINCE)
-    planned = replace(RING, number=8, seats=seats(0, 2), previous=RING.seats, left=(1,))
+    planned = replace(RING, number=8, members=ring_of(0, 2), previous=RING.members, left=(1,))
     planned = replace(planned, joined=(2,))
     now = replace(NOW, generation=planned, members=(member(2, Stage.READY),))
     assert tracker.look(now, 110.0).lost_s == 0.0

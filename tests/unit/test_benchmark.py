@@ -105,7 +105,7 @@ def test_steps_that_are_trained_twice_are_redone(crash: ModuleType) -> None:
 
 
 def told(generation: int, **workers: dict[str, object]) -> dict[str, object]:
-    zero = dict.fromkeys(("wait_s", "detect_s", "election_s", "roll_call_s", "init_s"), 0.0)
+    zero = dict.fromkeys(("wait_s", "detect_s", "election_s", "survivor_report_s", "init_s"), 0.0)
     full = {name: {"role": "old", **zero, **parts} for name, parts in workers.items()}
     return {"kind": "switch", "generation": generation, "workers": full}
 
@@ -117,17 +117,22 @@ def test_the_parts_are_those_of_the_slowest_worker(parts: ModuleType) -> None:
         told(
             5,
             w1={"wait_s": 0.1, "stall_s": 0.2},
-            w2={"wait_s": 0.25, "election_s": 0.0625, "roll_call_s": 0.125, "stall_s": 0.5},
+            w2={"wait_s": 0.25, "election_s": 0.0625, "survivor_report_s": 0.125, "stall_s": 0.5},
             w4={"role": "new", "wait_s": 8.0, "stall_s": 9.0},
         ),
         told(4, w3={"wait_s": 9.0, "stall_s": 9.0}),
     ]
 
     def after(generation: int) -> dict[str, float]:
-        names = ("detect", "election", "roll_call", "close")
+        names = ("detect", "election", "survivor_report", "close")
         return parts.slowest(events, lambda switch: switch["generation"] > generation, names)
 
-    assert after(4) == {"detect": 0.0, "election": 0.0625, "roll_call": 0.125, "close": 0.0625}
+    assert after(4) == {
+        "detect": 0.0,
+        "election": 0.0625,
+        "survivor_report": 0.125,
+        "close": 0.0625,
+    }
     assert after(6) == {}
 
 

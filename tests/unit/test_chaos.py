@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
+from edl.chaos.fault_schedule import Action, Order, Plan, Worker, choose, read_duration, read_order
 from edl.chaos.faults import slowest_parts
-from edl.chaos.orders import Action, Order, Plan, Worker, choose, read_duration, read_order
 from edl.core.events import Event, SwitchDetails, SwitchParts
 from edl.errors import UsageError
 

@@ -21,7 +21,7 @@ from edl.errors import CheckpointError, UsageError
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.job_of_one import JobOfOne
 from edl.worker.loader_progress import LoaderProgress
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 
 SOURCE = Source(total=100, batching=Batching(4), shuffle=True, seed=7, prefetch_batches=0)
 
@@ -214,7 +214,7 @@ def test_other_data_are_refused(tmp_path: Path, source: Source, sentence: str) -
 
 def test_another_batch_size_is_fine_and_all_leases_are_free(tmp_path: Path) -> None:
     first = Start(tmp_path)
-    first.progress.adopt((0, 1, 2))
+    first.progress.enter((0, 1, 2))
     first.save(10)
     held = sum(first.progress.ledger.held_samples(worker) for worker in (0, 1, 2))
     assert held > 0
@@ -249,11 +249,11 @@ def test_the_first_step_is_saved_at_once_and_then_in_time(tmp_path: Path) -> Non
     for step in range(3):
         start.progress.step = step
         start.checkpoints.save_if_due(start.at, start.replica)
-        assert start.checkpoints.settle(10)
+        assert start.checkpoints.wait_for_writes(10)
     assert start.saved == [0]
     start.checkpoints._due_at = 0.0
     start.checkpoints.save_if_due(start.at, start.replica)
-    assert start.checkpoints.settle(10)
+    assert start.checkpoints.wait_for_writes(10)
     assert start.saved == [0, 2]
     assert [kind for kind, _, _ in start.logged] == ["checkpoint", "checkpoint"]
 
@@ -263,7 +263,7 @@ def test_after_a_resumption_the_first_save_takes_its_time(tmp_path: Path) -> Non
     again = Start(tmp_path)
     again.restore()
     again.checkpoints.save_if_due(again.at, again.replica)
-    assert again.checkpoints.settle(10)
+    assert again.checkpoints.wait_for_writes(10)
     assert [kind for kind, _, _ in again.logged] == []
 
 
@@ -278,7 +278,7 @@ def test_a_new_rank_0_saves_when_the_newest_is_old_enough(
     successor = Start(tmp_path)
     successor.progress.step = 11
     successor.checkpoints.save_if_due(successor.at, successor.replica)
-    successor.checkpoints.settle(10)
+    successor.checkpoints.wait_for_writes(10)
     assert successor.saved == [11] * due
 
 
@@ -290,7 +290,7 @@ def test_a_new_rank_0_of_a_job_that_was_never_saved(
     start = Start(tmp_path)
     start.progress.step = 3
     start.checkpoints.save_if_due(start.at, start.replica)
-    start.checkpoints.settle(10)
+    start.checkpoints.wait_for_writes(10)
     assert start.saved == [3]
 
 
@@ -354,7 +354,7 @@ def checkpointing(**settings: Any) -> Checkpointing:
     config = Config(job_settings=JobSettings(**settings))
     progress = LoaderProgress()
     progress.attach(SOURCE, 0)
-    return Checkpointing(config, Mailbox(), progress, JobOfOne(config))
+    return Checkpointing(config, SharedState(), progress, JobOfOne(config))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from edl.core.records import (
     JobState,
     Leader,
     Member,
-    Seat,
+    RingMember,
     Snapshot,
     Stage,
     TrainingStatus,
@@ -59,9 +59,11 @@ REPAIR = Event(
     details=SwitchDetails(
         2,
         {
-            "w1": SwitchTimes(stall_us=90_000, roll_call_us=40_000, init_us=50_000).parts("old"),
+            "w1": SwitchTimes(
+                stall_us=90_000, survivor_report_us=40_000, init_us=50_000
+            ).parts("old"),
             "w2": SwitchTimes(
-                detect_us=15_000, election_us=40_000, roll_call_us=20_000, wait_us=60_000,
+                detect_us=15_000, election_us=40_000, survivor_report_us=20_000, wait_us=60_000,
                 init_us=50_000, broadcast_us=10_000, stall_us=120_000, median_step_us=9_000,
             ).parts("old"),
         },
@@ -74,13 +76,13 @@ def snapshot(state: JobState = JobState.RUNNING) -> Snapshot:
         Member(worker, "a", worker, "127.0.0.1", 1, 100 + worker, f"t-{worker}", stage)
         for worker, stage in ((0, Stage.ACTIVE), (1, Stage.ACTIVE), (2, Stage.PREPARING))
     )
-    seats = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in (1, 0))
+    ring_members = tuple(RingMember(worker, "a", worker, "127.0.0.1", 1) for worker in (1, 0))
     return Snapshot(
         job=make_job(state=state),
         hosts=(Host("a", 4, "127.0.0.1"),),
         members=members,
         **wanted({"a": 3, "gone": 0}),
-        generation=Generation(5, 3, seats, 1, (), (), ""),
+        generation=Generation(5, 3, ring_members, 1, (), (), ""),
         leader=Leader(3, 1),
         status=TrainingStatus(
             step=7,

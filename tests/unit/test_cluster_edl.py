@@ -92,14 +92,14 @@ def test_who_is_due_goes_first_and_keeps_its_minimum() -> None:
     rule = EdlPolicy(patience=0.25)
     jobs = [long(), short(arrival_s=90.0)]
     decision = decide(rule, jobs, nodes(1))
-    assert decision.notes == {"due_s": {"long": 75.0, "short": 115.0}}
+    assert decision.state == {"due_s": {"long": 75.0, "short": 115.0}}
     assert sizes(decision) == {"long": 1}
     assert decision.reasons["long"].endswith(", due for 25 s")
     # At 120 s both are due: the order is that of the times. What is noted is not computed anew.
     nearly_done = [long(left=1), short(arrival_s=90.0)]
-    later = decide(rule, nearly_done, nodes(1), decision.allocation, decision.notes, 120.0)
-    assert (sizes(later), later.notes) == ({"long": 1}, decision.notes)
-    assert sizes(decide(rule, jobs, nodes(3), notes=decision.notes)) == {"long": 1, "short": 2}
+    later = decide(rule, nearly_done, nodes(1), decision.placements, decision.state, 120.0)
+    assert (sizes(later), later.state) == ({"long": 1}, decision.state)
+    assert sizes(decide(rule, jobs, nodes(3), state=decision.state)) == {"long": 1, "short": 2}
 
 
 def test_while_one_that_is_due_waits_nobody_starts_who_could_not_be_stopped() -> None:

@@ -48,7 +48,7 @@ def test_with_more_than_10_waiting_the_second_queue_is_cut_to_its_minimum() -> N
     def with_waiting(count: int) -> list[str]:
         large = [job(f"j{number}", 8, min_slots=3) for number in range(count)]
         decision = decide(RULE, [old, *large], nodes(4))
-        assert decision.notes["second"] == ["old"]
+        assert decision.state["second"] == ["old"]
         return [f"{name} {slots}" for name, slots in sizes(decision).items()]
 
     # 10 wait: old has the 4 that it requested, and no other job fits.
@@ -71,29 +71,29 @@ def test_who_waits_8_times_as_long_as_it_ran_returns_to_the_first_queue() -> Non
     # has started before. Its service counts anew from then on.
     jobs = [job("b", 2), job("a", 2, attained_slot_s=5000.0)]
     notes = {"second": ["a"], "stopped": {"a": [100.0, 50.0]}, "started": {"a": 50.0}}
-    assert sizes(decide(RULE, jobs, nodes(2), notes=notes, now_s=499)) == {"b": 2}
-    decision = decide(RULE, jobs, nodes(2), notes=notes, now_s=500)
+    assert sizes(decide(RULE, jobs, nodes(2), state=notes, now_s=499)) == {"b": 2}
+    decision = decide(RULE, jobs, nodes(2), state=notes, now_s=500)
     assert sizes(decision) == {"a": 2}
-    assert (decision.notes["second"], decision.notes["served"]) == ([], {"a": 5000.0})
+    assert (decision.state["second"], decision.state["served"]) == ([], {"a": 5000.0})
     for attained_slot_s, second in ((8600.0, []), (8601.0, ["a"])):
         jobs[1] = job("a", 2, attained_slot_s=attained_slot_s)
-        later = decide(RULE, jobs, nodes(2), decision.allocation, decision.notes, 9000)
-        assert later.notes["second"] == second
+        later = decide(RULE, jobs, nodes(2), decision.placements, decision.state, 9000)
+        assert later.state["second"] == second
 
 
 def test_it_notes_who_ran_since_when_and_for_how_long() -> None:
     jobs = [job("a", 2, attained_slot_s=3000.0)]
     first = decide(RULE, jobs, nodes(2), now_s=100)
-    assert first.notes["began"] == first.notes["started"] == {"a": 100}
+    assert first.state["began"] == first.state["started"] == {"a": 100}
     # At 160 it is demoted and b has both slots; a stopped after 60 s.
     jobs = [job("a", 2, attained_slot_s=4000.0), job("b", 2)]
-    second = decide(RULE, jobs, nodes(2), first.allocation, first.notes, 160)
+    second = decide(RULE, jobs, nodes(2), first.placements, first.state, 160)
     assert sizes(second) == {"b": 2}
-    assert second.notes["stopped"] == {"a": [160, 60]}
-    assert second.notes["started"] == {"a": 100, "b": 160}
-    third = decide(RULE, jobs, nodes(2), second.allocation, second.notes, 200)
-    assert third.notes["stopped"] == {"a": [160, 60]}
-    assert json.loads(json.dumps(third.notes)) == third.notes
+    assert second.state["stopped"] == {"a": [160, 60]}
+    assert second.state["started"] == {"a": 100, "b": 160}
+    third = decide(RULE, jobs, nodes(2), second.placements, second.state, 200)
+    assert third.state["stopped"] == {"a": [160, 60]}
+    assert json.loads(json.dumps(third.state)) == third.state
 
 
 def test_who_may_not_be_preempted_keeps_its_slots() -> None:

@@ -64,5 +64,5 @@ def test_the_shortest_remaining_time_goes_first() -> None:
 def test_who_may_not_be_preempted_comes_first() -> None:
     jobs = [job("long", 3, preemptible=False, model=Steps(900)), job("short", 2, model=Steps(1))]
     present = {"long": (("n0", 3),)}
-    assert decide(Srtf(), jobs, nodes(4), present).allocation == present
+    assert decide(Srtf(), jobs, nodes(4), present).placements == present
     assert sizes(decide(Srtf(), jobs, nodes(4))) == {"short": 2}

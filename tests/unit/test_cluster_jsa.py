@@ -11,7 +11,7 @@ from clusters import Steps, decide, job, nodes, sizes
 
 from edl.core.cluster.jsa import LARGEST, RANDOM, SMALLEST, Jsa, best_batch
 from edl.core.cluster.jsa_program import best_sizes
-from edl.core.cluster.state import Job
+from edl.core.cluster.state import ClusterJob
 
 NO = -math.inf
 
@@ -26,7 +26,7 @@ class Shared(Steps):
         return 1 + 0.1 * batch / sum(slots) + (self.sync_s if sum(slots) > 1 else 0)
 
 
-def tuned(name: str, **changes) -> Job:
+def tuned(name: str, **changes) -> ClusterJob:
     """10 samples fit into a slot, it trains with 10 to 40. A full slot makes 10 in 2 s."""
     values = {"batch": 10, "batches": (10, 40), "local_batches": (1, 10), "model": Shared()}
     return job(name, **(values | changes))
@@ -103,7 +103,7 @@ def test_batches_and_slots_together() -> None:
     # Who has that batch already is not told of it again.
     present = {"a": (("n0", 3),), "b": (("n0", 1),)}
     again = decide(Jsa(), [tuned("a", batch=30), tuned("b")], nodes(4), present)
-    assert (again.allocation, again.batches) == (decision.allocation, {})
+    assert (again.placements, again.batches) == (decision.placements, {})
 
 
 def test_slots_that_slow_all_down_stay_free() -> None:

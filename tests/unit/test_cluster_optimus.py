@@ -45,10 +45,10 @@ def test_ties_go_to_who_came_first() -> None:
 def test_small_jobs_are_placed_first_on_the_emptiest_node() -> None:
     # Of 4 slots on 2 nodes each has 2. Who keeps its size keeps its slots.
     decision = decide(RULE, [A, B], nodes(2, 2), {"b": (("n0", 1), ("n1", 1))})
-    assert decision.allocation == {"b": (("n0", 1), ("n1", 1)), "a": (("n0", 1), ("n1", 1))}
+    assert decision.placements == {"b": (("n0", 1), ("n1", 1)), "a": (("n0", 1), ("n1", 1))}
     # Of 3 slots b has 1 and comes first: on n1, the emptiest. a takes the two that are left.
     decision = decide(RULE, [A, B], nodes(1, 2))
-    assert decision.allocation == {"b": (("n1", 1),), "a": (("n0", 1), ("n1", 1))}
+    assert decision.placements == {"b": (("n1", 1),), "a": (("n0", 1), ("n1", 1))}
 
 
 def test_minima_and_reasons() -> None:
@@ -66,5 +66,5 @@ def test_who_may_not_be_preempted_keeps_its_slots() -> None:
     fixed = job("fixed", model=Steps(1000), preemptible=False)
     present = {"fixed": (("n0", 1),)}
     decision = decide(RULE, [fixed, A], nodes(4), present)
-    assert decision.allocation["fixed"] == (("n0", 1),)
+    assert decision.placements["fixed"] == (("n0", 1),)
     assert sizes(decision) == {"fixed": 1, "a": 3}

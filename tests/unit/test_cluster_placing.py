@@ -9,13 +9,13 @@ from clusters import job, nodes
 
 from edl.core.cluster.placing import compact, pack, place
 from edl.core.cluster.policies import POLICIES, policy
-from edl.core.cluster.state import Allocation, ClusterState, Decision, Job, Node
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState, Node, Placements
 from edl.core.cluster.validity import violation
 from edl.errors import UsageError
 
 
 def cluster(
-    machines: Sequence[Node], present: Allocation | None = None, *jobs: Job
+    machines: Sequence[Node], present: Placements | None = None, *jobs: ClusterJob
 ) -> ClusterState:
     return ClusterState(jobs, machines, present or {}, 0.0, {})
 
@@ -98,13 +98,13 @@ WHY = {"a": "so", "b": "so"}
     ],
 )
 def test_what_a_decision_must_keep(allocation, reasons, said) -> None:
-    assert violation(Decision(allocation, reasons), cluster(nodes(4, 4), {}, *JOBS)) == said
+    assert violation(Allocation(allocation, reasons), cluster(nodes(4, 4), {}, *JOBS)) == said
 
 
 def test_who_may_not_be_preempted_keeps_its_slots() -> None:
     present = {"b": (("n0", 1),)}
-    assert violation(Decision(present, WHY), cluster(nodes(4), present, *JOBS)) is None
-    said = violation(Decision({"b": (("n1", 1),)}, WHY), cluster(nodes(4, 4), present, *JOBS))
+    assert violation(Allocation(present, WHY), cluster(nodes(4), present, *JOBS)) is None
+    said = violation(Allocation({"b": (("n1", 1),)}, WHY), cluster(nodes(4, 4), present, *JOBS))
     assert said == "b may not be preempted, and would lose its slots"
 
 
@@ -121,5 +121,5 @@ def test_who_may_not_be_preempted_keeps_its_slots() -> None:
 def test_batches_are_within_the_range_and_large_enough_for_the_slots(batches, said) -> None:
     tuned = job("t", batch=32, batches=(8, 64), local_batches=(4, 16))
     assert [tuned.most_slots(batch) for batch in (8, 16, 64)] == [2, 4, 8]
-    decision = Decision({"t": (("n0", 4),)}, {"t": "so"}, batches=batches)
+    decision = Allocation({"t": (("n0", 4),)}, {"t": "so"}, batches=batches)
     assert violation(decision, cluster(nodes(4), {}, tuned)) == said

@@ -10,7 +10,7 @@ from clusters import decide, job, nodes, result, sizes, submitted
 
 from edl.core.cluster.policies import policy
 from edl.core.cluster.pollux import Pollux
-from edl.core.cluster.state import Job
+from edl.core.cluster.state import ClusterJob
 from edl.core.policy.step_time import Measured
 
 RULE = Pollux(population=40, generations=40)
@@ -21,7 +21,7 @@ def seen(*slots: int, hosts: int = 1) -> tuple[Measured, ...]:
     return tuple(Measured(count, hosts, 10, 1.0, 1.0) for count in slots)
 
 
-def tuned(name: str, **changes: Any) -> Job:
+def tuned(name: str, **changes: Any) -> ClusterJob:
     values: dict[str, Any] = {"batch": 10, "batches": (10, 640), "local_batches": (10, 10)}
     return job(name, **(values | {"max_slots": 64, "noise_scale": 1000.0} | changes))
 
@@ -60,13 +60,13 @@ def test_a_young_job_is_left_alone() -> None:
 def test_moves_are_counted_from_the_first_start_on() -> None:
     one = tuned("a", steps=seen(1))
     first = decide(RULE, [one], nodes(4))
-    assert first.notes["moves"] == {"a": 0}
-    same = decide(RULE, [one], nodes(4), first.allocation, first.notes, now_s=1)
-    assert (same.allocation, same.notes["moves"]) == (first.allocation, {"a": 0})
+    assert first.state["moves"] == {"a": 0}
+    same = decide(RULE, [one], nodes(4), first.placements, first.state, now_s=1)
+    assert (same.placements, same.state["moves"]) == (first.placements, {"a": 0})
     # Its node has failed, and it is given slots again: that is a move.
-    again = decide(RULE, [one], nodes(4), {}, first.notes)
-    assert again.notes["moves"] == {"a": 1}
-    assert decide(RULE, [], nodes(4), {}, again.notes).notes == again.notes
+    again = decide(RULE, [one], nodes(4), {}, first.state)
+    assert again.state["moves"] == {"a": 1}
+    assert decide(RULE, [], nodes(4), {}, again.state).state == again.state
 
 
 def test_who_has_attained_least_goes_first() -> None:
@@ -74,36 +74,36 @@ def test_who_has_attained_least_goes_first() -> None:
     jobs = [tuned("old", attained_slot_s=1000.0), tuned("new")]
     decision = decide(RULE, jobs, nodes(1))
     assert sizes(decision) in ({"old": 1}, {"new": 1})
-    waiting = ({"old", "new"} - set(decision.allocation)).pop()
+    waiting = ({"old", "new"} - set(decision.placements)).pop()
     assert decision.reasons[waiting] == "waits: its slots are worth more to others"
     # Of those that may not be preempted, all keep what they have.
     firm = [replace(one, preemptible=False) for one in jobs]
     kept = decide(RULE, firm, nodes(1, 1), {"old": (("n1", 1),)})
-    assert kept.allocation["old"] == (("n1", 1),)
+    assert kept.placements["old"] == (("n1", 1),)
 
 
 def test_models_are_fitted_once() -> None:
     one = tuned("a", steps=seen(1, 2))
-    notes = decide(RULE, [one], nodes(4)).notes
+    notes = decide(RULE, [one], nodes(4)).state
     assert notes["models"]["a"][0] == 2
     known = {"models": {"a": [2, 1.0, 0.5, 1e-8, 1e-8, 1e-8, 1e-8, 1.0]}}
-    assert decide(RULE, [one], nodes(4), None, known).notes["models"] == known["models"]
+    assert decide(RULE, [one], nodes(4), None, known).state["models"] == known["models"]
     more = replace(one, steps=seen(1, 2, 3))
-    assert decide(RULE, [more], nodes(4), None, known).notes["models"]["a"][0] == 3
+    assert decide(RULE, [more], nodes(4), None, known).state["models"]["a"][0] == 3
 
 
 def test_the_last_population_follows_jobs_and_nodes() -> None:
     jobs = [tuned(name, steps=seen(1)) for name in "abc"]
     first = decide(RULE, jobs, nodes(2, 2, 2))
-    there = {name: at for name, at in first.allocation.items() if name != "b"}
-    then = decide(RULE, [jobs[2], jobs[0], tuned("d")], nodes(2, 2), there, first.notes)
-    assert set(then.notes["jobs"]) == {"a", "c", "d"}
-    assert (then.notes["round"], then.notes["nodes"]) == (2, ["n0", "n1"])
+    there = {name: at for name, at in first.placements.items() if name != "b"}
+    then = decide(RULE, [jobs[2], jobs[0], tuned("d")], nodes(2, 2), there, first.state)
+    assert set(then.state["jobs"]) == {"a", "c", "d"}
+    assert (then.state["round"], then.state["nodes"]) == (2, ["n0", "n1"])
 
 
 def test_without_nodes_all_wait() -> None:
     decision = decide(RULE, [tuned("a")], [])
-    assert (decision.allocation, decision.reasons) == ({}, {"a": "waits: no node is up"})
+    assert (decision.placements, decision.reasons) == ({}, {"a": "waits: no node is up"})
 
 
 def test_a_seed_gives_one_answer() -> None:

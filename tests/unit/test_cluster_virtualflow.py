@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from clusters import decide, job, just_submitted, nodes, sizes
 
-from edl.core.cluster.state import Job
+from edl.core.cluster.state import ClusterJob
 from edl.core.cluster.virtualflow import VirtualFlow, shares
 from edl.simulator import virtualflow
 
@@ -13,7 +13,7 @@ RULE = VirtualFlow()
 VIEWS = {one.name: just_submitted(one) for one in virtualflow.jobs()}
 
 
-def named(names: str) -> list[Job]:
+def named(names: str) -> list[ClusterJob]:
     return [VIEWS[name] for name in names.split()]
 
 
@@ -46,7 +46,7 @@ def test_who_would_lower_the_share_of_a_heavier_job_waits() -> None:
     notes = {"order": ["0", "1", "2", "3", "4"]}
     decision = decide(RULE, named("0 1 2 3 4 5 6 7"), nodes(8), present, notes)
     assert sizes(decision) == {"0": 2, "1": 1, "2": 1, "3": 2, "4": 1, "7": 1}
-    assert decision.notes == {"order": ["0", "1", "2", "3", "4", "7"]}
+    assert decision.state == {"order": ["0", "1", "2", "3", "4", "7"]}
     assert decision.reasons["7"] == "has 1 slot of 8: weight 5 of 35"
     assert decision.reasons["6"] == "waits with weight 1: 5 would lower the share of 0"
 

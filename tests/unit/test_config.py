@@ -116,9 +116,17 @@ def test_every_time_names_its_unit_and_is_checked() -> None:
 
 
 def test_a_choice_that_does_not_exist_gets_a_sentence() -> None:
-    assert load({"EDL_ON_DIVERGENCE": "heal"}).job_settings.on_divergence == "heal"
-    with pytest.raises(ConfigError, match="on_divergence is 'mend'; it must be end or heal"):
+    assert load({"EDL_ON_DIVERGENCE": "resync"}).job_settings.on_divergence == "resync"
+    with pytest.raises(ConfigError, match="on_divergence is 'mend'; it must be end or resync"):
         load({"EDL_ON_DIVERGENCE": "mend"})
+
+
+def test_names_of_an_older_version_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load({"EDL_ON_DIVERGENCE": "heal"}).job_settings.on_divergence == "resync"
+    assert load({"EDL_LENT_FILE": "/run/lent"}).borrowed_file == "/run/lent"
+    Path("edl.toml").write_text('lent_file = "/run/of_file"\n')
+    assert load({}).borrowed_file == "/run/of_file"
+    assert load({}, borrowed_file="/run/given").borrowed_file == "/run/given"
 
 
 def test_settings_do_not_change() -> None:

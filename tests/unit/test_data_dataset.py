@@ -18,7 +18,7 @@ from tfrecords import framed
 
 import edl.data
 from edl.data import Skipped
-from edl.data.dataset import LOGGED_ONE_BY_ONE, Dataset, Part, fingerprint_of, skip_events
+from edl.data.dataset import LOGGED_ONE_BY_ONE, Dataset, Fragment, fingerprint_of, skip_events
 from edl.errors import DataError
 
 
@@ -100,7 +100,7 @@ def test_threads_share_a_source(folder: Path) -> None:
 class Emptied(Dataset[Any]):
     def __init__(self, skipped: int) -> None:
         left_out = tuple(("f", Skipped(n, 2, "damage")) for n in range(skipped))
-        super().__init__("text", [Part("f", 10, 1, 0, left_out)], None)
+        super().__init__("text", [Fragment("f", 10, 1, 0, left_out)], None)
 
     def _read(self, part: int, rows: Sequence[int]) -> Sequence[Any]:
         return rows

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from edl.core.events import DesiredDetails
-from edl.core.job.desired import desire
-from edl.core.records import Asker, Assigned, Desired
+from edl.core.job.desired import set_desired
+from edl.core.records import Assigned, Desired, RequestedBy
 
-BEFORE = Desired({"a": 2}, Asker.LAUNCHER, "the job starts", 1.0)
+BEFORE = Desired({"a": 2}, RequestedBy.LAUNCHER, "the job starts", 1.0)
 
 
-@pytest.mark.parametrize("by", Asker)
-def test_a_change_says_who_asked_why_and_when(by: Asker) -> None:
-    change = desire(BEFORE, Assigned({"a": 2}), {"a": 1, "b": 2}, by, "so", 9.0)
+@pytest.mark.parametrize("by", RequestedBy)
+def test_a_change_says_who_asked_why_and_when(by: RequestedBy) -> None:
+    change = set_desired(BEFORE, Assigned({"a": 2}), {"a": 1, "b": 2}, by, "so", 9.0)
     assert change
     assert change.desired == Desired({"a": 1, "b": 2}, by, "so", 9.0)
     assert change.details == DesiredDetails(str(by), {"a": 2}, {"a": 1, "b": 2})
@@ -22,22 +22,26 @@ def test_a_change_says_who_asked_why_and_when(by: Asker) -> None:
 
 
 def test_an_agent_keeps_what_is_desired_so_both_change_at_once() -> None:
-    assert desire(BEFORE, Assigned({"a": 2}), {"a": 3}, Asker.LEADER, "so").assigned == Assigned(
-        {"a": 3}
-    )
+    assert set_desired(
+        BEFORE, Assigned({"a": 2}), {"a": 3}, RequestedBy.LEADER, "so"
+    ).assigned == Assigned({"a": 3})
 
 
 def test_where_a_launcher_assigns_slots_only_what_is_desired_changes() -> None:
-    change = desire(BEFORE, Assigned({"a": 2}, by_slot=True), {"a": 3}, Asker.PERSON, "so")
+    change = set_desired(
+        BEFORE, Assigned({"a": 2}, by_slot=True), {"a": 3}, RequestedBy.PERSON, "so"
+    )
     assert (change.desired.np, change.assigned) == (3, None)
 
 
 def test_what_is_desired_already_is_no_change() -> None:
-    change = desire(BEFORE, Assigned({"a": 2}), {"a": 2}, Asker.PERSON, "edl scale", 9.0)
+    change = set_desired(BEFORE, Assigned({"a": 2}), {"a": 2}, RequestedBy.PERSON, "edl scale", 9.0)
     assert not change
     assert (change.desired, change.assigned) == (BEFORE, None)
 
 
 def test_a_move_names_the_hosts_and_the_size_that_stays() -> None:
-    change = desire(BEFORE, Assigned({"a": 2}), {"a": 0, "b": 2}, Asker.PERSON, "edl migrate")
+    change = set_desired(
+        BEFORE, Assigned({"a": 2}), {"a": 0, "b": 2}, RequestedBy.PERSON, "edl migrate"
+    )
     assert str(change) == "edl migrate: 2 workers wanted (a: 2 -> 0, b: 0 -> 2)"

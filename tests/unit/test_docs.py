@@ -109,6 +109,7 @@ OPTIONS = {
     path: {
         option
         for parameter in verb.params
+        if not getattr(parameter, "hidden", False)
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
     for path, verb in docs_tables.verbs()

@@ -18,10 +18,10 @@ from edl.core.step.source import Source
 from edl.errors import JobFailed, UsageError
 from edl.framework.steps import Steps, asked_length
 from edl.ring.loopback import LoopbackNetwork
-from edl.testing.counting import CountingModel, Feed, source_of, train_step
+from edl.testing.counting import CountingBatchSource, CountingModel, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 from edl.worker.job_of_one import JobOfOne
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 from edl.worker.worker import Worker
 
 SAMPLES, LIMIT = 24, 10  # of an epoch; steps of the job, in the midst of one
@@ -43,7 +43,7 @@ class Script:
         worker.attach_source(*source_of(self, 0, Batching(2)))
         one.model = model = CountingModel(self.samples)
         worker.attach_replica(model)
-        steps = Steps(worker, Feed(worker, 0), lambda: "the batch was not trained")
+        steps = Steps(worker, CountingBatchSource(worker, 0), lambda: "the batch was not trained")
         self.way(self, steps, one)
         self.counts[worker.id] = model.count.tolist()
         self.steps[worker.id] = worker.step
@@ -53,7 +53,7 @@ class Script:
     def train(self, steps: Steps, one: LoopbackWorker) -> None:
         """The update of the batch in hand."""
         feed = steps._feed
-        assert isinstance(feed, Feed)
+        assert isinstance(feed, CountingBatchSource)
         assert feed.batch is not None
         one.compute(0.1)
         train_step(one.worker, one.member, one.model, one.model.gradient(feed.batch))
@@ -113,7 +113,7 @@ def by_its_own_count_and_the_others_exchange(
 
 
 def by_a_length_from_before(script: Script, steps: Steps, one: LoopbackWorker) -> None:
-    length = one.worker.loader.rounds_of_epoch
+    length = one.worker.loader.iterations_of_epoch
     for _ in steps.epochs(2):
         for _ in range(length):
             if not steps.begin():
@@ -236,7 +236,7 @@ def test_an_epoch_that_all_leave_too_early_is_told(caplog: pytest.LogCaptureFixt
 
 
 def test_a_job_of_one_ends_with_the_same_words() -> None:
-    worker = Worker(Config(), LoopbackNetwork().ring(0), Mailbox(), JobOfOne(Config()))
+    worker = Worker(Config(), LoopbackNetwork().ring(0), SharedState(), JobOfOne(Config()))
     worker.start()
     worker.finishing.script_ended()
     assert not worker.finished, "training has not begun"
@@ -249,7 +249,7 @@ def test_a_job_of_one_ends_with_the_same_words() -> None:
     worker.loader.end()
     worker.finishing.script_ended()
     worker.finishing.script_ended()  # harmless twice
-    event = worker._mailbox.next_event()
+    event = worker._shared.next_event()
     assert event is not None
     assert (
         event.reason

@@ -8,7 +8,7 @@ from edl.coordination.events import EventNodes
 from edl.core.events import Event, EvictedDetails
 from edl.daemon.event_log import EventLog
 from edl.errors import CoordinationError
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 
 EVENTS = [Event(float(n), n, 9, "so", EvictedDetails(f"w{n}")) for n in range(4)]
 
@@ -37,14 +37,14 @@ class Events(EventNodes):
     ("lost", "deaf"), [(set(), set()), ({2}, set()), (set(), {1}), ({3}, {2}), ({1, 2}, {3, 4})]
 )
 def test_all_are_written_in_order_and_once(lost: set[int], deaf: set[int]) -> None:
-    events, mailbox = Events(lost, deaf), Mailbox()
-    log = EventLog(events, mailbox)
+    events, shared = Events(lost, deaf), SharedState()
+    log = EventLog(events, shared)
     for event in EVENTS:
-        mailbox.log(event)
+        shared.log(event)
     for _ in lost | deaf:
         with pytest.raises(CoordinationError):
             log.write()
-        assert mailbox.has_events
+        assert shared.has_events
     log.write()
     assert events.log == EVENTS
-    assert not mailbox.has_events
+    assert not shared.has_events

@@ -15,13 +15,13 @@ from edl.errors import UsageError
 from edl.ring.loopback import LoopbackNetwork
 from edl.worker.exchange import packed, unpacked
 from edl.worker.job_of_one import JobOfOne
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 from edl.worker.worker import Worker
 
 
 def test_it_takes_place_between_two_steps_of_the_training() -> None:
     ring = LoopbackNetwork().ring(0)
-    worker = Worker(Config(), ring, Mailbox(), JobOfOne(Config()))
+    worker = Worker(Config(), ring, SharedState(), JobOfOne(Config()))
     worker.start()
     worker.attach_source(Source(1000, Batching(4), True, 7, 0))
     with pytest.raises(UsageError, match=r"call edl\.mean\(\) after .*: training has not begun"):

@@ -19,7 +19,7 @@ SECOND = DoneFit(5, [2, 3, 4], {"loss": [0.2, 0.1, 0.1]})
 
 def progress(worker: int, *fits: DoneFit) -> LoaderProgress:
     one = LoaderProgress()
-    one.adopt((0, 1))
+    one.enter((0, 1))
     one.attach(Source(12, Batching(2), True, 7, 0), worker)
     one.fits = fits
     return one

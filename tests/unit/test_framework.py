@@ -18,8 +18,8 @@ from edl.framework.state import (
     few,
     fill,
     map_leaves,
-    pieces,
     references,
+    transfers,
 )
 
 FITS = FIRST_PIECE_BYTES - LENGTH_BYTES
@@ -74,12 +74,12 @@ def test_large_arrays_go_alone_small_ones_together_empty_ones_not_at_all() -> No
     small = [reference(index, 8) for index in (0, 2, 4)]
     large, empty = reference(1, LARGE_BYTES), reference(3, 0)
     elsewhere = reference(5, 8, "cuda")
-    assert list(pieces([*small, large, empty, elsewhere])) == [[large], small, [elsewhere]]
+    assert list(transfers([*small, large, empty, elsewhere])) == [[large], small, [elsewhere]]
 
 
 def test_no_piece_of_small_ones_is_much_larger_than_a_large_one() -> None:
     many = [reference(index, LARGE_BYTES - 1) for index in range(5)]
-    assert [len(piece) for piece in pieces(many)] == [2, 2, 1]
+    assert [len(piece) for piece in transfers(many)] == [2, 2, 1]
 
 
 def test_leaves_know_where_they_are() -> None:

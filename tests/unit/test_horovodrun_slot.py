@@ -27,16 +27,16 @@ from edl.core.host.horovodrun_slot import (
 )
 from edl.core.host.lost_slots import LostSlots
 from edl.core.host.process import Process
-from edl.core.host.supervision import Decision, RingDeath, dead_ring
+from edl.core.host.supervision import RingDeath, SupervisorDecision, dead_ring
 from edl.core.records import (
     Assigned,
     Desired,
     Generation,
     JobState,
-    KeptSlot,
     Leader,
     Member,
-    Seat,
+    RingMember,
+    SlotRecord,
     Snapshot,
     Stage,
 )
@@ -44,7 +44,7 @@ from edl.core.sizes import Sizes
 from edl.errors import REFUSED_EXIT
 
 JOB = make_job(driver="10.0.0.1:9000")
-SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in (0, 1))
+SEATS = tuple(RingMember(worker, "a", worker, "127.0.0.1", 1) for worker in (0, 1))
 RING = Generation(1, 1, SEATS, 0, (0, 1), (), "start")
 MEMBERS = tuple(
     Member(worker, "a", worker, "127.0.0.1", 1, 100 + worker, f"l{worker}", Stage.ACTIVE, 1)
@@ -72,7 +72,7 @@ def end_signal(snapshot: Snapshot, own: SlotState, at: float) -> str | None:
     return None if not endings else "SIGKILL" if endings[0].kill else "SIGTERM"
 
 
-def did_nothing(decision: Decision) -> bool:
+def did_nothing(decision: SupervisorDecision) -> bool:
     return (decision.starts, decision.endings, decision.exit_code) == ((), (), None)
 
 
@@ -123,13 +123,13 @@ def test_a_worker_in_no_ring_is_ended_when_the_driver_takes_its_slot_back() -> N
 
 def test_the_driver_need_not_kill_what_it_ends_on_a_host_that_it_bars() -> None:
     """It does so after 5 s, and would take that for the end of the slot's next process."""
-    barred = replace(OWN, removed=True, ending_since=50.0, given_up=True)
+    barred = replace(OWN, removed=True, ending_since=50.0, disabled=True)
     assert end_signal(NOW, barred, 50.0) == "SIGTERM"
     ending = replace(barred, processes=(replace(LIVES, ending_since=50.0),))
     assert end_signal(NOW, ending, 52.9) is None
     assert end_signal(NOW, ending, 53.0) == "SIGKILL"
     # Asked by a user, or it is not known yet to whom the slot belongs: it has the time to leave.
-    assert decide(NOW, replace(ending, given_up=False), 79.0).endings == ()
+    assert decide(NOW, replace(ending, disabled=False), 79.0).endings == ()
     assert decide(NOW, replace(ending, removed=False), 79.0).endings == ()
 
 
@@ -140,7 +140,7 @@ def test_a_process_whose_ssh_has_ended_lets_its_worker_leave_and_ends() -> None:
     ending = replace(own, processes=(replace(LIVES, ending_since=50.0),))
     assert end_signal(NOW, ending, 79.0) is None
     assert end_signal(NOW, ending, 80.0) == "SIGKILL"
-    gone, others = replace(own, processes=(KILLED,)), (KeptSlot("a", 0), KeptSlot("a", 1))
+    gone, others = replace(own, processes=(KILLED,)), (SlotRecord("a", 0), SlotRecord("a", 1))
     now = replace(NOW, slots=others)
     assert decide(now, gone, 108.9).exit_code is None  # horovodrun may have ended, and so the job
     assert decide(now, gone, 109.0).exit_code == 1
@@ -224,7 +224,9 @@ def test_a_job_that_cannot_begin_has_failed(exit_code: int, worker: int | None, 
 def test_a_job_fails_at_once_whose_script_was_refused() -> None:
     """Another start of the same command would be, too; there are others, or there are none."""
     now = replace(NOW, generation=None, members=MEMBERS[:1])
-    process = Process(1, "l1", 0.0, exit_code=REFUSED_EXIT, exited=1.0, last_line="no init()")
+    process = Process(
+        1, "l1", 0.0, exit_code=REFUSED_EXIT, exited=1.0, termination_message="no init()"
+    )
     outcome = decide(now, replace(OWN, processes=(process,)), 2.0).outcome
     assert outcome is not None
     assert (outcome.reason, outcome.exit_code) == ("no init()", REFUSED_EXIT)
@@ -288,12 +290,12 @@ def test_a_stop_waits_for_the_ring_and_then_for_nobody() -> None:
 
 
 def test_a_slot_that_keeps_failing_stays_empty_and_the_driver_does_not_see_it() -> None:
-    failing = replace(ERROR, started=90.0, failures=4, last_line="ValueError: boom")
+    failing = replace(ERROR, started=90.0, failures=4, termination_message="ValueError: boom")
     own = replace(OWN, processes=(failing,))
     assert decide(with_job(max_restarts=5), own, 200.0).starts
     decision = decide(with_job(max_restarts=4), own, 200.0)
-    assert decision.give_up is not None
-    assert decision.give_up.desired == NOW.assigned.hosts  # it is the driver's
+    assert decision.disable_slot is not None
+    assert decision.disable_slot.desired == NOW.assigned.hosts  # it is the driver's
     assert did_nothing(decision)
     assert decision.reason == (
         "slot 1 of host a failed 5 times in a row (EDL_MAX_RESTARTS is 4) and is given up; "
@@ -301,17 +303,20 @@ def test_a_slot_that_keeps_failing_stays_empty_and_the_driver_does_not_see_it() 
     )
     given_up = replace(own, processes=(replace(failing, used_up=True),))
     idle = decide(with_job(max_restarts=4), given_up, 200.0)
-    assert idle.give_up is None
+    assert idle.disable_slot is None
     assert did_nothing(idle)
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])
 def test_a_job_that_needs_a_slot_that_was_given_up_has_failed(elsewhere: bool) -> None:
     own = replace(
-        OWN, processes=(replace(ERROR, started=90.0, failures=4, last_line="ValueError: boom"),)
+        OWN,
+        processes=(
+            replace(ERROR, started=90.0, failures=4, termination_message="ValueError: boom"),
+        ),
     )
     job = changed(JOB, max_restarts=4, min_np=1 if elsewhere else 2)
-    used = (KeptSlot("a", 0, given_up="it failed"),) if elsewhere else ()
+    used = (SlotRecord("a", 0, disabled="it failed"),) if elsewhere else ()
     decision = decide(replace(NOW, job=job, slots=used), own, 200.0)
     assert decision.outcome is not None
     assert (decision.outcome.state, decision.outcome.exit_code) == (JobState.FAILED, 3)
@@ -338,7 +343,7 @@ def test_nobody_waits_for_the_dead_whose_end_was_logged() -> None:
 
 
 def test_when_the_ring_has_ended_the_job_has_stopped() -> None:
-    ended = replace(NOW, generation=replace(RING, seats=(), reason="horovodrun ends"))
+    ended = replace(NOW, generation=replace(RING, members=(), reason="horovodrun ends"))
     ending = replace(OWN, ending_since=99.0, processes=(KILLED,))
     assert decide(ended, ending, 100.0).outcome is None  # one of them is still there
     outcome = decide(replace(ended, members=()), ending, 100.0).outcome
@@ -363,8 +368,10 @@ def test_the_driver_is_not_asked_while_a_slot_that_it_took_back_is_in_use() -> N
     assert not removal_pending(NOW)
     assert removal_pending(replace(NOW, **wanted({"a": 1})))
     assert removal_pending(replace(NOW, **wanted({})))
-    assert removal_pending(replace(NOW, slots=(KeptSlot("a", 2),)))  # its edl-worker is to end yet
-    assert not removal_pending(replace(NOW, slots=(KeptSlot("a", 1),)))
+    assert removal_pending(
+        replace(NOW, slots=(SlotRecord("a", 2),))
+    )  # its edl-worker is to end yet
+    assert not removal_pending(replace(NOW, slots=(SlotRecord("a", 1),)))
 
 
 def test_who_moves_to_another_host_waits_until_it_is_assigned_there() -> None:
@@ -395,10 +402,10 @@ def test_a_driver_that_missed_what_is_desired_is_reminded_and_one_that_cannot_is
 
 
 def test_a_host_is_barred_from_the_loss_of_a_slot_until_it_has_one_again() -> None:
-    kept = tuple(KeptSlot(host, slot) for host in "ab" for slot in (0, 1))
+    kept = tuple(SlotRecord(host, slot) for host in "ab" for slot in (0, 1))
     lost_slots = LostSlots("a", 0, LIMITS)
 
-    def barred(now: float, hosts: dict[str, int], *slots: KeptSlot) -> set[str]:
+    def barred(now: float, hosts: dict[str, int], *slots: SlotRecord) -> set[str]:
         lost_slots.see(replace(NOW, **wanted(hosts), slots=slots), 0.0, now)
         return set(lost_slots.barred)
 
@@ -413,10 +420,10 @@ def test_a_host_is_barred_from_the_loss_of_a_slot_until_it_has_one_again() -> No
 
 
 def test_a_loss_is_acted_on_each_time_and_a_slot_that_comes_again_is_none() -> None:
-    kept = (KeptSlot("a", 0), KeptSlot("b", 0))
+    kept = (SlotRecord("a", 0), SlotRecord("b", 0))
     lost_slots = LostSlots("a", 0, LIMITS)
 
-    def asks(now: float, hosts: dict[str, int], *slots: KeptSlot) -> bool:
+    def asks(now: float, hosts: dict[str, int], *slots: SlotRecord) -> bool:
         return lost_slots.see(replace(NOW, **wanted(hosts), slots=slots), 0.0, now)
 
     both = {"a": 1, "b": 1}
@@ -434,7 +441,7 @@ def test_a_loss_is_acted_on_each_time_and_a_slot_that_comes_again_is_none() -> N
 
 
 def test_a_slot_is_abandoned_when_its_edl_worker_was_there_and_is_not() -> None:
-    now = replace(NOW, **wanted({"a": 2, "b": 1}), slots=(KeptSlot("a", 1),))
+    now = replace(NOW, **wanted({"a": 2, "b": 1}), slots=(SlotRecord("a", 1),))
     assert abandoned(now, {("a", 0), ("a", 1)}) == {("a", 0)}
     assert abandoned(now, {("a", 0), ("a", 2)}) == {("a", 0)}  # the driver took a:2 back
     assert abandoned(now, set()) == set()  # they are about to start

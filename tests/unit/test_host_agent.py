@@ -15,10 +15,11 @@ from edl.core.host.process import (
     how,
     seen,
 )
+from edl.core.host.restart_policy import to_ask
 from edl.core.host.supervision import (
-    Decision,
     Outcome,
     RingDeath,
+    SupervisorDecision,
     noted,
     observe,
     relevant,
@@ -26,19 +27,18 @@ from edl.core.host.supervision import (
     whom_to_ask,
     without_zookeeper,
 )
-from edl.core.host.upkeep import to_ask
 from edl.core.job.liveness import GONE
 from edl.core.records import (
-    Asked,
     Generation,
     Host,
     Job,
     JobState,
     Leader,
     Member,
-    Reading,
+    ProgressSample,
     Request,
-    Seat,
+    RequestKind,
+    RingMember,
     Snapshot,
     Stage,
     TrainingStatus,
@@ -55,12 +55,14 @@ def process(slot: int, **changes: object) -> Process:
 
 
 def trainer(slot: int, **changes: object) -> Process:
-    """A process whose worker has the number of its slot and a seat in the ring."""
+    """A process whose worker has the number of its slot and is a member of the ring."""
     return process(slot, **{"worker": slot, "ready": True, "seated": True, **changes})
 
 
 def died(slot: int, code: int = 1, **changes: object) -> Process:
-    return process(slot, **{"exit_code": code, "exited": NOW, "last_line": "Boom", **changes})
+    return process(
+        slot, **{"exit_code": code, "exited": NOW, "termination_message": "Boom", **changes}
+    )
 
 
 def member(worker: int, launch: str, host: str = "a", **changes: object) -> Member:
@@ -69,12 +71,12 @@ def member(worker: int, launch: str, host: str = "a", **changes: object) -> Memb
 
 
 def generation(*workers: int, number: int = 1, previous: tuple[int, ...] = ()) -> Generation:
-    seats, before = (
-        tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in ids)
+    members, before = (
+        tuple(RingMember(worker, "a", worker, "127.0.0.1", 1) for worker in ids)
         for ids in (workers, previous)
     )
     root = workers[0] if workers else -1
-    return Generation(number, 1, seats, root, workers, (), "", previous=before)
+    return Generation(number, 1, members, root, workers, (), "", previous=before)
 
 
 def snapshot(np: int = 2, ring: Generation | None = None, **changes: object) -> Snapshot:
@@ -91,12 +93,12 @@ def own(*processes: Process, **changes: object) -> AgentState:
     return replace(values, **changes)  # type: ignore[arg-type]
 
 
-def slots(decision: Decision) -> list[int]:
+def slots(decision: SupervisorDecision) -> list[int]:
     return [start.slot for start in decision.starts]
 
 
-def ended(decision: Decision) -> list[tuple[str, bool]]:
-    return [(ending.launch, ending.kill) for ending in decision.endings]
+def ended(decision: SupervisorDecision) -> list[tuple[str, bool]]:
+    return [(ending.attempt_id, ending.kill) for ending in decision.endings]
 
 
 # --- as many as are assigned
@@ -155,11 +157,11 @@ def test_after_a_replacement_that_shared_a_device_the_next_one_shares_it_too() -
     """There is no other device; and the pause is that of the one that died."""
     now = replace(snapshot(1, generation(0)), hosts=(Host("a", 1, "127.0.0.1"),))
     leaves = trainer(0, departing=NOW - 60.0)
-    dead = replace(died(0), launch="t-9", started=NOW - 5.0)
+    dead = replace(died(0), attempt_id="t-9", started=NOW - 5.0)
     assert slots(decide(now, own(leaves, dead), NOW)) == []
     (start,) = decide(now, own(leaves, dead), NOW + 1.0).starts
     assert (start.slot, start.failures) == (0, 1)
-    other = replace(process(0), launch="t-10")
+    other = replace(process(0), attempt_id="t-10")
     assert slots(decide(replace(now, **wanted({"a": 2})), own(leaves, dead, other), NOW + 9)) == []
 
 
@@ -179,7 +181,7 @@ def test_workers_of_an_earlier_agent_count_and_keep_their_slots() -> None:
 
 
 def test_adopted_workers_are_its_own() -> None:
-    adopted = [trainer(0, launch="x-0"), trainer(1, launch="x-1")]
+    adopted = [trainer(0, attempt_id="x-0"), trainer(1, attempt_id="x-1")]
     now = snapshot(3, generation(0, 1), members=(member(0, "x-0"), member(1, "x-1")))
     decision = decide(now, own(*adopted), NOW)
     assert slots(decision) == [2]
@@ -187,9 +189,9 @@ def test_adopted_workers_are_its_own() -> None:
 
 
 def test_an_adopted_worker_that_vanishes_is_replaced() -> None:
-    gone = trainer(1, launch="x-1", exit_code=UNKNOWN_EXIT, exited=NOW - 5)
+    gone = trainer(1, attempt_id="x-1", exit_code=UNKNOWN_EXIT, exited=NOW - 5)
     now = snapshot(2, generation(0, 1), members=(member(0, "x-0"),))
-    seen = observe([trainer(0, launch="x-0"), gone], now, NOW)
+    seen = observe([trainer(0, attempt_id="x-0"), gone], now, NOW)
     assert [p.exit_code for p in seen] == [None, UNKNOWN_EXIT]
     assert slots(decide(now, own(*seen), NOW)) == [1]
 
@@ -200,7 +202,7 @@ def test_an_adopted_worker_that_vanishes_is_replaced() -> None:
     ids=["taken out", "finished"],
 )
 def test_an_adopted_worker_that_was_to_end_has_ended_well(ring: Generation, job: Job) -> None:
-    gone = trainer(1, launch="x-1", exit_code=UNKNOWN_EXIT, exited=NOW)
+    gone = trainer(1, attempt_id="x-1", exit_code=UNKNOWN_EXIT, exited=NOW)
     (seen,) = observe([gone], snapshot(1, ring, job=job), NOW)
     assert (seen.exit_code, seen.failed) == (0, False)
 
@@ -349,7 +351,7 @@ def test_all_died_here_but_not_elsewhere() -> None:
 
 
 def test_the_only_worker_was_killed() -> None:
-    outcome = decide(snapshot(1), own(died(0, -9, last_line="")), NOW).outcome
+    outcome = decide(snapshot(1), own(died(0, -9, termination_message="")), NOW).outcome
     assert outcome is not None
     assert outcome.exit_code == 137
     assert outcome.reason == (
@@ -365,10 +367,10 @@ def test_a_script_without_init() -> None:
 
 
 def test_a_script_that_was_refused_fails_the_job_at_once() -> None:
-    refused = died(0, REFUSED_EXIT, last_line="edl: this script calls horovod's init()")
+    refused = died(0, REFUSED_EXIT, termination_message="edl: this script calls horovod's init()")
     outcome = decide(snapshot(2), own(refused, process(1)), NOW).outcome
     assert outcome is not None
-    assert (outcome.reason, outcome.exit_code) == (refused.last_line, REFUSED_EXIT)
+    assert (outcome.reason, outcome.exit_code) == (refused.termination_message, REFUSED_EXIT)
 
 
 def test_a_silent_script_fails_the_job_only_before_its_first_ring() -> None:
@@ -401,7 +403,7 @@ def test_a_slot_that_keeps_failing_ends_a_job_that_cannot_do_without_it() -> Non
 
 
 def test_all_workers_failed() -> None:
-    dead = [trainer(slot, exit_code=3, exited=NOW, last_line="Boom") for slot in (0, 1)]
+    dead = [trainer(slot, exit_code=3, exited=NOW, termination_message="Boom") for slot in (0, 1)]
     outcome = decide(snapshot(2, generation(0, 1)), own(*dead), NOW).outcome
     assert outcome is not None
     assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 3)
@@ -419,7 +421,7 @@ def test_who_was_about_to_leave_keeps_the_ring_alive() -> None:
     left = own(killed, *(trainer(n, departing=NOW, exit_code=0, exited=NOW) for n in (1, 2)))
     gone = replace(now, members=())
     assert decide(gone, left, NOW).outcome is not None
-    elsewhere = tuple(replace(each, launch=f"other-{each.id}", host="b") for each in members)
+    elsewhere = tuple(replace(each, attempt_id=f"other-{each.id}", host="b") for each in members)
     assert decide(replace(now, members=elsewhere), own(killed), NOW).outcome is None
 
 
@@ -451,8 +453,10 @@ SAVED = replace(JOB, checkpoint="/saved", saved_step=40)
 
 def killed(
     *ring_deaths: RingDeath, saved: Job = SAVED, code: int = -9, now: float = NOW
-) -> Decision:
-    dead = [trainer(slot, exit_code=code, exited=NOW, last_line="Boom") for slot in (0, 1)]
+) -> SupervisorDecision:
+    dead = [
+        trainer(slot, exit_code=code, exited=NOW, termination_message="Boom") for slot in (0, 1)
+    ]
     facts = snapshot(2, generation(0, 1), job=saved)
     return decide(facts, own(*dead, ring_deaths=ring_deaths), now)
 
@@ -511,11 +515,11 @@ def test_a_loss_is_recorded_once_for_a_generation() -> None:
 def test_after_zookeeper_was_away_the_others_have_to_come_back_before_their_absence_counts() -> (
     None
 ):
-    dead, absent = trainer(0, exit_code=-9, exited=NOW), trainer(1, absent=NOW - 99.0)
+    dead, absent = trainer(0, exit_code=-9, exited=NOW), trainer(1, no_session_since=NOW - 99.0)
     earlier, present = RingDeath(1, 40, NOW), RingDeath(2, 40, NOW)
     back = without_zookeeper(own(dead, absent, ring_deaths=(earlier, present), step=(2, 7)))
     assert back.ring_deaths == (earlier,)
-    assert [p.absent for p in back.processes] == [None, None]
+    assert [p.no_session_since for p in back.processes] == [None, None]
     assert without_zookeeper(own(ring_deaths=(earlier,), step=(2, 7))).ring_deaths == (earlier,)
 
 
@@ -541,7 +545,7 @@ def test_nobody_is_started_for_workers_that_were_told_to_end_while_zookeeper_was
         decision = decide(back, mine, NOW + 9 * LIMITS.away_s)
         assert (decision.reason, decision.starts, decision.outcome) == (TOLD, (), None)
     newcomer = process(2)
-    assert ended(decide(facts, own(told, newcomer), NOW)) == [(newcomer.launch, False)]
+    assert ended(decide(facts, own(told, newcomer), NOW)) == [(newcomer.attempt_id, False)]
     for seconds, outcome in ((-0.1, None), (0.0, Outcome(JobState.STOPPED, TOLD))):
         decision = decide(alone, own(told, ring_deaths=dead), NOW + LIMITS.away_s + seconds)
         assert decision.outcome == outcome, "who has told them does not come back"
@@ -553,9 +557,9 @@ def test_nobody_is_started_for_workers_that_were_told_to_end_while_zookeeper_was
 def test_those_of_other_hosts_that_answer_hold_the_state() -> None:
     """However long they do not reach ZooKeeper."""
     facts, mine = snapshot(1, generation(0, 1)), trainer(0, exit_code=-9, exited=NOW)
-    assert [seat.id for seat in whom_to_ask(facts, own(mine))] == [1]
+    assert [ring_member.id for ring_member in whom_to_ask(facts, own(mine))] == [1]
     answers = own(mine, answering=frozenset({1}), ring_deaths=(RingDeath(1, -1, NOW),))
-    assert [seat.id for seat in whom_to_ask(facts, answers)] == [1], "again and again"
+    assert [ring_member.id for ring_member in whom_to_ask(facts, answers)] == [1], "again and again"
     assert decide(facts, answers, NOW + 10 * LIMITS.lost_s).outcome is None
     assert noted(answers, facts, NOW + 99).ring_deaths == (), "its silence counts from then on"
     back = replace(facts, members=(member(1, "other-0", host="b"),))
@@ -590,7 +594,7 @@ def test_a_ring_that_dies_on_several_hosts_is_said_of_all_and_of_one() -> None:
 
 
 def test_when_the_ring_has_ended_nobody_is_started_and_the_job_has_stopped() -> None:
-    ended_ring = replace(generation(0), seats=(), reason="all have left")
+    ended_ring = replace(generation(0), members=(), reason="all have left")
     facts = snapshot(2, ended_ring, members=(member(0, "t-0"),), evicted={0: "it is frozen"})
     decision = decide(facts, own(trainer(0)), NOW)
     assert (decision.starts, decision.outcome, ended(decision)) == ((), None, [("t-0", False)])
@@ -601,7 +605,7 @@ def test_when_the_ring_has_ended_nobody_is_started_and_the_job_has_stopped() -> 
 
 def test_only_who_failed_by_itself_is_blamed_for_the_end() -> None:
     ended = trainer(0, exit_code=-15, exited=NOW, ending_since=NOW - 1)
-    failed = trainer(1, exit_code=1, exited=NOW, last_line="Boom")
+    failed = trainer(1, exit_code=1, exited=NOW, termination_message="Boom")
     outcome = decide(snapshot(2, generation(0, 1)), own(ended, failed), NOW).outcome
     assert outcome is not None
     assert outcome.reason == "all workers exited with code 1; the last line of w1: Boom"
@@ -616,7 +620,7 @@ def failing(slot: int = 1, **changes: object) -> Process:
         "exit_code": 3,
         "exited": NOW,
         "failures": JOB.spec.settings.max_restarts,
-        "last_line": "Boom",
+        "termination_message": "Boom",
     }
     return trainer(slot, **{**values, **changes})
 
@@ -625,10 +629,10 @@ def test_a_slot_that_keeps_failing_is_given_up_and_not_wanted() -> None:
     facts = snapshot(2, generation(0))
     decision = decide(facts, own(trainer(0), failing()), NOW)
     assert (decision.starts, decision.outcome) == ((), None)
-    assert decision.give_up is not None
-    assert (decision.give_up.launch, decision.give_up.slot) == ("t-1", 1)
-    assert decision.give_up.desired == {"a": 1}
-    assert decision.give_up.reason == (
+    assert decision.disable_slot is not None
+    assert (decision.disable_slot.attempt_id, decision.disable_slot.slot) == ("t-1", 1)
+    assert decision.disable_slot.desired == {"a": 1}
+    assert decision.disable_slot.reason == (
         "slot 1 of host a failed 11 times in a row (--max-restarts is 10) and is given up; "
         "1 worker is wanted now; w1 exited with code 3; the last line of w1: Boom"
     )
@@ -637,12 +641,12 @@ def test_a_slot_that_keeps_failing_is_given_up_and_not_wanted() -> None:
 
 
 def test_a_slot_is_not_given_up_where_nobody_is_wanted_or_before_the_job_fails_alike() -> None:
-    assert decide(snapshot(1, generation(0)), own(trainer(0), failing()), NOW).give_up is None
+    assert decide(snapshot(1, generation(0)), own(trainer(0), failing()), NOW).disable_slot is None
     never = changed(JOB, max_restarts=0)
     first = trainer(1, exit_code=3, exited=NOW)
-    assert decide(snapshot(2, generation(0), job=never), own(trainer(0), first), NOW).give_up
+    assert decide(snapshot(2, generation(0), job=never), own(trainer(0), first), NOW).disable_slot
     left = trainer(1, exit_code=0, exited=NOW - 10, failures=50)
-    assert decide(snapshot(2, generation(0)), own(trainer(0), left), NOW).give_up is None
+    assert decide(snapshot(2, generation(0)), own(trainer(0), left), NOW).disable_slot is None
 
 
 def test_who_asks_for_more_lets_a_slot_that_was_given_up_begin_anew_after_all_others() -> None:
@@ -666,26 +670,28 @@ def test_below_min_np_a_free_slot_takes_the_place() -> None:
         "than 2 (--min-np) are left: w1 exited with code 3; the last line of w1: Boom"
     )
     here = replace(facts, hosts=(Host("a", 3, "1.1.1.1"),))
-    give_up = decide(here, now, NOW).give_up
+    give_up = decide(here, now, NOW).disable_slot
     assert give_up is not None
     assert give_up.desired == {"a": 2}
     there = replace(facts, hosts=(*facts.hosts, Host("b", 1, "1.1.1.2")))
-    give_up = decide(there, now, NOW).give_up
+    give_up = decide(there, now, NOW).disable_slot
     assert give_up is not None
     assert give_up.desired == {"a": 1, "b": 1}
-    spent = Host("b", 1, "1.1.1.2", given_up={"0": "it failed"})
+    spent = Host("b", 1, "1.1.1.2", disabled={"0": "it failed"})
     assert decide(replace(facts, hosts=(*facts.hosts, spent)), now, NOW).outcome is not None
 
 
 def test_a_newcomer_that_was_refused_is_not_replaced() -> None:
     """It had joined, and another start of the script would come to the same, also elsewhere."""
-    refused = trainer(1, exit_code=REFUSED_EXIT, exited=NOW, last_line="edl: w1 joined after ...")
+    refused = trainer(
+        1, exit_code=REFUSED_EXIT, exited=NOW, termination_message="edl: w1 joined after ..."
+    )
     roomy = (Host("a", 4, "1.1.1.1"),)
     facts = snapshot(2, generation(0), hosts=roomy)
     decision = decide(facts, own(trainer(0), refused), NOW)
     assert decision.starts == ()
-    assert decision.give_up is not None
-    assert decision.give_up.desired == {"a": 1}
+    assert decision.disable_slot is not None
+    assert decision.disable_slot.desired == {"a": 1}
     assert decision.reason == (
         "slot 1 of host a would get another worker that differs and is given up; 1 worker is "
         "wanted now; w1 has said why"
@@ -704,9 +710,9 @@ def test_nobody_is_started_for_one_that_is_about_to_be_refused() -> None:
     roomy = (Host("a", 4, "1.1.1.1"),)
     gone = {1: f"{GONE}: 127.0.0.1:1 refuses connections"}
     facts = snapshot(2, generation(0), hosts=roomy, evicted=gone)
-    leaving = trainer(1, gone=NOW, ended=NOW, ended_code=REFUSED_EXIT)
+    leaving = trainer(1, exited_at=NOW, ended=NOW, ended_code=REFUSED_EXIT)
     assert slots(decide(facts, own(trainer(0), leaving), NOW)) == []
-    killed = trainer(1, gone=NOW)
+    killed = trainer(1, exited_at=NOW)
     assert slots(decide(facts, own(trainer(0), killed), NOW)) == [2]
 
 
@@ -715,8 +721,8 @@ def test_a_newcomer_that_was_refused_before_it_joined_is_not_replaced_either() -
     facts = snapshot(2, generation(0), hosts=(Host("a", 4, "1.1.1.1"),))
     decision = decide(facts, own(trainer(0), refused), NOW)
     assert decision.starts == ()
-    assert decision.give_up is not None
-    assert decision.give_up.desired == {"a": 1}
+    assert decision.disable_slot is not None
+    assert decision.disable_slot.desired == {"a": 1}
 
 
 # --- the end of a process
@@ -727,7 +733,7 @@ def test_who_ends_by_itself_is_not_asked_to_and_is_killed_when_it_does_not() -> 
     proof = "its process is gone: port 1 refuses connections"
     facts = snapshot(2, generation(0), evicted={1: proof})
     (seen,) = observe([trainer(1)], facts, NOW)
-    assert seen.gone == NOW
+    assert seen.exited_at == NOW
     assert ended(decide(facts, own(trainer(0), seen), NOW + LIMITS.gone_s - 0.1)) == []
     assert ended(decide(facts, own(trainer(0), seen), NOW + LIMITS.gone_s)) == [("t-1", True)]
 
@@ -892,10 +898,10 @@ def test_a_drained_host_ends_what_has_not_joined_yet() -> None:
 
 def test_a_newcomer_that_left_zookeeper_for_long_is_ended_and_replaced() -> None:
     facts = snapshot(2, generation(0))
-    frozen = process(1, worker=1, ready=True, absent=NOW - LIMITS.absent_s)
+    frozen = process(1, worker=1, ready=True, no_session_since=NOW - LIMITS.absent_s)
     now = own(trainer(0), frozen)
     decision = decide(facts, now, NOW)
-    assert [ending.launch for ending in decision.endings] == ["t-1"]
+    assert [ending.attempt_id for ending in decision.endings] == ["t-1"]
     assert decision.endings[0].reason == "it left ZooKeeper 20 s ago"
     assert slots(decision) == [2]
     assert ended(decide(facts, now, NOW - 0.1)) == []
@@ -903,7 +909,7 @@ def test_a_newcomer_that_left_zookeeper_for_long_is_ended_and_replaced() -> None
 
 def test_who_was_ever_in_a_ring_is_not_ended_for_its_absence() -> None:
     """It may be training."""
-    away = trainer(1, absent=NOW - 10 * LIMITS.absent_s)
+    away = trainer(1, no_session_since=NOW - 10 * LIMITS.absent_s)
     assert ended(decide(snapshot(2, generation(0, 1)), own(trainer(0), away), NOW)) == []
 
 
@@ -915,10 +921,10 @@ LONG = NOW - LIMITS.frozen_s
     ("changes", "leader", "frozen"),
     [
         ({}, LED, True),
-        ({"mute": None}, LED, False),  # it trains, and only its session has ended
-        ({"mute": LONG + 0.1}, LED, False),
-        ({"absent": LONG + 0.1}, LED, False),
-        ({"absent": None}, LED, False),  # its leader decides
+        ({"unresponsive_since": None}, LED, False),  # it trains, and only its session has ended
+        ({"unresponsive_since": LONG + 0.1}, LED, False),
+        ({"no_session_since": LONG + 0.1}, LED, False),
+        ({"no_session_since": None}, LED, False),  # its leader decides
         ({"departing": LONG}, LED, False),  # nobody waits for it
         ({"seated": False}, LED, False),
         ({}, None, False),  # nobody could go on without it
@@ -928,7 +934,7 @@ LONG = NOW - LIMITS.frozen_s
 def test_who_left_zookeeper_and_does_not_answer_is_ended_when_others_can_go_on(
     changes: dict[str, object], leader: Leader | None, frozen: bool
 ) -> None:
-    silent = trainer(1, **({"absent": LONG, "mute": LONG} | changes))
+    silent = trainer(1, **({"no_session_since": LONG, "unresponsive_since": LONG} | changes))
     facts = snapshot(2, generation(0, 1), leader=leader)
     decision = decide(facts, own(trainer(0), silent), NOW)
     assert ended(decision) == ([("t-1", False)] if frozen else [])
@@ -938,19 +944,30 @@ def test_who_left_zookeeper_and_does_not_answer_is_ended_when_others_can_go_on(
 
 
 def test_whom_the_agent_asks() -> None:
-    processes = (trainer(0), trainer(1, absent=LONG), trainer(2), died(3, absent=LONG), process(4))
+    processes = (
+        trainer(0),
+        trainer(1, no_session_since=LONG),
+        trainer(2),
+        died(3, no_session_since=LONG),
+        process(4),
+    )
     facts = snapshot(2, generation(0, 1), evicted={2: "it is frozen"})
     assert [p.slot for p in to_ask(processes, facts)] == [1, 2]
 
 
 def test_absence_is_counted_from_its_first_sight() -> None:
     (seen,) = observe([process(0)], snapshot(1), NOW)
-    assert seen.absent is None, "it has not registered yet"
+    assert seen.no_session_since is None, "it has not registered yet"
     (here,) = observe([process(0)], snapshot(1, members=(member(7, "t-0"),)), NOW)
     (gone,) = observe([here], snapshot(1), NOW + 1)
     (still,) = observe([gone], snapshot(1), NOW + 5)
     (back,) = observe([still], snapshot(1, members=(member(7, "t-0"),)), NOW + 6)
-    assert (here.absent, gone.absent, still.absent, back.absent) == (None, NOW + 1, NOW + 1, None)
+    assert (
+        here.no_session_since,
+        gone.no_session_since,
+        still.no_session_since,
+        back.no_session_since,
+    ) == (None, NOW + 1, NOW + 1, None)
 
 
 # --- what is seen
@@ -993,11 +1010,11 @@ def test_an_exit_after_eviction_is_no_failure() -> None:
 
 
 def test_only_exits_that_matter_are_kept() -> None:
-    old = died(0, launch="t-old", worker=3, started=NOW - 50)
-    seated = died(1, launch="t-seated", worker=0, started=NOW - 50)
-    last = died(2, launch="t-last", started=NOW - 50)
+    old = died(0, attempt_id="t-old", worker=3, started=NOW - 50)
+    seated = died(1, attempt_id="t-seated", worker=0, started=NOW - 50)
+    last = died(2, attempt_id="t-last", started=NOW - 50)
     kept = relevant([old, seated, last, process(0), process(1)], snapshot(2, generation(0)))
-    assert [p.launch for p in kept] == ["t-seated", "t-last", "t-0", "t-1"]
+    assert [p.attempt_id for p in kept] == ["t-seated", "t-last", "t-0", "t-1"]
 
 
 @pytest.mark.parametrize(("trained_in", "kept"), [(1, True), (2, False)])
@@ -1006,26 +1023,26 @@ def test_a_failure_in_the_ring_of_the_last_step_matters_beside_its_replacement(
 ) -> None:
     """It may turn out that no other step follows: then its error came after the training."""
     killed = trainer(1, exit_code=-9, exited=NOW, generation=1)
-    replacement = replace(process(1), launch="t-9", started=NOW + 0.1)
-    reading = Reading(0, trained_in, 2, 0, 200, 800, 1.0)
-    facts = snapshot(2, generation(0, number=2), status=TrainingStatus(reading=reading))
+    replacement = replace(process(1), attempt_id="t-9", started=NOW + 0.1)
+    reading = ProgressSample(0, trained_in, 2, 0, 200, 800, 1.0)
+    facts = snapshot(2, generation(0, number=2), status=TrainingStatus(progress_sample=reading))
     assert (killed in relevant([killed, replacement], facts)) is kept
     assert killed.failed_late(NOW + 5, finished_in=1)
 
 
 @pytest.mark.parametrize(
-    ("owner", "recorded", "code"), [(True, 130, 130), (True, 0, 143), (False, 130, 0)]
+    ("is_submitter", "recorded", "code"), [(True, 130, 130), (True, 0, 143), (False, 130, 0)]
 )
 def test_who_has_started_a_job_ends_with_the_code_of_what_stopped_it(
-    owner: bool, recorded: int, code: int
+    is_submitter: bool, recorded: int, code: int
 ) -> None:
     """Whoever only takes part has done what was asked."""
     job = replace(state(JobState.STOPPED), exit_code=recorded)
-    assert decide(snapshot(job=job), own(owner=owner), NOW).exit_code == code
+    assert decide(snapshot(job=job), own(is_submitter=is_submitter), NOW).exit_code == code
 
 
 def test_the_place_of_a_worker_that_is_to_be_replaced_is_filled_in_another_slot() -> None:
-    asked = (Request(Asked.REPLACE, 1),)
+    asked = (Request(RequestKind.REPLACE, 1),)
     agent = (Host("a", 4, "127.0.0.1"),)
     now = snapshot(ring=generation(0, 1), hosts=agent, requests=asked)
     decision = decide(now, AgentState("a", "t", (trainer(0), trainer(1))), NOW)

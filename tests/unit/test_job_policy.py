@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from edl.core.policy.learned import Learned
 from edl.core.policy.observation import Seen
+from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.records import JobPolicy
 from edl.daemon.job_policy import PolicyInZooKeeper
 from edl.errors import CoordinationError
 
 MINE, THEIRS = (JobPolicy("[stragglers]\n", source) for source in ("train.py", "p.toml"))
-LEARNED = Learned(seen=((2, Seen(40.0, 9)),))
+LEARNED = ScalingProfile(seen=((2, Seen(40.0, 9)),))
 
 
 class Nodes:
@@ -23,7 +23,7 @@ class Nodes:
     def __init__(self) -> None:
         self.away = False
         self.policy = JobPolicy()
-        self.kept = Learned()
+        self.kept = ScalingProfile()
         self.writes = 0
 
     def propose(self, policy: JobPolicy) -> JobPolicy:
@@ -31,11 +31,11 @@ class Nodes:
         self.policy = self.policy if self.policy.text else policy
         return self.policy
 
-    def put_learned(self, learned: Learned) -> None:
+    def put_learned(self, learned: ScalingProfile) -> None:
         self._write()
         self.kept = learned
 
-    def learned(self) -> Learned:
+    def learned(self) -> ScalingProfile:
         return self.kept
 
     def _write(self) -> None:

@@ -28,9 +28,9 @@ def row(worker: int, samples: int, position: int, wanted: int = 0) -> StepRecord
     return StepRecord(1, 9, worker, 0, samples, position, wanted, 1, 0)
 
 
-def trained(ledger: Ledger, *rows: StepRecord, counted_by: int | None = None) -> Ledger:
+def trained(ledger: Ledger, *rows: StepRecord, applied_by: int | None = None) -> Ledger:
     """After a step with these records."""
-    return complete_step(ledger, StepRecords.of(rows), POLICY, counted_by)
+    return complete_step(ledger, StepRecords.of(rows), POLICY, applied_by)
 
 
 # --- an epoch begins ---
@@ -184,28 +184,28 @@ def test_workers_are_sorted_as_numbers() -> None:
 
 def of_several() -> Ledger:
     """w0 and w1 have trained four samples each, and the first optimizer has counted them."""
-    return trained(two_workers(), row(0, 4, 0), row(1, 4, 8), counted_by=1)
+    return trained(two_workers(), row(0, 4, 0), row(1, 4, 8), applied_by=1)
 
 
 def test_what_one_optimizer_has_counted_is_in_hand_until_the_batch_ends() -> None:
     ledger = of_several()
-    assert ledger.in_hand == ((0, ((0, 4),)), (1, ((8, 12),)))
-    assert (ledger.done, ledger.counted_by) == (0, 1)
+    assert ledger.current == ((0, ((0, 4),)), (1, ((8, 12),)))
+    assert (ledger.done, ledger.applied_by) == (0, 1)
     later = complete_step(
         ledger,
         StepRecords.of([replace(row(0, 4, -1), part=1), replace(row(1, 4, -1), part=1)]),
         POLICY,
         2,
     )
-    assert (later.in_hand, later.counted_by) == (ledger.in_hand, 3)
+    assert (later.current, later.applied_by) == (ledger.current, 3)
     assert later.leases == ledger.leases, "a later step of the batch takes nothing"
     ended = end_batch(later)
-    assert (ended.done, ended.in_hand, ended.counted_by, ended.owed) == (8, (), 0, ())
+    assert (ended.done, ended.current, ended.applied_by, ended.partially_applied) == (8, (), 0, ())
 
 
 def test_what_a_worker_has_in_hand_is_owed_to_those_that_have_not_counted_it() -> None:
     ledger = give_back(of_several(), [1])
-    assert ledger.owed == ((0, 4, 1),)
+    assert ledger.partially_applied == ((0, 4, 1),)
     assert ledger.free == ((0, 8), (16, 20))
     assert ledger.counted([(0, 8)]) == (1, 4)
     assert ledger.counted([(2, 3), (3, 20)]) == (1, 2)
@@ -217,13 +217,15 @@ def test_what_a_worker_has_in_hand_is_owed_to_those_that_have_not_counted_it() -
 
 
 def test_what_is_owed_is_owed_until_it_is_done() -> None:
-    owed = replace(start_epoch(8, 0), owed=((0, 4, 1),))
+    owed = replace(start_epoch(8, 0), partially_applied=((0, 4, 1),))
     ledger = grant(owed, [(0, 4)], POLICY)
-    ledger = trained(ledger, row(0, 4, 0), counted_by=2)
-    assert ledger.owed == ((0, 4, 1),)
+    ledger = trained(ledger, row(0, 4, 0), applied_by=2)
+    assert ledger.partially_applied == ((0, 4, 1),)
     again = give_back(ledger, [])
-    assert again.owed == ((0, 4, 3),), "two have counted it, and a third one may not have"
-    assert end_batch(ledger).owed == ()
+    assert again.partially_applied == ((0, 4, 3),), (
+        "two have counted it, and a third one may not have"
+    )
+    assert end_batch(ledger).partially_applied == ()
 
 
 def test_a_digest_is_the_same_on_every_machine() -> None:

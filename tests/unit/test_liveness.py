@@ -16,7 +16,7 @@ from edl.core.job.liveness import (
     proof,
     whom_to_ask,
 )
-from edl.core.records import Generation, Member, RingFailure, Seat, Snapshot, Stage
+from edl.core.records import Generation, Member, RingFailure, RingMember, Snapshot, Stage
 
 ALIVE, REFUSED, SILENT = Liveness.ALIVE, Liveness.REFUSED, Liveness.SILENT
 LONG, SHORT = RingIdle(60.0, 0.1), RingIdle(0.1, 0.1)
@@ -33,13 +33,13 @@ def newcomer(number: int) -> Member:
     return worker(number, stage=Stage.READY, generation=0)
 
 
-def seats(*members: Member) -> tuple[Seat, ...]:
-    return tuple(Seat(m.id, m.host, m.slot, m.address, m.port) for m in members)
+def ring_of(*members: Member) -> tuple[RingMember, ...]:
+    return tuple(RingMember(m.id, m.host, m.slot, m.address, m.port) for m in members)
 
 
 A, B, C = worker(0), worker(1), worker(2)
-RING = Generation(7, 1, seats(A, B, C), 0, (), (), "so it began")
-NEXT = Generation(8, 1, seats(A, B, C, newcomer(3)), 0, (3,), (), "", previous=seats(A, B, C))
+RING = Generation(7, 1, ring_of(A, B, C), 0, (), (), "so it began")
+NEXT = Generation(8, 1, ring_of(A, B, C, newcomer(3)), 0, (3,), (), "", previous=ring_of(A, B, C))
 
 
 def facts(*members: Member, generation: Generation = RING, **changes: Any) -> Snapshot:
@@ -150,7 +150,7 @@ def test_of_a_newcomer_on_its_way_in_no_step_is_asked() -> None:
 
 def test_who_leaves_in_a_switch_may_have_closed_its_port() -> None:
     """A packet of the answer was lost, and the others take seconds to close the ring."""
-    smaller = Generation(8, 1, seats(A, B), 0, (), (2,), "", previous=seats(A, B, C))
+    smaller = Generation(8, 1, ring_of(A, B), 0, (), (2,), "", previous=ring_of(A, B, C))
     now, silent = facts(A, B, generation=smaller), ProbeResult(SILENT)
     assert proof(2, HERE, silent, now, RingIdle(2.7, 0.1)) is None
     assert proof(2, HERE, silent, now, RingIdle(6.1, 0.1)) is not None, "it froze before it left"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from edl.core.job.lost_job import TURN_S, TURNS, begins_s, is_newest, may_write
-from edl.core.records import Generation, Seat
+from edl.core.records import Generation, RingMember
 
 
 def ring(*ids: int, previous: tuple[int, ...] = (), number: int = 3) -> Generation:
-    seats = [Seat(worker, "alpha", worker, "127.0.0.1", 1) for worker in range(200)]
-    now, before = ([seats[worker] for worker in which] for which in (ids, previous))
+    members = [RingMember(worker, "alpha", worker, "127.0.0.1", 1) for worker in range(200)]
+    now, before = ([members[worker] for worker in which] for which in (ids, previous))
     return Generation(number, 1, tuple(now), 0, (), (), "", previous=tuple(before))
 
 

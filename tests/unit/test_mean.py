@@ -85,7 +85,7 @@ def in_a_step(samples: int = 4, padding: bool = False) -> LoaderProgress:
     progress.attach(Source(samples, Batching(4), False, 0, 0), 0)
     batch = progress.sampler.form(progress.ledger)
     assert batch is not None
-    progress.open_step.begin(batch, padding)
+    progress.step_input.begin(batch, padding)
     return progress
 
 
@@ -95,19 +95,19 @@ def in_a_step(samples: int = 4, padding: bool = False) -> LoaderProgress:
 def test_a_batch_weighs_its_samples(samples: int, padding: bool, weight: int) -> None:
     """In the step and after it."""
     progress = in_a_step(samples, padding)
-    assert progress.open_step.weight == weight
-    progress.open_step.trained(progress.sampler)
-    assert progress.open_step.weight == weight
+    assert progress.step_input.weight == weight
+    progress.step_input.trained(progress.sampler)
+    assert progress.step_input.weight == weight
 
 
 def test_a_batch_that_the_script_leaves_weighs_nothing() -> None:
     progress = in_a_step()
-    progress.open_step.abandon()
-    assert progress.open_step.weight == 0
+    progress.step_input.abandon()
+    assert progress.step_input.weight == 0
 
 
 def test_a_batch_that_others_have_completed_weighs_its_samples() -> None:
     missed, root = in_a_step(), in_a_step()
-    root.step, root.open_step.is_open = 1, False
+    root.step, root.step_input.is_open = 1, False
     missed.take_over(root.header(), Receive.STEP)
-    assert (missed.open_step.superseded, missed.open_step.weight) == (True, 4)
+    assert (missed.step_input.completed_by_peers, missed.step_input.weight) == (True, 4)

@@ -11,22 +11,22 @@ import pytest
 from made import changed, make_job, wanted
 
 from edl.core.job.ages import Ages
-from edl.core.job.decision import Decision, Limits
-from edl.core.job.desired import desire
+from edl.core.job.decision import Limits, MembershipDecision
+from edl.core.job.desired import set_desired
 from edl.core.job.membership import decide
 from edl.core.records import (
-    Asked,
-    Asker,
     Assigned,
     Desired,
     Generation,
     Host,
     JobState,
-    KeptSlot,
     Member,
     Request,
+    RequestedBy,
+    RequestKind,
     RingFailure,
-    Seat,
+    RingMember,
+    SlotRecord,
     Snapshot,
     Stage,
 )
@@ -51,12 +51,14 @@ def newcomer(
 
 def ring(*members: Member, **changes: Any) -> Generation:
     """Generation 7, adopted by all its members."""
-    seats = tuple(seat(m) for m in members)
-    return replace(Generation(7, 4, seats, seats[0].id, (), (), "so it began"), **changes)
+    ring_members = tuple(as_ring_member(m) for m in members)
+    return replace(
+        Generation(7, 4, ring_members, ring_members[0].id, (), (), "so it began"), **changes
+    )
 
 
-def seat(m: Member) -> Seat:
-    return Seat(m.id, m.host, m.slot, m.address, m.port)
+def as_ring_member(m: Member) -> RingMember:
+    return RingMember(m.id, m.host, m.slot, m.address, m.port)
 
 
 def job_of(
@@ -86,25 +88,25 @@ def decided(
     when: Ages | None = None,
     dead: tuple[int, ...] = (),
     silent: tuple[int, ...] = (),
-) -> Decision:
+) -> MembershipDecision:
     proofs = dict.fromkeys(dead, "its port is refused")
     return decide(now, TERM, when or ages(), LIMITS, proofs, frozenset(silent))
 
 
-def made(decision: Decision) -> Generation:
+def made(decision: MembershipDecision) -> Generation:
     assert decision.generation is not None, decision.reason
     return decision.generation
 
 
-def waits(decision: Decision, reason: str) -> None:
-    assert decision == Decision(reason)
+def waits(decision: MembershipDecision, reason: str) -> None:
+    assert decision == MembershipDecision(reason)
     assert not decision.acts
 
 
 A, B, C = worker(0), worker(1), worker(2)
 
 
-def lowered(decision: Decision) -> Mapping[str, int] | None:
+def lowered(decision: MembershipDecision) -> Mapping[str, int] | None:
     """What is desired from now on; None: as before."""
     return decision.change.desired.hosts if decision.change else None
 
@@ -116,19 +118,19 @@ def test_a_stopping_job_gets_a_generation_without_seats() -> None:
     now = job_of(A, B, newcomers=(newcomer(2),))
     now = replace(now, job=replace(JOB, state=JobState.STOPPING, reason="edl stop"))
     new = made(decided(now))
-    assert (new.number, new.term, new.seats, new.left) == (8, TERM, (), (0, 1))
+    assert (new.number, new.term, new.members, new.left) == (8, TERM, (), (0, 1))
     assert new.reason == "the job is asked to stop: edl stop"
 
 
 def test_a_job_is_stopped_before_it_starts() -> None:
     now = Snapshot(replace(JOB, state=JobState.STOPPING), members=(newcomer(0),))
-    assert (made(decided(now)).number, made(decided(now)).seats) == (1, ())
+    assert (made(decided(now)).number, made(decided(now)).members) == (1, ())
 
 
 def test_a_stop_does_not_wait_for_anything() -> None:
     broken = replace(A, broken=RingFailure(7, 40))
     now = job_of(broken, B, job=replace(JOB, state=JobState.STOPPING))
-    assert made(decided(now)).seats == ()
+    assert made(decided(now)).members == ()
 
 
 @pytest.mark.parametrize("state", [s for s in JobState if s.over])
@@ -151,16 +153,16 @@ def starting(*members: Member, **changes: Any) -> Snapshot:
 
 def test_a_job_starts_when_np_workers_are_ready() -> None:
     new = made(decided(starting(newcomer(0), newcomer(1)), ages(leading_s=0)))
-    assert (new.number, new.term, new.members) == (1, TERM, (0, 1))
+    assert (new.number, new.term, new.worker_ids) == (1, TERM, (0, 1))
     assert (new.joined, new.left, new.previous) == ((0, 1), (), ())
-    assert new.sync_root == 0
+    assert new.state_source == 0
     assert new.reason == "the job starts with 2 of 2 workers"
 
 
 def test_the_ranks_of_a_start_go_host_by_host() -> None:
     """Neighbours in the ring send each other every gradient: rather within a host."""
     members = (newcomer(0, "b"), newcomer(1, "a"), newcomer(2, "b"), newcomer(3, "a"))
-    assert made(decided(starting(*members, np=4))).members == (0, 2, 1, 3)
+    assert made(decided(starting(*members, np=4))).worker_ids == (0, 2, 1, 3)
 
 
 def test_a_restart_keeps_the_order_of_the_hosts() -> None:
@@ -168,7 +170,7 @@ def test_a_restart_keeps_the_order_of_the_hosts() -> None:
     fresh = (newcomer(2, "a"), newcomer(3, "c"), newcomer(4, "b"))
     job = changed(JOB, np=3, saved_step=40)
     now = Snapshot(job, members=fresh, **wanted({"a": 1, "b": 1, "c": 1}), generation=dead)
-    assert made(decided(now, dead=(0, 1))).members == (4, 2, 3)
+    assert made(decided(now, dead=(0, 1))).worker_ids == (4, 2, 3)
 
 
 def test_a_start_waits_for_the_last_of_np() -> None:
@@ -178,7 +180,7 @@ def test_a_start_waits_for_the_last_of_np() -> None:
 
 def test_a_start_goes_on_with_min_np_after_the_limit() -> None:
     now = starting(newcomer(0), newcomer(1, stage=Stage.PREPARING))
-    assert made(decided(now, ages(120, w1=119.0))).members == (0,)
+    assert made(decided(now, ages(120, w1=119.0))).worker_ids == (0,)
 
 
 def test_a_start_never_goes_on_with_fewer_than_min_np() -> None:
@@ -188,7 +190,7 @@ def test_a_start_never_goes_on_with_fewer_than_min_np() -> None:
 
 def test_a_start_takes_all_that_are_ready_up_to_max_np() -> None:
     now = starting(*(newcomer(n) for n in range(6)))
-    assert made(decided(now)).members == (0, 1, 2, 3)
+    assert made(decided(now)).worker_ids == (0, 1, 2, 3)
 
 
 def test_a_start_does_not_count_the_dead() -> None:
@@ -206,7 +208,7 @@ def test_a_worker_that_hangs_before_the_start_is_given_up() -> None:
 def test_a_job_whose_ring_is_dead_to_the_last_starts_again() -> None:
     now = job_of(A, B, newcomers=(newcomer(2), newcomer(3)))
     new = made(decided(now, dead=(0, 1)))
-    assert (new.number, new.members, new.joined, new.left) == (8, (2, 3), (2, 3), (0, 1))
+    assert (new.number, new.worker_ids, new.joined, new.left) == (8, (2, 3), (2, 3), (0, 1))
     assert new.reason.startswith("all 2 workers of generation 7 died, their state is lost")
 
 
@@ -217,7 +219,7 @@ def test_a_job_that_starts_again_waits_for_no_host_that_died_with_its_workers() 
     assert early.generation is None
     assert early.reason == "all 3 workers of generation 7 died; 1 of 3 workers are ready to start"
     new = made(decided(now, ages(leading_s=10.0), dead=(0, 2, 3)))
-    assert new.members == (4,)
+    assert new.worker_ids == (4,)
     assert new.reason.endswith(
         "the job starts with 1 of 1 worker; nobody waits for b, where no agent is"
     )
@@ -246,17 +248,17 @@ def test_a_ring_that_is_only_absent_may_be_training() -> None:
 
 def test_a_newcomer_that_may_have_the_state_is_waited_for() -> None:
     """It has just switched, the only old worker died, and its own session is over."""
-    now = job_of(A, generation=ring(A, B, joined=(1,), previous=(seat(A),)))
+    now = job_of(A, generation=ring(A, B, joined=(1,), previous=(as_ring_member(A),)))
     now = replace(now, members=(newcomer(2),))
     decision = decided(now, dead=(0,))
     assert decision.generation is None
     assert decision.reason.startswith("all of w0, w1 left ZooKeeper and w1 may be training")
-    assert made(decided(now, dead=(0, 1))).members == (2,)
+    assert made(decided(now, dead=(0, 1))).worker_ids == (2,)
 
 
 def of_one_and_two_newcomers(*newcomers: Member) -> Snapshot:
     """w0 was alone and is dead; generation 7 was planned with two others. It is proven."""
-    planned = ring(A, *newcomers, joined=(1, 2), previous=(seat(A),))
+    planned = ring(A, *newcomers, joined=(1, 2), previous=(as_ring_member(A),))
     return job_of(A, generation=planned, members=newcomers, evicted={0: "it is dead"})
 
 
@@ -278,14 +280,14 @@ def test_nobody_starts_while_a_newcomer_may_have_the_state() -> None:
 def test_newcomers_that_were_never_in_the_ring_start_again() -> None:
     """Each has taken note that it never came to be, or has seen it fail without a state."""
     new = made(decided(of_one_and_two_newcomers(newcomer(1), broke(newcomer(2), -1))))
-    assert (new.members, new.sync_root, new.joined) == ((1, 2), 1, (1, 2))
+    assert (new.worker_ids, new.state_source, new.joined) == ((1, 2), 1, (1, 2))
     assert "their state is lost" in new.reason
 
 
 def test_newcomers_with_the_state_go_on_from_it() -> None:
     one, two = broke(worker(1), 40), broke(worker(2), 41)
     new = made(decided(of_one_and_two_newcomers(one, two)))
-    assert (new.members, new.sync_root, new.joined, new.left) == ((1, 2), 2, (1,), (0,))
+    assert (new.worker_ids, new.state_source, new.joined, new.left) == ((1, 2), 2, (1,), (0,))
     assert new.reason == "generation 7 broke and w0 went; 2 of 3 go on from step 41 of w2"
     silent = newcomer(1, newest_generation=6)
     waits(
@@ -298,7 +300,7 @@ def test_a_newcomer_has_the_state_from_a_ring_that_was_replaced() -> None:
     """It entered generation 6, whose other newcomer died, so 7 was written; then w0 died."""
     with_state = broke(worker(2, generation=6), 40, generation=6)
     new = made(decided(of_one_and_two_newcomers(newcomer(1), with_state)))
-    assert (new.members, new.sync_root, new.left) == ((2,), 2, (0,))
+    assert (new.worker_ids, new.state_source, new.left) == ((2,), 2, (0,))
     assert new.reason == "generation 7 broke and w0 went; 1 of 2 go on from step 40 of w2"
 
 
@@ -323,8 +325,8 @@ def broke(m: Member, step: int, generation: int = 7) -> Member:
 def test_survivors_go_on_when_all_others_are_dead() -> None:
     now = job_of(broke(A, 40), B, broke(C, 40))
     new = made(decided(now, dead=(1,)))
-    assert (new.number, new.members, new.left, new.joined) == (8, (0, 2), (1,), ())
-    assert new.sync_root == 0
+    assert (new.number, new.worker_ids, new.left, new.joined) == (8, (0, 2), (1,), ())
+    assert new.state_source == 0
     assert new.previous == (), "its members come from no ring that runs"
     assert "2 of 3 go on from step 40 of w0" in new.reason
 
@@ -334,7 +336,7 @@ def test_who_counts_as_dead(how: str) -> None:
     now = job_of(broke(A, 40), B)
     if how == "evicted":
         now = replace(now, evicted={1: "frozen"})
-    assert made(decided(now, dead=(1,) if how == "proven" else ())).members == (0,)
+    assert made(decided(now, dead=(1,) if how == "proven" else ())).worker_ids == (0,)
 
 
 def test_who_left_zookeeper_is_waited_for() -> None:
@@ -345,7 +347,7 @@ def test_who_left_zookeeper_is_waited_for() -> None:
         "generation 7 is broken; w1 left ZooKeeper: no change until it reports or is proven dead",
     )
     back = replace(now, members=(broke(A, 40), broke(B, 41)))
-    assert made(decided(back)).members == (0, 1)
+    assert made(decided(back)).worker_ids == (0, 1)
 
 
 @pytest.mark.parametrize("absent", [False, True])
@@ -378,13 +380,13 @@ def test_the_roll_call_waits_for_everyone_who_lives() -> None:
 
 def test_a_ring_may_break_without_a_death() -> None:
     new = made(decided(job_of(broke(A, 40), broke(B, 40))))
-    assert (new.members, new.left) == ((0, 1), ())
+    assert (new.worker_ids, new.left) == ((0, 1), ())
     assert "nobody died" in new.reason
 
 
 def test_who_missed_the_last_step_takes_the_state_of_one_who_did_not() -> None:
     new = made(decided(job_of(broke(A, 40), broke(B, 41), broke(C, 41))))
-    assert (new.members, new.sync_root, new.joined) == ((0, 1, 2), 1, (0,))
+    assert (new.worker_ids, new.state_source, new.joined) == ((0, 1, 2), 1, (0,))
 
 
 def test_who_missed_the_last_exchange_only_needs_its_answer() -> None:
@@ -392,19 +394,19 @@ def test_who_missed_the_last_exchange_only_needs_its_answer() -> None:
     first = replace(A, broken=RingFailure(7, 41, exchanges=2))
     broken = replace(B, broken=RingFailure(7, 41, exchanges=3))
     new = made(decided(job_of(first, broken, replace(C, broken=RingFailure(7, 41, exchanges=3)))))
-    assert (new.sync_root, new.joined) == (1, ())
+    assert (new.state_source, new.joined) == (1, ())
     assert new.reason.endswith("3 of 3 go on from step 41 of w1")
 
 
 def test_a_step_is_more_than_the_exchanges_before_it() -> None:
     behind = replace(A, broken=RingFailure(7, 40, exchanges=3))
     new = made(decided(job_of(behind, replace(B, broken=RingFailure(7, 41, exchanges=3)))))
-    assert (new.sync_root, new.joined) == (1, (0,))
+    assert (new.state_source, new.joined) == (1, (0,))
 
 
 def test_if_nobody_has_the_state_all_join() -> None:
     new = made(decided(job_of(broke(A, -1), broke(B, -1))))
-    assert (new.sync_root, new.joined) == (0, (0, 1))
+    assert (new.state_source, new.joined) == (0, (0, 1))
 
 
 def test_the_only_one_with_the_state_must_be_proven_dead() -> None:
@@ -416,12 +418,12 @@ def test_the_only_one_with_the_state_must_be_proven_dead() -> None:
         "generation 7 is broken; w1 left ZooKeeper, and may be the only one with the state: "
         "no change until it reports or is proven dead",
     )
-    assert made(decided(now, dead=(1,))).members == (0,)
+    assert made(decided(now, dead=(1,))).worker_ids == (0,)
 
 
 def test_newcomers_wait_while_a_ring_is_repaired() -> None:
     now = job_of(broke(A, 40), broke(B, 40), newcomers=(newcomer(2),), **wanted({"a": 3}))
-    assert made(decided(now)).members == (0, 1)
+    assert made(decided(now)).worker_ids == (0, 1)
 
 
 def test_a_report_about_a_ring_that_was_left_is_stale() -> None:
@@ -432,7 +434,7 @@ def test_a_report_about_a_ring_that_was_left_is_stale() -> None:
 def test_who_has_trained_to_the_end_is_not_heard() -> None:
     finished = replace(A, stage=Stage.FINISHED)
     new = made(decided(job_of(finished, broke(B, 40))))
-    assert (new.members, new.left) == ((1,), (0,))
+    assert (new.worker_ids, new.left) == ((1,), (0,))
 
 
 # --- 3 and 4: while a generation is announced ---
@@ -442,18 +444,18 @@ OLD, NEW = (worker(0), worker(1)), newcomer(2)
 
 def announced(
     members: tuple[Member, ...],
-    seats: tuple[int, ...] = (0, 1, 2),
+    ring_members: tuple[int, ...] = (0, 1, 2),
     joined: tuple[int, ...] = (2,),
     left: tuple[int, ...] = (),
     **changes: Any,
 ) -> Snapshot:
     """Generation 8 follows the ring of w0 and w1, and is announced."""
-    every = {m.id: seat(m) for m in (worker(0), worker(1), newcomer(2), newcomer(3))}
+    every = {m.id: as_ring_member(m) for m in (worker(0), worker(1), newcomer(2), newcomer(3))}
     generation = Generation(
         number=8,
         term=4,
-        seats=tuple(every[number] for number in seats),
-        sync_root=seats[0],
+        members=tuple(every[number] for number in ring_members),
+        state_source=ring_members[0],
         joined=joined,
         left=left,
         reason="w2 joined",
@@ -470,7 +472,7 @@ def test_a_generation_is_adopted_by_all_before_the_next() -> None:
 
 def test_a_newcomer_that_dies_before_the_switch_changes_nothing() -> None:
     new = made(decided(announced(OLD), dead=(2,)))
-    assert (new.number, new.members, new.joined, new.left) == (9, (0, 1), (), ())
+    assert (new.number, new.worker_ids, new.joined, new.left) == (9, (0, 1), (), ())
     assert ids(new.previous) == (0, 1)
     assert new.reason == "w2 died before joining generation 8"
 
@@ -487,20 +489,20 @@ def test_a_newcomer_that_only_lost_its_session_keeps_its_seat() -> None:
 
 def test_a_newcomer_that_was_given_up_has_no_seat() -> None:
     new = made(decided(announced((*OLD, NEW), evicted={2: "frozen"})))
-    assert (new.number, new.members) == (9, (0, 1))
+    assert (new.number, new.worker_ids) == (9, (0, 1))
 
 
 def test_the_other_newcomers_still_join() -> None:
-    now = announced((*OLD, newcomer(3)), seats=(0, 1, 2, 3), joined=(2, 3))
+    now = announced((*OLD, newcomer(3)), ring_members=(0, 1, 2, 3), joined=(2, 3))
     new = made(decided(now, dead=(2,)))
-    assert (new.members, new.joined) == ((0, 1, 3), (3,))
+    assert (new.worker_ids, new.joined) == ((0, 1, 3), (3,))
 
 
 def test_a_leaver_whose_replacement_died_stays() -> None:
     leaver = worker(0, stage=Stage.LEAVING)
-    now = announced((leaver, worker(1)), seats=(1, 2), left=(0,), **wanted({"a": 2}))
+    now = announced((leaver, worker(1)), ring_members=(1, 2), left=(0,), **wanted({"a": 2}))
     new = made(decided(now, dead=(2,)))
-    assert (new.members, new.left) == ((0, 1), ()), "in its old place"
+    assert (new.worker_ids, new.left) == ((0, 1), ()), "in its old place"
     assert new.reason == "w2 died before joining generation 8; w0 cannot leave yet"
 
 
@@ -508,7 +510,7 @@ def test_a_newcomer_that_goes_on_to_another_fit_leaves_its_seat() -> None:
     """The others are in a later fit, and do not enter the ring that it was ready for."""
     moved_on = replace(NEW, fits=1, stage=Stage.PREPARING)
     new = made(decided(announced((*OLD, moved_on))))
-    assert (new.number, new.members, new.joined, new.fits) == (9, (0, 1), (), 0)
+    assert (new.number, new.worker_ids, new.joined, new.fits) == (9, (0, 1), (), 0)
     assert new.reason == "w2 went on to another fit before joining generation 8"
     planned = announced((*OLD, replace(NEW, fits=1)))
     assert planned.generation is not None
@@ -519,16 +521,16 @@ def test_a_newcomer_that_goes_on_to_another_fit_leaves_its_seat() -> None:
 def test_newcomers_join_for_the_fit_that_they_are_ready_for() -> None:
     one = replace(newcomer(1), fits=2)
     new = made(decided(job_of(A, newcomers=(one,), **wanted({"a": 2}))))
-    assert (new.members, new.fits) == ((0, 1), 2)
+    assert (new.worker_ids, new.fits) == ((0, 1), 2)
     behind = replace(newcomer(2), fits=1)
     later = replace(ages(), stage_s={1: LIMITS.gather_s})
     new = made(decided(job_of(A, newcomers=(one, behind), **wanted({"a": 3})), later))
-    assert (new.members, new.fits) == ((0, 1), 2)
+    assert (new.worker_ids, new.fits) == ((0, 1), 2)
 
 
 def test_a_leaver_that_nobody_was_to_replace_leaves() -> None:
-    now = announced(OLD, seats=(1, 2), left=(0,), **wanted({"a": 1}))
-    assert made(decided(now, dead=(2,))).members == (1,)
+    now = announced(OLD, ring_members=(1, 2), left=(0,), **wanted({"a": 1}))
+    assert made(decided(now, dead=(2,))).worker_ids == (1,)
 
 
 def test_a_newcomer_that_dies_after_the_switch_breaks_the_ring() -> None:
@@ -540,7 +542,7 @@ def test_a_newcomer_that_dies_after_the_switch_breaks_the_ring() -> None:
 
 
 def test_no_newcomer_is_replaced_in_a_ring_that_is_about_to_break() -> None:
-    """Else a worker that is given up would have a seat in the next generation."""
+    """Else a worker that is evicted would be a member of the next generation."""
     now = announced((worker(0),), evicted={1: "frozen", 2: "frozen"})
     waits(decided(now), "generation 8 waits for w0 to switch")
 
@@ -548,35 +550,35 @@ def test_no_newcomer_is_replaced_in_a_ring_that_is_about_to_break() -> None:
 def test_a_break_of_the_old_ring_counts_while_the_next_is_announced() -> None:
     """The newcomer has not heard of a switch, and is not waited for."""
     new = made(decided(announced((broke(worker(0), 40), worker(1), NEW)), dead=(1,)))
-    assert (new.number, new.members, new.left, new.previous) == (9, (0,), (1,), ())
+    assert (new.number, new.worker_ids, new.left, new.previous) == (9, (0,), (1,), ())
 
 
 def test_a_failed_build_of_the_next_ring_counts_too() -> None:
     members = (broke(worker(0), 41, 8), broke(worker(1), 41, 8), broke(NEW, -1, 8))
     new = made(decided(announced(members)))
-    assert (new.members, new.sync_root, new.joined) == ((0, 1, 2), 0, (2,))
+    assert (new.worker_ids, new.state_source, new.joined) == ((0, 1, 2), 0, (2,))
 
 
 def test_a_leaver_that_is_gone_as_agreed_is_not_given_up() -> None:
     """It has removed its node; one that was killed has not, and others may wait for it."""
-    gone = announced((worker(0),), seats=(0,), left=(1,), joined=())
+    gone = announced((worker(0),), ring_members=(0,), left=(1,), joined=())
     assert decided(gone, dead=(1,)).evict == {}
-    killed = announced((worker(0), worker(1)), seats=(0,), left=(1,), joined=())
+    killed = announced((worker(0), worker(1)), ring_members=(0,), left=(1,), joined=())
     assert decided(killed, dead=(1,)).evict == {1: "its port is refused"}
 
 
 def test_a_leaver_that_freezes_before_the_switch_is_given_up() -> None:
     """Its session has ended; its port is silent, and not refused, and all wait for it."""
-    frozen = announced((worker(0),), seats=(0,), left=(1,), joined=())
+    frozen = announced((worker(0),), ring_members=(0,), left=(1,), joined=())
     assert decided(frozen, dead=(1,), silent=(1,)).evict == {1: "its port is refused"}
-    switched = announced((worker(0, generation=8),), seats=(0,), left=(1,), joined=())
+    switched = announced((worker(0, generation=8),), ring_members=(0,), left=(1,), joined=())
     assert decided(switched, dead=(1,), silent=(1,)).evict == {}
 
 
 def test_a_leaver_saves_the_state_when_all_who_stay_die() -> None:
-    now = announced((broke(worker(0), 40), NEW), seats=(1, 2), left=(0,))
+    now = announced((broke(worker(0), 40), NEW), ring_members=(1, 2), left=(0,))
     new = made(decided(now, dead=(1,)))
-    assert (new.members, new.sync_root, new.left) == ((0,), 0, (1,))
+    assert (new.worker_ids, new.state_source, new.left) == ((0,), 0, (1,))
 
 
 def test_a_report_that_is_answered_does_not_count_again() -> None:
@@ -594,7 +596,7 @@ def test_without_a_ring_to_go_on_a_death_is_a_break() -> None:
     assert decision.evict == {2: "its port is refused"}, "which cuts the ring that is being built"
     reports = (broke(newcomer(0), 0, 8), broke(newcomer(1), 1, 8))
     new = made(decided(replace(now, members=reports, evicted=decision.evict)))
-    assert (new.members, new.sync_root, new.joined) == ((0, 1), 1, (0,))
+    assert (new.worker_ids, new.state_source, new.joined) == ((0, 1), 1, (0,))
 
 
 # --- 5. planned changes ---
@@ -607,8 +609,8 @@ def test_nothing_to_do() -> None:
 def test_scale_out() -> None:
     now = job_of(A, B, newcomers=(newcomer(2),), **wanted({"a": 3}))
     new = made(decided(now))
-    assert (new.number, new.term, new.members) == (8, TERM, (0, 1, 2))
-    assert (new.sync_root, new.joined, new.left) == (0, (2,), ())
+    assert (new.number, new.term, new.worker_ids) == (8, TERM, (0, 1, 2))
+    assert (new.state_source, new.joined, new.left) == (0, (2,), ())
     assert ids(new.previous) == (0, 1)
     assert new.reason == "w2 joined: 2 -> 3 workers, 3 wanted"
 
@@ -616,30 +618,30 @@ def test_scale_out() -> None:
 def test_several_newcomers_are_gathered() -> None:
     now = job_of(A, newcomers=(newcomer(1), newcomer(2, stage=Stage.PREPARING)), **wanted({"a": 3}))
     waits(decided(now, ages(w1=2.9, w2=9)), "w1 are ready and wait for w2")
-    assert made(decided(now, ages(w1=3.0, w2=9))).members == (0, 1)
+    assert made(decided(now, ages(w1=3.0, w2=9))).worker_ids == (0, 1)
 
 
 def test_all_that_are_ready_join_in_one_switch_by_id() -> None:
     now = job_of(worker(5), newcomers=(newcomer(3, "b"), newcomer(1, "c")))
     now = replace(now, **wanted({"a": 1, "b": 1, "c": 1}))
-    assert made(decided(now, ages(w1=0, w3=0))).members == (5, 1, 3)
+    assert made(decided(now, ages(w1=0, w3=0))).worker_ids == (5, 1, 3)
 
 
 def test_max_np_is_never_exceeded() -> None:
     now = job_of(A, B, C, newcomers=(newcomer(3), newcomer(4)), **wanted({"a": 5}))
-    assert made(decided(now)).members == (0, 1, 2, 3)
+    assert made(decided(now)).worker_ids == (0, 1, 2, 3)
 
 
 def test_scale_in_takes_the_highest_ranks() -> None:
     now = job_of(worker(5), worker(3), worker(4), **wanted({"a": 1}))
     new = made(decided(now))
-    assert (new.members, new.left, new.joined) == ((5,), (3, 4), ())
+    assert (new.worker_ids, new.left, new.joined) == ((5,), (3, 4), ())
     assert new.reason == "w3, w4 left: 3 -> 1 worker, 1 wanted"
 
 
 def test_scale_in_never_goes_below_min_np() -> None:
     now = job_of(A, B, C, **wanted({"a": 1}), job=changed(JOB, min_np=2))
-    assert len(made(decided(now)).members) == 2
+    assert len(made(decided(now)).worker_ids) == 2
 
 
 def test_migrate_is_join_and_leave_in_one_switch() -> None:
@@ -647,7 +649,7 @@ def test_migrate_is_join_and_leave_in_one_switch() -> None:
         A, worker(1, "b"), newcomers=(newcomer(2, "c"),), **wanted({"a": 1, "b": 0, "c": 1})
     )
     new = made(decided(now))
-    assert (new.members, new.joined, new.left) == ((0, 2), (2,), (1,))
+    assert (new.worker_ids, new.joined, new.left) == ((0, 2), (2,), (1,))
 
 
 def test_migrating_workers_wait_for_their_replacements() -> None:
@@ -658,10 +660,10 @@ def test_migrating_workers_wait_for_their_replacements() -> None:
 def test_one_old_member_brings_the_state_when_all_are_replaced() -> None:
     now = job_of(A, B, newcomers=(newcomer(2, "b"), newcomer(3, "b")), **wanted({"b": 2}))
     new = made(decided(now))
-    assert (new.members, new.sync_root, new.left) == ((0, 2, 3), 0, (1,))
+    assert (new.worker_ids, new.state_source, new.left) == ((0, 2, 3), 0, (1,))
     members = tuple(worker(n, h, generation=8) for n, h in ((0, "a"), (2, "b"), (3, "b")))
     last = made(decided(replace(now, members=members, generation=new)))
-    assert (last.members, last.left) == ((2, 3), (0,))
+    assert (last.worker_ids, last.left) == ((2, 3), (0,))
 
 
 def migrating(*newcomers: Member, slots: int = 2, **changes: Any) -> Snapshot:
@@ -679,17 +681,17 @@ def test_several_that_move_make_one_switch() -> None:
     now = migrating(first, preparing)
     waits(decided(now, ages(w3=299, w4=250)), "w3 are ready and move together with w4")
     new = made(decided(migrating(first, second)))
-    assert (new.members, new.joined, new.left) == ((0, 3, 4), (3, 4), (1, 2))
+    assert (new.worker_ids, new.joined, new.left) == ((0, 3, 4), (3, 4), (1, 2))
 
 
 def test_those_that_move_do_not_wait_for_ever() -> None:
     one = made(decided(migrating(newcomer(3, "b")), ages(w3=300)))
-    assert (one.members, one.left) == ((0, 2, 3), (1,)), "the ring does not shrink"
+    assert (one.worker_ids, one.left) == ((0, 2, 3), (1,)), "the ring does not shrink"
 
 
 def test_nobody_waits_for_a_host_without_an_agent() -> None:
     new = made(decided(migrating(newcomer(3, "b"), slots=0), ages(w3=1)))
-    assert (new.members, new.left) == ((0, 2, 3), (1,))
+    assert (new.worker_ids, new.left) == ((0, 2, 3), (1,))
 
 
 def test_a_newcomer_that_dies_is_waited_for_again() -> None:
@@ -701,20 +703,20 @@ def test_a_ring_that_lacks_a_worker_takes_who_is_ready() -> None:
     """w2 was killed; w1 goes on to wait for the second replacement."""
     now = job_of(A, B, newcomers=(newcomer(3, "b"),), **wanted({"a": 1, "b": 2}))
     now = replace(now, hosts=(Host("b", 2, "::2"),))
-    assert made(decided(now, ages(w3=1))).members == (0, 3)
+    assert made(decided(now, ages(w3=1))).worker_ids == (0, 3)
 
 
 def test_a_leaver_in_a_hurry_takes_the_first_replacement() -> None:
     now = migrating(newcomer(3, "b"))
     now = replace(now, members=(A, leaving(B), *now.members[2:]))
     new = made(decided(now, ages(w1=1, w3=1)))
-    assert (new.members, new.left) == ((0, 2, 3), (1,))
+    assert (new.worker_ids, new.left) == ((0, 2, 3), (1,))
 
 
 def test_who_needs_no_replacement_leaves_while_others_move() -> None:
     now = migrating(newcomer(3, "b"), requests=(drain(0, 0),))
     new = made(decided(now, ages(w3=1)))
-    assert (new.members, new.joined, new.left) == ((1, 2), (), (0,))
+    assert (new.worker_ids, new.joined, new.left) == ((1, 2), (), (0,))
 
 
 def with_a_dead_host(*members: Member, **changes: Any) -> Snapshot:
@@ -728,9 +730,15 @@ def test_who_is_asked_to_leave_does_not_wait_for_the_dead() -> None:
     """Nobody can start the workers that are wanted on a host that has died."""
     a, b, c = worker(0, "a"), worker(1, "b"), worker(2, "c")
     drained = decided(with_a_dead_host(a, b, c, requests=(drain(0, 2),)))
-    assert (made(drained).members, lowered(drained)) == ((0, 1), {"a": 1, "b": 1, "c": 0, "d": 1})
+    assert (made(drained).worker_ids, lowered(drained)) == (
+        (0, 1),
+        {"a": 1, "b": 1, "c": 0, "d": 1},
+    )
     decision = decided(with_a_dead_host(a, b, leaving(c)), ages(w2=0))
-    assert (made(decision).members, lowered(decision)) == ((0, 1), {"a": 1, "b": 1, "c": 0, "d": 1})
+    assert (made(decision).worker_ids, lowered(decision)) == (
+        (0, 1),
+        {"a": 1, "b": 1, "c": 0, "d": 1},
+    )
 
 
 def test_a_dead_host_is_no_spare_worker() -> None:
@@ -739,7 +747,7 @@ def test_a_dead_host_is_no_spare_worker() -> None:
     now = replace(now, **wanted({"a": 1, "b": 1, "d": 1}), job=changed(JOB, min_np=2))
     waits(decided(now, ages(w1=0)), "w1 leaves when its replacement is ready")
     ready = replace(now, members=(*now.members, newcomer(3, "b")))
-    assert made(decided(ready, ages(w1=0))).members == (0, 3)
+    assert made(decided(ready, ages(w1=0))).worker_ids == (0, 3)
 
 
 def test_those_that_move_are_one_switch_beside_a_dead_host() -> None:
@@ -756,7 +764,7 @@ def test_a_drain_is_answered_with_the_switch_in_which_its_worker_goes() -> None:
     now = job_of(a, b, newcomers=(newcomer(2, "a"),), requests=(drain(0, 0),))
     now = replace(now, **wanted({"a": 2, "b": 0}), hosts=(Host("a", 2, "::1"), Host("b", 1, "::1")))
     decision = decided(now)
-    assert made(decision).members == (1, 2)
+    assert made(decision).worker_ids == (1, 2)
     assert [(one.worker, one.accepted) for one in decision.answers] == [(0, True)]
 
 
@@ -767,7 +775,7 @@ def test_a_drain_waits_for_its_answer_while_its_worker_brings_the_state() -> Non
     now = job_of(*members, newcomers=(newcomer(2, "c"),), hosts=hosts, requests=(drain(0, 0),))
     now = replace(now, **wanted({"a": 1, "b": 1, "c": 1}))
     decision = decided(now)
-    assert (made(decision).members, made(decision).left) == ((0, 2), (1,))
+    assert (made(decision).worker_ids, made(decision).left) == ((0, 2), (1,))
     assert (decision.answers, lowered(decision)) == ((), {"a": 1, "b": 0, "c": 1})
 
 
@@ -778,7 +786,7 @@ def test_a_drain_that_waits_leaves_what_is_desired_as_it_was() -> None:
     hosts = (Host("a", 4, "::1"), Host("b", 4, "::1"))
     now = replace(job_of(*members, hosts=hosts, requests=requests), **wanted({"a": 3, "b": 0}))
     decision = decided(now)
-    assert made(decision).members == (1, 2)
+    assert made(decision).worker_ids == (1, 2)
     assert ([one.worker for one in decision.answers], lowered(decision)) == ([0], {"a": 2, "b": 0})
 
 
@@ -791,13 +799,13 @@ def test_a_ring_is_as_large_as_is_desired_with_it() -> None:
     when = ages(w1=0, w2=0)
     waits(decided(now, when), "w0, w1 leave when their replacements are ready")
     decision = decided(replace(now, members=(A, leaving(B), newcomer(2))), ages(w1=0))
-    assert (made(decision).members, made(decision).left) == ((0, 2), (1,))
+    assert (made(decision).worker_ids, made(decision).left) == ((0, 2), (1,))
     assert (lowered(decision), decision.answers) == (None, ()), (
         "the drain is carried out with the next"
     )
     after = job_of(replace(A, generation=7), worker(2), hosts=host, requests=(drain(0, 0),))
     decision = decided(after)
-    assert (made(decision).members, lowered(decision)) == ((2,), {"a": 1})
+    assert (made(decision).worker_ids, lowered(decision)) == ((2,), {"a": 1})
     assert decision.answers[0].accepted
 
 
@@ -823,10 +831,10 @@ def test_a_newcomer_that_does_not_answer_gets_no_seat() -> None:
     """It may be frozen; its session shows it soon."""
     now = job_of(A, newcomers=(newcomer(1),), **wanted({"a": 2}))
     waits(decided(now, silent=(1,)), "w1 does not answer; 1 of 2 train")
-    assert made(decided(now)).members == (0, 1)
+    assert made(decided(now)).worker_ids == (0, 1)
     both = job_of(A, newcomers=(newcomer(1), newcomer(2)), **wanted({"a": 3}))
     waits(decided(both, ages(w2=2.9), silent=(1,)), "w2 are ready and wait for w1")
-    assert made(decided(both, ages(w2=3.0), silent=(1,))).members == (0, 2)
+    assert made(decided(both, ages(w2=3.0), silent=(1,))).worker_ids == (0, 2)
 
 
 def test_a_newcomer_that_has_not_taken_note_of_the_last_generation_gets_no_seat() -> None:
@@ -842,7 +850,7 @@ def test_a_newcomer_that_has_not_taken_note_of_the_last_generation_gets_no_seat(
 def test_a_newcomer_that_is_able_goes_before_one_that_is_stuck() -> None:
     now = job_of(A, newcomers=(newcomer(1, newest_generation=6), newcomer(2)), **wanted({"a": 2}))
     decision = decided(now)
-    assert made(decision).members == (0, 2)
+    assert made(decision).worker_ids == (0, 2)
     assert decision.evict == {1: "host a has the 2 workers wanted there"}
 
 
@@ -876,13 +884,13 @@ def leaving(m: Member) -> Member:
 
 def test_a_leaver_is_wanted_no_more() -> None:
     decision = decided(job_of(A, leaving(B), C))
-    assert (made(decision).members, made(decision).left) == ((0, 2), (1,))
+    assert (made(decision).worker_ids, made(decision).left) == ((0, 2), (1,))
     assert lowered(decision) == {"a": 2}
 
 
 def test_a_leaver_that_is_not_wanted_lowers_nothing() -> None:
     decision = decided(job_of(A, leaving(B), C, **wanted({"a": 2})))
-    assert made(decision).members == (0, 2)
+    assert made(decision).worker_ids == (0, 2)
     assert lowered(decision) is None
 
 
@@ -893,16 +901,16 @@ def test_a_leaver_that_waits_lowers_the_size_once() -> None:
     decision = decided(now, ages(w1=29))
     assert (decision.generation, lowered(decision)) == (None, None), decision.reason
     decision = decided(now, ages(w1=30))
-    assert (made(decision).members, lowered(decision)) == ((0, 2), {"a": 3})
+    assert (made(decision).worker_ids, lowered(decision)) == ((0, 2), {"a": 3})
     now = job_of(A, leaving(B), C, newcomers=(newcomer(3),), **wanted({"a": 4}))
     decision = decided(now, ages(w1=29))
-    assert (made(decision).members, lowered(decision)) == ((0, 2, 3), {"a": 3})
+    assert (made(decision).worker_ids, lowered(decision)) == ((0, 2, 3), {"a": 3})
 
 
 def test_every_leaver_lowers_the_size_for_itself() -> None:
     """One of two is the one that is not wanted; the other one lowers the size."""
     decision = decided(job_of(leaving(A), leaving(B), C, worker(3), **wanted({"a": 3})))
-    assert made(decision).members == (2, 3)
+    assert made(decision).worker_ids == (2, 3)
     assert lowered(decision) == {"a": 2}
 
 
@@ -912,13 +920,13 @@ def test_a_leaver_at_min_np_is_held_until_its_replacement_is_ready() -> None:
     waits(decided(now, ages(w1=29)), "w1 leaves when its replacement is ready")
     now = job_of(A, leaving(B), newcomers=(newcomer(2),), job=job, **wanted({"a": 2}))
     new = made(decided(now, ages(w1=29)))
-    assert (new.members, new.joined, new.left) == ((0, 2), (2,), (1,))
+    assert (new.worker_ids, new.joined, new.left) == ((0, 2), (2,), (1,))
 
 
 def test_a_leaver_at_min_np_is_released_after_the_grace() -> None:
     now = job_of(A, leaving(B), job=changed(JOB, min_np=2))
     decision = decided(now, ages(w1=30))
-    assert made(decision).members == (0,)
+    assert made(decision).worker_ids == (0,)
     assert lowered(decision) is None, "its replacement is still wanted"
 
 
@@ -928,12 +936,12 @@ def test_the_last_to_be_asked_waits() -> None:
         leaving(A), B, worker(2, "b"), **wanted({"a": 2, "c": 1}), job=changed(JOB, min_np=1)
     )
     decision = decided(now)
-    assert (made(decision).left, made(decision).members) == ((0,), (1, 2))
+    assert (made(decision).left, made(decision).worker_ids) == ((0,), (1, 2))
 
 
 def test_the_last_worker_ends_the_job_when_its_grace_is_over() -> None:
     new = made(decided(job_of(leaving(A)), ages(w0=30)))
-    assert (new.seats, new.sync_root, new.left) == ((), -1, (0,))
+    assert (new.members, new.state_source, new.left) == ((), -1, (0,))
     assert new.reason == "w0 left: 1 -> 0 workers, 1 wanted; the job ends"
 
 
@@ -957,7 +965,7 @@ def test_with_a_driver_a_switch_leaves_what_is_desired_alone() -> None:
     """Three are desired, and the driver has not assigned the third yet."""
     now = job_of(A, newcomers=(newcomer(1),), **wanted({"a": 2}, by_slot=True))
     decision = decided(replace(now, desired=Desired({"a": 2, "b": 1})))
-    assert (made(decision).members, lowered(decision)) == ((0, 1), None)
+    assert (made(decision).worker_ids, lowered(decision)) == ((0, 1), None)
 
 
 def test_with_a_driver_a_slot_beyond_the_assigned_waits_for_the_one_that_lacks_a_worker() -> None:
@@ -965,12 +973,12 @@ def test_with_a_driver_a_slot_beyond_the_assigned_waits_for_the_one_that_lacks_a
     now = job_of(b, c, **wanted({"a": 2}, by_slot=True))
     assert decided(now).generation is None
     now = job_of(b, c, newcomers=(replace(again, slot=0),), **wanted({"a": 2}, by_slot=True))
-    assert made(decided(now)).members == (1, 5)
+    assert made(decided(now)).worker_ids == (1, 5)
 
 
 def moving(*newcomers: Member, kept: int = 2) -> Snapshot:
     """w1 and w2 of three workers on a are to move to b, where edl-workers start others."""
-    slots = [KeptSlot("a", slot) for slot in range(3)] + [KeptSlot("b", n) for n in range(kept)]
+    slots = [SlotRecord("a", slot) for slot in range(3)] + [SlotRecord("b", n) for n in range(kept)]
     now = migrating(*newcomers, slots=0, by_slot=True)
     return replace(now, slots=tuple(slots))
 
@@ -979,13 +987,15 @@ def test_with_a_driver_those_that_move_wait_for_edl_workers_that_start_others() 
     """Their scripts come up at different times; one that is not registered yet counts, too."""
     first, second = (replace(newcomer(3 + slot, "b"), slot=slot) for slot in (0, 1))
     waits(decided(moving(first), ages(w3=1)), "w3 are ready and move together with 1 more of b")
-    assert made(decided(moving(first, second))).members == (0, 3, 4)
-    assert made(decided(moving(first, kept=0), ages(w3=1))).members == (0, 2, 3), "nobody starts it"
-    assert made(decided(moving(first), ages(w3=300))).members == (0, 2, 3)
+    assert made(decided(moving(first, second))).worker_ids == (0, 3, 4)
+    assert made(decided(moving(first, kept=0), ages(w3=1))).worker_ids == (0, 2, 3), (
+        "nobody starts it"
+    )
+    assert made(decided(moving(first), ages(w3=300))).worker_ids == (0, 2, 3)
     stray = replace(
         moving(first, second), **wanted({"a": 1, "b": 1}, by_slot=True)
     )  # slot 1 was taken back again
-    assert made(decided(stray, ages(w3=1))).members == (0, 3)
+    assert made(decided(stray, ages(w3=1))).worker_ids == (0, 3)
 
 
 def test_with_a_driver_a_newcomer_in_a_slot_that_was_taken_back_is_given_up() -> None:
@@ -995,10 +1005,10 @@ def test_with_a_driver_a_newcomer_in_a_slot_that_was_taken_back_is_given_up() ->
 
 def test_when_horovodrun_ends_all_its_workers_end_after_the_same_step() -> None:
     leavers = (worker(0, stage=Stage.LEAVING), worker(1, stage=Stage.LEAVING))
-    assert made(decided(job_of(*leavers, by_slot=True))).seats == ()
+    assert made(decided(job_of(*leavers, by_slot=True))).members == ()
     elsewhere = (replace(newcomer(2, host="b"), slot=0),)
     replaced = job_of(*leavers, newcomers=elsewhere, **wanted({"a": 2, "b": 1}, by_slot=True))
-    assert 2 in made(decided(replaced)).members
+    assert 2 in made(decided(replaced)).worker_ids
 
 
 def test_with_a_driver_nobody_is_drained() -> None:
@@ -1016,7 +1026,7 @@ def drain(number: int, target: int) -> Request:
 
 def test_a_drain_lowers_the_size_and_is_answered_with_the_switch() -> None:
     decision = decided(job_of(A, B, C, requests=(drain(0, 1),)))
-    assert (made(decision).members, made(decision).left) == ((0, 2), (1,))
+    assert (made(decision).worker_ids, made(decision).left) == ((0, 2), (1,))
     assert lowered(decision) == {"a": 2}
     assert decision.answers == (
         Request("drain", 1, 0, True, True, "w1 leaves with the next switch"),
@@ -1026,7 +1036,7 @@ def test_a_drain_lowers_the_size_and_is_answered_with_the_switch() -> None:
 def replaced(*members: Member, number: int = 0, target: int = 1, **changes: Any) -> Snapshot:
     """A job of two workers on a, of which one is to be replaced; ``members``: newcomers."""
     hosts = (Host("a", 4, "::1"), Host("b", 4, "::1"))
-    asked = Request(Asked.REPLACE, target, number, host="a")
+    asked = Request(RequestKind.REPLACE, target, number, host="a")
     return job_of(A, B, newcomers=members, hosts=hosts, requests=(asked,), **changes)
 
 
@@ -1038,7 +1048,7 @@ def test_who_is_replaced_waits_for_who_comes_and_both_change_places_in_one_switc
         "w1 leaves when its replacement is ready",
     )
     decision = decided(replaced(newcomer(2), **wanted({"a": 2})))
-    assert (made(decision).members, made(decision).left) == ((0, 2), (1,))
+    assert (made(decision).worker_ids, made(decision).left) == ((0, 2), (1,))
     assert lowered(decision) is None, "as many are wanted as before"
     [answer] = decision.answers
     assert (answer.accepted, answer.outcome) == (True, "w1 is replaced with the next switch")
@@ -1047,7 +1057,7 @@ def test_who_is_replaced_waits_for_who_comes_and_both_change_places_in_one_switc
 def test_who_is_replaced_on_another_host_is_the_one_that_was_named() -> None:
     """Not the highest rank of its host, as when a person moves workers."""
     now = replaced(newcomer(2, "b"), target=0, **wanted({"a": 1, "b": 1}))
-    assert made(decided(now)).members == (1, 2)
+    assert made(decided(now)).worker_ids == (1, 2)
 
 
 def test_who_is_not_in_the_ring_or_has_a_driver_is_not_replaced() -> None:
@@ -1071,7 +1081,7 @@ def test_drains_are_accepted_down_to_min_np() -> None:
     requests = (drain(0, 0), drain(1, 1), drain(2, 2))
     decision = decided(job_of(A, B, C, requests=requests))
     assert [answer.accepted for answer in decision.answers] == [True, True, False]
-    assert made(decision).members == (2,)
+    assert made(decision).worker_ids == (2,)
     assert lowered(decision) == {"a": 1}
 
 
@@ -1112,14 +1122,14 @@ HERE = (Host("a", 4, "::1"),)
 def test_a_start_goes_on_with_an_allowed_size_after_the_limit() -> None:
     now = starting(*(newcomer(n) for n in range(3)), np=4, sizes=(1, 2, 4))
     waits(decided(now, ages(leading_s=119)), "3 of 4 workers are ready to start")
-    assert len(made(decided(now, ages(leading_s=120))).seats) == 2
+    assert len(made(decided(now, ages(leading_s=120))).members) == 2
 
 
 def test_newcomers_wait_until_an_allowed_size_can_train() -> None:
     now = job_of(A, B, newcomers=(newcomer(2),), **wanted({"a": 4}), job=FEW, hosts=HERE)
     waits(decided(now), "w2 is ready and waits: the job may have 1, 2 or 4 workers; 2 of 4 train")
     now = replace(now, members=(*now.members, newcomer(3)))
-    assert made(decided(now)).members == (0, 1, 2, 3)
+    assert made(decided(now)).worker_ids == (0, 1, 2, 3)
 
 
 def test_a_ring_with_another_size_goes_on_and_has_an_allowed_one_with_the_next_change() -> None:
@@ -1127,9 +1137,9 @@ def test_a_ring_with_another_size_goes_on_and_has_an_allowed_one_with_the_next_c
     now = job_of(A, B, C, **wanted({"a": 4}), job=FEW, hosts=HERE)
     waits(decided(now), "3 workers train; 4 are wanted")
     ready = replace(now, members=(*now.members, newcomer(3)))
-    assert made(decided(ready)).members == (0, 1, 2, 3)
+    assert made(decided(ready)).worker_ids == (0, 1, 2, 3)
     scaled = replace(now, **wanted({"a": 2}))
-    assert made(decided(scaled)).members == (0, 1)
+    assert made(decided(scaled)).worker_ids == (0, 1)
 
 
 def test_a_size_that_nobody_can_make_allowed_again_becomes_the_next_smaller() -> None:
@@ -1139,7 +1149,7 @@ def test_a_size_that_nobody_can_make_allowed_again_becomes_the_next_smaller() ->
     soon, late = Ages(generation_s=119), Ages(generation_s=120)
     assert decided(now, soon).generation is None, "it may come back"
     decision = decided(now, late)
-    assert (made(decision).members, lowered(decision)) == ((0, 1), {"a": 2, "b": 0})
+    assert (made(decision).worker_ids, lowered(decision)) == ((0, 1), {"a": 2, "b": 0})
     assert str(decision.change) == (
         "nobody can start who is lacking, and the job may have 1, 2 or 4 workers: "
         "4 -> 2 workers wanted (a: 3 -> 2, b: 1 -> 0)"
@@ -1166,37 +1176,39 @@ def test_a_signal_to_one_of_four_needs_a_replacement_and_two_leave_as_they_are()
     now = job_of(*members, job=FEW, hosts=HERE)
     waits(decided(now, ages(w3=1)), "w3 leaves when its replacement is ready")
     late = decided(now, ages(w3=30))
-    assert (len(made(late).seats), lowered(late)) == (3, None), "four are still wanted"
+    assert (len(made(late).members), lowered(late)) == (3, None), "four are still wanted"
     two = decided(job_of(A, B, leaving(C), leaving(worker(3)), job=FEW, hosts=HERE), ages(w3=1))
-    assert (made(two).members, lowered(two)) == ((0, 1), {"a": 2})
+    assert (made(two).worker_ids, lowered(two)) == ((0, 1), {"a": 2})
 
 
 def test_those_that_move_keep_the_size() -> None:
     now = replace(migrating(newcomer(3, "b"), newcomer(4, "b")), job=changed(JOB, sizes=(1, 3)))
-    assert made(decided(now)).members == (0, 3, 4)
+    assert made(decided(now)).worker_ids == (0, 3, 4)
     alone = job_of(
         A, newcomers=(newcomer(1, "b"),), **wanted({"b": 1}), job=changed(JOB, sizes=(1, 4))
     )
-    assert made(decided(alone)).members == (0, 1), "one brings the state, and goes with the next"
+    assert made(decided(alone)).worker_ids == (0, 1), "one brings the state, and goes with the next"
 
 
 # --- what always holds ---
 
 
-def ids(seats: tuple[Seat, ...]) -> tuple[int, ...]:
-    return tuple(each.id for each in seats)
+def ids(members: tuple[RingMember, ...]) -> tuple[int, ...]:
+    return tuple(each.id for each in members)
 
 
 def test_old_members_keep_their_order_and_newcomers_follow_by_id() -> None:
     now = job_of(worker(7), worker(4), worker(9), newcomers=(newcomer(2), newcomer(8, "b")))
     now = replace(now, **wanted({"a": 4, "b": 1}), job=changed(JOB, max_np=9))
-    assert made(decided(now)).members == (7, 4, 9, 2, 8)
+    assert made(decided(now)).worker_ids == (7, 4, 9, 2, 8)
 
 
 def test_a_decision_without_effect_does_not_act() -> None:
-    assert not Decision("nothing to do").acts
+    assert not MembershipDecision("nothing to do").acts
     before = Desired({"a": 1})
-    assert Decision("less", change=desire(before, Assigned(), {}, Asker.LEADER, "less")).acts
-    same = desire(before, Assigned(), {"a": 1}, Asker.LEADER, "no change")
-    assert not Decision("the same", change=same).acts
-    assert Decision("given up", evict={1: "frozen"}).acts
+    assert MembershipDecision(
+        "less", change=set_desired(before, Assigned(), {}, RequestedBy.LEADER, "less")
+    ).acts
+    same = set_desired(before, Assigned(), {"a": 1}, RequestedBy.LEADER, "no change")
+    assert not MembershipDecision("the same", change=same).acts
+    assert MembershipDecision("given up", evict={1: "frozen"}).acts

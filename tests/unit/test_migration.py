@@ -10,7 +10,7 @@ from made import make_job, wanted
 
 from edl.core.events import Event, GenerationDetails, SwitchDetails, SwitchParts
 from edl.core.job.migration import Migration, Move, outcome, stall_s, standing
-from edl.core.records import Generation, Member, Seat, Snapshot, Stage
+from edl.core.records import Generation, Member, RingMember, Snapshot, Stage
 
 JOB = make_job(np=3, command=("true",))
 MOVE = Move("digits", "a", "b", 2, {"a": 1, "b": 2}, since=3)
@@ -22,12 +22,15 @@ def member(number: int, host: str, **changes: Any) -> Member:
     return replace(fresh, **changes)
 
 
-def snapshot(number: int, seats: dict[int, str], *coming: Member, late: int = -1) -> Snapshot:
+def snapshot(
+    number: int, ring_members: dict[int, str], *coming: Member, late: int = -1
+) -> Snapshot:
     """A ring of ``seats`` that all but ``late`` have adopted, and newcomers."""
     members = tuple(
-        member(w, h, stage=Stage.ACTIVE, generation=number - (w == late)) for w, h in seats.items()
+        member(w, h, stage=Stage.ACTIVE, generation=number - (w == late))
+        for w, h in ring_members.items()
     )
-    ring = tuple(Seat(m.id, m.host, m.slot, m.address, m.port) for m in members)
+    ring = tuple(RingMember(m.id, m.host, m.slot, m.address, m.port) for m in members)
     generation = Generation(number, 1, ring, 0, (), (), "")
     return Snapshot(JOB, members=(*members, *coming), **wanted(MOVE.desired), generation=generation)
 
@@ -154,7 +157,7 @@ def test_the_longest_stall_is_that_of_an_old_worker() -> None:
 
 def test_a_switch_that_the_log_lacks_was_seen() -> None:
     """Its leader died between writing the generation and telling of it."""
-    ring = tuple(Seat(w, h, 0, "::1", 1) for w, h in NEW.items())
+    ring = tuple(RingMember(w, h, 0, "::1", 1) for w, h in NEW.items())
     seen = Generation(4, 1, ring, 0, (3, 4), (1, 2), "so", previous=ring[:1])
     log = [*BEFORE, switched(4, w0=0.21)]
     done = outcome(MOVE, log, HOSTS, last=4, seen=[seen])

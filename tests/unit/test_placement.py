@@ -17,7 +17,7 @@ from edl.core.job.placement import (
     without_slot,
 )
 from edl.core.job.replacement import replacement, taken_back
-from edl.core.records import Asked, Generation, Host, Request, Seat, Snapshot
+from edl.core.records import Generation, Host, Request, RequestKind, RingMember, Snapshot
 from edl.errors import UsageError
 
 A, B, C = (Host(name, slots, "127.0.0.1") for name, slots in (("a", 2), ("b", 4), ("c", 1)))
@@ -64,8 +64,8 @@ def test_too_few_slots_is_a_sentence_with_the_numbers() -> None:
 def training(*agents: str, **here: int) -> Snapshot:
     """A job with so many workers on each host, and these agents."""
     hosts = [host for host, count in here.items() for _ in range(count)]
-    seats = tuple(Seat(n, host, n, "::1", 1) for n, host in enumerate(hosts))
-    ring = Generation(7, 4, seats, 0, (), (), "so it began")
+    members = tuple(RingMember(n, host, n, "::1", 1) for n, host in enumerate(hosts))
+    ring = Generation(7, 4, members, 0, (), (), "so it began")
     return Snapshot(JOB, tuple(Host(name, 4, "::1") for name in agents), generation=ring)
 
 
@@ -206,13 +206,13 @@ def test_a_slot_that_is_given_up_is_replaced_or_the_next_smaller_size_is_wanted(
 
 
 def ring_on(*hosts: str, by_slot: bool = False, agents: tuple[Host, ...] = (A, B, C)) -> Snapshot:
-    seats = tuple(Seat(n, host, n, "127.0.0.1", 1) for n, host in enumerate(hosts))
+    members = tuple(RingMember(n, host, n, "127.0.0.1", 1) for n, host in enumerate(hosts))
     here = {host: hosts.count(host) for host in hosts}
     return Snapshot(
         JOB,
         agents,
         **wanted(here, by_slot),
-        generation=Generation(1, 1, seats, 0, (), (), ""),
+        generation=Generation(1, 1, members, 0, (), (), ""),
     )
 
 
@@ -225,7 +225,7 @@ def ring_on(*hosts: str, by_slot: bool = False, agents: tuple[Host, ...] = (A, B
         (ring_on("a"), ("b", "c"), ("a", {"a": 1})),
         (ring_on("a"), ("a", "b", "c"), None),
         (ring_on("a", "a", agents=(A, replace(B, leaving=True))), (), None),
-        (ring_on("a", "a", agents=(A, replace(B, given_up={"0": "x", "2": "y"}))), (),
+        (ring_on("a", "a", agents=(A, replace(B, disabled={"0": "x", "2": "y"}))), (),
          ("b", {"a": 1, "b": 1})),
         (ring_on("a", by_slot=True), (), None),
     ],
@@ -239,7 +239,7 @@ def test_where_a_replacement_comes_to(
 
 def test_a_replacement_that_did_not_come_is_wanted_where_its_worker_is() -> None:
     now = replace(ring_on("a", "a"), **wanted({"a": 1, "b": 1}))
-    assert taken_back(now, Request(Asked.REPLACE, 1, host="b")) == {"a": 2, "b": 0}
-    assert taken_back(now, Request(Asked.REPLACE, 1, host="a")) == {"a": 1, "b": 1}
-    assert taken_back(now, Request(Asked.REPLACE, 1, host="c")) == {"a": 1, "b": 1}
-    assert taken_back(now, Request(Asked.REPLACE, 7, host="b")) == {"a": 1, "b": 1}
+    assert taken_back(now, Request(RequestKind.REPLACE, 1, host="b")) == {"a": 2, "b": 0}
+    assert taken_back(now, Request(RequestKind.REPLACE, 1, host="a")) == {"a": 1, "b": 1}
+    assert taken_back(now, Request(RequestKind.REPLACE, 1, host="c")) == {"a": 1, "b": 1}
+    assert taken_back(now, Request(RequestKind.REPLACE, 7, host="b")) == {"a": 1, "b": 1}

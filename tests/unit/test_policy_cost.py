@@ -69,8 +69,8 @@ def test_a_utility_weighs_time_against_money() -> None:
     # gained, 2.963, for 0.8 more; from 2 to 3 1000 s, 0.926, for 1.0 more.
     linear = ((0.0, 10.0), (3 * HOUR, 0.0))
     rule = Cost(price=3.6, utility=linear)
-    assert rule.verdict(NOW, 1, 2).pays
-    assert not rule.verdict(NOW, 2, 3).pays
+    assert rule.compare(NOW, 1, 2).pays
+    assert not rule.compare(NOW, 2, 3).pays
     assert found(rule) == 2
     assert found(Cost(price=3.6, utility=((0.0, 100.0), (3 * HOUR, 0.0)))) == 4
     # Stepped: 10 until 4500 s, nothing after 5500 s. At 5000 s it is half.
@@ -86,7 +86,7 @@ def test_a_value_between_and_beyond_points() -> None:
 
 
 def test_without_an_end_nothing_is_changed() -> None:
-    verdict = Cost(deadline_s=10.0).verdict(replace(NOW, left=None), 1, 2)
+    verdict = Cost(deadline_s=10.0).compare(replace(NOW, left=None), 1, 2)
     assert (verdict.pays, verdict.why) == (False, UNKNOWN_END)
     stays = Cost(deadline_s=10.0)(replace(NOW, left=None), {"a": 1}, 0.0)
     assert stays == (2, f"stays at 2: {UNKNOWN_END}", {"a": 1})
@@ -94,8 +94,8 @@ def test_without_an_end_nothing_is_changed() -> None:
 
 def test_it_says_the_numbers() -> None:
     rule = Cost(price=3.6, deadline_s=4100.0, max_cost=9.5)
-    assert rule.verdict(NOW, 2, 3).why == "with 3 it ends after 67 min for 10.00, more than 9.50"
-    assert rule.verdict(NOW, 3, 4).why == "with 3 after 67 min for 10.00, before its deadline"
+    assert rule.compare(NOW, 2, 3).why == "with 3 it ends after 67 min for 10.00, more than 9.50"
+    assert rule.compare(NOW, 3, 4).why == "with 3 after 67 min for 10.00, before its deadline"
     assert [span(s) for s in (45.0, 119.4, 120.0, 7000.0, 7200.0, 9000.0)] == [
         "45 s", "119 s", "2 min", "117 min", "2.0 h", "2.5 h",
     ]  # fmt: skip

@@ -25,12 +25,12 @@ NOW = Observation(4, Sizes(1, 8))
     ],
 )
 def test_wishes_are_taken_together(together: str, wishes: list[int], np: int) -> None:
-    suggestion = Votes(together)(replace(NOW, wishes=wishes), {}, 5.0)
+    suggestion = Votes(together)(replace(NOW, size_changes=wishes), {}, 5.0)
     assert (suggestion.np, suggestion.state) == (np, {"changed_s": 5.0})
 
 
 def test_changes_are_not_closer_than_the_interval() -> None:
-    rule, now = Votes(every_s=60.0), replace(NOW, wishes=(1,))
+    rule, now = Votes(every_s=60.0), replace(NOW, size_changes=(1,))
     state = rule(now, {}, 5.0).state
     assert rule(now, state, 64.0).np == 4
     assert rule(now, state, 65.0).np == 5
@@ -38,5 +38,5 @@ def test_changes_are_not_closer_than_the_interval() -> None:
 
 def test_nobody_wishes_anything() -> None:
     assert Votes()(NOW, {}, 0.0).reason == "stays at 4: no worker wishes anything"
-    kept = Votes()(replace(NOW, wishes=(1, -1)), {}, 0.0)
+    kept = Votes()(replace(NOW, size_changes=(1, -1)), {}, 0.0)
     assert (kept.np, kept.reason) == (4, "stays at 4: the sum of what 2 workers wish is 0")

@@ -17,15 +17,15 @@ from edl.core.host.process import (
     script_ended,
     seen,
 )
-from edl.core.records import Generation, JobState, Member, Seat, Snapshot, Stage
+from edl.core.records import Generation, JobState, Member, RingMember, Snapshot, Stage
 
 NOW = 1000.0
 JOB = make_job()
-SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 1) for worker in (0, 1))
+SEATS = tuple(RingMember(worker, "a", worker, "127.0.0.1", 1) for worker in (0, 1))
 RING = Generation(1, 1, SEATS, 0, (0, 1), (), "start")
 FACTS = Snapshot(JOB, generation=RING)
 TRAINS = Process(1, "l1", NOW - 10, worker=1, ready=True, seated=True)
-ERROR = replace(TRAINS, exit_code=3, exited=NOW, last_line="ValueError: boom")
+ERROR = replace(TRAINS, exit_code=3, exited=NOW, termination_message="ValueError: boom")
 GONE = "its process is gone: port 7 refuses connections"
 
 
@@ -42,7 +42,7 @@ def test_a_death_of_its_own_is_a_failure_whoever_saw_it_first() -> None:
 
 def test_who_is_on_its_way_out_after_an_error_does_not_leave_as_it_should() -> None:
     """The next generation is without it, as if it had been taken out."""
-    without = replace(FACTS, generation=replace(RING, number=2, seats=SEATS[:1]))
+    without = replace(FACTS, generation=replace(RING, number=2, members=SEATS[:1]))
     proven = seen(TRAINS, replace(without, evicted={1: GONE}), NOW)
     only_its_session_has_ended = seen(TRAINS, without, NOW)
     for dying in (proven, only_its_session_has_ended):
@@ -51,8 +51,8 @@ def test_who_is_on_its_way_out_after_an_error_does_not_leave_as_it_should() -> N
 
 
 def test_who_was_taken_out_departs_whatever_comes_after_that() -> None:
-    by_plan = replace(RING, number=2, seats=SEATS[:1], previous=SEATS)
-    repaired = replace(RING, number=3, seats=SEATS[:1])
+    by_plan = replace(RING, number=2, members=SEATS[:1], previous=SEATS)
+    repaired = replace(RING, number=3, members=SEATS[:1])
     taken_out = seen(TRAINS, replace(FACTS, generation=by_plan), NOW)
     assert taken_out.departing == NOW
     assert seen(taken_out, replace(FACTS, generation=repaired), NOW + 5).departing == NOW
@@ -162,7 +162,9 @@ def test_who_exits_with_0_out_of_a_ring_that_others_repair_has_failed() -> None:
 
 def test_a_newcomer_whose_script_ends_in_its_warm_up_has_failed() -> None:
     """Else the next one would be started at once, and end in the same way."""
-    ended = Process(1, "l1", NOW - 10, worker=7, exit_code=0, exited=NOW, last_line="edl: ended")
+    ended = Process(
+        1, "l1", NOW - 10, worker=7, exit_code=0, exited=NOW, termination_message="edl: ended"
+    )
     one = seen(ended, FACTS, NOW)
     assert (one.deserted, one.failures_now, one.pause_s(30.0)) == (True, 1, 1.0)
     text = "w7 on a exited with code 0 before it had joined the job; its last line: edl: ended"
@@ -191,7 +193,7 @@ def test_who_has_left_in_order_has_deserted_nobody(how_it_left: str) -> None:
     elif how_it_left == "with an error":
         gone = replace(gone, exit_code=1)
     else:
-        repair = replace(repair, seats=())
+        repair = replace(repair, members=())
     assert not seen(gone, replace(FACTS, generation=repair), NOW).deserted
 
 

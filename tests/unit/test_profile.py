@@ -11,7 +11,7 @@ import pytest
 from edl.cli.figure import draw
 from edl.cli.profile import table
 from edl.core.job.profile import Curve, Point, in_order, measured, sizes
-from edl.core.records import Reading
+from edl.core.records import ProgressSample
 from edl.errors import UsageError
 from edl.figures import check_figure
 
@@ -25,10 +25,10 @@ CURVE = (
 
 def steps(
     first: int, last: int, step_s: float = 0.1, size: int = 2, **changes: int
-) -> list[Reading]:
+) -> list[ProgressSample]:
     """A reading at the end of each step, of ``step_s`` and 8 samples from each worker."""
     return [
-        replace(Reading(0, 3, size, 0, step, 8 * size * step, step * step_s), **changes)
+        replace(ProgressSample(0, 3, size, 0, step, 8 * size * step, step * step_s), **changes)
         for step in range(first, last + 1)
     ]
 

@@ -58,14 +58,14 @@ def between_epochs() -> tuple[LoaderProgress, LoaderProgress]:
     """w0 has begun epoch 1, and w1 not yet, when w2 dies; neither has missed a step."""
     ahead, behind = progress_of(0), progress_of(1)
     for one in (ahead, behind):
-        one.adopt((0, 1, 2))
+        one.enter((0, 1, 2))
         one._ledger = replace(one.ledger, free=(), leases=())
     ahead.next_epoch()
     batch = ahead.sampler.form(ahead.ledger)
     assert batch is not None
-    ahead.open_step.begin(batch, padding=False)
+    ahead.step_input.begin(batch, padding=False)
     for one in (ahead, behind):
-        one.adopt((0, 1))
+        one.enter((0, 1))
     return ahead, behind
 
 
@@ -83,7 +83,7 @@ def test_a_break_between_two_epochs_leaves_all_in_the_same_one(root: int) -> Non
     order = behind.source.order(1)
     assert list(batch.indices) == list(order.at(batch.position, batch.position + 4))
     assert ahead.sampler.agrees_with(ahead.ledger)
-    assert ahead.open_step.batch is not None
+    assert ahead.step_input.batch is not None
 
 
 def test_the_answer_of_an_exchange_reaches_who_missed_it() -> None:
@@ -103,14 +103,14 @@ def test_an_answer_is_kept_until_a_step_or_a_planned_switch() -> None:
     """It may be large, and from then on each worker has it."""
     one = progress_of(0)
     one.exchanged([b"large"])
-    one.adopt((0, 1), in_step=True)
+    one.enter((0, 1), in_step=True)
     assert one.answer == [b"large"]
-    one.adopt((0, 1, 2))
+    one.enter((0, 1, 2))
     assert one.header()["answer"] == []
     one.exchanged([b"large"])
     batch = one.sampler.form(one.ledger)
     assert batch is not None
-    one.open_step.begin(batch, padding=False)
+    one.step_input.begin(batch, padding=False)
     row = StepRecord(1, 0, 0, batch.samples, batch.position, 1, 0, 0, 0)
     one.complete(StepRecords.of([replace(row, **one.row())]))
     assert one.answer == []
@@ -131,10 +131,10 @@ def test_each_ring_has_batches_of_its_size() -> None:
     one.attach(Source(100, Batching(4, 10), True, 7, 0), 2)
     sizes = []
     for members in ((2,), (0, 2), (0, 1, 2), (1, 2)):
-        one.adopt(members)
+        one.enter(members)
         sizes.append(one.sampler.size)
     assert sizes == [4, 4, 3, 4]
-    one.adopt((0, 1, 2))
+    one.enter((0, 1, 2))
     one.sampler.share(0.5)
     assert one.sampler.size == 2
     one.sampler.share(1.0)
@@ -173,7 +173,7 @@ def chosen_by(one: LoaderProgress, *wished: int) -> int:
 
 def test_all_take_the_batch_that_the_leader_wishes_with_the_next_step() -> None:
     one = LoaderProgress()
-    one.adopt((0, 1))
+    one.enter((0, 1))
     one.attach(RANGE, 1)
     assert one.sampler.size == 3
     assert chosen_by(one, 0, 0) == 6
@@ -189,7 +189,7 @@ def test_all_take_the_batch_that_the_leader_wishes_with_the_next_step() -> None:
 def test_a_newcomer_and_a_resumed_job_have_the_batch_that_was_chosen() -> None:
     root, other, resumed = LoaderProgress(), LoaderProgress(), LoaderProgress()
     for worker, one in enumerate((root, other, resumed)):
-        one.adopt((0, 1))
+        one.enter((0, 1))
         one.attach(RANGE, worker % 2)
     chosen_by(root, 0, 20)
     other.take_over(root.header(), Receive.ALL)
@@ -201,7 +201,7 @@ def test_a_newcomer_and_a_resumed_job_have_the_batch_that_was_chosen() -> None:
 
 def test_a_worker_that_asks_for_other_batches_is_refused() -> None:
     root, other = progress_of(0), LoaderProgress()
-    other.adopt((0, 1))
+    other.enter((0, 1))
     other.attach(Source(100, Batching(5), True, 7, 0), 1)
     with pytest.raises(DataError, match=r"batch_size=5. The job: batch_size=4"):
         other.take_over(root.header(), Receive.ALL)

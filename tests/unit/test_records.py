@@ -22,7 +22,7 @@ from edl.core.records import (
     Member,
     Request,
     RingFailure,
-    Seat,
+    RingMember,
     Snapshot,
     Stage,
 )
@@ -30,7 +30,7 @@ from edl.core.sizes import Sizes
 from edl.core.status import job_status
 from edl.errors import CoordinationError
 
-SEATS = (Seat(4, "a", 0, "::1", 9004), Seat(2, "b", 1, "::1", 9002))
+SEATS = (RingMember(4, "a", 0, "::1", 9004), RingMember(2, "b", 1, "::1", 9002))
 MEMBER = Member(2, "b", 1, "::1", 9002, 77, "x", Stage.ACTIVE, 5, RingFailure(5, 40))
 RECORDS: list[Record] = [
     make_job(state=JobState.STOPPING, reason="edl stop", created=12.5, cwd="/work"),
@@ -75,8 +75,8 @@ def test_fields_that_an_older_edl_did_not_write_have_their_default() -> None:
         (Member, {"stage": []}),
         (Member, {"broken": 5}),
         (Member, {"broken": {"generation": 5}}),
-        (Generation, {"seats": [{"id": 4}]}),
-        (Generation, {"seats": {"id": 4}}),
+        (Generation, {"members": [{"id": 4}]}),
+        (Generation, {"members": {"id": 4}}),
         (Generation, {"joined": 3}),
         (Generation, {"joined": ["w3"]}),
         (JobSpec, {"command": "python train.py"}),
@@ -111,7 +111,7 @@ def test_an_integer_is_a_time_too() -> None:
 def test_a_generation_knows_its_ranks() -> None:
     generation = RECORDS[4]
     assert isinstance(generation, Generation)
-    assert generation.members == (4, 2)
+    assert generation.worker_ids == (4, 2)
     assert (generation.rank_of(4), generation.rank_of(2), generation.rank_of(1)) == (0, 1, None)
 
 
@@ -121,11 +121,11 @@ def test_states_in_which_a_job_is_over() -> None:
 
 
 def test_a_job_with_too_few_workers_pauses() -> None:
-    seats = tuple(Seat(n, "a", n, "::1", 4711) for n in range(2))
-    now = Snapshot(make_job(min_np=2), generation=Generation(3, 1, seats, 0, (), (), ""))
+    members = tuple(RingMember(n, "a", n, "::1", 4711) for n in range(2))
+    now = Snapshot(make_job(min_np=2), generation=Generation(3, 1, members, 0, (), (), ""))
     assert now.paused == ""
     assert job_status(now, "zk").state is JobState.RUNNING
-    one = replace(now, generation=Generation(4, 1, seats[:1], 0, (), (1,), ""))
+    one = replace(now, generation=Generation(4, 1, members[:1], 0, (), (1,), ""))
     assert one.paused == (
         "paused: 1 worker is left and min_np is 2; others are waited for, at most 600 s"
     )
@@ -156,7 +156,7 @@ def test_a_worker_is_called_by_its_id() -> None:
 
 def test_who_is_evicted_is_forgotten_once_gone_but_for_the_newest() -> None:
     generation = Generation(
-        6, 2, SEATS, 4, (2,), (1,), "w1 left", "", (SEATS[0], Seat(1, "b", 0, "::1", 1))
+        6, 2, SEATS, 4, (2,), (1,), "w1 left", "", (SEATS[0], RingMember(1, "b", 0, "::1", 1))
     )
     evicted = dict.fromkeys(range(8), "gone")  # 1, 2 and 4 are known to the generation
     now = Snapshot(make_job(command=("x",)), members=(MEMBER,), generation=generation)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edl.errors import CheckpointError, RingBroken, UsageError
-from edl.framework.digest import Part, of_bytes
+from edl.framework.digest import ByteRange, of_bytes
 from edl.framework.replica import FrameworkReplica, add_tracked
 from edl.framework.state import Reference
 from edl.ring.ring import CollectiveFailed
@@ -30,7 +30,7 @@ class Counter:
 
 
 class Wire:
-    """What the sync root has sent, in order, for those who receive."""
+    """What the state source has sent, in order, for those who receive."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -115,7 +115,7 @@ class Replica(FrameworkReplica):
     def size_of(value: Any) -> int | None:
         return len(value) if isinstance(value, bytearray) else None
 
-    def digested(self, parts: Iterable[Part]) -> dict[str, int]:
+    def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
         return {part.name: of_bytes("test", repr(part.value).encode()) for part in parts}
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
@@ -246,7 +246,7 @@ def synchronised(theirs: Counter, receive: Receive) -> Replica:
     ("receive", "model", "count"),
     [
         (Receive.ALL, b"root", 5),
-        (Receive.HEALED, b"root", 5),
+        (Receive.RESYNC, b"root", 5),
         (Receive.STEP, b"root", 1),
         (Receive.NOTHING, b"mine", 1),
     ],
@@ -261,7 +261,7 @@ def test_who_is_healed_keeps_what_is_its_own() -> None:
     """A reader's place in a stream, or what a callback remembers."""
     own = Counter(1)
     own.edl_compared = False  # type: ignore[attr-defined]
-    mine = synchronised(own, Receive.HEALED)
+    mine = synchronised(own, Receive.RESYNC)
     assert (mine.model, own.count) == (b"root", 1)
 
 
@@ -271,7 +271,7 @@ def test_who_was_healed_hands_on_nothing_of_before() -> None:
     root, mine, third = (Replica(wire, b"root", counter=Counter(n)) for n in (5, 1, 5))
     places(mine, 4)
     root.synchronise(wire.ring(0), 0, Receive.NOTHING)
-    mine.synchronise(wire.ring(1), 0, Receive.HEALED)
+    mine.synchronise(wire.ring(1), 0, Receive.RESYNC)
     mine.arrays = third.arrays = Bytearrays(again)
     mine.synchronise(again.ring(0), 0, Receive.NOTHING)
     third.synchronise(again.ring(1), 0, Receive.STEP)

@@ -21,22 +21,22 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.profile import ProfileNode
 from edl.coordination.registrations import HostNodes
 from edl.coordination.requests import RequestNodes
-from edl.core.job.desired import Change, desire
+from edl.core.job.desired import Change, set_desired
 from edl.core.job.placement import Placement
 from edl.core.job.profile import Curve
 from edl.core.job.profile_hold import ProfileHold
 from edl.core.records import (
-    Asker,
     Assigned,
     Desired,
     Generation,
     Host,
     JobState,
-    KeptSlot,
     Member,
-    Reading,
+    ProgressSample,
     Request,
-    Seat,
+    RequestedBy,
+    RingMember,
+    SlotRecord,
     Snapshot,
     Stage,
     TrainingStatus,
@@ -46,7 +46,7 @@ from edl.errors import (
     HostLost,
     JobEnded,
     RequestError,
-    Superseded,
+    RequestOverridden,
     TimedOut,
     UsageError,
 )
@@ -73,7 +73,7 @@ class Store(JobStore):
         self.desired = Desired({"a": 2})
         self.by_slot = False
         self.agents = HOSTS
-        self.edl_workers: tuple[KeptSlot, ...] = ()
+        self.edl_workers: tuple[SlotRecord, ...] = ()
         self.request: Request | None = None
         self.where: list[str] = []  # hosts of the workers, if they are not as desired
         self.hold: ProfileHold | None = None
@@ -108,15 +108,15 @@ class Store(JobStore):
         self.step += 1
         self.samples += 8 * size
         number = len(self.sizes)
-        counted = Reading(0, number, size, 0, self.step, self.samples, 0.1 * self.step)
+        counted = ProgressSample(0, number, size, 0, self.step, self.samples, 0.1 * self.step)
         where = self.where or [host for host, count in self.now.items() for _ in range(count)]
         members = tuple(
             Member(i, host, i, "::1", 1, 1, f"t-{i}", Stage.ACTIVE, number)
             for i, host in enumerate(where)
         )
-        seats = tuple(Seat(m.id, m.host, m.slot, m.address, m.port) for m in members)
-        status = TrainingStatus(step=self.step, reason="they train", reading=counted)
-        generation = Generation(number, 1, seats, 0, (), (), "")
+        ring_members = tuple(RingMember(m.id, m.host, m.slot, m.address, m.port) for m in members)
+        status = TrainingStatus(step=self.step, reason="they train", progress_sample=counted)
+        generation = Generation(number, 1, ring_members, 0, (), (), "")
         return Snapshot(
             self.job,
             self.agents,
@@ -128,10 +128,12 @@ class Store(JobStore):
             slots=self.edl_workers,
         )
 
-    def desire(self, change: Callable[[dict[str, int]], Placement], by: Asker, why: str) -> Change:
+    def set_desired(
+        self, change: Callable[[dict[str, int]], Placement], by: RequestedBy, why: str
+    ) -> Change:
         self._call()
-        done = desire(self.desired, Assigned(), change(self.now), by, why)
-        if by is Asker.PERSON and self.hold is not None:
+        done = set_desired(self.desired, Assigned(), change(self.now), by, why)
+        if by is RequestedBy.PERSON and self.hold is not None:
             self.hold = replace(self.hold, asked=True)
         if done:
             self.desired = done.desired
@@ -164,7 +166,7 @@ class Requests(RequestNodes):
         assert self.store.request is not None
         return self.store.request
 
-    def withdraw(self, number: int) -> Request | None:
+    def cancel(self, number: int) -> Request | None:
         self.store._call()
         request = self.store.request
         if request is not None and request.done:
@@ -284,8 +286,8 @@ def test_a_size_that_may_be_written_or_not_is_named_so() -> None:
     assert str(caught.value) == "ZooKeeper is away"  # nothing was read, so nothing is written
 
     class Deaf(Store):
-        def desire(self, *asked: Any) -> Change:
-            super().desire(*asked)
+        def set_desired(self, *asked: Any) -> Change:
+            super().set_desired(*asked)
             raise AWAY
 
     with pytest.raises(CoordinationError, match="may have been written or not, see `edl status di"):
@@ -336,9 +338,9 @@ def test_a_request_that_may_be_written_or_not_is_reported() -> None:
 
 def test_an_answer_at_the_last_moment_counts() -> None:
     class Late(Requests):
-        def withdraw(self, number: int) -> Request | None:
+        def cancel(self, number: int) -> Request | None:
             self.store.request = GRANTED
-            return super().withdraw(number)
+            return super().cancel(number)
 
     store = Store()
     store.requests = Late(store)
@@ -370,7 +372,7 @@ def test_a_host_is_drained_though_zookeeper_goes_away() -> None:
 def test_edl_stop_waits_for_zookeeper_and_for_slots_between_two_starts() -> None:
     limits = replace(LIMITS, settle_s=0.0)
     store = Store(state=JobState.STOPPING, reason="edl stop")
-    store.now, store.agents, store.edl_workers = {}, (), (KeptSlot("a", 0),)
+    store.now, store.agents, store.edl_workers = {}, (), (SlotRecord("a", 0),)
     store.away = {1, 3, 4}
     with pytest.raises(TimedOut, match="still there: the edl-worker of slot a:0"):
         stop._wait(store, 0.01, limits)
@@ -449,10 +451,10 @@ def test_a_size_that_somebody_else_has_changed_stays() -> None:
 
     def scale(now: Store) -> None:
         if now.now == {"a": 1}:
-            now.desire(lambda _: {"a": 2, "b": 1}, Asker.PERSON, "edl scale")
+            now.set_desired(lambda _: {"a": 2, "b": 1}, RequestedBy.PERSON, "edl scale")
 
     store.before_look = scale
-    with pytest.raises(Superseded) as caught:
+    with pytest.raises(RequestOverridden) as caught:
         measure(store, 1, 2)
     assert str(caught.value) == (
         "somebody has asked for 3 workers while job digits was profiled; that "
@@ -466,7 +468,7 @@ def test_a_size_that_somebody_asks_for_stays_also_when_it_is_measured_just_then(
 
     def scale(now: Store) -> None:
         if now.now == {"a": 1}:
-            now.desire(lambda same: same, Asker.PERSON, "edl scale")
+            now.set_desired(lambda same: same, RequestedBy.PERSON, "edl scale")
 
     store.before_look = scale
     measure(store, 1)
@@ -488,7 +490,7 @@ def test_a_host_that_comes_is_added_to_the_size_that_the_job_had() -> None:
             now.now = arrives(now.now)
 
     store.before_look = arrive
-    with pytest.raises(Superseded) as caught:
+    with pytest.raises(RequestOverridden) as caught:
         measure(store, 1, 4)
     assert store.now == {"a": 2, "b": 2, "c": 1}
     assert str(caught.value) == (
@@ -507,7 +509,7 @@ def test_a_worker_that_leaves_takes_nobody_with_it() -> None:
             now.now = {"a": 1, "b": 0}
 
     store.before_look = leave
-    with pytest.raises(Superseded, match="3 workers are wanted now; it had 4 before"):
+    with pytest.raises(RequestOverridden, match="3 workers are wanted now; it had 4 before"):
         measure(store, 2)
     assert store.now == {"a": 1, "b": 2}
 
@@ -547,7 +549,9 @@ def test_what_was_changed_while_the_session_was_lost_stays() -> None:
             now.hold, now.now = None, {"a": 1, "b": 2}
 
     store.before_look = lose
-    with pytest.raises(Superseded, match="asked for 3 workers while job digits was profiled; that"):
+    with pytest.raises(
+        RequestOverridden, match="asked for 3 workers while job digits was profiled; that"
+    ):
         measure(store, 1)
 
 
@@ -591,11 +595,11 @@ class Interrupted(Store):
 
     changes = 0
 
-    def desire(self, *asked: Any) -> Change:
+    def set_desired(self, *asked: Any) -> Change:
         self.changes += 1
         if self.changes == 2:
             raise KeyboardInterrupt
-        return super().desire(*asked)
+        return super().set_desired(*asked)
 
 
 def test_an_interrupt_while_the_size_is_given_back_says_how_to() -> None:
@@ -637,11 +641,11 @@ def test_a_migration_is_taken_back_as_soon_as_zookeeper_is_back(is_written: bool
     class Hiccup(Store):
         changes = 0
 
-        def desire(self, *asked: Any) -> Change:
+        def set_desired(self, *asked: Any) -> Change:
             self.changes += 1
             self.agents, self.where = HOSTS[:1], ["a", "a"]  # b has gone, and nobody had moved
             before = self.desired
-            done = super().desire(*asked)
+            done = super().set_desired(*asked)
             if self.changes != 2:
                 return done
             self.desired = self.desired if is_written else before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edl.core.job.ring_failure import MAX_CHARS, blamed_rank, short_error
-from edl.core.records import Seat
+from edl.core.records import RingMember
 
 CLOSED = (
     "Horovod has been shut down: [/x/third_party/gloo/gloo/transport/tcp/pair.cc:603] "
@@ -13,8 +13,10 @@ CLOSED = (
 )
 
 
-def ring(*addresses: str) -> tuple[Seat, ...]:
-    return tuple(Seat(i, f"h{i}", 0, address, 4000 + i) for i, address in enumerate(addresses))
+def ring(*addresses: str) -> tuple[RingMember, ...]:
+    return tuple(
+        RingMember(i, f"h{i}", 0, address, 4000 + i) for i, address in enumerate(addresses)
+    )
 
 
 def test_an_error_is_one_line_without_source_files() -> None:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edl.core.records import Generation, Seat
+from edl.core.records import Generation, RingMember
 from edl.core.step.batching import Batching
 from edl.framework.steps import Steps
-from edl.testing.counting import CountingModel, Feed, source_of, train_step
+from edl.testing.counting import CountingBatchSource, CountingModel, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 
 
 def test_an_epoch_is_rounded_up_and_has_the_pieces_of_each_batch() -> None:
-    assert Batching(4).rounds(20, 2) == 3
-    assert Batching(4, 6).rounds(20, 5) == 4
-    assert Batching(global_batch=5).rounds(20, 7) == 4
-    assert Batching(4, micro_batch=1).rounds(20, 2) == 12
+    assert Batching(4).iterations(20, 2) == 3
+    assert Batching(4, 6).iterations(20, 5) == 4
+    assert Batching(global_batch=5).iterations(20, 7) == 4
+    assert Batching(4, micro_batch=1).iterations(20, 2) == 12
 
 
 def test_each_generation_repeats_with_how_many_workers_the_job_began() -> None:
     def generation(number: int, size: int, began_with: int = 0) -> Generation:
-        seats = tuple(Seat(n, "a", n, "", 0) for n in range(size))
-        return Generation(number, 1, seats, 0, (), (), "", began_with=began_with)
+        members = tuple(RingMember(n, "a", n, "", 0) for n in range(size))
+        return Generation(number, 1, members, 0, (), (), "", began_with=began_with)
 
     first = generation(1, 2).after(None)
     assert first.began_with == 2
@@ -46,20 +46,20 @@ class Reading:
     def __call__(self, one: LoopbackWorker) -> None:
         worker, loader = one.worker, one.worker.loader
         worker.attach_source(*source_of(self, 0, self.batching))
-        self.set_up[worker.id] = loader.rounds_of_epoch
+        self.set_up[worker.id] = loader.iterations_of_epoch
         model = CountingModel(self.samples)
         worker.attach_replica(model)
-        feed = Feed(worker, 0)
+        feed = CountingBatchSource(worker, 0)
         steps = Steps(worker, feed, lambda: "the batch was not trained")
         for _ in steps.epochs(4):
             while steps.begin():
                 if worker.warming_up:
-                    self.warm_up[worker.id] = loader.rounds_of_epoch
+                    self.warm_up[worker.id] = loader.iterations_of_epoch
                 assert feed.batch is not None
                 one.compute(0.1)
                 train_step(worker, one.member, model, model.gradient(feed.batch))
                 if not worker.warming_up:
-                    self.trained.setdefault(worker.step, {})[worker.id] = loader.rounds_of_epoch
+                    self.trained.setdefault(worker.step, {})[worker.id] = loader.iterations_of_epoch
         one.result = True
 
 
@@ -85,7 +85,7 @@ def test_a_job_that_chooses_its_batch_is_as_long_as_with_the_first_one() -> None
     script = Reading(batching=Batching(batch_range=(4, 16)))
     job = LoopbackJob(script, np=2, max_np=3, seed=1)
     for worker in range(3):  # as a leader's policy does it, if it is one
-        job.after_step(3 + worker, lambda job: [w.mailbox.wish_batch(12) for w in job.workers])
+        job.after_step(3 + worker, lambda job: [w.shared.request_batch(12) for w in job.workers])
     job.after_step(10, lambda job: job.scale({"a": 3}))
     job.run()
     assert script.set_up == dict.fromkeys(script.set_up, 12)

@@ -13,7 +13,7 @@ from edl.daemon.daemon import Daemon
 from edl.errors import ConfigError
 from edl.launch.workers import log_directory
 from edl.ring.gloo import gloo_ring
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 
 SECRET = "0123456789abcdef" * 4
 
@@ -102,4 +102,4 @@ def test_no_address_means_every_network() -> None:
 def test_a_worker_without_it_says_where_it_comes_from() -> None:
     config = Config(job="digits", zookeeper="127.0.0.1:1")
     with pytest.raises(ConfigError, match="EDL_SECRET is missing: workers are started"):
-        Daemon(config, Mailbox(), gloo_ring(None, config.own_address))
+        Daemon(config, SharedState(), gloo_ring(None, config.own_address))

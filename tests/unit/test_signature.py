@@ -10,7 +10,7 @@ import torch
 
 from edl.core.job.fits import DoneFit, ScriptFits
 from edl.core.job.signature import ScriptOfJob, Signature, why_unfit
-from edl.core.records import Seat
+from edl.core.records import RingMember
 from edl.http import client
 from edl.http.client import MODEL_PATH, script_of
 from edl.torch.replica import TorchReplica
@@ -62,7 +62,7 @@ def test_a_worker_is_asked_for_its_script(
         return status, body
 
     monkeypatch.setattr(client, "fetch", fetch)
-    assert script_of(Seat(0, "a", 0, "10.0.0.1", 7)) == found
+    assert script_of(RingMember(0, "a", 0, "10.0.0.1", 7)) == found
 
 
 def test_a_model_in_pytorch_with_what_was_added_to_it() -> None:

@@ -12,15 +12,15 @@ from made import make_job
 from edl.config import Config
 from edl.core.job.liveness import Liveness, LivenessLimits
 from edl.core.job.stall import Activity
-from edl.core.records import Generation, Member, Seat, Snapshot, Stage
+from edl.core.records import Generation, Member, RingMember, Snapshot, Stage
 from edl.core.step.progress import Progress
 from edl.http.client import Health
 from edl.leader import failure_detector
 from edl.leader.failure_detector import FailureDetector
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 
 SETTLED_S = 60.0  # since the generation was announced
-SEATS = tuple(Seat(worker, "a", worker, "127.0.0.1", 9000 + worker) for worker in range(3))
+SEATS = tuple(RingMember(worker, "a", worker, "127.0.0.1", 9000 + worker) for worker in range(3))
 MEMBERS = tuple(
     Member(s.id, s.host, s.slot, s.address, s.port, 100 + s.id, f"t-{s.id}", Stage.ACTIVE, 4)
     for s in SEATS
@@ -58,11 +58,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 def leader(quiet_s: float, silence_s: float = 1.0) -> FailureDetector:
     """The failure detector of w0, whose ring has completed no step for ``quiet_s``."""
-    mailbox = Mailbox(0)
-    mailbox.report(Progress(4, 3, 40, median_step_s=0.01, updated_at=time.monotonic() - quiet_s))
+    shared = SharedState(0)
+    shared.report(Progress(4, 3, 40, median_step_s=0.01, updated_at=time.monotonic() - quiet_s))
     busy = Activity("waiting for the step records of the others", "", "records", quiet_s)
     limits = LivenessLimits(switch_s=0.0, silence_s=silence_s)  # the generation is no news
-    return FailureDetector(Config(), 0, "run", lambda: mailbox.progress, lambda: busy, limits)
+    return FailureDetector(Config(), 0, "run", lambda: shared.progress, lambda: busy, limits)
 
 
 def test_nobody_is_asked_while_steps_complete(asked: Asked) -> None:

@@ -12,14 +12,14 @@ from clusters import Steps, nodes, result, run, submitted
 from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.max_min import MaxMin
 from edl.core.cluster.srtf import Srtf
-from edl.core.cluster.state import ClusterState, Decision, Node
+from edl.core.cluster.state import Allocation, ClusterState, Node
 from edl.core.policy.step_time import Measured
 from edl.errors import UsageError
 from edl.simulator.engine import Rules
 from edl.simulator.failures import Failures
 from edl.simulator.resize import Change, ResizeCost, change_of, constant, parse
-from edl.simulator.results import Retuning
-from edl.simulator.work import Observation, Submission
+from edl.simulator.results import BatchChange
+from edl.simulator.work import Observation, SubmittedJob
 
 
 def test_with_an_interval_a_job_waits_for_the_next_decision() -> None:
@@ -174,8 +174,8 @@ def test_what_cannot_run_is_refused_before_it_begins() -> None:
 
 @pytest.mark.parametrize("interval_s", [0.0, 60.0])
 def test_a_policy_that_starts_nobody_ends_the_run(interval_s: float) -> None:
-    def idle(cluster: ClusterState) -> Decision:
-        return Decision({}, {job.name: "waits for better times" for job in cluster.jobs})
+    def idle(cluster: ClusterState) -> Allocation:
+        return Allocation({}, {job.name: "waits for better times" for job in cluster.jobs})
 
     with pytest.raises(UsageError, match=r"lets 1 job wait for ever.*\(a waits for better"):
         run(idle, [submitted("a", 5, 1)], nodes(1), interval_s=interval_s)
@@ -231,21 +231,21 @@ class Batched:
 
 
 def test_another_batch_costs_nothing_and_is_kept() -> None:
-    def double_at_60(cluster: ClusterState) -> Decision:
-        jobs, notes = cluster.jobs, cluster.notes
+    def double_at_60(cluster: ClusterState) -> Allocation:
+        jobs, notes = cluster.jobs, cluster.state
         allocation = {job.name: (("n0", 1),) for job in jobs}
         batches = {job.name: 2 for job in jobs if cluster.now_s >= 60}
         # It sees the batch of before, and the ways in which the job has trained.
         seen = [*notes.get("seen", []), *((job.batch, len(job.steps)) for job in jobs)]
         assert seen == [(1, 0), (1, 1), (2, 2)][: len(seen)]
         notes = {"seen": seen}
-        return Decision(allocation, {job.name: "so" for job in jobs}, notes, batches)
+        return Allocation(allocation, {job.name: "so" for job in jobs}, notes, batches)
 
     # 10 s for the start at 30, 20 s with one sample; from 60 on 80 are left, at 2 a second.
-    job = Submission("a", 0, Batched(), 1, 1, 1, 1, (1, 2))
+    job = SubmittedJob("a", 0, Batched(), 1, 1, 1, 1, (1, 2))
     done = run(double_at_60, [job], nodes(1), 10, interval_s=30)["a"]
     assert (done.end_s, done.slot_s) == (100, 70)
-    assert (len(done.history), done.batches) == (1, (Retuning(60, 2),))
+    assert (len(done.history), done.batches) == (1, (BatchChange(60, 2),))
     assert done.figures(history=True)["batches"] == [{"at_s": 60, "batch": 2}]
 
 
@@ -275,7 +275,7 @@ def test_with_a_policy_that_only_starts_jobs_few_are_looked_at() -> None:
         in_order = True
         asked: ClassVar[list[int]] = []
 
-        def __call__(self, cluster: ClusterState) -> Decision:
+        def __call__(self, cluster: ClusterState) -> Allocation:
             self.asked.append(len(cluster.jobs))
             return Fifo()(cluster)
 

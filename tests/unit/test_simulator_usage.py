@@ -6,7 +6,7 @@ from clusters import nodes, result, submitted
 
 from edl.core.cluster.policies import policy
 from edl.simulator.results import JobResult, Result
-from edl.simulator.usage import Level, Span, levels, spans
+from edl.simulator.usage import Span, Usage, levels, spans
 
 # 4 slots, free resizes: b takes them from a at 10 s (90 s of a remain), and c waits for one.
 JOBS = [submitted("a", 0, 100, 4), submitted("b", 10, 50, 4), submitted("c", 60, 200, 1)]
@@ -25,14 +25,14 @@ def test_the_spans_of_a_job() -> None:
 
 def test_slots_in_use_and_the_queue() -> None:
     assert levels(simulated()) == [
-        Level(0, 4, 0),
-        Level(10, 4, 1),  # from 60 s on it is c that waits
-        Level(150, 1, 0),
-        Level(350, 0, 0),
+        Usage(0, 4, 0),
+        Usage(10, 4, 1),  # from 60 s on it is c that waits
+        Usage(150, 1, 0),
+        Usage(350, 0, 0),
     ]
 
 
 def test_a_job_that_was_turned_away_never_had_slots() -> None:
     gone = JobResult("gone", "", 5.0, 10.0, 10.0, 0.0, dropped=True)
     assert spans(gone) == [Span(5, 10, 0)]
-    assert levels(Result((gone,), 1)) == [Level(0, 0, 0), Level(5, 0, 1), Level(10, 0, 0)]
+    assert levels(Result((gone,), 1)) == [Usage(0, 0, 0), Usage(5, 0, 1), Usage(10, 0, 0)]

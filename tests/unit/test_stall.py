@@ -25,11 +25,11 @@ from edl.core.job.stall import (
     StallLimits,
     stands_still,
 )
-from edl.core.records import Generation, Seat
+from edl.core.records import Generation, RingMember
 from edl.ring import gloo
 from edl.ring.gloo import gloo_ring
 from edl.worker.activity import Watch
-from edl.worker.mailbox import Mailbox
+from edl.worker.shared_state import SharedState
 from edl.worker.switching import Switching
 
 
@@ -68,14 +68,14 @@ def test_who_is_waited_for_is_named() -> None:
         "stalled in step 41: w1 (rank 1, host h) has been in its own code, train.py:33, for 12 s; "
         "the others wait for it"
     )
-    assert (found.culprits, dict(found.give_up)) == ((1,), {})
+    assert (found.culprits, dict(found.evict)) == ((1,), {})
 
 
 def test_the_limit() -> None:
     reports = [report(0, WAITS), report(1, BUSY, 29.0), report(2, BUSY, 30.0)]
     found = judge(reports, 30.0, 40, 30.0)
     assert found.culprits == (1, 2)
-    assert dict(found.give_up) == {
+    assert dict(found.evict) == {
         2: "w2 (rank 2, host h) has been in its own code, train.py:33, for 30 s in step 41; the "
         "stall limit is 30 s"
     }
@@ -94,9 +94,9 @@ def test_after_a_fit_no_step_is_expected_for_a_while() -> None:
         "stalled in step 41: w0 (rank 0, host h) has been in its own code (after a fit), "
         "train.py:33, for 70 s; the others wait for it"
     )
-    assert not found.give_up
+    assert not found.evict
     after = replace(after, activity=replace(after.activity, since_s=601.0))
-    assert list(judge([after, report(1, WAITS)], 601.0, 40, 30.0).give_up) == [0]
+    assert list(judge([after, report(1, WAITS)], 601.0, 40, 30.0).evict) == [0]
 
 
 def test_who_writes_the_last_checkpoint_has_a_limit_of_its_own() -> None:
@@ -104,7 +104,7 @@ def test_who_writes_the_last_checkpoint_has_a_limit_of_its_own() -> None:
     assert found.reason == (
         "stalled in step 41: w0 (rank 0, host h) has been writing the last checkpoint for 31 s"
     )
-    assert (found.culprits, dict(found.give_up)) == ((0,), {})
+    assert (found.culprits, dict(found.evict)) == ((0,), {})
 
 
 def test_who_left_in_the_midst_of_a_step_is_given_up() -> None:
@@ -115,28 +115,28 @@ def test_who_left_in_the_midst_of_a_step_is_given_up() -> None:
         "stalled in step 41: w1 (rank 1, host h) left a loop in the midst of step 41"
     )
     assert found.culprits == (1,)
-    assert list(found.give_up) == [1]
-    assert found.reason.endswith(found.give_up[1])
+    assert list(found.evict) == [1]
+    assert found.reason.endswith(found.evict[1])
 
 
 def test_who_is_a_step_ahead_has_left_nothing() -> None:
     ahead = replace(report(1, WAITS), step=41)
     found = judge([replace(report(0, FOR_GRADIENTS), step=40), ahead], 12.0, 40, None)
     assert "everybody waits" in found.reason
-    assert not found.give_up
+    assert not found.evict
 
 
 def test_a_busy_worker_may_still_come() -> None:
     found = judge([report(0, FOR_GRADIENTS), report(1, WAITS), report(2, BUSY)], 12.0, 40, None)
     assert found.culprits == (2,)
-    assert not found.give_up
+    assert not found.evict
 
 
 def test_when_all_are_busy_nobody_is_to_blame() -> None:
     found = judge([report(0, BUSY, 99.0), report(1, BUSY, 99.0)], 99.0, 40, 30.0)
     assert found.reason.startswith("stalled in step 41: w0 (rank 0, host h) has been in its own ")
     assert found.reason.endswith("; nobody waits for another one")
-    assert (found.culprits, dict(found.give_up)) == ((), {})
+    assert (found.culprits, dict(found.evict)) == ((), {})
 
 
 def test_when_all_wait_it_may_be_the_network() -> None:
@@ -147,7 +147,7 @@ def test_when_all_wait_it_may_be_the_network() -> None:
         "12 s; "
         "check the network between the hosts"
     )
-    assert (found.culprits, dict(found.give_up)) == ((), {})
+    assert (found.culprits, dict(found.evict)) == ((), {})
 
 
 def test_who_does_not_answer_for_long_is_given_up_though_its_session_lives() -> None:
@@ -162,13 +162,13 @@ def test_who_does_not_answer_for_long_is_given_up_though_its_session_lives() -> 
     for found in (early, late):
         assert found.reason == "stalled in step 41: w1 (rank 1, host h) does not answer"
         assert found.culprits == (1,)
-    assert dict(early.give_up) == {}
-    assert dict(late.give_up) == {
+    assert dict(early.evict) == {}
+    assert dict(late.evict) == {
         1: "it is frozen: w1 (rank 1, host h) does not answer for 30 s and no step completes for "
         "42 s, though it is in ZooKeeper"
     }
-    assert dict(with_silent(99.0, workers=4, silent=2).give_up).keys() == {2, 3}
-    assert not with_silent(99.0, workers=3, silent=2).give_up, "the leader may hear nobody"
+    assert dict(with_silent(99.0, workers=4, silent=2).evict).keys() == {2, 3}
+    assert not with_silent(99.0, workers=3, silent=2).evict, "the leader may hear nobody"
 
 
 def test_many_are_counted() -> None:
@@ -252,10 +252,10 @@ def test_what_the_user_has_not_written_is_named_by_what_it_does(file: str, work:
 
 
 def test_a_wait_of_edl() -> None:
-    mailbox = Mailbox()
+    shared = SharedState()
 
     def wait(end: threading.Event) -> None:
-        mailbox.wait_for_generation(0, slice_s=1.0)
+        shared.wait_for_generation(0, slice_s=1.0)
 
     found = seen(wait, lambda now: now.waits)
     assert found.doing == "waiting for the leader's next generation"
@@ -263,14 +263,14 @@ def test_a_wait_of_edl() -> None:
 
 def test_a_newcomer_with_a_seat_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks whether they switch now, again and again: it does not hold them up."""
-    seats = tuple(Seat(n, "h", n, "127.0.0.1", 1) for n in range(2))
-    mailbox = Mailbox(1)
-    mailbox.announce(Generation(2, 1, seats, 0, (1,), (), "w1 joins", previous=seats[:1]))
+    members = tuple(RingMember(n, "h", n, "127.0.0.1", 1) for n in range(2))
+    shared = SharedState(1)
+    shared.announce(Generation(2, 1, members, 0, (1,), (), "w1 joins", previous=members[:1]))
     nothing: Any = None  # of what is not asked
     config = Config(address="127.0.0.1")
     ring = gloo_ring(nothing, "127.0.0.1")
-    newcomer = Switching(config, mailbox, ring, nothing, nothing, nothing)
-    newcomer._seat = seats[1]
+    newcomer = Switching(config, shared, ring, nothing, nothing, nothing)
+    newcomer._member = members[1]
 
     def wait(end: threading.Event) -> None:
         def no_answer_yet(*_: object, **__: object) -> tuple[int, bytes]:

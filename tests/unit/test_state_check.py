@@ -30,15 +30,15 @@ from edl.core.step.state_check import (
     extents,
     first_difference,
     fold,
-    healed,
     reason,
+    resynced,
     split,
     split_of,
     undecided,
 )
 from edl.core.step.step_record import StepRecord, StepRecords, Stop
 from edl.errors import NewcomerDiffers, RingBroken, StateDiffers
-from edl.framework.digest import Part, Parts, of_value, places
+from edl.framework.digest import ByteRange, StateArrays, of_value, places
 from edl.torch.digest import digests, weighted_sum
 from edl.torch.replica import TorchReplica
 from edl.worker.loader_progress import LoaderProgress
@@ -144,7 +144,7 @@ def test_the_reason_says_who_is_healed_by_whom() -> None:
     states = [8, 7, 9, 7, 7]
     found = split(enumerate(states))
     assert found is not None
-    why = healed(found, 300, {w: {"a": s} for w, s in enumerate(states)})
+    why = resynced(found, 300, {w: {"a": s} for w, s in enumerate(states)})
     assert "of w0, w2 differs from that of w1, w3, w4 after step 300, first in a; w0, w2 get" in why
     assert "get the state of w1. What all share may" in why
 
@@ -237,8 +237,8 @@ def of(tensor: Any) -> int:
     return digests([part_of(tensor)])["x"]
 
 
-def part_of(value: Any, name: str = "x") -> Part:
-    return Part(name, value, 0, 2**40, True)
+def part_of(value: Any, name: str = "x") -> ByteRange:
+    return ByteRange(name, value, 0, 2**40, True)
 
 
 TENSORS = [
@@ -390,7 +390,9 @@ class Containers:
     def __init__(self) -> None:
         self.inner: dict[str, Any] = {"a": np.zeros(64), "b": np.ones(64), "rate": 0.1}
         self.listed = 0
-        self.parts = Parts(self.list, lambda v: v.nbytes if isinstance(v, np.ndarray) else None)
+        self.parts = StateArrays(
+            self.list, lambda v: v.nbytes if isinstance(v, np.ndarray) else None
+        )
 
     def list(self) -> dict[str, Any]:
         self.listed += 1
@@ -465,14 +467,14 @@ class Job:
     def __init__(self, every: int = 2, heals: bool = False, **others: int) -> None:
         self.progress = LoaderProgress()
         self.progress.attach(Source(100, Batching(4), False, 0, 0), 0)
-        self.progress.adopt((0, 1, 2))
+        self.progress.enter((0, 1, 2))
         self.replica = Fixed(a=1, b=2)
         self.others = others or self.replica.parts
         self.joined: dict[int, int] = {}  # the step after which workers joined
         self.rates: dict[int, float] = {}
         self.logged: list[tuple[Details, str]] = []
         self.place = SimpleNamespace(rank=0)
-        how = "heal" if heals else "end"
+        how = "resync" if heals else "end"
         self.settings = JobSettings(state_check_steps=every, on_divergence=how)
         self.check = StateCheck(self, self.progress, self, self.log_event)  # type: ignore[arg-type]
         self.check.replica = self.replica
@@ -560,7 +562,7 @@ def test_the_last_states_are_compared_again_when_somebody_goes_meanwhile() -> No
         return StepRecords.of([mine, *(replace(row, stop=Stop.FINISHED) for row in others)])
 
     def repair(_error: Exception, _since: float) -> None:
-        job.progress.adopt((0, 1))
+        job.progress.enter((0, 1))
 
     ring: Any = job
     ring.broadcast, ring.start_record, ring.finish_record = (
@@ -619,12 +621,12 @@ def test_who_differs_gets_the_state_of_the_majority_between_two_steps() -> None:
     job.check.compare(split_rows(job))
     assert not job.replica.received
     job.progress.step = 3
-    job.check.heal()
-    job.check.heal()  # it is done
-    assert job.replica.received == [(1, Receive.HEALED)]
+    job.check.resync()
+    job.check.resync()  # it is done
+    assert job.replica.received == [(1, Receive.RESYNC)]
     assert job.replica.asked == [WHOLE]  # who is right shows in the whole state only
     [(details, why)] = job.logged
-    assert details == StateDiffersDetails(("w0",), healed_from="w1")
+    assert details == StateDiffersDetails(("w0",), resynced_from="w1")
     assert why.startswith(
         "the state of w0 differs from that of w1, w2 after step 3, first in b; w0 "
     )
@@ -632,22 +634,22 @@ def test_who_differs_gets_the_state_of_the_majority_between_two_steps() -> None:
 
 def test_who_is_right_takes_part_and_keeps_what_it_has() -> None:
     job = Job(heals=True, a=1, b=3)
-    job.progress.adopt((1, 2, 0))
+    job.progress.enter((1, 2, 0))
 
     def broadcast(mine: bytes, rank: int, _name: str) -> bytes:
         return job.said(job.others) if rank == 2 else mine
 
     job.broadcast = broadcast  # type: ignore[method-assign]
     job.check.compare(split_rows(job))
-    job.check.heal()
+    job.check.resync()
     assert job.replica.received == [(0, Receive.NOTHING)]
-    assert job.logged[0][0] == StateDiffersDetails(("w0",), healed_from="w1")
+    assert job.logged[0][0] == StateDiffersDetails(("w0",), resynced_from="w1")
 
 
 def test_at_the_end_of_the_training_it_is_healed_at_once() -> None:
     job = Job(heals=True, a=1, b=3)
     job.check.compare(split_rows(job, Stop.FINISHED))
-    assert job.replica.received == [(1, Receive.HEALED)]
+    assert job.replica.received == [(1, Receive.RESYNC)]
 
 
 def test_without_a_majority_of_whole_states_the_job_ends_and_says_so() -> None:
@@ -656,16 +658,16 @@ def test_without_a_majority_of_whole_states_the_job_ends_and_says_so() -> None:
     parts = iter([{"a": 1, "b": 2}, {"a": 9, "b": 2}, {"a": 8, "b": 3}])
     job.broadcast = lambda *_: job.said(next(parts))  # type: ignore[method-assign]
     job.check.compare(job.rows(5, 5, 6))
-    with pytest.raises(StateDiffers, match="first in a; no majority agrees, so nobody is healed"):
-        job.check.heal()
-    assert job.logged[0][0] == StateDiffersDetails((), healed_from=None)
+    with pytest.raises(StateDiffers, match="first in a; no majority agrees, so nobody is resynced"):
+        job.check.resync()
+    assert job.logged[0][0] == StateDiffersDetails((), resynced_from=None)
     assert not job.replica.received
 
 
 def test_states_that_are_equal_again_are_left_alone() -> None:
     job = Job(heals=True)
     job.check.compare(job.rows(5, 5, 6))
-    job.check.heal()
+    job.check.resync()
     assert not job.replica.received
     assert not job.logged
 
@@ -675,8 +677,8 @@ def test_nobody_is_healed_in_a_ring_that_has_not_found_it() -> None:
     job = Job(heals=True, a=1, b=3)
     job.check.compare(split_rows(job))
     job.generation = 2
-    job.check.heal()
+    job.check.resync()
     assert not job.replica.received
     job.check.compare(split_rows(job))
-    job.check.heal()
-    assert job.replica.received == [(1, Receive.HEALED)]
+    job.check.resync()
+    assert job.replica.received == [(1, Receive.RESYNC)]

@@ -46,7 +46,7 @@ class Worker:
 
     breaks: set[tuple[int, str]]  # (step, what is waited for)
     misses: bool = False
-    superseded: bool = False
+    completed_by_peers: bool = False
     others: tuple[int, int] = (BATCH, BATCH)
     samples: int = BATCH
     optimizers: int = 0
@@ -59,7 +59,7 @@ class Worker:
     recovered: int = 0
     cut: bool = False  # the ring is broken
     ring: Any = field(default_factory=lambda: SimpleNamespace(alone=False))
-    pace: Any = field(default_factory=lambda: SimpleNamespace(reduce=lambda: None))
+    timer: Any = field(default_factory=lambda: SimpleNamespace(reduce=lambda: None))
 
     def begin(self) -> None:
         self.begun += 1
@@ -92,17 +92,17 @@ class Worker:
     def recover(self, _error: RingError) -> bool:
         assert self.cut, "a ring that stands is not repaired"
         self.repair()
-        self.superseded = self.misses
-        if not self.superseded:
+        self.completed_by_peers = self.misses
+        if not self.completed_by_peers:
             self.start("record")
-        return self.superseded
+        return self.completed_by_peers
 
     def repair(self) -> None:
         self.cut, self.log = False, []
         self.recovered += 1
 
     def end(self) -> None:
-        self.open = self.superseded = False
+        self.open = self.completed_by_peers = False
 
     @property
     def loader(self) -> Worker:
@@ -115,7 +115,7 @@ class Worker:
         return self
 
     @property
-    def open_step(self) -> Worker:
+    def step_input(self) -> Worker:
         """The one that is open."""
         return self
 
@@ -222,14 +222,14 @@ class History(NamedTuple):
     """``last``: of the three steps, what this worker has of the one in which the ring breaks."""
 
     breaks: tuple[tuple[int, str], ...]  # (step, wait)
-    superseded: bool = False
+    completed_by_peers: bool = False
     between: int = 0  # the ring is repaired between two steps, before this one
 
 
 # Some have completed step 2. The step in which all meet is 3.
 COMPLETED = {
-    "missed, at the first gradient": History(((2, "a"),), superseded=True),
-    "missed, at the last gradient": History(((2, "c"),), superseded=True),
+    "missed, at the first gradient": History(((2, "a"),), completed_by_peers=True),
+    "missed, at the last gradient": History(((2, "c"),), completed_by_peers=True),
     "completed, next records": History(((3, "record"),)),
     "completed, next gradients": History(((3, "b"),)),
     "not begun": History((), between=3),
@@ -252,7 +252,7 @@ HISTORIES = COMPLETED | INCOMPLETE
 
 def lived(sender: str, history: History, meet: int, **changes: Any) -> Log:
     """What a worker sends and waits for from the last repair to the end of step ``meet``."""
-    worker = Worker(set(history.breaks), history.superseded, **changes)
+    worker = Worker(set(history.breaks), history.completed_by_peers, **changes)
     framework = SENDERS[sender](worker)
     for step in range(1, meet + 1):
         if history.between == step:
@@ -262,8 +262,8 @@ def lived(sender: str, history: History, meet: int, **changes: Any) -> Log:
             worker.log = worker.log[-1:]  # the record of this step
         framework.backward()
         framework.reduction.end_step()
-        superseded = StepEvent.SUPERSEDE in framework.reduction.step.history
-        assert superseded == (history.superseded and step == 2)
+        completed_by_peers = StepEvent.SUPERSEDE in framework.reduction.step.history
+        assert completed_by_peers == (history.completed_by_peers and step == 2)
     assert worker.recovered == max(1, len(history.breaks))
     assert not worker.breaks
     return worker.log

@@ -59,7 +59,7 @@ def test_a_row_ends_with_the_parts_of_the_last_switch() -> None:
     row = replace(ROW, **vars(times)).encode()
     assert row[0, -len(PARTS) :].tolist() == [1, *[0] * (len(PARTS) - 2), 2_500_000]
     seconds = times.parts("old").seconds()
-    assert (seconds["detect_s"], seconds["roll_call_s"], seconds["median_step_s"]) == (
+    assert (seconds["detect_s"], seconds["survivor_report_s"], seconds["median_step_s"]) == (
         1e-6,
         0.0,
         2.5,
@@ -82,7 +82,7 @@ def test_what_went_before_a_rebuild(
     """It waited from 8.0 and knew at 10.0 that the ring is broken."""
     times = repair_times(8.0, 10.0, led_since, heard)
     seconds = times.parts("old").seconds()
-    assert (seconds["detect_s"], seconds["election_s"], seconds["roll_call_s"]) == parts
+    assert (seconds["detect_s"], seconds["election_s"], seconds["survivor_report_s"]) == parts
 
 
 def test_a_table_is_read_in_rank_order() -> None:
@@ -132,7 +132,7 @@ def test_rows_may_differ_in_what_is_a_workers_own() -> None:
         "state",
         "taken",
         "end",
-        "wish",
+        "size_change",
         "batch",
         "own_square",
         "mean_square",

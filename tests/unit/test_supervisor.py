@@ -15,14 +15,14 @@ from edl.coordination.lost_job import LOST
 from edl.core.events import Event, WorkerFailedDetails
 from edl.core.host.agent import AgentState, decide
 from edl.core.host.process import ScriptEnd
-from edl.core.host.supervision import Decision, Ending, SupervisorLimits
-from edl.core.records import Generation, JobState, Leader, Member, Seat, Snapshot
+from edl.core.host.supervision import Ending, SupervisorDecision, SupervisorLimits
+from edl.core.records import Generation, JobState, Leader, Member, RingMember, Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.launch.supervisor import Supervisor
 from edl.launch.workers import End
 
 JOB = make_job(command=("train.py",), np=1)
-RING = Generation(1, 1, (Seat(9, "b", 0, "127.0.0.1", 1),), 9, (9,), (), "start")
+RING = Generation(1, 1, (RingMember(9, "b", 0, "127.0.0.1", 1),), 9, (9,), (), "start")
 
 
 class Store:
@@ -96,7 +96,7 @@ class Workers:
             for one, code in codes.items()
         }
 
-    def give_up_template(self) -> None:
+    def disable_template(self) -> None:
         self.gave_up += 1
 
     def close(self) -> None: ...
@@ -136,7 +136,7 @@ class Launcher(Supervisor[AgentState]):
 
     def _follow(self, snapshot: Snapshot, now: float) -> None: ...
 
-    def _decide(self, snapshot: Snapshot, now: float) -> Decision:
+    def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
         return decide(snapshot, self._own, now)
 
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
@@ -178,7 +178,7 @@ def test_what_ends_is_logged_once_and_started_again_after_its_back_off(
     assert workers.waits == {"t-0": 0.0, "t-1": 0.0}, "it was in no ring"
     (event,) = store.written
     assert isinstance(event.details, WorkerFailedDetails)
-    assert (event.details.exit_code, event.details.last_line) == (3, "Boom")
+    assert (event.details.exit_code, event.details.termination_message) == (3, "Boom")
 
 
 def test_the_replacement_of_a_member_of_the_ring_waits_for_the_repair(
@@ -186,8 +186,8 @@ def test_the_replacement_of_a_member_of_the_ring_waits_for_the_repair(
 ) -> None:
     launcher.turn(100.0)
     mine = Member(5, "a", 0, "127.0.0.1", 1, 1, "t-0")
-    ring = replace(RING, seats=(*RING.seats, Seat(5, "a", 0, "127.0.0.1", 1)))
-    other = replace(mine, id=9, host="b", launch="other-0")
+    ring = replace(RING, members=(*RING.members, RingMember(5, "a", 0, "127.0.0.1", 1)))
+    other = replace(mine, id=9, host="b", attempt_id="other-0")
     store.now = replace(store.now, generation=ring, members=(mine, other))
     launcher.on_change()
     launcher.turn(105.0)
@@ -264,7 +264,7 @@ def test_a_worker_that_cannot_be_started_has_failed_and_is_tried_again(
     launcher.turn(101.0)  # its end is seen; the pause of its slot is over
     details = store.written[0].details
     assert isinstance(details, WorkerFailedDetails)
-    assert "cannot start x: Cannot allocate memory" in details.last_line
+    assert "cannot start x: Cannot allocate memory" in details.termination_message
     workers.full = False
     launcher.turn(104.0)
     assert len(workers) == 1

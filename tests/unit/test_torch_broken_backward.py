@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from edl.errors import UsageError
 from edl.torch.backward import BackwardEnd
-from edl.torch.flights import PRESENT
 from edl.torch.optimizers import Optimizers
+from edl.torch.pending_allreduces import PRESENT
 
 Tensor = torch.Tensor
 
@@ -135,7 +135,7 @@ def test_the_ring_breaks_in_the_step_of_a_failed_pass(worker: Worker) -> None:
     assert job.gradients() == {"a": 4.0, "b": 3.0}
 
 
-@pytest.mark.parametrize("end", [Optimizers.settle, Optimizers.skip], ids=["next", "notify"])
+@pytest.mark.parametrize("end", [Optimizers.end_batch, Optimizers.skip], ids=["next", "notify"])
 def test_a_batch_that_is_left_so_is_refused(
     end: Callable[[Optimizers], None], worker: Worker
 ) -> None:
@@ -154,10 +154,10 @@ def test_one_of_the_batches_that_are_added_up_fails_and_is_left_out(worker: Work
         fail(job)
         job.sgd.zero_grad()
         assert job.optimizers.leave_out()
-    job.optimizers.settle()
+    job.optimizers.end_batch()
     worker.begin(present=ones(1, 1), a=ones(0), b=ones(0))
     (2 * job.a + 4 * job.b).backward()
-    job.optimizers.settle()
+    job.optimizers.end_batch()
     assert worker.sent.count("edl.gradient.b") == 1, "nothing was on its way"
 
 

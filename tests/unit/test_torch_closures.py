@@ -13,7 +13,7 @@ from test_torch_optimizers import Script, refused, run
 from test_torch_reduction import Job, Worker
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
-from edl.torch import flights, lr_schedule
+from edl.torch import lr_schedule, pending_allreduces
 from edl.torch.closures import after_closure
 from edl.torch.optimizer import _evaluates_again, listen
 from edl.torch.optimizer_state import complete
@@ -223,7 +223,7 @@ def test_the_ring_breaks_with_complex_gradients_on_their_way(
     job.reduction._hook_new()
     worker.begin(present=torch.tensor([1.0, 1.0]))
     waited: list[int] = []
-    finish = flights.finish
+    finish = pending_allreduces.finish
 
     def wait(handle: int) -> Any:
         """As Horovod: nothing comes of a second wait for the same."""
@@ -234,7 +234,7 @@ def test_the_ring_breaks_with_complex_gradients_on_their_way(
             worker.breaks = [lambda: False]
         return finish(handle)
 
-    monkeypatch.setattr(flights, "finish", wait)
+    monkeypatch.setattr(pending_allreduces, "finish", wait)
     (job.a + job.c.real.sum()).backward()
     assert job.c.grad is not None
     assert torch.equal(job.c.grad, torch.full((2,), 0.5 + 0j))
@@ -349,12 +349,12 @@ def test_a_wrapper_changes_nothing_in_a_step_that_others_have_completed(worker: 
     listen(optimizer, reduction)
     train(theirs, their_optimizer, 1)
 
-    def superseded() -> bool:
+    def completed_by_peers() -> bool:
         survivor.load(copy.deepcopy(job.state()), Receive.STEP)
         return True
 
     worker.begin(present=torch.ones(2))
-    worker.breaks = [superseded]
+    worker.breaks = [completed_by_peers]
     net(torch.ones(1, 2)).sum().backward()
     worker.breaks = []
     optimizer.step()

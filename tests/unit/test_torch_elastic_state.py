@@ -14,9 +14,9 @@ from edl.core.step.source import Source
 from edl.errors import UsageError
 from edl.torch.elastic import TorchState
 from edl.worker.job_of_one import JobOfOne
-from edl.worker.mailbox import Mailbox
 from edl.worker.progress import Receive
 from edl.worker.script_progress import ScriptProgress
+from edl.worker.shared_state import SharedState
 from edl.worker.worker import Worker
 
 
@@ -129,7 +129,7 @@ def test_callbacks_run_with_each_reset() -> None:
 def test_a_script_that_keeps_its_place_counts_its_saves() -> None:
     mine, theirs = ScriptProgress(), ScriptProgress()
     for progress in (mine, theirs):
-        progress.adopt((0, 1))
+        progress.enter((0, 1))
     theirs.saved()
     theirs.saved()
     mine.take_over(theirs.header(), Receive.ALL)
@@ -155,4 +155,4 @@ def test_a_script_has_one_place_in_its_data() -> None:
 
 def alone() -> Worker:
     config = Config()
-    return Worker(config, MagicMock(), Mailbox(), JobOfOne(config))
+    return Worker(config, MagicMock(), SharedState(), JobOfOne(config))

@@ -12,7 +12,7 @@ from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.errors import UsageError
 from edl.framework.steps import Steps
-from edl.testing.counting import Feed
+from edl.testing.counting import CountingBatchSource
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 from edl.testing.several import Models
 from edl.torch.optimizer import listen
@@ -35,7 +35,10 @@ class Script:
         self.nets = [torch.nn.Linear(2, 1) for _ in range(count)]
         self.sgd = [self.wrap(net.parameters()) for net in self.nets]
         self.steps = Steps(
-            self.worker, Feed(self.worker, 0), lambda: "not trained", self.optimizers.settle
+            self.worker,
+            CountingBatchSource(self.worker, 0),
+            lambda: "not trained",
+            self.optimizers.end_batch,
         )
 
     def wrap(self, parameters: Any, passes: int = 1, **options: Any) -> torch.optim.SGD:

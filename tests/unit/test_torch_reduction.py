@@ -17,11 +17,11 @@ from edl.core.step.step_record import StepRecord, StepRecords
 from edl.core.step.weighting import Share
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import CollectiveFailed
-from edl.torch import flights
-from edl.torch.accumulation import Part
-from edl.torch.flights import PRESENT
+from edl.torch import pending_allreduces
+from edl.torch.accumulation import Contribution
 from edl.torch.gradient import Gradient
 from edl.torch.optimizers import Optimizers
+from edl.torch.pending_allreduces import PRESENT
 from edl.torch.reduction import GradientReduction, LastStep
 from edl.worker import activity
 
@@ -34,11 +34,11 @@ class Worker:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ring = SimpleNamespace(alone=False, place=SimpleNamespace(rank=0))
-        self.pace = SimpleNamespace(reduce=lambda: None)
+        self.timer = SimpleNamespace(reduce=lambda: None)
         self.warming_up = self.open = False
         self.begun, self.samples, self.generation = 0, BATCH, 1
         self.optimizers = self.updates = 0
-        self.has_state = self.superseded = False
+        self.has_state = self.completed_by_peers = False
         self.changes = self.batches = self.batch_weight = self.pieces_left = 0
         self.summed = self.may_grow = self.announces_late = False
         self.other_samples, self.other_is_void = BATCH, False
@@ -48,8 +48,8 @@ class Worker:
         self.sent: list[str] = []
         self.breaks: list[Callable[[], bool]] = []  # the next waits fail; what recover() answers
         self._flights: list[tuple[Tensor, Tensor, str]] = []
-        monkeypatch.setattr(flights, "average_start", self._start)
-        monkeypatch.setattr(flights, "finish", self._finish)
+        monkeypatch.setattr(pending_allreduces, "average_start", self._start)
+        monkeypatch.setattr(pending_allreduces, "finish", self._finish)
 
     def begin(self, samples: int = BATCH, other_samples: int = BATCH, **other: Tensor) -> None:
         if self.open and self.may_grow:
@@ -91,12 +91,12 @@ class Worker:
         self.changes += 1
 
     def end(self) -> None:
-        self.open = self.superseded = False
+        self.open = self.completed_by_peers = False
 
     def recover(self, _error: RingBroken) -> bool:
         self.sent = []
-        self.superseded = self.breaks.pop(0)()
-        return self.superseded
+        self.completed_by_peers = self.breaks.pop(0)()
+        return self.completed_by_peers
 
     def _start(self, tensor: Tensor, output: Tensor, name: str) -> int:
         assert output.is_contiguous()
@@ -116,7 +116,7 @@ class Worker:
         return self
 
     @property
-    def open_step(self) -> Worker:
+    def step_input(self) -> Worker:
         """The one that is open."""
         return self
 
@@ -258,19 +258,19 @@ def test_a_worker_that_missed_a_step_decides_as_the_others(skipped: bool, worker
     job = Job(worker, "a", weight_decay=0.5)
     worker.begin()
 
-    def superseded() -> bool:
+    def completed_by_peers() -> bool:
         job.last_step.skipped = skipped  # with the state
         with torch.no_grad():
             job.a.fill_(7.0)
         return True
 
-    worker.breaks = [superseded]
+    worker.breaks = [completed_by_peers]
     (2 * job.a).backward()
     norm = torch.nn.utils.clip_grad_norm_([job.a], 1.0)
     assert bool(norm.isfinite()) is not skipped
     if not skipped:
         job.step()
-    job.reduction.settle()
+    job.reduction.end_batch()
     assert (job.a.item(), worker.loader.open) == (7.0, False)
     assert job.last_step.skipped is skipped
 
@@ -315,7 +315,7 @@ def test_parameters_that_are_trained_later(worker: Worker) -> None:
     job.b.requires_grad_(False)
     job.model.register_parameter("c", torch.nn.Parameter(torch.ones(())))
     job.sgd.add_param_group({"params": [job.c]})
-    job.reduction.settle()
+    job.reduction.end_batch()
     worker.begin(present=ones(1, 0, 1), a=ones(1), c=ones(3))
     (job.a + job.c).backward()
     assert job.gradients() == {"a": 1.0, "b": None, "c": 2.0}
@@ -422,7 +422,7 @@ def test_sums_of_batches_that_the_script_has_left_are_dropped(worker: Worker) ->
     worker.begin()
     (8 * job.a).backward()
     worker.open = False  # the script has left its loop
-    job.reduction.settle()
+    job.reduction.end_batch()
     worker.begin(present=ones(0))
     for _ in range(3):
         assert worker.sent == []
@@ -447,17 +447,17 @@ def test_a_step_after_fewer_passes_sends_what_there_is(passes: int, worker: Work
 
 def test_survivors_send_the_sum_again_and_who_missed_the_step_drops_it(worker: Worker) -> None:
     job = Job(worker, "a", weight_decay=0.5)
-    for superseded in (False, True):
+    for completed_by_peers in (False, True):
         worker.begin()
         with job.reduction.accumulation.no_sync():
             (2 * job.a).backward()
         worker.begin(other_samples=2 * BATCH, present=ones(1), a=ones(8))
-        worker.breaks = [lambda answer=superseded: answer]  # type: ignore[misc]
+        worker.breaks = [lambda answer=completed_by_peers: answer]  # type: ignore[misc]
         (2 * job.a).backward()
-        assert job.gradients() == {"a": 0.0 if superseded else 6.0}
+        assert job.gradients() == {"a": 0.0 if completed_by_peers else 6.0}
         before = job.a.item()
         job.step()
-        assert (job.a.item() == before) == superseded
+        assert (job.a.item() == before) == completed_by_peers
         job.sgd.zero_grad()
 
 
@@ -556,7 +556,7 @@ def test_a_change_while_the_reduction_is_under_way_is_refused_by_name(worker: Wo
 def test_gradients_over_batches_are_refused_by_name(alone: bool, worker: Worker) -> None:
     worker.ring.alone = alone
     job = Job(worker, "a", "b")
-    for settle in (job.step, job.reduction.settle):
+    for settle in (job.step, job.reduction.end_batch):
         job.sgd.zero_grad()
         worker.begin(present=ones(1, 1))
         (job.a + job.b).backward()
@@ -578,7 +578,7 @@ def test_gradients_over_batches_are_refused_by_name(alone: bool, worker: Worker)
 def test_with_several_a_gradient_of_the_step_before_is_refused_though_others_have_one() -> None:
     """It was not sent, and the mean is that of the others; one that was zeroed is no such one."""
     parameter = torch.nn.Parameter(torch.ones(1))
-    gradient = Gradient(parameter, Part(parameter, lambda: None), name="a")
+    gradient = Gradient(parameter, Contribution(parameter, lambda: None), name="a")
     parameter.grad = ones(3.0)
     gradient.remember()
     gradient.become_mean(ones(5.0), step=2)
@@ -608,7 +608,7 @@ def test_gradients_that_are_zeroed_are_not_refused(how: str, skips: bool, worker
         torch.nn.utils.clip_grad_norm_(job.model.parameters(), 100.0)
         assert job.gradients() == {"a": 1.0, "b": 2.0}
         if skips:
-            job.reduction.settle()
+            job.reduction.end_batch()
         else:
             job.step()
         assert not worker.loader.open
@@ -618,7 +618,7 @@ def test_gradients_that_are_zeroed_are_not_refused(how: str, skips: bool, worker
 def test_an_unreduced_step_is_not_settled(worker: Worker) -> None:
     job = Job(worker, "a")
     worker.begin()
-    job.reduction.settle()
+    job.reduction.end_batch()
     assert worker.loader.open
     job.reduction.skip()
     assert (worker.loader.open, worker.sent) == (False, [PRESENT])
@@ -655,7 +655,7 @@ def test_a_wait_at_the_end_of_backward_is_found_in_any_thread(
 
     job = Job(worker, "a")
     worker.begin(samples=0)
-    monkeypatch.setattr(flights, "finish", wait)
+    monkeypatch.setattr(pending_allreduces, "finish", wait)
     thread = threading.Thread(target=job.a.backward)
     with _joined(thread, go_on):
         assert waiting.wait(10)
@@ -675,7 +675,7 @@ def _joined(thread: threading.Thread, go_on: threading.Event) -> Iterator[None]:
 
 def test_pieces_of_a_step_that_the_script_has_left_are_not_added() -> None:
     parameter = torch.nn.Parameter(torch.zeros(2))
-    gradient = Gradient(parameter, Part(parameter, lambda: None))
+    gradient = Gradient(parameter, Contribution(parameter, lambda: None))
     for step, ones in ((3, 1.0), (3, 2.0)):
         parameter.grad, gradient.computed = torch.full((2,), ones), step
         gradient.put_aside(step)

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edl.core.cluster.placing import compact, place
-from edl.core.cluster.state import ClusterState, Decision, Job
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 
 
@@ -33,7 +33,7 @@ from edl.core.plural import counted
 class AfsL:
     """Policy ``afs_l``."""
 
-    def __call__(self, cluster: ClusterState) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Allocation:
         """See :class:`edl.core.cluster.state.Policy`."""
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
@@ -43,7 +43,7 @@ class AfsL:
         sizes = fixed | {one.job.name: one.slots for one in shares if one.slots}
         reasons = dict.fromkeys(fixed, "keeps its slots: it may not be preempted")
         reasons |= {one.job.name: one.reason() for one in shares}
-        return Decision(place(sizes, cluster), reasons, cluster.notes)
+        return Allocation(place(sizes, cluster), reasons, cluster.state)
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Share:
         most: slots that it may have.
     """
 
-    job: Job
+    job: ClusterJob
     slots_a_node: int
     slots: int = 0
     step_s: float = math.inf

@@ -43,7 +43,7 @@ import numpy as np
 
 from edl.core.cluster.jsa_program import Values, best_sizes
 from edl.core.cluster.placing import compact, pack
-from edl.core.cluster.state import ClusterState, Decision, Job, size
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState, size
 from edl.core.plural import counted
 from edl.core.settings import setting
 
@@ -59,7 +59,7 @@ class EdlPolicy:
     horizon_s: float = setting(600.0, "within which a change has to repay")
     patience: float = setting(0.1, "times what it takes alone, a job is there until it is due")
 
-    def __call__(self, cluster: ClusterState) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Allocation:
         """See :class:`edl.core.cluster.state.Policy`."""
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
@@ -92,11 +92,11 @@ class EdlPolicy:
                 sizes[job.name] = slots
                 if one.batches[slots] != job.batch:
                     batches[job.name] = one.batches[slots]
-        return Decision(pack(sizes, cluster), reasons, {"due_s": due_s}, batches)
+        return Allocation(pack(sizes, cluster), reasons, {"due_s": due_s}, batches)
 
     def _due(self, cluster: ClusterState, curves: Sequence[Curve]) -> dict[str, float]:
         """When each job is due, as it was first seen."""
-        known: Mapping[str, float] = cluster.notes.get("due_s", {})
+        known: Mapping[str, float] = cluster.state.get("due_s", {})
         due_s = {job.name: known[job.name] for job in cluster.jobs if job.name in known}
         for one in curves:
             if one.job.name not in due_s and one.least:
@@ -140,7 +140,7 @@ class Curve:
         batches: the one that makes most progress.
     """
 
-    job: Job
+    job: ClusterJob
     had: int
     least: int
     speeds: Values
@@ -170,7 +170,7 @@ class Curve:
         return f"{has}: {self.left_s[slots]:.0f} s are left, {worth}"
 
 
-def curve(job: Job, had: int, slots_a_node: int, slots: int) -> Curve:
+def curve(job: ClusterJob, had: int, slots_a_node: int, slots: int) -> Curve:
     """The curve of one job.
 
     Args:
@@ -213,7 +213,7 @@ def _sizes(least: int, most: int, had: int, slots_a_node: int) -> list[int]:
     return sorted(size for size in sizes if least <= size <= most)
 
 
-def _batches(job: Job) -> list[int]:
+def _batches(job: ClusterJob) -> list[int]:
     """The smallest one, doubled, and the largest."""
     smallest, largest = job.batches
     doublings = (largest // smallest).bit_length()

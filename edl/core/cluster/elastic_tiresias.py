@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edl.core.cluster.placing import compact, first_that_fit, place
-from edl.core.cluster.state import ClusterState, Decision, Job
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 from edl.core.settings import setting
 
@@ -48,10 +48,10 @@ class ElasticTiresias:
         10, "jobs without slots above which those of the second queue have their minimum", least=0
     )
 
-    def __call__(self, cluster: ClusterState) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Allocation:
         """See :class:`edl.core.cluster.state.Policy`."""
         second, served = self._queues(cluster)
-        started: Mapping[str, float] = cluster.notes.get("started", {})
+        started: Mapping[str, float] = cluster.state.get("started", {})
         order = sorted(
             cluster.jobs, key=lambda job: (job.name in second, started.get(job.name, math.inf))
         )
@@ -68,18 +68,18 @@ class ElasticTiresias:
         for job in cluster.jobs:
             reasons[job.name] = _reason(job, sizes.get(job.name, 0), job.name in second, compacted)
         noted = {"second": sorted(second), "served": served} | _ran(cluster, sizes)
-        return Decision(place(sizes, cluster), reasons, noted)
+        return Allocation(place(sizes, cluster), reasons, noted)
 
     def _queues(self, cluster: ClusterState) -> tuple[set[str], dict[str, float]]:
         """Who is in the second queue, and the service that promoted jobs had when they were."""
         names = {job.name for job in cluster.jobs}
-        second = names.intersection(cluster.notes.get("second", ()))
+        second = names.intersection(cluster.state.get("second", ()))
         served = {
             name: service
-            for name, service in cluster.notes.get("served", {}).items()
+            for name, service in cluster.state.get("served", {}).items()
             if name in names
         }
-        stopped: Mapping[str, Sequence[float]] = cluster.notes.get("stopped", {})
+        stopped: Mapping[str, Sequence[float]] = cluster.state.get("stopped", {})
         for job in cluster.jobs:
             name = job.name
             if name not in second:
@@ -94,7 +94,7 @@ class ElasticTiresias:
         return second, served
 
 
-def speedup(job: Job, slots: int, slots_a_node: int) -> float:
+def speedup(job: ClusterJob, slots: int, slots_a_node: int) -> float:
     """How many times as fast as with one slot; linear up to the job's minimum."""
     if slots <= job.min_slots:
         return float(slots)
@@ -103,11 +103,15 @@ def speedup(job: Job, slots: int, slots_a_node: int) -> float:
 
 
 def _expand(
-    jobs: Sequence[Job], second: Collection[str], sizes: dict[str, int], left: int, largest: int
+    jobs: Sequence[ClusterJob],
+    second: Collection[str],
+    sizes: dict[str, int],
+    left: int,
+    largest: int,
 ) -> None:
     """Give what is left to who gains most."""
 
-    def gain(job: Job) -> float:
+    def gain(job: ClusterJob) -> float:
         has = sizes.get(job.name, 0)
         if not has:
             return speedup(job, job.min_slots, largest) / job.min_slots
@@ -133,20 +137,20 @@ def _ran(cluster: ClusterState, sizes: Mapping[str, int]) -> dict[str, Any]:
     started, began, stopped = {}, {}, {}
     for job in cluster.jobs:
         name = job.name
-        ran_since_s = cluster.notes.get("began", {}).get(name)
+        ran_since_s = cluster.state.get("began", {}).get(name)
         if name in sizes:
             began[name] = cluster.now_s if ran_since_s is None else ran_since_s
         elif ran_since_s is not None:
             stopped[name] = [cluster.now_s, cluster.now_s - ran_since_s]
-        elif name in cluster.notes.get("stopped", {}):
-            stopped[name] = cluster.notes["stopped"][name]
-        first_s = cluster.notes.get("started", {}).get(name, began.get(name))
+        elif name in cluster.state.get("stopped", {}):
+            stopped[name] = cluster.state["stopped"][name]
+        first_s = cluster.state.get("started", {}).get(name, began.get(name))
         if first_s is not None:
             started[name] = first_s
     return {"started": started, "began": began, "stopped": stopped}
 
 
-def _reason(job: Job, has: int, demoted: bool, compacted: bool) -> str:
+def _reason(job: ClusterJob, has: int, demoted: bool, compacted: bool) -> str:
     queue = "queue 2" if demoted else "queue 1"
     if not has:
         requested = counted(job.requested_slots, "slot")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.core.cluster.ranked import Ranked, admit
-from edl.core.cluster.state import ClusterState, Decision, Job
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.settings import setting
 
 
@@ -25,7 +25,7 @@ class Fifo:
     backfill: bool = setting(False, "whether a job that fits may start before an earlier one")
     by_weight: bool = setting(False, "whether heavier jobs come before lighter ones")
 
-    def __call__(self, cluster: ClusterState) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Allocation:
         """See :class:`edl.core.cluster.state.Policy`."""
         running = [
             Ranked(job, "it runs to its end") for job in cluster.jobs if job.name in cluster.present
@@ -41,6 +41,6 @@ class Fifo:
         """See :class:`edl.core.cluster.state.QueuePolicy`."""
         return not (self.backfill or self.by_weight)
 
-    def _why(self, job: Job, now_s: float) -> str:
+    def _why(self, job: ClusterJob, now_s: float) -> str:
         submitted = f"submitted {now_s - job.arrival_s:.0f} s ago"
         return f"weight {job.weight:g}, {submitted}" if self.by_weight else submitted

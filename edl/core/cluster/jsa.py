@@ -35,7 +35,7 @@ import numpy as np
 
 from edl.core.cluster.jsa_program import Values, best_sizes
 from edl.core.cluster.placing import compact, place
-from edl.core.cluster.state import ClusterState, Decision, Job
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 from edl.core.settings import setting
 
@@ -51,7 +51,7 @@ class Jsa:
     elastic: bool = setting(True, "whether a job may have more slots than its batch needs")
     seed: int = setting(0, "of random batches")
 
-    def __call__(self, cluster: ClusterState) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Allocation:
         """See :class:`edl.core.cluster.state.Policy`."""
         fixed = cluster.fixed
         slots, largest = cluster.slots - sum(fixed.values()), cluster.per_node
@@ -79,9 +79,9 @@ class Jsa:
             reasons[one.job.name] = one.reason(count)
             if one.batches[count] != one.job.batch:
                 batches[one.job.name] = one.batches[count]
-        return Decision(place(sizes, cluster), reasons, cluster.notes, batches)
+        return Allocation(place(sizes, cluster), reasons, cluster.state, batches)
 
-    def _scaling(self, job: Job, slots_a_node: int, slots: int) -> Scaling:
+    def _scaling(self, job: ClusterJob, slots_a_node: int, slots: int) -> Scaling:
         """F_j(k), with the batches of this policy."""
         low, high = self._range(job)
         scaling = Scaling(job)
@@ -99,7 +99,7 @@ class Jsa:
                 scaling.add(chosen.rate / unit_rate, chosen.batch)
         return scaling
 
-    def _range(self, job: Job) -> tuple[int, int]:
+    def _range(self, job: ClusterJob) -> tuple[int, int]:
         """The batches that this policy allows the job."""
         low, high = job.batches
         if job.local_batches is not None:
@@ -122,7 +122,7 @@ class Scaling:
         least: the fewest slots that it can have; 0: it cannot have any number.
     """
 
-    job: Job
+    job: ClusterJob
     least: int = 0
     rates: list[float] = field(default_factory=lambda: [-math.inf])
     batches: list[int] = field(default_factory=lambda: [0])
@@ -153,7 +153,9 @@ class Choice(NamedTuple):
     rate: float
 
 
-def best_batch(job: Job, slots: int, slots_a_node: int, low: int, high: int) -> Choice | None:
+def best_batch(
+    job: ClusterJob, slots: int, slots_a_node: int, low: int, high: int
+) -> Choice | None:
     """The batch from ``low`` to ``high`` with the highest throughput; None: none fits.
 
     Of equal ones it is the smallest.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.core.cluster.placing import first_that_fit, place
-from edl.core.cluster.state import ClusterState, Decision, Job
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 
 
@@ -22,7 +22,7 @@ from edl.core.plural import counted
 class MaxMin:
     """Policy ``max_min``."""
 
-    def __call__(self, cluster: ClusterState) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Allocation:
         """See :class:`edl.core.cluster.state.Policy`."""
         fixed = cluster.fixed
         sizes = shares(cluster.jobs, fixed, cluster.slots)
@@ -36,10 +36,10 @@ class MaxMin:
             else:
                 needs = counted(job.min_slots, "slot")
                 reasons[job.name] = f"waits: it needs {needs}, and earlier jobs have all others"
-        return Decision(place(sizes, cluster), reasons, cluster.notes)
+        return Allocation(place(sizes, cluster), reasons, cluster.state)
 
 
-def shares(jobs: Sequence[Job], fixed: dict[str, int], slots: int) -> dict[str, int]:
+def shares(jobs: Sequence[ClusterJob], fixed: dict[str, int], slots: int) -> dict[str, int]:
     """The slots of each job that gets some.
 
     Args:

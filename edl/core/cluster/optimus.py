@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edl.core.cluster.placing import compact, place
-from edl.core.cluster.state import ClusterState, Decision, Job
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 
 
@@ -27,7 +27,7 @@ from edl.core.plural import counted
 class Optimus:
     """Policy ``optimus``."""
 
-    def __call__(self, cluster: ClusterState) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Allocation:
         """See :class:`edl.core.cluster.state.Policy`."""
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
@@ -44,10 +44,10 @@ class Optimus:
             (job for job in cluster.jobs if job.name in sizes), key=lambda j: sizes[j.name]
         )
         allocation = place(fixed | {job.name: sizes[job.name] for job in ascending}, cluster)
-        return Decision(allocation, _reasons(cluster.jobs, sizes, gains), cluster.notes)
+        return Allocation(allocation, _reasons(cluster.jobs, sizes, gains), cluster.state)
 
 
-def gain_s(job: Job, slots: int, slots_a_node: int) -> float:
+def gain_s(job: ClusterJob, slots: int, slots_a_node: int) -> float:
     """Seconds that one slot more than ``slots`` saves the job; 0: it may not have so many."""
     if slots >= job.most_slots(job.batch):
         return 0.0
@@ -56,7 +56,9 @@ def gain_s(job: Job, slots: int, slots_a_node: int) -> float:
     return (now_s - then_s) * job.model.steps_left(job.batch)
 
 
-def _give(order: Sequence[Job], sizes: dict[str, int], left: int, largest: int) -> dict[str, float]:
+def _give(
+    order: Sequence[ClusterJob], sizes: dict[str, int], left: int, largest: int
+) -> dict[str, float]:
     """Raise the sizes while slots are left and somebody gains; what each would gain by one more."""
     gains = {job.name: gain_s(job, sizes[job.name], largest) for job in order if sizes[job.name]}
     most = [(-gains[job.name], at) for at, job in enumerate(order) if job.name in gains]
@@ -72,7 +74,7 @@ def _give(order: Sequence[Job], sizes: dict[str, int], left: int, largest: int) 
 
 
 def _reasons(
-    jobs: Sequence[Job], sizes: Mapping[str, int], gains: Mapping[str, float]
+    jobs: Sequence[ClusterJob], sizes: Mapping[str, int], gains: Mapping[str, float]
 ) -> dict[str, str]:
     reasons = {}
     for job in jobs:

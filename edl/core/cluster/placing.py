@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from edl.core.cluster.state import Allocation, ClusterState, Job, Placement, size
+from edl.core.cluster.state import ClusterJob, ClusterState, Placement, Placements, size
 
 
-def place(sizes: Mapping[str, int], cluster: ClusterState) -> Allocation:
+def place(sizes: Mapping[str, int], cluster: ClusterState) -> Placements:
     """Slots for each job, so many as ``sizes`` says.
 
     Who has that many already keeps them. The others are placed in the order of ``sizes``, on the
@@ -24,7 +24,7 @@ def place(sizes: Mapping[str, int], cluster: ClusterState) -> Allocation:
     return placed
 
 
-def pack(sizes: Mapping[str, int], cluster: ClusterState) -> Allocation:
+def pack(sizes: Mapping[str, int], cluster: ClusterState) -> Placements:
     """As :func:`place`, but each on as few nodes as there still can be, the largest first.
 
     What fits into a node is put where least stays free, ties to those that the job is on already;
@@ -51,7 +51,10 @@ def pack(sizes: Mapping[str, int], cluster: ClusterState) -> Allocation:
 
 
 def first_that_fit(
-    jobs: Iterable[Job], fixed: Mapping[str, int], slots: int, wanted: Callable[[Job], int]
+    jobs: Iterable[ClusterJob],
+    fixed: Mapping[str, int],
+    slots: int,
+    wanted: Callable[[ClusterJob], int],
 ) -> dict[str, int]:
     """The slots of each job that gets as many as ``wanted`` says, one after the other.
 

@@ -33,12 +33,12 @@ from edl.core.cluster.pollux_goodput import Choices, Limits, Shapes, choices
 from edl.core.cluster.pollux_search import Counts, Effort, Problem, search, started
 from edl.core.cluster.state import (
     Allocation,
+    ClusterJob,
     ClusterState,
-    Decision,
-    Job,
     Node,
-    Notes,
     Placement,
+    Placements,
+    PolicyState,
     size,
     total,
 )
@@ -60,17 +60,17 @@ class Pollux:
     move_s: float = setting(30.0, "what a change of slots is taken to cost")
     seed: int = setting(0, "of the search")
 
-    def __call__(self, cluster: ClusterState) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Allocation:
         """See :class:`edl.core.cluster.state.Policy`."""
         if not cluster.jobs or not cluster.nodes:
-            return Decision(
-                {}, {job.name: "waits: no node is up" for job in cluster.jobs}, cluster.notes
+            return Allocation(
+                {}, {job.name: "waits: no node is up" for job in cluster.jobs}, cluster.state
             )
         fixed = cluster.fixed
         order = sorted(cluster.jobs, key=lambda job: (job.name not in fixed, job.attained_slot_s))
-        models = _models(order, cluster.notes.get("models", {}))
+        models = _models(order, cluster.state.get("models", {}))
         found = _choices(order, cluster.nodes, cluster.present, models)
-        moves: Mapping[str, int] = cluster.notes.get("moves", {})
+        moves: Mapping[str, int] = cluster.state.get("moves", {})
         problem = Problem(
             slots=np.array([node.slots for node in cluster.nodes], np.int16),
             present=_state(order, cluster.nodes, cluster.present),
@@ -83,9 +83,9 @@ class Pollux:
             fixed=np.array([job.name in fixed for job in order]),
         )
         first = np.stack([problem.present, started(problem)])
-        if "population" in cluster.notes:
-            first = np.concatenate([first, _carried(cluster.notes, order, cluster.nodes)])
-        round_ = int(cluster.notes.get("round", 0))
+        if "population" in cluster.state:
+            first = np.concatenate([first, _carried(cluster.state, order, cluster.nodes)])
+        round_ = int(cluster.state.get("round", 0))
         effort = Effort(self.population, self.generations, self.patience)
         best, population = search(
             problem, first, effort, np.random.default_rng([self.seed, round_])
@@ -96,7 +96,7 @@ class Pollux:
             for job, one, row in zip(order, found, best, strict=True)
             if row.any()
         }
-        return Decision(
+        return Allocation(
             allocation,
             _reasons(order, found, best, batches),
             {
@@ -111,7 +111,7 @@ class Pollux:
         )
 
     def _penalty(
-        self, job: Job, present: Allocation, now_s: float, moves: Mapping[str, int]
+        self, job: ClusterJob, present: Placements, now_s: float, moves: Mapping[str, int]
     ) -> float:
         """What the job's speedup is multiplied by, if its slots change."""
         age_s = max(0.0, now_s - job.arrival_s)
@@ -120,7 +120,7 @@ class Pollux:
         return penalty if job.name in present else max(penalty, START)
 
 
-def _retuned(job: Job, batches: Mapping[str, int]) -> bool:
+def _retuned(job: ClusterJob, batches: Mapping[str, int]) -> bool:
     return batches.get(job.name, job.batch) != job.batch
 
 
@@ -128,7 +128,7 @@ Models = dict[str, tuple[int, StepTime]]
 """Of each job that has trained: how many measurements its model is fitted to, and the model."""
 
 
-def _models(jobs: Sequence[Job], before: Mapping[str, Sequence[float]]) -> Models:
+def _models(jobs: Sequence[ClusterJob], before: Mapping[str, Sequence[float]]) -> Models:
     """Fit those anew that have measured something new."""
     models: Models = {}
     for job in jobs:
@@ -141,7 +141,7 @@ def _models(jobs: Sequence[Job], before: Mapping[str, Sequence[float]]) -> Model
 
 
 def _choices(
-    jobs: Sequence[Job], nodes: Sequence[Node], present: Allocation, models: Models
+    jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placements, models: Models
 ) -> list[Choices]:
     room = tuple(accumulate(sorted((node.slots for node in nodes), reverse=True)))
     fair = math.ceil(total(nodes) / len(jobs))
@@ -155,14 +155,14 @@ def _choices(
     return found
 
 
-def _most(job: Job, present: Allocation) -> int:
+def _most(job: ClusterJob, present: Placements) -> int:
     """Slots that it may have now; those that it has in any case."""
     tried = max((step.workers for step in job.steps), default=0)
     most = min(max(BEYOND * tried, job.min_slots), job.most_slots(job.batches[1]))
     return max(most, size(present.get(job.name, ())))
 
 
-def _state(jobs: Sequence[Job], nodes: Sequence[Node], present: Allocation) -> Counts:
+def _state(jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placements) -> Counts:
     column = {node.name: at for at, node in enumerate(nodes)}
     state = np.zeros((len(jobs), len(nodes)), np.int16)
     for row, job in enumerate(jobs):
@@ -172,7 +172,7 @@ def _state(jobs: Sequence[Job], nodes: Sequence[Node], present: Allocation) -> C
     return state
 
 
-def _carried(notes: Notes, jobs: Sequence[Job], nodes: Sequence[Node]) -> Counts:
+def _carried(notes: PolicyState, jobs: Sequence[ClusterJob], nodes: Sequence[Node]) -> Counts:
     """The last population, of the jobs and the nodes that there are now."""
     rows = {name: at for at, name in enumerate(notes["jobs"])}
     columns = {name: at for at, name in enumerate(notes["nodes"])}
@@ -190,7 +190,7 @@ def _carried(notes: Notes, jobs: Sequence[Job], nodes: Sequence[Node]) -> Counts
 
 
 def _allocation(
-    state: Counts, jobs: Sequence[Job], nodes: Sequence[Node], present: Allocation
+    state: Counts, jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placements
 ) -> dict[str, Placement]:
     """Who keeps its slots keeps their order, too."""
     allocation = {}
@@ -205,7 +205,10 @@ def _allocation(
 
 
 def _moves(
-    jobs: Sequence[Job], present: Allocation, allocation: Allocation, moves: Mapping[str, int]
+    jobs: Sequence[ClusterJob],
+    present: Placements,
+    allocation: Placements,
+    moves: Mapping[str, int],
 ) -> dict[str, int]:
     """How often each job that has started was given other slots since."""
     counts = {}
@@ -218,7 +221,7 @@ def _moves(
 
 
 def _reasons(
-    jobs: Sequence[Job], found: Sequence[Choices], state: Counts, batches: Mapping[str, int]
+    jobs: Sequence[ClusterJob], found: Sequence[Choices], state: Counts, batches: Mapping[str, int]
 ) -> dict[str, str]:
     reasons = {}
     for job, one, row in zip(jobs, found, state, strict=True):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.core.cluster.placing import place
-from edl.core.cluster.state import ClusterState, Decision, Job
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 
 
@@ -14,11 +14,11 @@ from edl.core.plural import counted
 class Ranked:
     """A job and the clause that says why it stands where it does."""
 
-    job: Job
+    job: ClusterJob
     why: str
 
 
-def admit(ranking: Sequence[Ranked], cluster: ClusterState, overtaking: bool = True) -> Decision:
+def admit(ranking: Sequence[Ranked], cluster: ClusterState, overtaking: bool = True) -> Allocation:
     """Give each job the slots that it requested, in the order of the ranking, while they last.
 
     Those that may not be preempted come before all others, and keep what they have.
@@ -43,4 +43,4 @@ def admit(ranking: Sequence[Ranked], cluster: ClusterState, overtaking: bool = T
             first_waiting = first_waiting or job.name
             needs = f"needs {counted(wanted, 'slot')} and {left} are left"
             reasons[job.name] = f"waits: {one.why}, {needs}"
-    return Decision(place(sizes, cluster), reasons, cluster.notes)
+    return Allocation(place(sizes, cluster), reasons, cluster.state)

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from edl.core.cluster.placing import compact
 from edl.core.cluster.ranked import Ranked, admit
-from edl.core.cluster.state import ClusterState, Decision, Job
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 
 
 @dataclass(frozen=True)
 class Srtf:
     """Policy ``srtf``."""
 
-    def __call__(self, cluster: ClusterState) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Allocation:
         """See :class:`edl.core.cluster.state.Policy`."""
         largest = cluster.per_node
         left_s = {job.name: remaining_s(job, largest) for job in cluster.jobs}
@@ -29,7 +29,7 @@ class Srtf:
         return admit(ranking, cluster)
 
 
-def remaining_s(job: Job, slots_a_node: int) -> float:
+def remaining_s(job: ClusterJob, slots_a_node: int) -> float:
     """Seconds until the job ends, with the slots and the batch that its user requested."""
     slots = compact(job.requested_slots, slots_a_node)
     return job.model.steps_left(job.batch) * job.model.step_s(slots, job.batch)

@@ -16,10 +16,10 @@ from edl.core.policy.step_time import Measured
 Placement = tuple[tuple[str, int], ...]
 """Node and number of slots there, in the order of the job's ranks; no number is 0."""
 
-Allocation = Mapping[str, Placement]
+Placements = Mapping[str, Placement]
 """The placement of each job that has slots, by name."""
 
-Notes = Mapping[str, Any]
+PolicyState = Mapping[str, Any]
 """What a policy wants to be told the next time: JSON values, for another process may ask then."""
 
 
@@ -63,7 +63,7 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ClusterJob:
     """A job that has arrived and has not ended.
 
     Attributes:
@@ -117,11 +117,11 @@ class ClusterState:
         notes: of the last decision; empty at first.
     """
 
-    jobs: Sequence[Job]
+    jobs: Sequence[ClusterJob]
     nodes: Sequence[Node]
-    present: Allocation
+    present: Placements
     now_s: float
-    notes: Notes
+    state: PolicyState
 
     @property
     def slots(self) -> int:
@@ -134,7 +134,7 @@ class ClusterState:
         return max((node.slots for node in self.nodes), default=1)
 
     @property
-    def pinned(self) -> list[Job]:
+    def pinned(self) -> list[ClusterJob]:
         """Those whose slots nobody may take."""
         return [job for job in self.jobs if not job.preemptible and job.name in self.present]
 
@@ -145,7 +145,7 @@ class ClusterState:
 
 
 @dataclass(frozen=True)
-class Decision:
+class Allocation:
     """What a policy answers.
 
     Attributes:
@@ -156,16 +156,16 @@ class Decision:
             it keeps its batch. That alone costs nothing: no slot changes.
     """
 
-    allocation: Allocation
+    placements: Placements
     reasons: Mapping[str, str]
-    notes: Notes = field(default_factory=dict)
+    state: PolicyState = field(default_factory=dict)
     batches: Mapping[str, int] = field(default_factory=dict)
 
 
 class Policy(Protocol):
     """A policy with its parameters."""
 
-    def __call__(self, cluster: ClusterState) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Allocation:
         """Who has which slots from ``cluster.now_s`` on."""
 
 

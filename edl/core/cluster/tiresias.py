@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edl.core.cluster.ranked import Ranked, admit
-from edl.core.cluster.state import ClusterState, Decision, Job
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.settings import setting
 
 HOUR_S = 3600.0
@@ -26,10 +26,10 @@ class Tiresias:
         16.0, "attained service at which a job goes to the second queue", least=0
     )
 
-    def __call__(self, cluster: ClusterState) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Allocation:
         """See :class:`edl.core.cluster.state.Policy`."""
         by_name = {job.name: job for job in cluster.jobs}
-        second = [name for name in cluster.notes.get("second", ()) if name in by_name]
+        second = [name for name in cluster.state.get("second", ()) if name in by_name]
         before = set(second)
         limit_slot_s = self.demotion_slot_hours * HOUR_S
         second += [
@@ -42,8 +42,8 @@ class Tiresias:
             Ranked(job, self._why(job, 1)) for job in cluster.jobs if job.name not in demoted
         ]
         ranking += [Ranked(by_name[name], self._why(by_name[name], 2)) for name in second]
-        return replace(admit(ranking, cluster), notes={"second": second})
+        return replace(admit(ranking, cluster), state={"second": second})
 
-    def _why(self, job: Job, queue: int) -> str:
+    def _why(self, job: ClusterJob, queue: int) -> str:
         attained = f"{job.attained_slot_s / HOUR_S:.2f} slot-hours attained"
         return f"queue {queue}, {attained}, {self.demotion_slot_hours:g} end the first"

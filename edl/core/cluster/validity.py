@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from edl.core.cluster.state import ClusterState, Decision, Job, Node, size
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState, Node, size
 
 
-def violation(decision: Decision, cluster: ClusterState) -> str | None:
+def violation(decision: Allocation, cluster: ClusterState) -> str | None:
     """The first rule that the decision breaks, as a sentence; None: it keeps all of them.
 
     No slot is given twice, nor one of a node that is not there; no job has fewer slots than its
@@ -20,16 +20,18 @@ def violation(decision: Decision, cluster: ClusterState) -> str | None:
     if wrong is not None:
         return wrong
     for job in cluster.pinned:
-        if decision.allocation.get(job.name) != cluster.present[job.name]:
+        if decision.placements.get(job.name) != cluster.present[job.name]:
             return f"{job.name} may not be preempted, and would lose its slots"
     silent = [job.name for job in cluster.jobs if not decision.reasons.get(job.name)]
     return f"{silent[0]} is given no reason" if silent else None
 
 
-def _slots(decision: Decision, known: Mapping[str, Job], nodes: Sequence[Node]) -> str | None:
+def _slots(
+    decision: Allocation, known: Mapping[str, ClusterJob], nodes: Sequence[Node]
+) -> str | None:
     slots = {node.name: node.slots for node in nodes}
     used: Counter[str] = Counter()
-    for name, placement in decision.allocation.items():
+    for name, placement in decision.placements.items():
         job, given = known.get(name), size(placement)
         if job is None:
             return f"{name} has slots and is no job"
@@ -49,7 +51,7 @@ def _slots(decision: Decision, known: Mapping[str, Job], nodes: Sequence[Node]) 
     return None
 
 
-def _batches(decision: Decision, known: Mapping[str, Job]) -> str | None:
+def _batches(decision: Allocation, known: Mapping[str, ClusterJob]) -> str | None:
     for name, batch in decision.batches.items():
         job = known.get(name)
         if job is None:

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edl.core.cluster.placing import place
-from edl.core.cluster.state import ClusterState, Decision, Job
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 
 
@@ -33,7 +33,7 @@ from edl.core.plural import counted
 class VirtualFlow:
     """Policy ``virtualflow``. It notes in which order jobs were let in: ties follow it."""
 
-    def __call__(self, cluster: ClusterState) -> Decision:
+    def __call__(self, cluster: ClusterState) -> Allocation:
         """See :class:`edl.core.cluster.state.Policy`."""
         fixed, slots = cluster.fixed, cluster.slots
         running = _survivors(_running(cluster), fixed, slots)
@@ -66,10 +66,12 @@ class VirtualFlow:
             else:
                 reasons[job.name] = f"waits with {weight}: {held_by}"
         order = [job.name for job in admitted]
-        return Decision(place(sizes, cluster), reasons, {"order": order})
+        return Allocation(place(sizes, cluster), reasons, {"order": order})
 
 
-def shares(jobs: Sequence[Job], fixed: Mapping[str, int], slots: int) -> dict[str, int] | None:
+def shares(
+    jobs: Sequence[ClusterJob], fixed: Mapping[str, int], slots: int
+) -> dict[str, int] | None:
     """The slots of each job; None: there are fewer than their minima.
 
     Args:
@@ -97,7 +99,7 @@ def shares(jobs: Sequence[Job], fixed: Mapping[str, int], slots: int) -> dict[st
     return sizes
 
 
-def _round(jobs: Sequence[Job], slots: int) -> dict[str, int]:
+def _round(jobs: Sequence[ClusterJob], slots: int) -> dict[str, int]:
     """Rule 1."""
     weights = sum(job.weight for job in jobs)
     given = {job.name: max(_least(job), _power_below(slots * job.weight / weights)) for job in jobs}
@@ -109,7 +111,7 @@ def _round(jobs: Sequence[Job], slots: int) -> dict[str, int]:
     return given
 
 
-def _least(job: Job) -> int:
+def _least(job: ClusterJob) -> int:
     """The smallest share that a job may have."""
     power = 1 << (job.min_slots - 1).bit_length()
     return min(power, job.requested_slots)
@@ -120,18 +122,20 @@ def _power_below(share: float) -> int:
     return 1 << (max(1, int(share)).bit_length() - 1)
 
 
-def _by_weight(jobs: Iterable[Job]) -> list[Job]:
+def _by_weight(jobs: Iterable[ClusterJob]) -> list[ClusterJob]:
     return sorted(jobs, key=lambda job: -job.weight)
 
 
-def _running(cluster: ClusterState) -> list[Job]:
+def _running(cluster: ClusterState) -> list[ClusterJob]:
     """Those that have slots, in the order in which they were let in."""
     have = {job.name: job for job in cluster.jobs if job.name in cluster.present}
-    known = [have.pop(name) for name in cluster.notes.get("order", ()) if name in have]
+    known = [have.pop(name) for name in cluster.state.get("order", ()) if name in have]
     return known + _by_weight(have.values())
 
 
-def _survivors(running: Sequence[Job], fixed: Mapping[str, int], slots: int) -> list[Job]:
+def _survivors(
+    running: Sequence[ClusterJob], fixed: Mapping[str, int], slots: int
+) -> list[ClusterJob]:
     """All of them, unless there are too few slots now: then the heaviest ones."""
     left = slots - sum(fixed.values())
     kept = set(fixed)

@@ -3,8 +3,8 @@
 An agent keeps as many workers on its host as it is assigned. Its rules, in order:
 
 1. The end of the job, and a job that cannot go on: :mod:`edl.core.host.job_end`.
-2. Who cannot stay in the job is ended, by the rules of :mod:`edl.core.host.upkeep`; so is one that
-   has not joined yet when its host leaves the job.
+2. A worker that cannot stay in the job is ended (:mod:`edl.core.host.restart_policy`), and a worker
+   that has not joined yet when its host leaves the job.
 3. Who is lacking is started, each slot with a back-off that grows with its failures; not while
    nobody of the ring is in ZooKeeper who could give it the state, and not when a worker has ended
    because the job was told to end while ZooKeeper was away. A slot that fails more often than
@@ -27,16 +27,16 @@ from edl.core.host.job_end import (
     told_to_end,
 )
 from edl.core.host.process import Process
-from edl.core.host.supervision import Decision, SupervisorLimits, SupervisorState, foreign
-from edl.core.host.upkeep import (
+from edl.core.host.restart_policy import (
+    disable_slot,
     end_each,
     fills_its_place,
-    give_up,
     starts,
     why_to_end,
-    with_lingering,
+    with_terminating,
     without_init,
 )
+from edl.core.host.supervision import SupervisorDecision, SupervisorLimits, SupervisorState, foreign
 from edl.core.job.placement import without_slot
 from edl.core.records import Snapshot, Stage
 
@@ -57,14 +57,14 @@ class AgentState(SupervisorState):
     draining: bool = False  # the host is about to leave the job
 
 
-def decide(snapshot: Snapshot, own: AgentState, now: float) -> Decision:
+def decide(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
     """The agent's next act, or none, with the reason. ``now``: the agent's monotonic clock."""
     decision = as_the_job_ends(snapshot, own, now)
     decision = decision or as_the_job_cannot_go_on(snapshot, own, now)
-    return with_lingering(decision or _keep(snapshot, own, now), snapshot, own, now)
+    return with_terminating(decision or _keep(snapshot, own, now), snapshot, own, now)
 
 
-def _keep(snapshot: Snapshot, own: AgentState, now: float) -> Decision:
+def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
     """Keep as many workers as are assigned."""
     wanted = snapshot.assigned.hosts.get(own.host, 0)
     others = [m for m in foreign(snapshot, own) if m.host == own.host]
@@ -92,8 +92,8 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> Decision:
     if failing is not None:
         used_up = {p.slot for p in own.processes if p.used_up} | {failing.slot}
         desired = without_slot(snapshot, own.host, used_up, elsewhere=not failing.refused)
-        return give_up(failing, snapshot, own, desired, "--max-restarts")
-    return Decision(
+        return disable_slot(failing, snapshot, own, desired, "--max-restarts")
+    return SupervisorDecision(
         TOLD if told else f"{counted} of {wanted} workers run on {own.host}",
         starts(places, own, "a worker is wanted", now),
         end_each(to_end, own.limits, now),

@@ -14,7 +14,7 @@ one. The rules, in order:
    On a host that the driver bars this process is gone before the driver kills it: that would be
    noticed some 5 s late, when the slot may be another process's, whose failure it then seems.
 3. A job that cannot begin, or has nobody left: :mod:`edl.core.host.job_end`.
-4. A worker that cannot stay in the job is ended, by the rules of :mod:`edl.core.host.upkeep`.
+4. A worker that cannot stay in the job is ended (:mod:`edl.core.host.restart_policy`).
 5. A worker that has ended is started again, with a back-off that grows with its failures; not
    while nobody of the ring is in ZooKeeper who could give it the state. A slot that fails more
    often than that is given up: this process stays, for the driver would bar its host, and starts
@@ -39,17 +39,17 @@ from edl.core.host.job_end import (
     told_to_end,
 )
 from edl.core.host.process import Process, how
-from edl.core.host.supervision import Decision, Outcome, SupervisorLimits, SupervisorState
-from edl.core.host.upkeep import (
+from edl.core.host.restart_policy import (
+    disable_slot,
     end,
     end_each,
     fills_its_place,
-    give_up,
     starts,
     why_to_end,
-    with_lingering,
+    with_terminating,
     without_init,
 )
+from edl.core.host.supervision import Outcome, SupervisorDecision, SupervisorLimits, SupervisorState
 from edl.core.job.placement import Placement
 from edl.core.records import Assigned, Desired, Job, JobState, Snapshot
 from edl.core.sizes import Sizes
@@ -86,7 +86,7 @@ class SlotState(SupervisorState):
     slot: int = 0
     removed: bool = False  # the driver has taken the slot back
     ending_since: float | None = None  # since when this process was asked to end
-    given_up: bool = False  # it was the driver itself that asked
+    disabled: bool = False  # it was the driver itself that asked
     unread: bool = False  # its ssh has ended: the driver takes that for the end of this process
 
     @property
@@ -95,36 +95,40 @@ class SlotState(SupervisorState):
         return self.processes[-1] if self.processes else None
 
 
-def decide(snapshot: Snapshot, own: SlotState, now: float) -> Decision:
+def decide(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
     """The next act for one slot, or none, with the reason. ``now``: as the times in ``own``."""
     decision = as_the_job_ends(snapshot, own, now)
     if decision is None and (own.removed or own.unread or own.ending_since is not None):
         decision = _leave(snapshot, own, now)
     decision = decision or as_the_job_cannot_go_on(snapshot, own, now)
-    return with_lingering(decision or _keep(snapshot, own, now), snapshot, own, now)
+    return with_terminating(decision or _keep(snapshot, own, now), snapshot, own, now)
 
 
-def _leave(snapshot: Snapshot, own: SlotState, now: float) -> Decision:
+def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
     if own.unread and not own.removed:
         return _leave_unseen(snapshot, own, now)
     reason = f"the driver has taken back slot {own.slot}" if own.removed else "edl-worker is to end"
     if own.living:
         known = all(p.seated and p.worker not in snapshot.evicted for p in own.living)
         if own.removed and not known:
-            return Decision(reason, endings=end(own.living, own.limits, now, reason))
+            return SupervisorDecision(reason, endings=end(own.living, own.limits, now, reason))
         if own.ending_since is None:  # the leader takes it out: its slot is not assigned
-            return Decision(reason)
-        barred = own.removed and own.given_up
+            return SupervisorDecision(reason)
+        barred = own.removed and own.disabled
         patience_s = own.limits.barred_s if barred else own.limits.release_s
-        return Decision(reason, endings=end(own.living, own.limits, now, reason, patience_s))
+        return SupervisorDecision(
+            reason, endings=end(own.living, own.limits, now, reason, patience_s)
+        )
     if own.removed:
-        return Decision(reason, exit_code=0)
+        return SupervisorDecision(reason, exit_code=0)
     if own.ending_since is not None and now - own.ending_since >= own.limits.release_s:
-        return Decision(f"{reason}, and the driver did not take back slot {own.slot}", exit_code=1)
-    return Decision(f"{reason}; waiting for the driver to take back slot {own.slot}")
+        return SupervisorDecision(
+            f"{reason}, and the driver did not take back slot {own.slot}", exit_code=1
+        )
+    return SupervisorDecision(f"{reason}; waiting for the driver to take back slot {own.slot}")
 
 
-def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> Decision:
+def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
     """Leave as a process that has ended, for the driver; the last one has to say so of the job.
 
     horovodrun itself may be about to end, which is the end of the job, and takes a moment to see.
@@ -132,39 +136,41 @@ def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> Decision:
     reason, limits = "its ssh has ended, and so has this process for the driver", own.limits
     if own.living:
         endings = end(own.living, limits, now, reason, limits.release_s)
-        return Decision(reason, endings=endings)
+        return SupervisorDecision(reason, endings=endings)
     ended = (own.newest.exited if own.newest is not None else None) or 0.0
     if len(snapshot.slots) > 1 and now - ended >= limits.unseen_s:
-        return Decision(reason, exit_code=1)
+        return SupervisorDecision(reason, exit_code=1)
     if now - ended >= limits.release_s:
         reason = f"the ssh of slot {own.slot} has ended, and no other edl-worker is left"
-        return Decision(reason, outcome=Outcome(JobState.FAILED, reason, 1))
-    return Decision(f"{reason}; waiting for the end of horovodrun")
+        return SupervisorDecision(reason, outcome=Outcome(JobState.FAILED, reason, 1))
+    return SupervisorDecision(f"{reason}; waiting for the end of horovodrun")
 
 
-def _keep(snapshot: Snapshot, own: SlotState, now: float) -> Decision:
+def _keep(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
     """Keep one worker in the slot."""
     to_end, last = why_to_end(snapshot, own, now), own.newest
     if own.living:
         endings = end_each(to_end, own.limits, now)
         reason = "; ".join(to_end.values()) or f"{own.living[0].name} runs"
-        return Decision(reason, endings=endings, warnings=without_init(own, now))
+        return SupervisorDecision(reason, endings=endings, warnings=without_init(own, now))
     if last is not None and last.used_up:
-        return Decision(f"slot {own.slot} was given up")
+        return SupervisorDecision(f"slot {own.slot} was given up")
     if told_to_end(snapshot, own):
-        return Decision(TOLD)
+        return SupervisorDecision(TOLD)
     if ring_is_away(snapshot, own, now):
-        return Decision("nobody of the ring is in ZooKeeper")
+        return SupervisorDecision("nobody of the ring is in ZooKeeper")
     if last is not None and last.uses_up(snapshot.job.spec.settings.max_restarts):
-        unused = {(one.host, one.slot) for one in snapshot.slots if one.given_up}
+        unused = {(one.host, one.slot) for one in snapshot.slots if one.disabled}
         enough = snapshot.job.sizes.enough(len(assigned_slots(snapshot) - unused) - 1)
         # The driver keeps the slot assigned; no worker is started there any more.
         left = snapshot.assigned.hosts if enough else None
-        return give_up(last, snapshot, own, left, "EDL_MAX_RESTARTS")
+        return disable_slot(last, snapshot, own, left, "EDL_MAX_RESTARTS")
     if last is not None and fills_its_place(last, own.limits, now):
-        return Decision(f"{last.name} {how(last.exit_code or 0)}; a pause before the next start")
+        return SupervisorDecision(
+            f"{last.name} {how(last.exit_code or 0)}; a pause before the next start"
+        )
     found = starts([(own.slot, last)], own, "the driver wants a worker", now)
-    return Decision(found[0].reason if found else "a pause before the next start", found)
+    return SupervisorDecision(found[0].reason if found else "a pause before the next start", found)
 
 
 def removal_pending(snapshot: Snapshot) -> bool:
@@ -329,7 +335,7 @@ def released(desired: Placement, host: str, sizes: Sizes) -> dict[str, int]:
     return {**desired, host: desired[host] - 1}
 
 
-def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> Decision:
+def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> SupervisorDecision:
     """What to do at the end of the job while the driver waits until every slot has asked it.
 
     The driver counts a question and a success of the same slot as two slots', so that the end of
@@ -343,12 +349,14 @@ def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> Dec
     """
     over = f"job {job.name} {job.state.phrase}"
     if not late:
-        return Decision(f"{over}, and the driver of horovodrun places the slots anew")
+        return SupervisorDecision(f"{over}, and the driver of horovodrun places the slots anew")
     if not answers:
         reason = f"{over}, but the driver of horovodrun has not answered slot {slot}"
-        return Decision(f"{reason}; it ends with an error, or all would wait", exit_code=1)
+        return SupervisorDecision(
+            f"{reason}; it ends with an error, or all would wait", exit_code=1
+        )
     whom = f"{lost}, whose edl-worker has died" if lost else "an edl-worker that does not ask it"
-    return Decision(
+    return SupervisorDecision(
         f"{over}, but horovodrun waits for {whom}. If its host is lost, ssh has not "
         "noticed: end horovodrun by Ctrl-C, and set ServerAliveInterval in ~/.ssh/config"
     )

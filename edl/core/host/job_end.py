@@ -29,16 +29,16 @@ from edl.core.host.process import (
     how_all,
     last_words,
 )
+from edl.core.host.restart_policy import end, end_each, is_terminating, why_to_end
 from edl.core.host.supervision import (
-    Decision,
     Ending,
     Outcome,
+    SupervisorDecision,
     SupervisorLimits,
     SupervisorState,
     dead_ring,
     foreign,
 )
-from edl.core.host.upkeep import end, end_each, lingers, why_to_end
 from edl.core.job.liveness import GONE
 from edl.core.plural import workers
 from edl.core.records import Generation, Job, JobState, Snapshot, Stage
@@ -47,28 +47,30 @@ from edl.errors import REFUSED_EXIT
 TOLD = "the workers were told to end while ZooKeeper was away"
 
 
-def as_the_job_ends(snapshot: Snapshot, own: SupervisorState, now: float) -> Decision | None:
+def as_the_job_ends(
+    snapshot: Snapshot, own: SupervisorState, now: float
+) -> SupervisorDecision | None:
     """Rules 1 to 3; None: the job goes on."""
     generation = snapshot.generation
     if snapshot.job.state.over:
         return _wind_down(snapshot, own, now)
     if snapshot.job.state is JobState.STOPPING:
         return _stop(snapshot, own, now)
-    if generation is not None and not generation.seats:
+    if generation is not None and not generation.members:
         reason = generation.reason
         if not snapshot.members:
-            return Decision(reason, outcome=Outcome(JobState.STOPPED, reason))
+            return SupervisorDecision(reason, outcome=Outcome(JobState.STOPPED, reason))
         to_end = why_to_end(snapshot, own, now)
-        return Decision(reason, endings=end_each(to_end, own.limits, now))
+        return SupervisorDecision(reason, endings=end_each(to_end, own.limits, now))
     return None
 
 
 def as_the_job_cannot_go_on(
     snapshot: Snapshot, own: SupervisorState, now: float
-) -> Decision | None:
+) -> SupervisorDecision | None:
     """Rules 4 and 5; None: it can."""
     outcome = _cannot_begin(snapshot, own, now) or _nobody_left(snapshot, own, now)
-    return None if outcome is None else Decision(outcome.reason, outcome=outcome)
+    return None if outcome is None else SupervisorDecision(outcome.reason, outcome=outcome)
 
 
 def result(job: Job, own: SupervisorState) -> int:
@@ -80,7 +82,7 @@ def result(job: Job, own: SupervisorState) -> int:
     """
     if job.state is JobState.FAILED:
         return job.exit_code
-    if job.state is JobState.STOPPED and own.owner:
+    if job.state is JobState.STOPPED and own.is_submitter:
         return job.exit_code or STOPPED_EXIT
     late = failed_late(job, own)
     if late is not None:
@@ -94,14 +96,14 @@ def failed_late(job: Job, own: SupervisorState) -> Process | None:
     return next(late, None) if job.state is JobState.FINISHED else None
 
 
-def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> Decision:
+def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
     job, limits, living = snapshot.job, own.limits, own.living
     if not living:
-        return Decision(f"the job is over: {job.reason}", exit_code=result(job, own))
+        return SupervisorDecision(f"the job is over: {job.reason}", exit_code=result(job, own))
     waited = now - own.state_since
     reason = f"job {job.name} {job.state.phrase}"
     if job.state is JobState.FAILED:
-        return Decision(reason, endings=end(living, limits, now, reason))
+        return SupervisorDecision(reason, endings=end(living, limits, now, reason))
     finished = job.state is JobState.FINISHED
     patience = limits.finish_s if finished else limits.stop_s
     late = living if waited >= patience else [p for p in living if not p.seated]
@@ -109,14 +111,14 @@ def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> Decision
     if finished and waited >= limits.stop_s:
         names = ", ".join(p.name for p in living)
         warnings = (f"{names} still running {limits.stop_s:g} s after the job has finished",)
-    return Decision(reason, endings=end(late, limits, now, reason), warnings=warnings)
+    return SupervisorDecision(reason, endings=end(late, limits, now, reason), warnings=warnings)
 
 
-def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> Decision:
+def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
     living, limits = own.living, own.limits
     reason = snapshot.job.reason or "the job is asked to stop"
     if not living and not foreign(snapshot, own):
-        return Decision(reason, outcome=Outcome(JobState.STOPPED, reason))
+        return SupervisorDecision(reason, outcome=Outcome(JobState.STOPPED, reason))
     waited = now - own.state_since
     patience, quiet = limits.stop_limit_s(snapshot.job), now - max(own.stepped, own.state_since)
     still = _stuck(snapshot, living, limits, quiet)
@@ -125,14 +127,16 @@ def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> Decision:
         why = "the job stops before it began"
     elif still:  # they know that the job stops: SIGTERM would tell them nothing else
         why = f"the job stops and no step has completed for {quiet:.0f} s"
-        return Decision(reason, endings=tuple(Ending(p.launch, True, why) for p in still))
+        return SupervisorDecision(
+            reason, endings=tuple(Ending(p.attempt_id, True, why) for p in still)
+        )
     elif waited >= patience:
         why = f"the ring did not end within {patience:g} s"
     elif snapshot.leader is None and waited >= limits.leaderless_s:
         why = f"the job stops and nobody has led it for {limits.leaderless_s:g} s"
     else:
         ending, why = [p for p in living if p.worker is None], "the job stops before it joined"
-    return Decision(reason, endings=end(ending, limits, now, why))
+    return SupervisorDecision(reason, endings=end(ending, limits, now, why))
 
 
 def _stuck(
@@ -147,9 +151,11 @@ def _stuck(
     limit = min(limits.stop_s, max(limits.stuck_s, limits.stuck_steps * usual))
     if quiet < (limits.stop_s if snapshot.job.checkpoint else limit):
         return []
-    stages = {m.launch: m.stage for m in snapshot.members}
+    stages = {m.attempt_id: m.stage for m in snapshot.members}
     on_its_way = (Stage.LEAVING, Stage.FINISHED)
-    return [p for p in living if stages.get(p.launch) not in on_its_way and not lingers(p)]
+    return [
+        p for p in living if stages.get(p.attempt_id) not in on_its_way and not is_terminating(p)
+    ]
 
 
 def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> Outcome | None:
@@ -164,7 +170,7 @@ def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> Outco
         return Outcome(JobState.FAILED, f"{own.script} ended without calling edl.init()", 1)
     refused = [p for p in processes if p.exit_code == REFUSED_EXIT and p.worker is None]
     if refused:
-        return Outcome(JobState.FAILED, refused[0].last_line, REFUSED_EXIT)
+        return Outcome(JobState.FAILED, refused[0].termination_message, REFUSED_EXIT)
     failed = [p for p in processes if p.failed]
     first_died = not any(p.ready for p in processes) and all(
         p.failed or p.failures for p in processes
@@ -221,9 +227,9 @@ def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> Outcom
     if unrecoverable is None:
         return None
     died = next(filter(_by_an_error, failed), failed[0])
-    if len(generation.seats) == 1:
+    if len(generation.members) == 1:
         who = f"the last worker {how_all(failed, several=False)}"
-    elif len(mine) == len(generation.seats):
+    elif len(mine) == len(generation.members):
         who = f"all workers {how_all(failed, several=True)}"
     else:
         who = f"all workers died, {died.name} {how(died.exit_code or 1)}"
@@ -251,7 +257,7 @@ def _others_are_dead(
     ZooKeeper for so long: who only lost its session trains on, and is soon back.
     """
     gone = {worker for worker, reason in snapshot.evicted.items() if reason.startswith(GONE)}
-    if {p.worker for p in own.processes} | own.ended | gone >= snapshot.holders:
+    if {p.worker for p in own.processes} | own.ended | gone >= snapshot.state_owners:
         return True
     return _dead_for(generation, own, now) >= own.limits.lost_s
 
@@ -276,7 +282,7 @@ def told_to_end(snapshot: Snapshot, own: SupervisorState) -> bool:
         snapshot: what ZooKeeper holds of the job; its ring is used.
         own: what the launcher knows; its processes say how they have ended.
     """
-    return any(p.stopped and p.worker in snapshot.holders for p in own.processes)
+    return any(p.stopped and p.worker in snapshot.state_owners for p in own.processes)
 
 
 def _why_unrecoverable(

@@ -47,18 +47,20 @@ class Process:
     """One start of one worker process. Times by its launcher's clock."""
 
     slot: int
-    launch: str
+    attempt_id: str
     started: float
     failures: int = 0  # failed starts in a row in this slot before this one
     worker: int | None = None  # id of its member, once it was seen
     ready: bool = False  # its member has been ready, or further
-    seated: bool = False  # it has had a seat in a generation
+    seated: bool = False  # it has been a member of a generation
     generation: int = 0  # the newest in which it has had one, as far as it was seen
     departing: float | None = None  # since when it leaves, has finished, or was taken out
-    absent: float | None = None  # since when it has no node in ZooKeeper, which it had
-    mute: float | None = None  # since when it has not answered its agent, which had reason to ask
+    no_session_since: float | None = None  # since when it has no node in ZooKeeper, which it had
+    unresponsive_since: float | None = (
+        None  # since when it has not answered its agent, which had reason to ask
+    )
     evicted: str = ""  # why the leader has given it up, other than for being gone
-    gone: float | None = None  # since when the leader has proof that it is gone
+    exited_at: float | None = None  # since when the leader has proof that it is gone
     ending_since: float | None = None  # by its launcher
     why: str = ""  # it is
     ended: float | None = None  # since when its script has ended
@@ -68,7 +70,7 @@ class Process:
     exit_code: int | None = None  # None: it runs; -9: killed by signal 9
     exited: float | None = None
     trained_s: float | None = None  # from its first step until it exited; None: it trained none
-    last_line: str = ""  # of its output, that is not noise; known when it has exited
+    termination_message: str = ""  # of its output, that is not noise; known when it has exited
     used_up: bool = False  # its slot was given up after it
     deserted: bool = False  # it exited with code 0, and the others go on without it
 
@@ -178,9 +180,11 @@ class Process:
         what = f"{self.name} on {host} {how(self.exit_code)}"
         if self.failed:
             what += " without calling edl.init()" if self.exit_code == 0 else ""
-            return what + (f"{LAST_LINE}{self.last_line}" if self.last_line else "")
+            return what + (
+                f"{LAST_LINE}{self.termination_message}" if self.termination_message else ""
+            )
         if self.deserted and not self.seated:
-            last = f"{LAST_LINE}{self.last_line}" if self.last_line else ""
+            last = f"{LAST_LINE}{self.termination_message}" if self.termination_message else ""
             return f"{what} before it had joined the job{last}"
         if self.deserted:
             return (
@@ -201,7 +205,9 @@ def unstarted(process: Process, command: Sequence[str], error: OSError) -> Proce
     again after the pause of its slot, and the others train on.
     """
     line = f"cannot start {' '.join(command)}: {error.strerror or error}"
-    return replace(process, exit_code=UNSTARTED_EXIT, exited=process.started, last_line=line)
+    return replace(
+        process, exit_code=UNSTARTED_EXIT, exited=process.started, termination_message=line
+    )
 
 
 @dataclass(frozen=True)
@@ -250,15 +256,17 @@ def exited(
     )
     if code == -signal.SIGKILL and lingered:
         code = process.ended_code
-    return replace(process, exit_code=code, exited=now, last_line=last_line, trained_s=trained_s)
+    return replace(
+        process, exit_code=code, exited=now, termination_message=last_line, trained_s=trained_s
+    )
 
 
 def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
     """``process`` with what ZooKeeper says of it."""
-    member = next((m for m in snapshot.members if m.launch == process.launch), None)
+    member = next((m for m in snapshot.members if m.attempt_id == process.attempt_id), None)
     generation = snapshot.generation
     worker = process.worker if member is None else member.id
-    in_ring = generation is not None and worker in generation.members
+    in_ring = generation is not None and worker in generation.worker_ids
     seated = process.seated or in_ring or (member is not None and member.generation > 0)
     stage = member.stage if member else None
     reason = "" if worker is None else snapshot.evicted.get(worker, "")
@@ -278,9 +286,13 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
         generation=generation.number if generation and in_ring else process.generation,
         ready=process.ready or seated or (stage is not None and stage is not Stage.PREPARING),
         departing=since if leaving else None,
-        absent=(process.absent if process.absent is not None else now) if absent else None,
+        no_session_since=(process.no_session_since if process.no_session_since is not None else now)
+        if absent
+        else None,
         evicted="" if is_gone else reason or process.evicted,
-        gone=(process.gone if process.gone is not None else now) if is_gone else None,
+        exited_at=(process.exited_at if process.exited_at is not None else now)
+        if is_gone
+        else None,
     )
 
 
@@ -292,13 +304,13 @@ def _deserted(process: Process, worker: int | None, snapshot: Snapshot, leaving:
     generation = snapshot.generation
     if process.exit_code != 0 or leaving or process.ending_since is not None or worker is None:
         return False
-    if generation is None or not generation.seats or snapshot.job.state is not JobState.RUNNING:
+    if generation is None or not generation.members or snapshot.job.state is not JobState.RUNNING:
         return False
     if not process.seated:
         return not process.ready and worker not in snapshot.evicted
     if not generation.repairs:
         return False
-    return generation.number > process.generation > 0 and worker not in generation.members
+    return generation.number > process.generation > 0 and worker not in generation.worker_ids
 
 
 def _leaves(
@@ -310,7 +322,7 @@ def _leaves(
 ) -> bool:
     """Whether it is to end because it left, has finished, or was taken out, by a switch or evicted.
 
-    Who has no seat after the repair of a broken ring was not taken out: it went as the ring broke.
+    A worker that is no member after the repair of a broken ring was not taken out: it went as the ring broke.
     """
     if stage in (Stage.LEAVING, Stage.FINISHED):
         return True
@@ -350,9 +362,9 @@ def how_all(processes: Sequence[Process], several: bool) -> str:
 
 def last_words(process: Process) -> str:
     """The last line of its output, as a clause."""
-    if not process.last_line:
+    if not process.termination_message:
         return f"{process.name} wrote nothing"
-    return f"{LAST_WORDS.removeprefix('; ')}{process.name}: {process.last_line}"
+    return f"{LAST_WORDS.removeprefix('; ')}{process.name}: {process.termination_message}"
 
 
 def backoff_s(failures: int, longest_s: float = BACKOFF_MAX_S) -> float:

@@ -2,7 +2,7 @@
 
 A launcher keeps worker processes: the agent of `edl run` those of a host, `edl-worker` under
 horovodrun the one of a slot. What they decide alike is in :mod:`edl.core.host.job_end` (the end of
-the job) and :mod:`edl.core.host.upkeep` (of one process); what each adds is in
+the job) and :mod:`edl.core.host.restart_policy` (of one process); what each adds is in
 :mod:`edl.core.host.agent` and :mod:`edl.core.host.horovodrun_slot`.
 """
 
@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 
 from edl.core.host.process import BACKOFF_MAX_S, Process, seen
 from edl.core.job.placement import Placement
-from edl.core.records import Job, JobState, Member, Seat, Snapshot
+from edl.core.records import Job, JobState, Member, RingMember, Snapshot
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class SupervisorState:
     processes: tuple[Process, ...] = ()  # started by it, or adopted from an earlier one; by start
     limits: SupervisorLimits = SupervisorLimits()
     script: str = "the script"  # for messages
-    owner: bool = False  # it has started the job, and does not only take part in it
+    is_submitter: bool = False  # it has started the job, and does not only take part in it
     state: JobState = JobState.RUNNING  # of the job
     state_since: float = 0.0  # since when the job has it
     step: tuple[int, int] = (-1, -1)  # generation and step, as the leader has said them
@@ -83,13 +83,13 @@ class SupervisorState:
         """The processes that run."""
         return tuple(p for p in self.processes if p.alive)
 
-    def process(self, launch: str) -> Process:
+    def process(self, attempt_id: str) -> Process:
         """The one that was started as ``launch``."""
-        return next(p for p in self.processes if p.launch == launch)
+        return next(p for p in self.processes if p.attempt_id == attempt_id)
 
     def having(self, process: Process) -> Self:
         """The same with ``process`` in place of what was known of it."""
-        newer = (process if p.launch == process.launch else p for p in self.processes)
+        newer = (process if p.attempt_id == process.attempt_id else p for p in self.processes)
         return replace(self, processes=tuple(newer))
 
 
@@ -118,16 +118,16 @@ class Start:
 class Ending:
     """End a process: SIGTERM, or with ``kill`` SIGKILL for its whole process group."""
 
-    launch: str
+    attempt_id: str
     kill: bool
     reason: str
 
 
 @dataclass(frozen=True)
-class GiveUp:
+class DisableSlot:
     """Give up a slot after the end of the process ``launch``; ``desired``: what is wanted then."""
 
-    launch: str
+    attempt_id: str
     slot: int
     desired: Placement
     reason: str
@@ -143,7 +143,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Decision:
+class SupervisorDecision:
     """What a launcher does now. ``exit_code``: nothing is left to do, it ends with that."""
 
     reason: str
@@ -151,7 +151,7 @@ class Decision:
     endings: tuple[Ending, ...] = ()
     outcome: Outcome | None = None
     warnings: tuple[str, ...] = ()
-    give_up: GiveUp | None = None
+    disable_slot: DisableSlot | None = None
     exit_code: int | None = None
 
 
@@ -172,13 +172,13 @@ def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process,
         processes: the starts of workers that the launcher knows, running or exited.
         snapshot: what ZooKeeper holds of the job; its ring and its newest step are used.
     """
-    ring, reading = snapshot.holders, snapshot.status.reading
+    ring, reading = snapshot.state_owners, snapshot.status.progress_sample
     trained_in = reading.generation if reading is not None else 0
-    last = {p.slot: p.launch for p in sorted(processes, key=lambda p: p.started)}
+    last = {p.slot: p.attempt_id for p in sorted(processes, key=lambda p: p.started)}
 
     def matters(p: Process) -> bool:
         failed_last = p.failed and p.seated and p.generation >= trained_in
-        return p.alive or last[p.slot] == p.launch or p.worker in ring or failed_last
+        return p.alive or last[p.slot] == p.attempt_id or p.worker in ring or failed_last
 
     return tuple(p for p in processes if matters(p))
 
@@ -201,7 +201,7 @@ def without_zookeeper(own: State) -> State:
     deaths = own.ring_deaths
     if deaths and deaths[-1].generation == own.step[0]:
         deaths = deaths[:-1]
-    processes = tuple(replace(p, absent=None) for p in own.processes)
+    processes = tuple(replace(p, no_session_since=None) for p in own.processes)
     return replace(own, processes=processes, ring_deaths=deaths)
 
 
@@ -225,24 +225,30 @@ def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
     None of them runs, and none of the others is in ZooKeeper or answers on its port. Before a
     switch the ring is the one before, with those who are to leave: they have the state, too.
     """
-    members = snapshot.generation.members if snapshot.generation else ()
+    members = snapshot.generation.worker_ids if snapshot.generation else ()
     left = {p.worker for p in own.living} | {m.id for m in foreign(snapshot, own)} | own.answering
-    return () if left & snapshot.holders else tuple(p for p in own.processes if p.worker in members)
+    return (
+        ()
+        if left & snapshot.state_owners
+        else tuple(p for p in own.processes if p.worker in members)
+    )
 
 
-def whom_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[Seat, ...]:
+def whom_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember, ...]:
     """The workers of other launchers, if nobody of the ring is left but perhaps one of them."""
     generation, silent = snapshot.generation, replace(own, answering=frozenset())
     if generation is None or snapshot.job.state.over or not dead_ring(snapshot, silent):
         return ()
     dead = {p.worker for p in own.processes} | own.ended | snapshot.evicted.keys()
-    seats = {seat.id: seat for seat in (*snapshot.ring, *generation.seats)}
-    return tuple(seat for seat in seats.values() if seat.id not in dead)
+    members = {member.id: member for member in (*snapshot.ring, *generation.members)}
+    return tuple(member for member in members.values() if member.id not in dead)
 
 
 def foreign(snapshot: Snapshot, own: SupervisorState) -> list[Member]:
     """Members that this launcher has neither started nor adopted."""
-    ours = {p.launch for p in own.processes}
+    ours = {p.attempt_id for p in own.processes}
     return [
-        m for m in snapshot.members if not m.launch.startswith(own.token) and m.launch not in ours
+        m
+        for m in snapshot.members
+        if not m.attempt_id.startswith(own.token) and m.attempt_id not in ours
     ]

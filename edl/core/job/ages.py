@@ -70,4 +70,4 @@ class AgeTracker:
 
 def _is_lost(now: Snapshot, generation: Generation) -> bool:
     """Whether nobody is left of those in the ring that were to stay."""
-    return all(seat.id in now.evicted for seat in now.ring if seat.id not in generation.left)
+    return all(member.id in now.evicted for member in now.ring if member.id not in generation.left)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edl.core.job.ages import Ages
 from edl.core.job.desired import Change
-from edl.core.records import Generation, Member, Reclaim, Request, Seat, Snapshot, Stage
+from edl.core.records import Generation, Member, Reclaim, Request, RingMember, Snapshot, Stage
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Decision:
+class MembershipDecision:
     """What the leader does now; all of it in one transaction. ``reason`` is always set.
 
     ``asks``: requests of its own, which it or its successor answers later. ``reclaimed``: slots
-    that were lent to the job and are given back; the ``change`` says so.
+    that were borrowed by the job and are given back; the ``change`` says so.
     """
 
     reason: str
@@ -44,16 +44,16 @@ class Decision:
         return bool(changes or self.answers or self.asks)
 
 
-def end(now: Snapshot, term: int, reason: str) -> Decision:
-    """A generation without seats: everybody leaves after the same step."""
+def end(now: Snapshot, term: int, reason: str) -> MembershipDecision:
+    """A generation without members: everybody leaves after the same step."""
     current = now.generation
-    number, members = (current.number, current.members) if current else (0, ())
-    return Decision(reason, Generation(number + 1, term, (), -1, (), members, reason))
+    number, members = (current.number, current.worker_ids) if current else (0, ())
+    return MembershipDecision(reason, Generation(number + 1, term, (), -1, (), members, reason))
 
 
-def seat_of(member: Member) -> Seat:
+def seat_of(member: Member) -> RingMember:
     """Its place in a generation."""
-    return Seat(member.id, member.host, member.slot, member.address, member.port)
+    return RingMember(member.id, member.host, member.slot, member.address, member.port)
 
 
 def is_stuck(member: Member, ages: Ages, limits: Limits) -> bool:

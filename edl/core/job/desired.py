@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edl.core.events import DesiredDetails
-from edl.core.job.lending import NO_TERMS, Terms, lent_after, reclaims_after
+from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms, borrowed_after, reclaims_after
 from edl.core.job.placement import Placement
 from edl.core.plural import workers
-from edl.core.records import Asker, Assigned, Desired
+from edl.core.records import Assigned, Desired, RequestedBy
 
 
 @dataclass(frozen=True)
@@ -61,21 +61,21 @@ class Change:
         return f"{now}: {size} wanted" + (f" ({where})" if where else "")
 
 
-def desire(
+def set_desired(
     before: Desired,
     assigned: Assigned,
     hosts: Placement,
-    by: Asker,
+    by: RequestedBy,
     why: str,
     at_s: float = 0.0,
-    terms: Terms = NO_TERMS,
+    terms: LeaseTerms = NO_LEASE_TERMS,
 ) -> Change:
     """Want ``hosts`` from now on. ``why``: a clause, which begins the sentence of its event."""
     if dict(hosts) == dict(before.hosts):
         return Change(before, before)
-    profiled = by is Asker.PROFILE  # it gives the size back
-    lent = before.lent if profiled else lent_after(before, hosts, terms)
+    profiled = by is RequestedBy.PROFILE  # it gives the size back
+    borrowed = before.borrowed if profiled else borrowed_after(before, hosts, terms)
     reclaims = reclaims_after(before, hosts, terms, at_s)
-    after = Desired(dict(hosts), by, why, at_s, lent, reclaims)
+    after = Desired(dict(hosts), by, why, at_s, borrowed, reclaims)
     follows = None if assigned.by_slot else replace(assigned, hosts=after.hosts)
     return Change(before, after, follows)

@@ -10,7 +10,7 @@ from edl.core.job.placement import Placement
 from edl.core.records import Snapshot
 
 
-def arrive(
+def request_workers(
     snapshot: Snapshot,
     desired: Placement,
     host: str,
@@ -42,7 +42,7 @@ def arrive(
     sizes, others = snapshot.job.sizes, sum(new.values()) - has
     new[host] = sizes.room(others, np, has)
     if new[host] < np:
-        asked = {one.name: one.brings for one in snapshot.hosts} | {host: np}
+        asked = {one.name: one.requested_np for one in snapshot.hosts} | {host: np}
         wait = {name: max(0, n - new.get(name, 0)) for name, n in asked.items()}
         more = sizes.room(sum(new.values()), sum(wait.values()))
         for name in (host, *sorted(wait)):

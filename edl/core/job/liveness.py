@@ -24,7 +24,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from edl.core.job.ring_failure import broke
-from edl.core.records import Generation, Member, Seat, Snapshot, Stage
+from edl.core.records import Generation, Member, RingMember, Snapshot, Stage
 
 GONE = "its process is gone"  # so begins every proof that it has ended by itself
 
@@ -113,11 +113,14 @@ def whom_to_ask(
     lately_s = idle.limits.newcomer_s * len(ready)
     due = (m for m in ready if heard_s.get(m.id, math.inf) >= lately_s)
     asked = {member.id: (member.address, member.port) for member in due}
-    seats = seats_of(now.generation)
+    ring_members = seats_of(now.generation)
     if idle.stands or not _settled(now.generation, members):
-        asked |= {seat.id: (seat.address, seat.port) for seat in seats.values()}
-        if announced_s < idle.limits.switch_s and not _in_doubt(seats, members):
-            asked = {w: at for w, at in asked.items() if w not in seats}
+        asked |= {
+            ring_member.id: (ring_member.address, ring_member.port)
+            for ring_member in ring_members.values()
+        }
+        if announced_s < idle.limits.switch_s and not _in_doubt(ring_members, members):
+            asked = {w: at for w, at in asked.items() if w not in ring_members}
     return {w: at for w, at in asked.items() if w != leader and w not in now.evicted}
 
 
@@ -157,9 +160,9 @@ def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
     return None
 
 
-def seats_of(generation: Generation | None) -> dict[int, Seat]:
+def seats_of(generation: Generation | None) -> dict[int, RingMember]:
     """All who are in the ring of ``generation`` or in the one before it."""
-    return {s.id: s for s in (*generation.seats, *generation.previous)} if generation else {}
+    return {s.id: s for s in (*generation.members, *generation.previous)} if generation else {}
 
 
 def _enters(worker: int, now: Snapshot) -> bool:
@@ -167,7 +170,7 @@ def _enters(worker: int, now: Snapshot) -> bool:
     current = now.generation
     if current is None or not current.previous or worker not in current.joined:
         return False
-    members = set(current.members)
+    members = set(current.worker_ids)
     return not any(m.id in members and m.generation >= current.number for m in now.members)
 
 
@@ -184,28 +187,28 @@ def _broken(now: Snapshot) -> bool:
 
 
 def _placed(worker: int, now: Snapshot) -> str:
-    seat = seats_of(now.generation).get(worker)
+    member = seats_of(now.generation).get(worker)
     rank = now.generation.rank_of(worker) if now.generation else None
-    host = seat.host if seat else "?"
+    host = member.host if member else "?"
     return f"w{worker} ({'without a rank' if rank is None else f'rank {rank}'}, host {host})"
 
 
-def _in_doubt(seats: Mapping[int, Seat], members: Mapping[int, Member]) -> bool:
+def _in_doubt(ring_members: Mapping[int, RingMember], members: Mapping[int, Member]) -> bool:
     """Whether somebody has left ZooKeeper, or reports a ring as broken that it is in."""
     return any(
         worker not in members
         or ((broken := members[worker].broken) and broken.generation >= members[worker].generation)
-        for worker in seats
+        for worker in ring_members
     )
 
 
 def _settled(generation: Generation | None, members: Mapping[int, Member]) -> bool:
     """Whether all are in the ring of ``generation`` and none reports it broken."""
     return generation is not None and all(
-        seat.id in members
-        and members[seat.id].generation >= generation.number
-        and not _reports(members[seat.id], generation.number)
-        for seat in generation.seats
+        member.id in members
+        and members[member.id].generation >= generation.number
+        and not _reports(members[member.id], generation.number)
+        for member in generation.members
     )
 
 

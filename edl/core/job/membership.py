@@ -3,7 +3,7 @@
 The leader calls :func:`decide` whenever a fact changes. Its guards, in order; the first that
 applies decides:
 
-1. A stopping job gets a generation without seats: everybody leaves after the same step.
+1. A stopping job gets a generation without members: everybody leaves after the same step.
 2. A job without a ring starts with ``np`` ready workers, or with ``min_np`` after a time limit.
    So does a job whose last ring is proven dead to the last worker, once no newcomer may have the
    state from it.
@@ -22,7 +22,7 @@ applies decides:
    that come up together are waited for, briefly; those that take the places of others until the
    last of them is ready, for meanwhile the ring lacks nobody (a migration of several workers is
    one switch). Nobody is dropped for being absent from ZooKeeper: either it comes back, or the
-   ring breaks. A newcomer gets a seat only while it answers, and has taken note of the generation
+   ring breaks. A newcomer becomes a member only while it answers, and has taken note of the generation
    before: so one that is stuck spoils one switch at most, and is given up when it does not come
    round.
 
@@ -44,13 +44,13 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from edl.core.job.ages import Ages
-from edl.core.job.decision import Decision, Limits, end, is_stuck, seat_of
+from edl.core.job.borrowing import returned, without
+from edl.core.job.decision import Limits, MembershipDecision, end, is_stuck, seat_of
 from edl.core.job.desired import Change
-from edl.core.job.lending import returned, without
 from edl.core.job.resize import change
 from edl.core.job.ring_failure import broke
 from edl.core.plural import names, workers
-from edl.core.records import Generation, JobState, Member, Seat, Snapshot, Stage
+from edl.core.records import Generation, JobState, Member, RingMember, Snapshot, Stage
 
 
 def decide(
@@ -61,7 +61,7 @@ def decide(
     dead: Mapping[int, str] = MappingProxyType({}),
     silent: frozenset[int] = frozenset(),
     overdue: Mapping[int, str] = MappingProxyType({}),
-) -> Decision:
+) -> MembershipDecision:
     """The leader's next act, or none, with the reason.
 
     Args:
@@ -72,19 +72,19 @@ def decide(
         overdue: workers whose slots were to be given back by now, with the reason. They count as
             dead as soon as another one, which answers, has the state.
 
-    A dead worker that has a seat is given up at once: then every daemon cuts the ring that it is
+    A dead member is evicted at once: then every daemon cuts the ring that it is
     in, and nobody waits for it. Not so a leaver that has taken back its own node: it has left as
     agreed, and the others are about to close that ring anyway. Its port refuses then; when it is
     ``silent`` and nobody has switched yet, it is frozen or cut off, and they would wait for it.
     """
-    others = {seat.id for seat in now.ring} - {*dead, *overdue, *now.evicted, *silent}
+    others = {ring_member.id for ring_member in now.ring} - {*dead, *overdue, *now.evicted, *silent}
     if others & {member.id for member in now.members}:
         dead = {**overdue, **dead}
     decision = _decide(now, term, ages, limits, frozenset(dead), silent)
     if decision.generation is not None:
         decision = replace(decision, generation=decision.generation.after(now.generation))
     current = None if now.job.state.over else now.generation
-    seated = {s.id for s in (*current.seats, *current.previous)} if current else set()
+    seated = {s.id for s in (*current.members, *current.previous)} if current else set()
     agreed = set(current.left) - {member.id for member in now.members} if current else set()
     if current and not now.switched:
         agreed -= silent
@@ -104,12 +104,12 @@ def _decide(
     limits: Limits,
     dead: frozenset[int],
     silent: frozenset[int],
-) -> Decision:
+) -> MembershipDecision:
     """The guards of the module's docstring."""
     alive = {m.id: m for m in now.members if m.id not in dead and m.id not in now.evicted}
     current = now.generation
-    if now.job.state.over or (current is not None and not current.seats):
-        return Decision("the job has ended")
+    if now.job.state.over or (current is not None and not current.members):
+        return MembershipDecision("the job has ended")
     if now.job.state is JobState.STOPPING:
         why = now.job.reason or "no reason given"
         return end(now, term, f"the job is asked to stop: {why}")
@@ -117,26 +117,30 @@ def _decide(
         return _start(now, now.job.spec.np, alive, term, ages, limits)
     ring = now.ring
     absent = [s.id for s in ring if not (s.id in alive or s.id in dead or s.id in now.evicted)]
-    if not any(seat.id in alive for seat in ring):
+    if not any(member.id in alive for member in ring):
         # Who has just switched into the new ring may hold the state, and have left ZooKeeper, too.
-        absent += sorted({*current.members} - {*alive, *dead, *now.evicted, *absent})
+        absent += sorted({*current.worker_ids} - {*alive, *dead, *now.evicted, *absent})
         return _restart(now, current, ring, alive, absent, term, ages, limits)
     training = {w: m for w, m in alive.items() if m.stage is not Stage.FINISHED}
-    if any(broke(training.get(seat.id), current) for seat in ring):
+    if any(broke(training.get(member.id), current) for member in ring):
         return _recover(current, ring, training, absent, term, ages, limits)
-    if any(seat.id in alive and seat.id not in training for seat in ring):
-        return Decision("the job has trained to its end")
-    waiting = [s.id for s in current.seats if s.id in alive and not _adopted(alive[s.id], current)]
+    if any(member.id in alive and member.id not in training for member in ring):
+        return MembershipDecision("the job has trained to its end")
+    waiting = [
+        s.id for s in current.members if s.id in alive and not _has_entered(alive[s.id], current)
+    ]
     lost = tuple(w for w in current.joined if w in dead or w in now.evicted)
     lost += tuple(w for w in current.joined if w in alive and alive[w].fits != current.fits)
     breaking = not {s.id for s in ring} <= {*alive, *absent, *lost}  # it will report
     if lost and current.previous and not breaking and not now.switched:
         return _replace_newcomers(now, current, alive, lost, term)
     if waiting:
-        return Decision(f"generation {current.number} waits for {names(waiting)} to switch")
-    missing = [seat.id for seat in current.seats if seat.id not in alive]
+        return MembershipDecision(
+            f"generation {current.number} waits for {names(waiting)} to switch"
+        )
+    missing = [member.id for member in current.members if member.id not in alive]
     if missing:
-        return Decision(
+        return MembershipDecision(
             f"{names(missing)} of generation {current.number} left ZooKeeper; "
             "no change until it comes back or the ring breaks"
         )
@@ -151,14 +155,14 @@ def _start(
     ages: Ages,
     limits: Limits,
     before: Sequence[str] = (),
-) -> Decision:
+) -> MembershipDecision:
     """``before``: the hosts in the order that they had in the ring before."""
     ready = [m for m in alive.values() if m.stage is Stage.READY]
     count, job = len(ready), now.job
     size = job.sizes.below(count) if job.sizes.enough(count) else None
     if size is None or (count < wanted and ages.leading_s < limits.start_s):
         stuck = sorted(m.id for m in alive.values() if is_stuck(m, ages, limits))
-        return Decision(
+        return MembershipDecision(
             f"{count} of {wanted} workers are ready to start",
             evict=dict.fromkeys(stuck, f"it was not ready after {limits.prepare_s:g} s"),
         )
@@ -167,22 +171,24 @@ def _start(
     first = {host: min(m.id for m in chosen if m.host == host) for host in {m.host for m in chosen}}
     first |= {host: place - len(before) for place, host in reversed([*enumerate(before)])}
     chosen.sort(key=lambda m: (first[m.host], m.id))
-    seats = tuple(seat_of(m) for m in chosen)
-    reason = f"the job starts with {len(seats)} of {workers(wanted)}"
-    members = tuple(seat.id for seat in seats)
-    return Decision(reason, Generation(1, term, seats, seats[0].id, members, (), reason))
+    ring_members = tuple(seat_of(m) for m in chosen)
+    reason = f"the job starts with {len(ring_members)} of {workers(wanted)}"
+    members = tuple(member.id for member in ring_members)
+    return MembershipDecision(
+        reason, Generation(1, term, ring_members, ring_members[0].id, members, (), reason)
+    )
 
 
 def _restart(
     now: Snapshot,
     current: Generation,
-    ring: Sequence[Seat],
+    ring: Sequence[RingMember],
     alive: Mapping[int, Member],
     absent: Sequence[int],
     term: int,
     ages: Ages,
     limits: Limits,
-) -> Decision:
+) -> MembershipDecision:
     """Nobody of the ring is left in ZooKeeper: start again, if they are proven dead.
 
     The newcomers of a planned generation may hold the state, from its ring or from one that it has
@@ -191,8 +197,8 @@ def _restart(
     and those with the state go on.
     """
     if absent:
-        gone = sorted({*absent, *(seat.id for seat in ring)})
-        return Decision(
+        gone = sorted({*absent, *(member.id for member in ring)})
+        return MembershipDecision(
             f"all of {names(gone)} left ZooKeeper and {names(absent)} may be training; no change "
             "until they come back or are proven dead"
         )
@@ -202,14 +208,14 @@ def _restart(
     if unheard:
         late = ages.lost_s >= limits.report_s
         why = f"{lost}, and it did not say within {limits.report_s:g} s whether it holds the state"
-        return Decision(
+        return MembershipDecision(
             f"{lost}; {names(unheard)} may hold the state: no change until it is known",
             evict=dict.fromkeys(unheard if late else (), why),
         )
     if _have_state((alive[w] for w in current.joined if w in alive), current):
         return _recover(current, ring, alive, absent, term, ages, limits)
     wanted, hostless = _wanted_after_death(now, ages, limits)
-    hosts = [seat.host for seat in ring]
+    hosts = [member.host for member in ring]
     start = _start(now, wanted, alive, term, ages, limits, before=hosts)
     unawaited = f"; nobody waits for {', '.join(hostless)}, where no agent is" if hostless else ""
     if start.generation is None:
@@ -220,7 +226,7 @@ def _restart(
     generation = replace(
         start.generation,
         number=current.number + 1,
-        left=tuple(sorted(seat.id for seat in ring)),
+        left=tuple(sorted(member.id for member in ring)),
         reason=reason,
     )
     return replace(start, reason=reason, generation=generation)
@@ -243,13 +249,13 @@ def _wanted_after_death(now: Snapshot, ages: Ages, limits: Limits) -> tuple[int,
 
 def _recover(
     current: Generation,
-    ring: Sequence[Seat],
+    ring: Sequence[RingMember],
     training: Mapping[int, Member],
     absent: Sequence[int],
     term: int,
     ages: Ages,
     limits: Limits,
-) -> Decision:
+) -> MembershipDecision:
     """Close the roll-call of a broken ring once nobody is left to be heard.
 
     Newcomers of a generation whose ring was never built are not of ``ring``: they hold no state,
@@ -263,7 +269,7 @@ def _recover(
         broken = f"generation {current.number} is broken"
         if has_state and ages.broken_s >= limits.report_s:
             why = f"{broken}, and it did not report within {limits.report_s:g} s"
-            return Decision(broken, evict=dict.fromkeys((*silent, *absent), why))
+            return MembershipDecision(broken, evict=dict.fromkeys((*silent, *absent), why))
         parts = [f"{names(silent)} did not report yet"] if silent else []
         if absent:
             held = "" if has_state or silent else ", and may be the only one with the state"
@@ -271,24 +277,24 @@ def _recover(
                 f"{names(absent)} left ZooKeeper{held}: no change until it reports or is proven "
                 "dead"
             )
-        return Decision(f"{broken}; {'; '.join(parts)}")
-    members = {seat.id for seat in ring}
-    newcomers = [seat for seat in current.seats if seat.id not in members]
+        return MembershipDecision(f"{broken}; {'; '.join(parts)}")
+    members = {member.id for member in ring}
+    newcomers = [member for member in current.members if member.id not in members]
     survivors = [s for s in (*ring, *newcomers) if broke(training.get(s.id), current)]
     progress = {s.id: b.progress for s in survivors if (b := training[s.id].broken) is not None}
-    gone = tuple(seat.id for seat in ring if seat.id not in progress)
+    gone = tuple(member.id for member in ring if member.id not in progress)
     most = max(progress.values())
     newest, _ = most
     if newest < 0:
         root, behind = survivors[0].id, tuple(progress)
     else:
-        root = next(seat.id for seat in survivors if progress[seat.id] == most)
+        root = next(member.id for member in survivors if progress[member.id] == most)
         behind = tuple(worker for worker, (step, _) in progress.items() if step < newest)
     lost = f"{names(gone)} went" if gone else "nobody died"
     go_on = f"go on from step {newest} of w{root}" if newest >= 0 else "begin"
     counted = f"{len(survivors)} of {len(survivors) + len(gone)}"
     reason = f"generation {current.number} broke and {lost}; {counted} {go_on}"
-    return Decision(
+    return MembershipDecision(
         reason,
         Generation(current.number + 1, term, tuple(survivors), root, behind, gone, reason),
     )
@@ -300,31 +306,31 @@ def _replace_newcomers(
     alive: Mapping[int, Member],
     lost: tuple[int, ...],
     term: int,
-) -> Decision:
+) -> MembershipDecision:
     """The generation again, without the newcomers that died, and with leavers in their stead."""
     joined = tuple(worker for worker in current.joined if worker not in lost)
-    old = [seat.id for seat in current.seats if seat.id not in current.joined]
+    old = [member.id for member in current.members if member.id not in current.joined]
     floor = min(len(current.previous), now.job.sizes.fit(now.assigned.np))
     short = min(len(lost), floor - len(old) - len(joined))
     leavers = [s.id for s in current.previous if s.id in current.left and s.id in alive]
     leavers.sort(key=lambda w: alive[w].stage is Stage.LEAVING)
     back = leavers[: max(0, short)]
-    seats = (
-        *(seat for seat in current.previous if seat.id in old or seat.id in back),
-        *(seat for seat in current.seats if seat.id in joined),
+    members = (
+        *(member for member in current.previous if member.id in old or member.id in back),
+        *(member for member in current.members if member.id in joined),
     )
     went = "went on to another fit" if all(worker in alive for worker in lost) else "died"
     reason = f"{names(lost)} {went} before joining generation {current.number}"
     if back:
         reason += f"; {names(back)} cannot leave yet"
-    root = current.sync_root  # an old member
+    root = current.state_source  # an old member
     left = tuple(worker for worker in current.left if worker not in back)
-    return Decision(
+    return MembershipDecision(
         reason,
         Generation(
             current.number + 1,
             term,
-            seats,
+            members,
             root,
             joined,
             left,
@@ -345,5 +351,5 @@ def _heard(newcomer: Member, planned: Generation) -> bool:
     return broke(newcomer, planned) or newcomer.newest_generation >= planned.number
 
 
-def _adopted(member: Member, generation: Generation) -> bool:
+def _has_entered(member: Member, generation: Generation) -> bool:
     return member.generation >= generation.number

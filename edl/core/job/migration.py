@@ -73,11 +73,11 @@ class Migration:
 def standing(move: Move, now: Snapshot) -> Standing:
     """How far it is ``now``."""
     generation, desired = now.generation, now.desired.hosts
-    seats = generation.seats if generation is not None else ()
+    members = generation.members if generation is not None else ()
     number = generation.number if generation is not None else 0
-    ring = Counter(seat.host for seat in seats)
+    ring = Counter(member.host for member in members)
     adopted = {m.id for m in now.members if m.generation >= number}
-    seated = {seat.id for seat in seats}
+    seated = {member.id for member in members}
     coming = [m for m in now.members if m.generation == 0 and m.id not in {*seated, *now.evicted}]
     arrived = ring + Counter(m.host for m in coming)
     target, source = desired.get(move.target, 0), desired.get(move.source, 0)

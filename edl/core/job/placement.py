@@ -151,7 +151,7 @@ def drain_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]:
         UsageError: fewer than min_np would be left, or than the smallest size.
     """
     job, before = now.job, now.desired.hosts
-    here = Counter(seat.host for seat in (now.generation.seats if now.generation else ()))
+    here = Counter(member.host for member in (now.generation.members if now.generation else ()))
     new = dict(desired)
     for name in here:  # who leaves since then moves nowhere
         here[name] -= max(0, before.get(name, 0) - desired.get(name, 0))
@@ -185,7 +185,7 @@ def without_slot(
     job, desired = now.job, now.desired.hosts
     fewer = {**desired, host: max(0, desired.get(host, 0) - 1)}
     usable = [
-        replace(one, slots=one.slots - len(given_up if one.name == host else one.given_up))
+        replace(one, slots=one.slots - len(given_up if one.name == host else one.disabled))
         for one in now.hosts
     ]
     wanted = now.desired.np if elsewhere else sum(fewer.values())

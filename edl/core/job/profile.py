@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from edl.core.record import Record
-from edl.core.records import Reading
+from edl.core.records import ProgressSample
 from edl.errors import UsageError
 
 WARM_UP = 5  # steps of a new ring that are not measured
@@ -118,7 +118,7 @@ def in_order(found: Iterable[int], text: str = "") -> tuple[int, ...]:
 
 
 def measured(
-    readings: Sequence[Reading], np: int, steps: int = STEPS, warm_up: int = WARM_UP
+    readings: Sequence[ProgressSample], np: int, steps: int = STEPS, warm_up: int = WARM_UP
 ) -> Point | None:
     """The throughput of the newest ring, if it has ``np`` workers and was seen for long enough.
 
@@ -141,9 +141,9 @@ def measured(
     return Point(np, work / seconds, seconds / count, int(count), seconds, unit)
 
 
-def _newest(readings: Sequence[Reading]) -> list[Reading]:
+def _newest(readings: Sequence[ProgressSample]) -> list[ProgressSample]:
     """The readings of one worker in one ring, back from the last; one a step."""
-    run: list[Reading] = []
+    run: list[ProgressSample] = []
     for reading in reversed(readings):
         last = readings[-1]
         if (reading.worker, reading.generation) != (last.worker, last.generation):
@@ -153,11 +153,12 @@ def _newest(readings: Sequence[Reading]) -> list[Reading]:
     return run[::-1]
 
 
-def _steps(a: Reading, b: Reading) -> float:
+def _steps(a: ProgressSample, b: ProgressSample) -> float:
     return b.step - a.step
 
 
 def _sum(
-    pairs: Iterable[tuple[Reading, Reading]], difference: Callable[[Reading, Reading], float]
+    pairs: Iterable[tuple[ProgressSample, ProgressSample]],
+    difference: Callable[[ProgressSample, ProgressSample], float],
 ) -> float:
     return sum(difference(a, b) for a, b in pairs)

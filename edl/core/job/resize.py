@@ -19,12 +19,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edl.core.job.ages import Ages
-from edl.core.job.decision import Decision, Limits, end, is_stuck, seat_of
-from edl.core.job.desired import Change, desire
-from edl.core.job.leavers import Leaver, Why, attainable, attainable_size, leavers_of, without
+from edl.core.job.decision import Limits, MembershipDecision, end, is_stuck, seat_of
+from edl.core.job.departures import (
+    Departure,
+    Why,
+    attainable,
+    attainable_size,
+    departures_of,
+    without,
+)
+from edl.core.job.desired import Change, set_desired
 from edl.core.job.placement import Placement, place
 from edl.core.plural import names, verb, workers, workers_train
-from edl.core.records import Asker, Assigned, Generation, Member, Seat, Snapshot, Stage
+from edl.core.records import Assigned, Generation, Member, RequestedBy, RingMember, Snapshot, Stage
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,8 @@ class Target:
 
     size: int
     joining: tuple[int, ...]
-    leaving: tuple[Leaver, ...]
-    held: tuple[Leaver, ...]
+    leaving: tuple[Departure, ...]
+    postponed: tuple[Departure, ...]
 
 
 def change(
@@ -45,16 +52,16 @@ def change(
     ages: Ages,
     limits: Limits,
     silent: frozenset[int],
-) -> Decision:
+) -> MembershipDecision:
     """The next generation of a ring whose members are all ``alive``; else why there is none now."""
-    active = current.seats
+    active = current.members
     before, settled = now.assigned, _settled(now, active, ages, limits)
     if settled is not None:
         now = replace(now, assigned=replace(before, hosts=settled))
     newcomers = [
         m for m in alive.values() if m.generation == 0 and m.stage in (Stage.PREPARING, Stage.READY)
     ]
-    answers, leavers = leavers_of(now, active, alive, ages, limits)
+    answers, leavers = departures_of(now, active, alive, ages, limits)
     signalled = sum(one.why is Why.SIGNAL for one in leavers)
     if now.assigned.by_slot and signalled == len(active) and not newcomers:
         return end(now, term, "all workers were asked to leave, as when horovodrun ends")
@@ -66,31 +73,31 @@ def change(
     ready_s = max((ages.stage_s.get(w, 0.0) for w in ready), default=0.0)
     if ready and coming and ready_s < limits.gather_s:
         reason = f"{names(ready)} are ready and wait for {names(coming)}"
-        return Decision(reason, None, None, evict, refused)
+        return MembershipDecision(reason, None, None, evict, refused)
 
     target = _target(now, active, leavers, ready)
     # Who takes the places of others waits for the last one, unless somebody is in a hurry.
     absent = _absent(now, active, leavers, assigned, [alive[w].host for w in (*ready, *coming)])
     rest = [*(f"w{worker}" for worker in coming), *absent]
-    hurry = any(alive[seat.id].stage is Stage.LEAVING for seat in active)
+    hurry = any(alive[member.id].stage is Stage.LEAVING for member in active)
     hurry |= len(active) < attainable_size(now, active, assigned) or ready_s >= limits.prepare_s
-    together = list(target.joining) if target.held and rest and not hurry else []
+    together = list(target.joining) if target.postponed and rest and not hurry else []
     if together:
         target = _target(now, active, leavers, [])
     if not target.joining and not target.leaving:
         reason = _standstill(now, target, ready, coming, alive)
         if together:
             reason = f"{names(together)} are ready and move together with {', '.join(rest)}"
-        return Decision(reason, None, None, evict, refused)
+        return MembershipDecision(reason, None, None, evict, refused)
     # Fewer are wanted when those leave who are wanted no more, and not before: else it would be
     # one fewer with each look. So the drain of who is held stays open, too.
-    held = {one.id for one in target.held}
+    held = {one.id for one in target.postponed}
     answers = tuple(one for one in answers if not (one.accepted and one.worker in held))
     lowered = without(now.assigned.hosts, target.leaving)
     leaving = [one.id for one in target.leaving]
     new = _generation(current, alive, term, sum(lowered.values()), target.joining, leaving)
     changed = _changed(now, before, lowered, leaving)
-    return Decision(new.reason, new, changed, evict, answers)
+    return MembershipDecision(new.reason, new, changed, evict, answers)
 
 
 def _changed(
@@ -102,11 +109,11 @@ def _changed(
     why = f"{names(leaving)} {verb(len(leaving), 'leaves', 'leave')}"
     if now.assigned is not before:
         why = f"nobody can start who is lacking, and the job may have {now.job.sizes}"
-    return desire(now.desired, before, lowered, Asker.LEADER, why)
+    return set_desired(now.desired, before, lowered, RequestedBy.LEADER, why)
 
 
 def _settled(
-    now: Snapshot, active: Sequence[Seat], ages: Ages, limits: Limits
+    now: Snapshot, active: Sequence[RingMember], ages: Ages, limits: Limits
 ) -> dict[str, int] | None:
     """What to assign, with the next smaller size, when a crash has left one that is not allowed.
 
@@ -128,8 +135,8 @@ def _settled(
 def _newcomers(
     newcomers: Sequence[Member],
     now: Snapshot,
-    active: Sequence[Seat],
-    leavers: Sequence[Leaver],
+    active: Sequence[RingMember],
+    leavers: Sequence[Departure],
     assigned: Placement,
     generation: int,
     silent: Collection[int],
@@ -153,7 +160,7 @@ def _newcomers(
     leaving = {one.id for one in leavers}
     ready = {m.id for m in newcomers if m.stage is Stage.READY}
     unaware, able = ready & behind, ready.difference(behind, silent)
-    staying = Counter(seat.host for seat in active if seat.id not in leaving)
+    staying = Counter(ring_member.host for ring_member in active if ring_member.id not in leaving)
     lacking = {m.host: max(0, assigned.get(m.host, 0) - staying[m.host]) for m in newcomers}
     for member in sorted(newcomers, key=lambda m: (m.host, m.id not in able, m.id)):
         if lacking[member.host] == 0:
@@ -181,7 +188,7 @@ def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
 
 
 def _target(
-    now: Snapshot, active: Sequence[Seat], leavers: Sequence[Leaver], ready: Sequence[int]
+    now: Snapshot, active: Sequence[RingMember], leavers: Sequence[Departure], ready: Sequence[int]
 ) -> Target:
     """The size of the ring after the switch: that for which the fewest of ``leavers`` are held.
 
@@ -208,7 +215,7 @@ def _target(
     return Target(size, tuple(ready[:joined]), tuple(leaving), (*bringer, *patient))
 
 
-def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Leaver]) -> bool:
+def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Departure]) -> bool:
     """Whether a ring of so many ``train`` on with ``size`` workers, by the sizes of the job.
 
     It may shrink to what is assigned in any case, and to refill a slot.
@@ -218,7 +225,7 @@ def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Leaver]) -> bo
     return now.job.sizes.keeps(size, train) or refilled or (size == assigned < train)
 
 
-def _hold_order(active: Sequence[Seat], leavers: Sequence[Leaver]) -> list[Leaver]:
+def _hold_order(active: Sequence[RingMember], leavers: Sequence[Departure]) -> list[Departure]:
     """Who is held first: who moves, then who was drained, then who was sent SIGTERM.
 
     When all are to go, the first is one that is not in a hurry: it brings the state.
@@ -226,14 +233,14 @@ def _hold_order(active: Sequence[Seat], leavers: Sequence[Leaver]) -> list[Leave
     order = [one for one in leavers[::-1] if one.moves]
     order += [one for one in leavers[::-1] if not one.moves]
     if leavers and len(leavers) == len(active):
-        ranks = {seat.id: rank for rank, seat in enumerate(active)}
+        ranks = {member.id: rank for rank, member in enumerate(active)}
         reasons = [*Why][::-1]
         first = min(leavers, key=lambda one: (reasons.index(one.why), ranks[one.id]))
         order = [first, *(one for one in order if one is not first)]
     return order
 
 
-def _floor(now: Snapshot, active: Sequence[Seat], leaving: Sequence[Leaver]) -> int:
+def _floor(now: Snapshot, active: Sequence[RingMember], leaving: Sequence[Departure]) -> int:
     """The smallest ring that may be left, when these leave.
 
     Who moves stays as far as the ring would become smaller than wanted, also where nobody can
@@ -258,8 +265,8 @@ def _floor(now: Snapshot, active: Sequence[Seat], leaving: Sequence[Leaver]) -> 
 
 def _absent(
     now: Snapshot,
-    active: Sequence[Seat],
-    leavers: Sequence[Leaver],
+    active: Sequence[RingMember],
+    leavers: Sequence[Departure],
     assigned: Placement,
     arrived: Sequence[str],
 ) -> list[str]:
@@ -268,7 +275,7 @@ def _absent(
     Who starts them is there: an agent, or under horovodrun an `edl-worker`.
     """
     leaving = {one.id for one in leavers}
-    here = Counter([*(seat.host for seat in active if seat.id not in leaving), *arrived])
+    here = Counter([*(member.host for member in active if member.id not in leaving), *arrived])
     starting = {host.name for host in now.hosts} | {slot.host for slot in now.slots}
     lacking = {host: assigned.get(host, 0) - here[host] for host in starting}
     return [f"{count} more of {host}" for host, count in sorted(lacking.items()) if count > 0]
@@ -283,7 +290,7 @@ def _standstill(
 ) -> str:
     """Why there is nothing to change now."""
     train, wanted = target.size, now.assigned.np
-    held = sorted(one.id for one in target.held)
+    held = sorted(one.id for one in target.postponed)
     if held:
         when = verb(
             len(held), "leaves when its replacement is", "leave when their replacements are"
@@ -310,23 +317,23 @@ def _generation(
     leaving: Sequence[int],
 ) -> Generation:
     """Those who stay, in their order, then those who join."""
-    active = current.seats
-    stay = [seat for seat in active if seat.id not in leaving]
-    seats = (*stay, *(seat_of(alive[w]) for w in sorted(joining)))
+    active = current.members
+    stay = [member for member in active if member.id not in leaving]
+    members = (*stay, *(seat_of(alive[w]) for w in sorted(joining)))
     parts = []
     if joining:
         parts.append(f"{names(sorted(joining))} joined")
     if leaving:
         parts.append(f"{names(sorted(leaving))} left")
-    reason = f"{' and '.join(parts)}: {len(active)} -> {workers(len(seats))}, {wanted} wanted"
+    reason = f"{' and '.join(parts)}: {len(active)} -> {workers(len(members))}, {wanted} wanted"
     return Generation(
         number=current.number + 1,
         term=term,
-        seats=seats,
-        sync_root=stay[0].id if stay else -1,
+        members=members,
+        state_source=stay[0].id if stay else -1,
         joined=tuple(sorted(joining)),
         left=tuple(sorted(leaving)),
-        reason=reason if seats else f"{reason}; the job ends",
+        reason=reason if members else f"{reason}; the job ends",
         previous=active,
         fits=max((alive[worker].fits for worker in joining), default=0),
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from edl.core.records import Generation, Member, Seat
+from edl.core.records import Generation, Member, RingMember
 
 MAX_CHARS = 200
 _SOURCE = re.compile(r"\[[^\]\s]*\.(?:cc|h):\d+\]\s*")
@@ -27,13 +27,13 @@ def short_error(text: str) -> str:
     return line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…"
 
 
-def blamed_rank(text: str, seats: Sequence[Seat], own_rank: int) -> int | None:
+def blamed_rank(text: str, members: Sequence[RingMember], own_rank: int) -> int | None:
     """The rank of the only other member with an address that ``text`` names; None: it is not clear.
 
     ``seats``: of the ring that broke, in rank order.
     """
     named = set(_ADDRESS.findall(text))
-    ranks = [rank for rank, s in enumerate(seats) if rank != own_rank and s.address in named]
+    ranks = [rank for rank, s in enumerate(members) if rank != own_rank and s.address in named]
     return ranks[0] if len(ranks) == 1 else None
 
 

@@ -96,7 +96,7 @@ class Stall:
 
     reason: str
     culprits: tuple[int, ...]
-    give_up: Mapping[int, str]
+    evict: Mapping[int, str]
 
 
 def stands_still(quiet_s: float, median_step_s: float, limits: StallLimits) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edl.core.records import Seat
+from edl.core.records import RingMember
 
 
 @dataclass(frozen=True)
@@ -25,19 +25,21 @@ class Place:
     host_index: int
 
 
-def place(seats: Sequence[Seat], rank: int) -> Place:
+def place(members: Sequence[RingMember], rank: int) -> Place:
     """The place of the worker with this rank. Hosts are numbered in order of their first rank."""
-    hosts = list(dict.fromkeys(seat.host for seat in seats))
-    by_host = {host: [r for r, seat in enumerate(seats) if seat.host == host] for host in hosts}
-    mine = by_host[seats[rank].host]
+    hosts = list(dict.fromkeys(member.host for member in members))
+    by_host = {
+        host: [r for r, member in enumerate(members) if member.host == host] for host in hosts
+    }
+    mine = by_host[members[rank].host]
     local_rank = mine.index(rank)
     peers = [host for host in hosts if len(by_host[host]) > local_rank]
     return Place(
         rank=rank,
-        size=len(seats),
+        size=len(members),
         local_rank=local_rank,
         local_size=len(mine),
-        cross_rank=peers.index(seats[rank].host),
+        cross_rank=peers.index(members[rank].host),
         cross_size=len(peers),
-        host_index=hosts.index(seats[rank].host),
+        host_index=hosts.index(members[rank].host),
     )

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from edl.core.policy.climbing import Climbing, Verdict
+from edl.core.policy.hill_climbing import Comparison, HillClimbing
 from edl.core.policy.observation import Observation, State, Suggestion
 from edl.core.settings import setting
 
@@ -29,7 +29,7 @@ UNKNOWN_END = (
 
 
 @dataclass(frozen=True)
-class Cost(Climbing):
+class Cost(HillClimbing):
     """Rule ``cost``. Times in seconds, money in the currency of ``price``."""
 
     price: float = setting(0.0, "of a worker for an hour", least=0.0)
@@ -45,9 +45,9 @@ class Cost(Climbing):
             return Suggestion(now.np, f"stays at {now.np}: {UNKNOWN_END}", state)
         return super().__call__(now, state, now_s)
 
-    def verdict(self, now: Observation, fewer: int, more: int) -> Verdict:
+    def compare(self, now: Observation, fewer: int, more: int) -> Comparison:
         if now.left is None:
-            return Verdict(fewer, more, False, UNKNOWN_END)
+            return Comparison(fewer, more, False, UNKNOWN_END)
         ends, costs = self.forecast(now, more)
         ended, cost = self.forecast(now, fewer)
         with_more = f"with {more} it ends after {span(ends)} for {costs:.2f}"
@@ -55,7 +55,7 @@ class Cost(Climbing):
         if self.utility:
             gain = worth(self.utility, ends) - worth(self.utility, ended)
             pays = gain > costs - cost
-            return Verdict(fewer, more, pays, f"{with_more}, {beside}: {gain:.2f} more worth it")
+            return Comparison(fewer, more, pays, f"{with_more}, {beside}: {gain:.2f} more worth it")
         late = self.deadline_s is None or ended > self.deadline_s
         affordable = self.max_cost is None or costs <= self.max_cost
         if not late:
@@ -64,7 +64,7 @@ class Cost(Climbing):
             why = f"{with_more}, more than {self.max_cost:.2f}"
         else:
             why = f"{with_more}, {beside}"
-        return Verdict(fewer, more, late and affordable and ends < ended, why)
+        return Comparison(fewer, more, late and affordable and ends < ended, why)
 
     def forecast(self, now: Observation, np: int) -> tuple[float, float]:
         """When the training ends with ``np`` workers from now on, in seconds, and its cost."""

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edl.core.policy.cost import Cost
+from edl.core.policy.custom_rule import CustomRule, named
 from edl.core.policy.goodput import Goodput
 from edl.core.policy.learning_rate import LearningRate, learning_rate
 from edl.core.policy.observation import Rule
-from edl.core.policy.own import Own, named
 from edl.core.policy.reading import Lines, made, near, time_of
 from edl.core.policy.stragglers import Stragglers
 from edl.core.policy.throughput import Throughput
@@ -55,7 +55,7 @@ class Policy:
     """
 
     text: str
-    size: Rule | Own | None = None
+    size: Rule | CustomRule | None = None
     hold_s: float = HOLD_S
     stragglers: Stragglers | None = None
     data_wait: float | None = None
@@ -134,7 +134,7 @@ def _batch(given: Mapping[str, Any], lines: Lines) -> Batching:
         raise lines.error("batch", [*given][-1], str(error)) from None
 
 
-def _size(given: Mapping[str, Any], source: str, lines: Lines) -> Rule | Own:
+def _size(given: Mapping[str, Any], source: str, lines: Lines) -> Rule | CustomRule:
     """The rule in the table."""
     if "rule" not in given:
         raise UsageError(f"{source} names no rule; {RULE_NEEDED}")
@@ -143,13 +143,13 @@ def _size(given: Mapping[str, Any], source: str, lines: Lines) -> Rule | Own:
     if name not in RULES and own is None:
         hint = f"{near(name, RULES)}; or name your own, as module:function"
         raise lines.error("size", "rule", f"there is no rule {given['rule']!r}{hint}")
-    kind = Own if own is not None else RULES[name]
+    kind = CustomRule if own is not None else RULES[name]
     rule = made(kind, given, "size", f"rule {name}", COMMON, lines)
     if own is not None:
         rule = replace(rule, module=own[0], function=own[1])
     if isinstance(rule, Cost):
         _check_cost(rule, given, lines)
-    found: Rule | Own = rule
+    found: Rule | CustomRule = rule
     return found
 
 

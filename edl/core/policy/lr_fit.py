@@ -98,7 +98,7 @@ def lowest_loss(least: float, high: float) -> float:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FitResult:
     """``factor``: of the learning rate, 1 keeps it. ``settled``: more batches need not be asked."""
 
     factor: float
@@ -106,7 +106,7 @@ class Verdict:
     reason: str
 
 
-def judge(at: Sequence[float], curves: Sequence[Curve], explores: bool) -> Verdict:
+def judge(at: Sequence[float], curves: Sequence[Curve], explores: bool) -> FitResult:
     """What the losses of several batches say of the learning rate.
 
     A change is believed if the parabola explains the mean losses (:data:`LEAST_R2`), and if its
@@ -120,33 +120,35 @@ def judge(at: Sequence[float], curves: Sequence[Curve], explores: bool) -> Verdi
     """
     finite = [all(abs(loss) < HUGE for loss in losses) for losses in zip(*curves, strict=True)]
     if not finite[0]:
-        return Verdict(1.0, True, "the loss is no finite number, at any learning rate")
+        return FitResult(1.0, True, "the loss is no finite number, at any learning rate")
     if not finite[at.index(0.0)]:
-        return Verdict(LOWEST, True, "with the update the loss is no finite number, without it is")
+        return FitResult(
+            LOWEST, True, "with the update the loss is no finite number, without it is"
+        )
     if sum(finite) < 3:
-        return Verdict(1.0, False, f"only {sum(finite)} of {len(at)} losses are finite")
+        return FitResult(1.0, False, f"only {sum(finite)} of {len(at)} losses are finite")
     e = [each for each, is_finite in zip(at, finite, strict=True) if is_finite]
     known = [[loss for loss, is_finite in zip(c, finite, strict=True) if is_finite] for c in curves]
     means = [math.fsum(losses) / len(curves) for losses in zip(*known, strict=True)]
     parabola, high = fitted(e, means), 1.0 + max(e)
     what = f"{len(curves)} batches, R2 {parabola.r2:.2f}"
     if parabola.r2 < LEAST_R2:
-        return Verdict(1.0, False, f"no parabola fits the loss ({what}, less than {LEAST_R2:g})")
+        return FitResult(1.0, False, f"no parabola fits the loss ({what}, less than {LEAST_R2:g})")
     least = parabola.minimum(high)
     if least is None:
-        return Verdict(1.0, False, f"the loss has no minimum here: it curves down ({what})")
+        return FitResult(1.0, False, f"the loss has no minimum here: it curves down ({what})")
     factor = (highest_that_holds if explores else lowest_loss)(least, high)
     why = f"the loss is least at {least:.2g} times the learning rate ({what}"
     if factor == 1.0:
-        return Verdict(1.0, True, f"{why})")
+        return FitResult(1.0, True, f"{why})")
     slopes = [fitted(e, losses).a1 for losses in known]
     now = e.index(0.0)
     signs = [losses[now] - losses[0] for losses in known] if explores and factor < 1 else slopes
     errors = standard_errors(signs) * (1.0 if factor < 1 else -1.0)
     if errors < SURE:
         why = f"the batches do not agree that {why}, {errors:.1f} standard errors"
-        return Verdict(1.0, False, f"{why}, less than {SURE:g})")
-    return Verdict(factor, True, f"{why}, {min(errors, 99.0):.1f} standard errors)")
+        return FitResult(1.0, False, f"{why}, less than {SURE:g})")
+    return FitResult(factor, True, f"{why}, {min(errors, 99.0):.1f} standard errors)")
 
 
 def standard_errors(values: Sequence[float]) -> float:

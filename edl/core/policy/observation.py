@@ -104,7 +104,7 @@ class Observation:
     elapsed_s: float = 0.0
     worker_s: float = 0.0
     left: float | None = None
-    wishes: Sequence[int] = ()
+    size_changes: Sequence[int] = ()
     data_part: float = 0.0
     model: Model | None = None
     batch: float = 0.0

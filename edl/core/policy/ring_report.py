@@ -25,7 +25,7 @@ class RingReport:
 
     care: Care = NO_CARE
     times: tuple[Times, ...] = ()
-    wishes: tuple[int, ...] = ()
+    size_changes: tuple[int, ...] = ()
     is_timed: bool = True
     noise: NoiseScale = UNKNOWN
     batching: Batching | None = None

@@ -61,7 +61,7 @@ class Times(Record):
 
 
 @dataclass(frozen=True)
-class Finding:
+class StragglerReport:
     """Who is slow, together, and what at.
 
     Attributes:
@@ -88,7 +88,7 @@ class Care(NamedTuple):
 
     shares: Mapping[int, float]
     replace: tuple[int, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[StragglerReport, ...]
     state: State
 
 
@@ -142,18 +142,18 @@ class Stragglers:
 
     def _findings(
         self, times: Sequence[Times], slow: Sequence[Times], notes: Mapping[str, Any]
-    ) -> list[Finding]:
+    ) -> list[StragglerReport]:
         by_host: dict[tuple[str, Slow], list[int]] = defaultdict(list)
         for one in slow:
             by_host[one.host, _at(one, times)].append(one.worker)
-        found: list[Finding] = []
+        found: list[StragglerReport] = []
         for (host, at), workers in by_host.items():
             there = [one.worker for one in times if one.host == host]
             whole = len(workers) > 1 and len(workers) == len(there) < len(times)
             groups = [workers] if whole else [[worker] for worker in workers]
             for group in groups:
                 speed = min(float(notes[str(worker)]["speed"]) for worker in group)
-                found.append(Finding(tuple(group), host if whole else "", at, speed))
+                found.append(StragglerReport(tuple(group), host if whole else "", at, speed))
         return found
 
 
@@ -168,7 +168,7 @@ def slowest(times: Sequence[Times]) -> tuple[Times, ...]:
     return tuple(sorted(times, key=lambda one: -one.own_s)[:SHOWN])
 
 
-def _network(times: Sequence[Times]) -> list[Finding]:
+def _network(times: Sequence[Times]) -> list[StragglerReport]:
     """Whether reducing takes longer than even the slowest one computes and loads.
 
     The one that all others wait for waits for nobody.
@@ -177,7 +177,7 @@ def _network(times: Sequence[Times]) -> list[Finding]:
     own_s = max(one.own_s for one in times)
     if reduce_s <= own_s:
         return []
-    return [Finding((), "", Slow.NETWORK, own_s / (own_s + reduce_s))]
+    return [StragglerReport((), "", Slow.NETWORK, own_s / (own_s + reduce_s))]
 
 
 def _rate(one: Times) -> float:

@@ -13,20 +13,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.core.plural import verb
-from edl.core.policy.climbing import Climbing, Verdict
+from edl.core.policy.hill_climbing import Comparison, HillClimbing
 from edl.core.policy.observation import Observation
 from edl.core.settings import setting
 
 
 @dataclass(frozen=True)
-class Throughput(Climbing):
+class Throughput(HillClimbing):
     """Rule ``throughput``."""
 
     threshold: float = setting(
         0.1, "a worker more must bring this part of what one of the present ones does"
     )
 
-    def verdict(self, now: Observation, fewer: int, more: int) -> Verdict:
+    def compare(self, now: Observation, fewer: int, more: int) -> Comparison:
         share = marginal_share(now, fewer, more)
         what = ordinal(more) if more == fewer + 1 else f"{more - fewer} more than {fewer}"
         pays = share > self.threshold
@@ -36,7 +36,7 @@ class Throughput(Climbing):
         brings = "brings" if more == fewer + 1 else verb(more - fewer, "brings", "bring")
         its = "its" if brings == "brings" else "their"
         why = f"{what} {brings} {share:.2f} of {its} share, {relation} {self.threshold:.2f}"
-        return Verdict(fewer, more, pays, why)
+        return Comparison(fewer, more, pays, why)
 
 
 def marginal_share(now: Observation, fewer: int, more: int) -> float:

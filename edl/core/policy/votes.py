@@ -28,14 +28,14 @@ class Votes:
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
         """What is wanted, by ``now.wishes``."""
-        if now.awaits or not now.wishes:
+        if now.awaits or not now.size_changes:
             why = "the last change is under way" if now.awaits else "no worker wishes anything"
             return Suggestion(now.np, f"stays at {now.np}: {why}", state)
         changed_s = state.get("changed_s")
         if changed_s is not None and now_s - changed_s < self.every_s:
             return Suggestion(now.np, f"stays at {now.np}: the last change was just now", state)
-        change = self._change(now.wishes)
-        count = len(now.wishes)
+        change = self._change(now.size_changes)
+        count = len(now.size_changes)
         wish = verb(count, "wishes", "wish")
         said = f"the {self.together} of what {counted(count, 'worker')} {wish} is "
         if change == 0:

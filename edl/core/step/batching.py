@@ -58,25 +58,25 @@ class Batching(Record):
         each, more = divmod(self.of_all(size), size)
         return each + (rank < more)
 
-    def pieces(self, size: int) -> int:
+    def microbatches(self, size: int) -> int:
         """In how many pieces each of ``size`` workers trains its batch: in as many as the others.
 
         So their loops go round equally often, and what a script counts in them is equal.
         """
         return -(-self.of_one(0, size) // self.micro_batch) if self.micro_batch else 1
 
-    def rounds(self, total: int, size: int) -> int:
+    def iterations(self, total: int, size: int) -> int:
         """Return how often the loop of each of ``size`` workers goes round in ``total`` samples.
 
         Rounded up: the last batch may be short.
         """
-        return -(-total // self.of_all(size)) * self.pieces(size)
+        return -(-total // self.of_all(size)) * self.microbatches(size)
 
     def split(self, samples: int, size: int) -> list[int]:
         """A batch of one of ``size`` workers, at least one sample, in pieces of like length."""
         if not self.micro_batch:
             return [samples]
-        count = max(-(-samples // self.micro_batch), min(self.pieces(size), samples))
+        count = max(-(-samples // self.micro_batch), min(self.microbatches(size), samples))
         each, more = divmod(samples, count)
         return [each + (piece < more) for piece in range(count)]
 

@@ -91,9 +91,9 @@ class Ledger:
     epoch: int
     free: tuple[Span, ...]
     leases: tuple[tuple[int, tuple[Span, ...]], ...] = ()
-    in_hand: tuple[tuple[int, tuple[Span, ...]], ...] = ()
-    counted_by: int = 0
-    owed: tuple[tuple[int, int, int], ...] = ()
+    current: tuple[tuple[int, tuple[Span, ...]], ...] = ()
+    applied_by: int = 0
+    partially_applied: tuple[tuple[int, int, int], ...] = ()
     trained: int = -1
 
     @property
@@ -105,20 +105,20 @@ class Ledger:
         return sum(length(spans) for _, spans in self.leases)
 
     @property
-    def in_hand_samples(self) -> int:
-        return sum(length(spans) for _, spans in self.in_hand)
+    def current_samples(self) -> int:
+        return sum(length(spans) for _, spans in self.current)
 
     @property
     def done(self) -> int:
         """How many samples of this epoch are in the model."""
         if self.trained >= 0:
             return self.trained
-        return self.total - self.free_samples - self.leased_samples - self.in_hand_samples
+        return self.total - self.free_samples - self.leased_samples - self.current_samples
 
     @property
     def finished(self) -> bool:
         """All samples of this epoch are in the model."""
-        return not self.free and not self.leases and not self.in_hand
+        return not self.free and not self.leases and not self.current
 
     def held_by(self, worker: int) -> tuple[Span, ...]:
         """The spans leased to ``worker``, next sample first."""
@@ -134,7 +134,7 @@ class Ledger:
         So many have been counted by the same ones, from the first on.
         """
         spans = list(spans)
-        if not self.owed:
+        if not self.partially_applied:
             return 0, length(spans)
         pieces = [piece for span in spans for piece in self.by_optimizers(span)]
         bits = pieces[0][1] if pieces else 0
@@ -149,7 +149,7 @@ class Ledger:
         """``span`` in pieces: (length, the optimizers that have counted it)."""
         at, stop = span
         pieces = []
-        for start, end, bits in self.owed:
+        for start, end, bits in self.partially_applied:
             if start < stop and end > at:
                 if start > at:
                     pieces.append((start - at, 0))
@@ -172,9 +172,9 @@ class Ledger:
             "epoch": self.epoch,
             "free": [list(span) for span in self.free],
             "leases": {str(worker): [list(s) for s in spans] for worker, spans in self.leases},
-            "in_hand": {str(worker): [list(s) for s in spans] for worker, spans in self.in_hand},
-            "counted_by": self.counted_by,
-            "owed": [list(piece) for piece in self.owed],
+            "in_hand": {str(worker): [list(s) for s in spans] for worker, spans in self.current},
+            "counted_by": self.applied_by,
+            "owed": [list(piece) for piece in self.partially_applied],
             "trained": self.trained,
         }
 
@@ -247,7 +247,7 @@ def complete_step(
     Raises:
         DataError: a worker trained samples other than the next ones of its leases.
     """
-    leases, in_hand = dict(ledger.leases), dict(ledger.in_hand)
+    leases, in_hand = dict(ledger.leases), dict(ledger.current)
     workers, moved_positions = records.values("worker"), moves(records).tolist()
     rows = zip(workers, moved_positions, records.values("position"), strict=True)
     for rank, (worker, count, position) in enumerate(rows):
@@ -267,8 +267,8 @@ def complete_step(
     moved = replace(
         ledger,
         leases=_sorted(leases),
-        in_hand=_sorted(in_hand),
-        counted_by=ledger.counted_by | (counted_by or 0),
+        current=_sorted(in_hand),
+        applied_by=ledger.applied_by | (counted_by or 0),
     )
     if ledger.trained >= 0:
         first = records.column("part") == 0
@@ -289,29 +289,31 @@ def _cut(ledger: Ledger, end: int) -> Ledger:
 
 def end_batch(ledger: Ledger) -> Ledger:
     """All optimizers have had their turn: what is in hand is done."""
-    if not ledger.in_hand and not ledger.counted_by:
+    if not ledger.current and not ledger.applied_by:
         return ledger
-    done = [span for _, spans in ledger.in_hand for span in spans]
-    return replace(ledger, in_hand=(), counted_by=0, owed=_without(ledger.owed, done))
+    done = [span for _, spans in ledger.current for span in spans]
+    return replace(
+        ledger, current=(), applied_by=0, partially_applied=_without(ledger.partially_applied, done)
+    )
 
 
 def give_back(ledger: Ledger, members: Iterable[int]) -> Ledger:
     """Free what everyone who is not among ``members`` held in leases and in hand."""
     staying = set(members)
     leases = {worker: spans for worker, spans in ledger.leases if worker in staying}
-    in_hand = {worker: spans for worker, spans in ledger.in_hand if worker in staying}
-    left = [s for worker, spans in ledger.in_hand if worker not in staying for s in spans]
+    in_hand = {worker: spans for worker, spans in ledger.current if worker in staying}
+    left = [s for worker, spans in ledger.current if worker not in staying for s in spans]
     leased = [s for worker, spans in ledger.leases if worker not in staying for s in spans]
-    owed = ledger.owed
-    if ledger.counted_by:
-        pieces = [(a, b, bits | ledger.counted_by) for a, b, bits in _pieces(ledger, left)]
+    owed = ledger.partially_applied
+    if ledger.applied_by:
+        pieces = [(a, b, bits | ledger.applied_by) for a, b, bits in _pieces(ledger, left)]
         owed = tuple(sorted((*_without(owed, left), *pieces)))
     return replace(
         ledger,
         free=joined(tuple(sorted((*ledger.free, *leased, *left)))),
         leases=_sorted(leases),
-        in_hand=_sorted(in_hand),
-        owed=owed,
+        current=_sorted(in_hand),
+        partially_applied=owed,
     )
 
 
@@ -351,7 +353,7 @@ def _held(spans: Mapping[str, Any]) -> tuple[tuple[int, tuple[Span, ...]], ...]:
 
 
 def _check_disjoint(ledger: Ledger) -> None:
-    held = [*ledger.leases, *ledger.in_hand]
+    held = [*ledger.leases, *ledger.current]
     spans = sorted([*ledger.free, *(span for _, spans in held for span in spans)])
     edge = 0
     for start, stop in spans:

@@ -59,7 +59,7 @@ class Source:
         """Samples of an epoch; 0: nobody knows before they are read."""
         return self.total
 
-    def told(self, total: int) -> str:
+    def describe_total(self, total: int) -> str:
         """A total as people count it."""
         return f"{total} samples"
 

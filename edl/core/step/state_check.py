@@ -186,7 +186,7 @@ def reason(
     return f"{_difference(found, step, tables, rates, unit)}. {advice}"
 
 
-def healed(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
+def resynced(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
     """The same where the odd ones are given the state that most hold."""
     verb = "gets" if len(found.odd) == 1 else "get"
     how = f"{names(found.odd)} {verb} the state of w{found.source}"
@@ -194,8 +194,10 @@ def healed(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
 
 
 def undecided(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
-    """The same where nobody can be healed."""
-    return f"{_difference(found, step, tables)}; no majority agrees, so nobody is healed. {ADVICE}"
+    """The same where nobody can be resynced."""
+    return (
+        f"{_difference(found, step, tables)}; no majority agrees, so nobody is resynced. {ADVICE}"
+    )
 
 
 def _difference(

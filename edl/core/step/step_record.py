@@ -40,10 +40,10 @@ class SwitchTimes:
 
     A repair: the worker waits in a call that will fail (``detect``; a bound from above, for a part
     of it would have been waited in a whole ring too), then learns of a new leader, if the old one
-    is gone (``election``), then of the generation of the survivors (``roll_call``). When several
-    failures followed each other, these three are of the last. ``wait`` is from the first failure
-    known until the last rebuild begins: election, roll-call, closing the old ring beside them, and
-    rebuilds that failed. ``stall`` does not include ``detect``.
+    is gone (``election``), then of the generation of the survivors (``survivor_report``). When
+    several failures followed each other, these three are of the last. ``wait`` is from the first
+    failure known until the last rebuild begins: election, survivor report, closing the old ring
+    beside them, and rebuilds that failed. ``stall`` does not include ``detect``.
 
     ``first_step`` is from the end of the switch until the next step is complete; ``median_step``
     is this worker's usual step before the switch.
@@ -51,7 +51,7 @@ class SwitchTimes:
 
     detect_us: int = 0
     election_us: int = 0
-    roll_call_us: int = 0
+    survivor_report_us: int = 0
     wait_us: int = 0
     shutdown_us: int = 0
     init_us: int = 0
@@ -89,7 +89,7 @@ def repair_times(waiting_since: float, known: float, led_since: float, heard: fl
     return SwitchTimes(
         detect_us=us(known - waiting_since),
         election_us=us(elected - known),
-        roll_call_us=us(heard - elected),
+        survivor_report_us=us(heard - elected),
     )
 
 
@@ -158,7 +158,7 @@ class StepRecord(SwitchTimes):
     compute_us: int = 0
     data_us: int = 0
     reduce_us: int = 0
-    wish: int = 0
+    size_change: int = 0
     batch: int = 0
     own_square: int = 0
     mean_square: int = 0
@@ -335,7 +335,7 @@ def wanting_to_stop(records: StepRecords) -> list[int]:
     return found
 
 
-def wished_batch(records: StepRecords) -> int:
+def requested_batch(records: StepRecords) -> int:
     """The global batch that is to be, as the leader's row says; 0: as it is.
 
     So it is, too, while two believe to lead and wish different ones.

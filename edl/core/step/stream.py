@@ -66,7 +66,7 @@ class StreamSource(Source):
     def known_total(self) -> int:
         return 0
 
-    def told(self, total: int) -> str:
+    def describe_total(self, total: int) -> str:
         return f"{total // SHARD} shards"
 
     def policy(self, size: int) -> LeasePolicy:

@@ -32,9 +32,9 @@ from edl.core.host.horovodrun_slot import (
 )
 from edl.core.host.lost_slots import LostSlots
 from edl.core.host.process import Process
-from edl.core.host.supervision import Decision, Ending, GiveUp, Start, dead_ring
+from edl.core.host.supervision import DisableSlot, Ending, Start, SupervisorDecision, dead_ring
 from edl.core.job.placement import Placement
-from edl.core.records import Asker, JobState, KeptSlot, Snapshot
+from edl.core.records import JobState, RequestedBy, SlotRecord, Snapshot
 from edl.launch.command import title
 from edl.launch.horovodrun.driver import Answer, Driver
 from edl.launch.horovodrun.late_start import LateStart
@@ -109,7 +109,7 @@ class SlotSupervisor(Supervisor[SlotState]):
 
     def _put_slot(self, given_up: str) -> None:
         self._slot_given_up = given_up or self._slot_given_up
-        one = KeptSlot(self._host, self._slot, os.getpid(), self._slot_given_up)
+        one = SlotRecord(self._host, self._slot, os.getpid(), self._slot_given_up)
         self._store.slots.put(one)
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
@@ -122,7 +122,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._outlive_driver(snapshot)
         self._see_lost_slots(snapshot, now)
 
-    def _decide(self, snapshot: Snapshot, now: float) -> Decision:
+    def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
         since, orphan_s = self._unread_since, self._own.limits.orphan_s
         unread = since is not None and now - since >= orphan_s
         removed = self._word.local_size is None
@@ -143,7 +143,7 @@ class SlotSupervisor(Supervisor[SlotState]):
             logger.info("the driver gives %s of slot %d", said, self._slot)
             self._word, self._word_since, self._answered = said, now, now
             ended = len(self._workers) == 0
-            if said.local_size is not None and ended and not self._own.given_up:
+            if said.local_size is not None and ended and not self._own.disabled:
                 # The driver has taken back another slot for this one.
                 self._own = replace(self._own, ending_since=None)
             self._changed.set()
@@ -225,14 +225,16 @@ class SlotSupervisor(Supervisor[SlotState]):
             # The driver ends the processes of a host that it bars, and all when it gives up.
             answers = self._driver.asking or self._driver.newest is not self._word
             given_up = answers or now - self._answered < limits.given_up_s
-            self._own = own = replace(own, ending_since=now, given_up=given_up)
+            self._own = own = replace(own, ending_since=now, disabled=given_up)
         self._signals.clear()
-        done = own.ending_since is None or self._released or own.given_up
+        done = own.ending_since is None or self._released or own.disabled
         if done or now - (own.ending_since or 0.0) < limits.shutdown_s:
             return
         if snapshot is not None and snapshot.desired.hosts:
             sizes, why = snapshot.job.sizes, f"SIGTERM to slot {self._slot} of host {self._host}"
-            self._store.desire(lambda now: released(now, self._host, sizes), Asker.LAUNCHER, why)
+            self._store.set_desired(
+                lambda now: released(now, self._host, sizes), RequestedBy.LAUNCHER, why
+            )
             self._released = True
 
     def _look_who_reads(self, now: float) -> None:
@@ -252,7 +254,7 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _alone(self, now: float) -> int | None:
         for process in self._own.living:
             if self._own.ending_since is not None and process.ending_since is None:
-                self._end(Ending(process.launch, False, "edl-worker is to end"), now)
+                self._end(Ending(process.attempt_id, False, "edl-worker is to end"), now)
         return super()._alone(now)
 
     # --- acts
@@ -260,12 +262,12 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _start(self, start: Start, now: float) -> Process:
         process = super()._start(start, now)
         if not process.alive:
-            self._say(process.last_line)
+            self._say(process.termination_message)
         return process
 
-    def _give_up(self, given_up: GiveUp, snapshot: Snapshot) -> None:
+    def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
         self._put_slot(given_up.reason)
-        super()._give_up(given_up, snapshot)
+        super()._disable_slot(given_up, snapshot)
         self._say(given_up.reason)
 
     # --- the end
@@ -302,7 +304,7 @@ class SlotSupervisor(Supervisor[SlotState]):
                 f"job {job.name} has finished; horovodrun ends with an error all the same, "
                 f"because edl-worker died in {lost_slots}"
             )
-        elif code == 0 and self._own.given_up and self._word.local_size is not None:
+        elif code == 0 and self._own.disabled and self._word.local_size is not None:
             self._say("the driver of horovodrun has given up; see its message")
             return 1
         return code
@@ -313,5 +315,5 @@ class SlotSupervisor(Supervisor[SlotState]):
         with contextlib.suppress(OSError):  # nobody reads it any more
             print(f"edl: {text}", file=sys.stderr, flush=True)
 
-    def _last_line(self, launch: str) -> str:
-        return self._workers.last_line(launch)
+    def _last_line(self, attempt_id: str) -> str:
+        return self._workers.termination_message(attempt_id)

@@ -25,7 +25,7 @@ class SlotWorkers(Workers):
         super().__init__(command, cwd, environment, logs)
         self._tees: dict[str, Tee] = {}  # of the standard error of each launch
 
-    def _spawn(self, launch: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, attempt_id: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             self._command,
             cwd=self._cwd,
@@ -36,10 +36,10 @@ class SlotWorkers(Workers):
             preexec_fn=die_with_parent,  # the driver may kill edl-worker at any time
         )
         assert process.stderr is not None
-        self._tees[launch] = Tee(process.stderr, sys.stderr.buffer)
-        self._tees[launch].start()
+        self._tees[attempt_id] = Tee(process.stderr, sys.stderr.buffer)
+        self._tees[attempt_id].start()
         return process
 
-    def last_line(self, launch: str) -> str:
+    def termination_message(self, attempt_id: str) -> str:
         """The line that says best why a process that has exited did so."""
-        return self._tees.pop(launch).finish()
+        return self._tees.pop(attempt_id).finish()

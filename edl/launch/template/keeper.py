@@ -102,7 +102,7 @@ class TemplateKeeper:
         self._deaths = 0
         return child
 
-    def give_up(self, why: str) -> None:
+    def disable(self, why: str) -> None:
         """Start all workers by exec from now on."""
         self.close()
         self.why_none = why
@@ -128,4 +128,4 @@ class TemplateKeeper:
         self.close()
         self._deaths += 1
         if isinstance(error, TemplateRefused) or self._deaths >= DEATHS:
-            self.give_up(str(error))
+            self.disable(str(error))

@@ -38,7 +38,10 @@ def main() -> None:
             scheduler.step()  # as with PyTorch alone
             rates = [group["lr"] for group in optimizer.param_groups]
             assert scheduler.get_last_lr() == rates
-            if not edl.is_warming_up() and not edl.current_worker().loader.open_step.superseded:
+            if (
+                not edl.is_warming_up()
+                and not edl.current_worker().loader.step_input.completed_by_peers
+            ):
                 batch = update.batches[-1][1]
                 known = update.noise.changes
                 row = [edl.generation(), update.number, update.after, batch, known, *rates]

@@ -41,7 +41,10 @@ def main() -> None:
             optimizer.step()
             rate = optimizer.param_groups[0]["lr"]
             tuner.step(batch)
-            if not edl.is_warming_up() and not edl.current_worker().loader.open_step.superseded:
+            if (
+                not edl.is_warming_up()
+                and not edl.current_worker().loader.step_input.completed_by_peers
+            ):
                 row = [edl.generation(), update.number, update.after, rate, tuner.reason]
                 with (args.out / f"w{edl.current_worker().id}.jsonl").open("a") as file:
                     file.write(json.dumps(row) + "\n")

@@ -61,7 +61,7 @@ class Diary:
 
     def reduced(self):
         """The gradients are the mean, or it is known that others have made the update."""
-        self._missed = edl.current_worker().loader.open_step.superseded
+        self._missed = edl.current_worker().loader.step_input.completed_by_peers
 
     def end(self, epoch, ids, rate, weights, momenta):
         """The update is made, with the rate ``rate``."""
@@ -91,7 +91,7 @@ class Diary:
     def _wait(self):
         """Between two steps: until what is due in this part of the job is known here."""
         worker = edl.current_worker()
-        progress, mailbox = worker.loader.progress, worker._mailbox
+        progress, shared = worker.loader.progress, worker._shared
         stage = len(progress.batches) - 1
         since = progress.step - progress.batches[-1][0]
         if stage > 3 or since < {0: FIRST, 1: self._args.death_at}.get(stage, self._args.wait_at):
@@ -100,12 +100,12 @@ class Diary:
             self._until(self._leader_is_known, "leader")
             return
         (self._args.out / f"waits-{stage}").touch()
-        self._until(lambda: mailbox.newest(edl.generation()), f"change {stage + 1}")
+        self._until(lambda: shared.newest(edl.generation()), f"change {stage + 1}")
 
     def _leader_is_known(self):
         """All have agreed who dies in the next step: one that knows that it leads has said so."""
         worker = edl.current_worker()
-        leader = worker._mailbox.leader
+        leader = worker._shared.leader
         if leader is not None and leader.worker == worker.id and self._claims("leader"):
             self._dies = True
         return (self._args.out / "leader").exists()

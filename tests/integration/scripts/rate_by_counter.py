@@ -6,7 +6,7 @@ import no_compiler  # noqa: F401
 
 from edl.testing import throttle
 
-SAMPLES, EPOCHS = 48, 6
+SAMPLES, EPOCHS = 480, 6
 
 if sys.argv[1] == "torch":
     import torch

@@ -1,0 +1,66 @@
+"""`edl borrow` and `edl reclaim`: idle slots for a job, for a while."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from edl.cli.common import JobArgument, ZooKeeperOption, progress
+from edl.client import Job
+from edl.client.job import RECLAIM_S
+from edl.core.duration import seconds
+from edl.errors import UsageError
+
+SlotsHost = Annotated[
+    str | None,
+    typer.Option("--host", help="Only slots of this host.", show_default=False),
+]
+
+
+def borrow(
+    slots: Annotated[int, typer.Option("--slots", help="How many.")],
+    job: JobArgument = None,
+    host: SlotsHost = None,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Lend idle slots of its hosts to a job: it has a worker more for each, until `edl reclaim`.
+
+    Returns as soon as that is written down; `edl events --follow` shows it happen.
+    """
+    typer.echo(str(Job(job, zookeeper).borrow(slots, host)))
+
+
+def reclaim(
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            "--slots", help="How many. Default: all that are borrowed.", show_default=False
+        ),
+    ] = None,
+    within: Annotated[
+        str, typer.Option("--within", metavar="TIME", help="Until they have to be free.")
+    ] = f"{RECLAIM_S:g}s",
+    job: JobArgument = None,
+    host: SlotsHost = None,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Take borrowed slots back; returns when they are free. Nothing that was trained is lost.
+
+    Their workers leave with a planned switch. Who has not left shortly before the time is over is
+    killed, and the others train on. Ctrl-C does not take it back.
+    """
+    deadline_s = seconds(within)
+    if deadline_s is None:
+        raise UsageError(f"--within {within} is no time; write it as 30s, or 2m")
+    try:
+        with progress() as on_message:
+            done = Job(job, zookeeper).reclaim(slots, deadline_s, host, on_message)
+    except KeyboardInterrupt as end:
+        notes = getattr(end, "__notes__", [])
+        if not notes:  # nothing was changed
+            raise
+        print(f"edl: {'; '.join(notes)}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    typer.echo(str(done))

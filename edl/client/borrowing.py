@@ -1,0 +1,92 @@
+"""Idle slots are borrowed by a job, and are wanted back within a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from edl.client.scaling import Resize
+from edl.client.waiting import USUAL, ClientLimits, Messages, OnMessage, looks, resizable
+from edl.coordination.job_store import JobStore
+from edl.core.job import borrowing
+from edl.core.job.borrowing import LeaseTerms
+from edl.core.plural import by_host, counted, workers
+from edl.core.records import RequestedBy
+from edl.errors import RequestOverridden, UsageError
+
+GRACE_S = 10.0  # after the deadline, for what was done to be read
+
+
+@dataclass(frozen=True)
+class Reclaimed:
+    """Slots that a job has given back.
+
+    Attributes:
+        hosts: host -> slots of it.
+        after_s: since they were asked for.
+        np: workers wanted from then on.
+    """
+
+    job: str
+    hosts: Mapping[str, int]
+    after_s: float
+    np: int
+
+    def __str__(self) -> str:
+        return (
+            f"job {self.job} has given back {counted(sum(self.hosts.values()), 'slot')} "
+            f"({by_host(self.hosts)}) in {self.after_s:.1f} s and goes on with {workers(self.np)}"
+        )
+
+
+def borrow(store: JobStore, slots: int, host: str | None, limits: ClientLimits = USUAL) -> Resize:
+    """See :meth:`edl.client.job.Job.borrow`."""
+    now = resizable(store, f"borrow slots for job {store.name}", limits)
+    choice = partial(borrowing.borrow, now, slots, host)
+    changed = store.set_desired(choice, RequestedBy.PERSON, "edl borrow", LeaseTerms(borrows=True))
+    return Resize(store.name, changed.before.hosts, changed.desired.hosts)
+
+
+def reclaim(
+    store: JobStore,
+    slots: int | None,
+    host: str | None,
+    deadline_s: float,
+    on_message: OnMessage,
+    limits: ClientLimits = USUAL,
+) -> Reclaimed:
+    """See :meth:`edl.client.job.Job.reclaim`. A KeyboardInterrupt has a note: it goes on."""
+    if not deadline_s > 0:
+        raise UsageError(f"the deadline is {deadline_s:g} s; give more than 0")
+    now = resizable(store, f"take slots back from job {store.name}", limits)
+    began_s = time.monotonic()
+    changed = store.set_desired(
+        partial(borrowing.reclaim, now, slots, host),
+        RequestedBy.PERSON,
+        f"edl reclaim within {deadline_s:g} s",
+        LeaseTerms(within_s=deadline_s),
+    )
+    before, after = changed.before.hosts, changed.desired.hosts
+    asked = [one for one in changed.desired.reclaims if one not in changed.before.reclaims]
+    goes_on = f"it goes on (see `edl status {store.name}`)"
+    what = f"taking {counted(sum(one.slots for one in asked), 'slot')} back"
+    on_message(f"{what}: {by_host({one.host: one.slots for one in asked})}")
+    messages, limit_s = Messages(on_message), deadline_s + GRACE_S
+    try:
+        for seen in looks(store, limit_s, what, messages, goes_on, limits):
+            if any(seen.desired.hosts.get(one.host, 0) > after.get(one.host, 0) for one in asked):
+                raise RequestOverridden(
+                    store.name, f"{what} was given up: other workers were asked for"
+                )
+            if not {*asked} & {*seen.desired.reclaims}:
+                after_s = time.monotonic() - began_s
+                hosts = {h: before[h] - after.get(h, 0) for h in sorted(before)}
+                gone = {host: n for host, n in hosts.items() if n > 0}
+                return Reclaimed(store.name, gone, after_s, sum(after.values()))
+            messages(f"{what}: {seen.status.reason}")
+    except KeyboardInterrupt as end:
+        end.add_note(goes_on)
+        raise
+    raise AssertionError("looks() ends with an error")

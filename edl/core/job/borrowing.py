@@ -1,0 +1,223 @@
+"""Idle slots that are borrowed by a job for a while, and have to be given back in time.
+
+A job with borrowed slots has more workers than it needs. How many slots of a host are borrowed is
+a number; when fewer workers are wanted there, the borrowed slots are given back first. When
+borrowed slots are wanted back, as many workers leave by a planned switch, as after any `edl scale`.
+A worker that has not left shortly before the deadline is evicted: the others go on without it by a
+repair, which loses nothing either.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from edl.core.events import ReclaimedDetails
+from edl.core.job.placement import Placement, place
+from edl.core.plural import by_host, counted, verb, workers
+from edl.core.records import Desired, Reclaim, Snapshot, Stage
+from edl.errors import UsageError
+
+MARGIN_S = 2.0  # before the deadline, at most: for a worker that is given up, and its process
+
+
+@dataclass(frozen=True)
+class LeaseTerms:
+    """How a change of the desired size borrows slots, or gives them back.
+
+    Attributes:
+        borrows: the slots of added workers are borrowed.
+        within_s: the time in seconds in which the slots of removed workers must be free.
+    """
+
+    borrows: bool = False
+    within_s: float | None = None
+
+
+NO_LEASE_TERMS = LeaseTerms()
+
+
+# --- what is asked for
+
+
+def borrow(now: Snapshot, slots: int, host: str | None, desired: Placement) -> dict[str, int]:
+    """The placement with ``slots`` workers more, or as many of them as the job may have.
+
+    Args:
+        host: only there; None: wherever slots are free.
+        desired: host -> workers now wanted there; newer than that of ``now``, perhaps.
+
+    Raises:
+        UsageError: not one more is possible.
+    """
+    name, sizes, np = now.job.name, now.job.sizes, sum(desired.values())
+    refusal = f"cannot borrow {counted(slots, 'slot')} for job {name}"
+    hosts = [replace(one, slots=one.slots - len(one.disabled)) for one in now.available]
+    if host is not None:
+        known = ", ".join(one.name for one in hosts) or "none"
+        hosts = [one for one in hosts if one.name == host]
+        if not hosts:
+            raise UsageError(f"{refusal}: nobody offers host {host}; its hosts are {known}")
+    free = sum(max(0, one.slots - desired.get(one.name, 0)) for one in hosts)
+    if not free:
+        where = f"host {host} has" if host is not None else "its hosts have"
+        raise UsageError(f"{refusal}: {where} no free slot")
+    usable = min(slots, free)
+    more = sizes.room(np, usable)
+    if not more:
+        raise UsageError(f"{refusal}: it has {workers(np)}, and {sizes.refusal(np + usable)}")
+    return place(name, np + more, desired, hosts, now.assigned.by_slot)
+
+
+def reclaim(
+    now: Snapshot, slots: int | None, host: str | None, desired: Placement
+) -> dict[str, int]:
+    """Return the placement after ``slots`` borrowed slots (None: all) are given back.
+
+    The slots of the last host by name are given back first.
+
+    Where the job may not have as many as are left, it has the next smaller size.
+
+    Args: as :func:`borrow`.
+
+    Raises:
+        UsageError: not that many are borrowed, or too few workers would be left.
+    """
+    job = now.job
+    borrowed = borrowed_after(now.desired, desired, NO_LEASE_TERMS)
+    here = {name: n for name, n in borrowed.items() if host in (None, name)}
+    there, where = sum(here.values()), f" on host {host}" if host is not None else ""
+    if not there:
+        raise UsageError(f"no slot{where} is borrowed by job {job.name}")
+    slots = there if slots is None else slots
+    if not 1 <= slots <= there:
+        raise UsageError(
+            f"cannot take {counted(slots, 'slot')} back from job {job.name}: {there} "
+            f"{verb(there)} borrowed by it{where} ({by_host(here)})"
+        )
+    new, left = dict(desired), slots
+    for name in sorted(here, reverse=True):
+        taken = min(left, here[name])
+        new[name] -= taken
+        left -= taken
+    size = job.sizes.below(sum(new.values()))
+    if size is None:
+        raise UsageError(
+            f"cannot take {counted(slots, 'slot')} back from job {job.name}: "
+            f"{workers(sum(new.values()))} would be left and {job.sizes.refusal(sum(new.values()))}"
+            f"; run `edl stop {job.name}`"
+        )
+    return place(job.name, size, new, now.available, now.assigned.by_slot)
+
+
+# --- what a change of what is desired does to it
+
+
+def borrowed_after(before: Desired, hosts: Placement, terms: LeaseTerms) -> dict[str, int]:
+    """How many of the workers on each host are borrowed once ``hosts`` are desired."""
+    borrowed: dict[str, int] = {}
+    for host, n in hosts.items():
+        more = n - before.hosts.get(host, 0)
+        gained = max(0, more) if terms.borrows else 0
+        kept = min(n, max(0, before.borrowed.get(host, 0) + min(0, more)))
+        if kept + gained:
+            borrowed[host] = kept + gained
+    return borrowed
+
+
+def reclaims_after(
+    before: Desired, hosts: Placement, terms: LeaseTerms, now_s: float
+) -> tuple[Reclaim, ...]:
+    """What is still to be given back then: not where somebody wants more workers since."""
+    fewer = {host: n - hosts.get(host, 0) for host, n in before.hosts.items()}
+    kept = [one for one in before.reclaims if fewer.get(one.host, 0) >= 0]
+    if terms.within_s is not None:
+        by_s = now_s + terms.within_s
+        kept += [Reclaim(host, n, now_s, by_s) for host, n in sorted(fewer.items()) if n > 0]
+    return tuple(kept)
+
+
+# --- the deadline
+
+
+def is_late(reclaim: Reclaim, now_s: float) -> bool:
+    """Whether it has to be done now by other means than a planned switch."""
+    return now_s >= reclaim.by_s - min(MARGIN_S, (reclaim.by_s - reclaim.asked_s) / 2)
+
+
+def overdue_on(host: str, desired: Desired, now_s: float) -> bool:
+    """Whether slots of that host had to be given back by now, as far as is known."""
+    return any(one.host == host and is_late(one, now_s) for one in desired.reclaims)
+
+
+def overdue(now: Snapshot, now_s: float) -> dict[int, str]:
+    """The workers in slots that were to be given back by now, each with the reason.
+
+    While newcomers come, only those whom the switch leaves behind: nobody else may have the state.
+
+    Args:
+        now_s: in seconds since 1970, by a clock that is about right.
+    """
+    new, late = now.generation, [one for one in now.desired.reclaims if is_late(one, now_s)]
+    if new is None or not late:
+        return {}
+    at = {member.id: member.generation for member in now.members}
+    come = all(at.get(worker, 0) >= new.number for worker in new.joined)
+    leaving = {member.id for member in now.members if member.stage is Stage.LEAVING}
+    leaving |= {request.worker for request in now.requests}
+    leaving |= {ring_member.id for ring_member in now.ring} - {*new.worker_ids}
+    found: dict[int, str] = {}
+    for one in late:
+        here = [ring_member for ring_member in now.ring if ring_member.host == one.host]
+        if now.assigned.by_slot:
+            here.sort(key=lambda ring_member: ring_member.slot)
+        here.sort(
+            key=lambda ring_member: ring_member.id in leaving
+        )  # else the highest ranks, or slots, go
+        why = f"its slot was to be given back within {one.by_s - one.asked_s:g} s"
+        beyond = [ring_member.id for ring_member in here[_allowed(now.desired, one) :]]
+        found |= dict.fromkeys((w for w in beyond if come or w not in new.worker_ids), why)
+    return found
+
+
+def returned(now: Snapshot, host: str | None = None, hidden: int = 0) -> tuple[Reclaim, ...]:
+    """What has been given back: nobody is there any more who is not wanted there.
+
+    Args:
+        host: of the agent that asks; None: the leader does, for hosts that have no agent.
+        hidden: processes there that ZooKeeper does not know, or no longer.
+    """
+    agents = {one.name for one in now.hosts}
+    there = {(m.host, m.id) for m in now.members} | {(s.host, s.id) for s in now.ring}
+    here = Counter(name for name, _ in there)
+    return tuple(
+        one
+        for one in now.desired.reclaims
+        if (one.host not in agents if host is None else one.host == host)
+        and here[one.host] + hidden <= _allowed(now.desired, one)
+    )
+
+
+def _allowed(desired: Desired, reclaim: Reclaim) -> int:
+    """How many workers there may be on its host by then: others leave later."""
+    later = (one for one in desired.reclaims if one.by_s > reclaim.by_s)
+    leave_later = sum(one.slots for one in later if one.host == reclaim.host)
+    return desired.hosts.get(reclaim.host, 0) + leave_later
+
+
+def describe_returned(one: Reclaim, now_s: float) -> tuple[ReclaimedDetails, str]:
+    """That slots are free, for the event log: the details and a sentence."""
+    within_s, after_s = one.by_s - one.asked_s, max(0.0, now_s - one.asked_s)
+    late = f", later than the {within_s:g} s that were left" if after_s > within_s else ""
+    have = verb(one.slots, "was", "were")
+    text = (
+        f"{counted(one.slots, 'slot')} of host {one.host} {have} given back after {after_s:.1f} s"
+    )
+    details = ReclaimedDetails(one.host, one.slots, round(after_s, 3), round(within_s, 3))
+    return details, text + late
+
+
+def without(desired: Desired, done: Collection[Reclaim]) -> Desired:
+    """``desired`` once these slots were given back."""
+    return replace(desired, reclaims=tuple(one for one in desired.reclaims if one not in done))

@@ -1,0 +1,163 @@
+"""Find a size by trying: up while each change pays, down while it does not.
+
+AutoScaling's walk (Or, Zhang, Freedman, MLSys 2020; autoscaling/schedule_callback.py): of all sizes
+that were measured, each next larger one either *pays* or does not. While all do, a larger one is
+tried; while none of the smallest few does, a smaller one; else the answer is the last size that is
+worth its workers, once the next one is known well enough to say so. What pays is the rule's:
+throughput (:mod:`edl.core.policy.throughput`) or cost (:mod:`edl.core.policy.cost`).
+
+Measurements age. When a size has stood for ``settled_s``, the search begins again: larger sizes are
+measured anew as far as they pay, and so is the next smaller one before a size stands again. It
+stands for twice as long after each search, up to LONGEST times ``settled_s``: a search costs some
+changes of the ring, and measurements are noisy.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from edl.core.plural import counted, workers
+from edl.core.policy.observation import Observation, State, Suggestion
+from edl.core.settings import setting
+
+LONGEST = 8  # times ``settled_s``, that a size stands before the search begins again
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Whether ``more`` workers in the place of ``fewer`` pay, and the clause that says it."""
+
+    fewer: int
+    more: int
+    pays: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class HillClimbing:
+    """The walk; a subclass says what pays."""
+
+    every_steps: int = setting(10, "steps between two decisions", least=1)
+    add: int = setting(1, "workers more, or fewer, that are tried at once", least=1)
+    passes: int = setting(
+        3, "the smallest sizes of which one that does not pay lets a smaller one be tried", least=1
+    )
+    staying_steps: int = setting(
+        100, "steps of the next larger size before it is found not worth it", least=1
+    )
+    settled_s: float = setting(
+        600.0,
+        "once a size is found, until those beside it are measured again; twice as long each "
+        "time, up to 8 times as long",
+    )
+
+    @abstractmethod
+    def compare(self, now: Observation, fewer: int, more: int) -> Comparison:
+        """Whether ``more`` workers pay; both sizes were measured."""
+
+    def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
+        """See :class:`edl.core.policy.observation.Rule`.
+
+        Notes the step of its last decision, when it found the size, when the present search began
+        (``since_s``), and how many ``searches`` have ended.
+        """
+        asked_at = int(state.get("steps", 0)) if state.get("np") == now.np else 0
+        if now.awaits:
+            return Suggestion(now.np, "the last change is under way", state)
+        kept = {name: state[name] for name in ("since_s", "searches") if name in state}
+        found_s = state.get("found_s")
+        if found_s is not None and state.get("np") == now.np:
+            if now_s - float(found_s) < self.stands_s(int(state.get("searches", 1))):
+                return Suggestion(now.np, str(state["why"]), state)
+            kept["since_s"] = now_s
+        if now.steps < asked_at + self.every_steps or now.np not in now.seen:
+            left = asked_at + self.every_steps - now.steps
+            why = f"{workers(now.np)}: the next decision in {counted(max(1, left), 'step')}"
+            return Suggestion(now.np, why, state)
+        np, why, found = self._choice(now, float(kept.get("since_s", 0.0)))
+        noted = {**kept, "np": now.np, "steps": now.steps}
+        if found and np == now.np:
+            searches = int(kept.get("searches", 0)) + 1
+            noted |= {"found_s": now_s, "why": why, "searches": searches}
+        return Suggestion(np, why, noted)
+
+    def stands_s(self, searches: int) -> float:
+        """Return for how many seconds the size stands that the last of so many searches found."""
+        return self.settled_s * min(LONGEST, 1 << (searches - 1))
+
+    def table(self, now: Observation) -> list[Comparison]:
+        """What it decides from: each size that was measured, and the next larger one."""
+        return [self.compare(now, fewer, more) for fewer, more in pairwise(sorted(now.seen))]
+
+    def _choice(self, now: Observation, since_s: float) -> tuple[int, str, bool]:
+        """Choose the next size from what was measured.
+
+        Larger sizes that were measured before ``since_s``, the begin of this search, do not count.
+
+        Returns:
+            The size, the reason, and whether it is found: nothing is left to be tried.
+        """
+        old = {np for np, one in now.seen.items() if one.at_s < since_s and np != now.np}
+        newer = {np: one for np, one in now.seen.items() if np < now.np or np not in old}
+        np, why, found = self._search(replace(now, seen=newer))
+        smaller = self._below(now, np)
+        if found and smaller in old:
+            return smaller, f"tries {smaller} again, which was measured long ago; else {why}", False
+        return np, why, found
+
+    def _search(self, now: Observation) -> tuple[int, str, bool]:
+        """Choose the next size as AutoScaling does; see :meth:`_choice`."""
+        verdicts, known = self.table(now), sorted(now.seen)
+        if not verdicts:
+            return self._first(now, known[0])
+        failed = next((one for one in verdicts if not one.pays), None)
+        if failed is None and (larger := self._above(now, known[-1])) is not None:
+            return larger, f"tries {larger}: {verdicts[-1].why}", False
+        few = verdicts[: self.passes]
+        smaller = self._below(now, known[0])
+        if not all(one.pays for one in few) and smaller is not None:
+            worst = next(one for one in few if not one.pays)
+            return smaller, f"tries {smaller}: {worst.why}", False
+        if failed is None:
+            doing = "stays at" if now.np == known[-1] else "goes to"
+            why = f"{doing} {known[-1]}, the most there may be: {verdicts[-1].why}"
+            return known[-1], why, True
+        return self._settled(now, failed)
+
+    def _first(self, now: Observation, np: int) -> tuple[int, str, bool]:
+        """Only one size is known."""
+        another = self._above(now, np) or self._below(now, np)
+        if another is None:
+            return np, f"stays at {np}: the job may have no other number of workers", True
+        return another, f"tries {another}: only {np} {_have(np)} been measured", False
+
+    def _settled(self, now: Observation, failed: Comparison) -> tuple[int, str, bool]:
+        steps = now.seen[failed.more].steps
+        if steps < self.staying_steps and failed.more <= now.most:
+            doing = "stays at" if now.np == failed.more else "goes to"
+            why = (
+                f"{doing} {failed.more} to know it better: {failed.why}, by "
+                f"{counted(steps, 'step')} of {self.staying_steps}"
+            )
+            return failed.more, why, False
+        doing = "stays at" if now.np == failed.fewer else "goes to"
+        return failed.fewer, f"{doing} {failed.fewer}: {failed.why}", True
+
+    def _above(self, now: Observation, np: int) -> int | None:
+        """The size to try above ``np``; None: there is none, or no room for it."""
+        larger = now.sizes.above(np + self.add)
+        if larger is None or larger > now.most:
+            larger = now.sizes.below(min(np + self.add, now.most))
+        return larger if larger is not None and larger > np else None
+
+    def _below(self, now: Observation, np: int) -> int | None:
+        smaller = now.sizes.below(np - self.add)
+        if smaller is None:
+            smaller = now.sizes.above(now.least)
+        return smaller if smaller is not None and smaller < np else None
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"

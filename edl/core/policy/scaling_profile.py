@@ -1,0 +1,190 @@
+"""What a job has learned of its sizes: kept for the next leader, and for a resumed job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edl.core.job.profile import SAMPLES, Curve
+from edl.core.policy.observation import CHANGE_S, Observation, Seen, alike
+from edl.core.policy.scaling import Scaling
+from edl.core.policy.step_time import StepTime
+from edl.core.policy.stragglers import Times
+from edl.core.record import Record
+from edl.core.records import ProgressSample
+from edl.core.sizes import Sizes
+from edl.core.step.batching import Batching
+from edl.core.step.noise_scale import UNKNOWN, NoiseScale
+
+KEPT = 200  # sizes with their batches
+
+
+@dataclass(frozen=True)
+class ScalingProfile(Record):
+    """The throughput of each size, and what the rule has noted.
+
+    Attributes:
+        seen: by number of workers, in order.
+        np: workers of the newest reading, and ``steps`` of such a ring since they are so many.
+        elapsed_s: of the job's training, as far as its leaders have seen it.
+        worker_s: the same, times the workers.
+        state: the notes of the rule whose file is ``text``; another one begins without.
+        replaced: host -> at which ``elapsed_s`` a slow worker of it was replaced.
+        times: of the slowest workers, in their last steps.
+        data_part: of a step in which the workers wait for their data, on average.
+        change_s: for how long nobody trained when the size changed, lately; 0: it never did.
+        step_time: the model of a step that was fitted last.
+        noise: what is known of the gradient noise scale.
+        batching: how large the batches are; None: nobody knows.
+        step_batches: of so many, gradients are added up for one step.
+        by_batch: the throughput by number of workers, of each batch that they had.
+    """
+
+    seen: tuple[tuple[int, Seen], ...] = ()
+    np: int = 0
+    steps: int = 0
+    elapsed_s: float = 0.0
+    worker_s: float = 0.0
+    state: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+    replaced: Mapping[str, float] = field(default_factory=dict)
+    times: tuple[Times, ...] = ()
+    data_part: float = 0.0
+    change_s: float = 0.0
+    step_time: StepTime | None = None
+    noise: NoiseScale = UNKNOWN
+    batching: Batching | None = None
+    step_batches: int = 1
+    by_batch: tuple[tuple[int, Seen], ...] = ()
+
+    def with_reading(
+        self, before: ProgressSample | None, now: ProgressSample, hosts: int = 1
+    ) -> ScalingProfile:
+        """With what was trained between two readings of one worker in one ring.
+
+        Of two readings in two rings of different sizes it is what the change has cost.
+
+        The first reading of a ring is taken after its first step, which so does not count. Nor does
+        what lies between two epochs, where a script evaluates or saves.
+        """
+        learned = self if now.size == self.np else replace(self, np=now.size, steps=0)
+        if before is None or before.worker != now.worker:
+            return learned
+        if before.generation != now.generation:
+            return learned._with_change(before, now)
+        steps, seconds = now.step - before.step, now.at_s - before.at_s
+        if steps <= 0 or seconds <= 0:
+            return learned
+        learned = replace(learned, steps=learned.steps + steps)
+        if before.epoch != now.epoch:
+            return learned
+        samples = now.samples - before.samples
+        work = samples or steps * now.size  # a script that keeps its own place counts no samples
+        each = work / steps / now.size
+        seen = Seen(work / seconds, steps, each, hosts, learned.elapsed_s)
+        return learned._with(now.size, seen)
+
+    def for_rule(self, text: str) -> ScalingProfile:
+        """For the rule in ``text``."""
+        return self if text == self.text else replace(self, text=text, state={})
+
+    def with_curve(self, curve: Curve) -> ScalingProfile:
+        """With what `edl profile` has measured, of sizes of which nothing was seen."""
+        learned, known = self, {np for np, _ in self.seen}
+        for point in curve.points:
+            if point.unit == SAMPLES and point.np not in known:
+                batch = point.throughput * point.step_s / point.np
+                seen = Seen(point.throughput, point.steps, batch, at_s=self.elapsed_s)
+                learned = learned._with(point.np, seen)
+        return learned
+
+    def passed(self, seconds: float, np: int) -> ScalingProfile:
+        """So much later, with ``np`` workers meanwhile."""
+        return replace(
+            self, elapsed_s=self.elapsed_s + seconds, worker_s=self.worker_s + seconds * np
+        )
+
+    def observation(
+        self,
+        np: int,
+        sizes: Sizes,
+        slots: int | None,
+        awaits: bool,
+        left: float | None,
+        wishes: Sequence[int] = (),
+        host_slots: Sequence[int] = (),
+    ) -> Observation:
+        """What a rule is shown of a job in which ``np`` workers train now.
+
+        Args:
+            host_slots: of the hosts, in the order in which they are filled.
+        """
+        seen = dict(self.seen)
+        batch = seen[np].batch if np in seen else max((s.batch for s in seen.values()), default=0)
+        model = None
+        if self.step_time is not None and batch > 0:
+            model = Scaling(self.step_time, batch, host_slots, seen)
+        return Observation(
+            np=np,
+            sizes=sizes,
+            slots=slots,
+            steps=self.steps if np == self.np else 0,
+            seen=dict(self.seen),
+            awaits=awaits,
+            elapsed_s=self.elapsed_s,
+            worker_s=self.worker_s,
+            left=left,
+            size_changes=wishes,
+            data_part=self.data_part,
+            model=model,
+            batch=batch,
+            batching=self.batching,
+            step_batches=self.step_batches,
+            noise=self.noise,
+            change_s=self.change_s or CHANGE_S,
+            batches_seen=self._batches_seen,
+        )
+
+    def _with_change(self, before: ProgressSample, now: ProgressSample) -> ScalingProfile:
+        """With what the change from the ring of one reading to that of the other has cost."""
+        usual = dict(self.seen).get(before.size)
+        if before.size == now.size or usual is None or not (usual.batch and usual.samples_per_s):
+            return self
+        step_s = before.size * usual.batch / usual.samples_per_s
+        cost_s = now.at_s - before.at_s - max(0, now.step - before.step) * step_s
+        if cost_s <= 0:
+            return self
+        return replace(self, change_s=(self.change_s + cost_s) / 2 if self.change_s else cost_s)
+
+    @property
+    def _batches_seen(self) -> tuple[float, ...]:
+        """Samples of one worker in a step, those that are alike once."""
+        found: list[Seen] = []
+        for _, one in self.by_batch:
+            if one.batch > 0 and not any(alike(one.batch, other.batch) for other in found):
+                found.append(one)
+        return tuple(sorted(one.batch for one in found))
+
+    @property
+    def all_seen(self) -> dict[tuple[int, int], Seen]:
+        """The throughput by number of workers and by the how many-th batch it is."""
+        return {(np, at): one for at, (np, one) in enumerate(self.by_batch)}
+
+    def _with(self, np: int, more: Seen) -> ScalingProfile:
+        """With ``more`` of that size. What it has trained with other batches is kept by_batch."""
+        seen, entries = dict(self.seen), [*self.by_batch]
+        known = [
+            at for at, (n, one) in enumerate(entries) if n == np and alike(one.batch, more.batch)
+        ]
+        if known:
+            more = entries[known[0]][1].and_then(more)
+            entries[known[0]] = np, more
+        else:
+            if np in seen and alike(
+                seen[np].batch, more.batch
+            ):  # written by an edl that knew one batch
+                more = seen[np].and_then(more)
+            entries.append((np, more))
+        seen[np] = more
+        return replace(self, seen=tuple(sorted(seen.items())), by_batch=tuple(entries[-KEPT:]))

@@ -1,0 +1,84 @@
+"""Which of several optimizers make their updates with which batch: a schedule that all follow.
+
+Scripts choose by a count of their own (``if number % 5 == 0:`` in ``for number, batch in
+enumerate(loader)``), and a newcomer begins to count with its first batch. So newcomers come in
+where the schedule begins anew: with the epoch, or where it repeats itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+Updates = tuple[int, ...]  # the optimizers, as bits, that have made updates in each step of a batch
+
+KEPT = 256  # turns of an epoch's first batches, to learn the schedule from
+SEEN = 16  # batches, before a schedule is thought to be known
+
+
+def period(turns: Sequence[Updates]) -> int | None:
+    """After how many batches the schedule begins anew; None: it does not, or not yet twice."""
+    for length in range(1, len(turns) // 2 + 1):
+        if all(turns[at] == turns[at - length] for at in range(length, len(turns))):
+            return length
+    return None
+
+
+@dataclass(frozen=True)
+class UpdateOrder:
+    """The turns of an epoch so far. A value: each method returns a new one.
+
+    Attributes:
+        batch: the index in the epoch of the batch in hand, or of the next one.
+        turn: of the batch in hand, as far as it has come.
+        turns: of the epoch's first batches. Empty for a script with one optimizer.
+        before: of the epoch before.
+    """
+
+    batch: int = 0
+    updates: Updates = ()
+    of_batches: tuple[Updates, ...] = ()
+    before: tuple[Updates, ...] = ()
+
+    def after_step(self, updated: int) -> UpdateOrder:
+        """These optimizers, as bits, have made their updates in a step of the batch in hand."""
+        return replace(self, updates=(*self.updates, updated))
+
+    def after_batch(self) -> UpdateOrder:
+        turns = (*self.of_batches, self.updates)[:KEPT] if self.updates else self.of_batches
+        return replace(self, batch=self.batch + 1, updates=(), of_batches=turns)
+
+    def next_epoch(self) -> UpdateOrder:
+        return UpdateOrder(before=self.of_batches)
+
+    def takes_newcomers(self, ends_epoch: bool) -> bool:
+        """Whether one that begins to count after the batch in hand takes the turns of the others.
+
+        The epoch before tells the schedule of this one as far as both are alike, but not its
+        length, which the number of workers changes. A schedule that does not repeat itself in
+        :data:`KEPT` batches is not waited for.
+
+        Args:
+            ends_epoch: the batch in hand is the last one of its epoch.
+        """
+        if ends_epoch:
+            return True
+        alike = self.before[: len(self.of_batches)] == self.of_batches
+        known = self.before if alike else self.of_batches
+        if len(known) < SEEN:
+            return False
+        length = period(known)
+        return len(known) == KEPT if length is None else (self.batch + 1) % length == 0
+
+    def snapshot(self) -> dict[str, Any]:
+        """As JSON values, for newcomers, between two batches."""
+        return {"batch": self.batch, "turns": self.of_batches, "before": self.before}
+
+    @staticmethod
+    def restore(snapshot: Mapping[str, Any]) -> UpdateOrder:
+        """The schedule of a snapshot."""
+        turns, before = (
+            tuple(tuple(turn) for turn in snapshot[name]) for name in ("turns", "before")
+        )
+        return UpdateOrder(int(snapshot["batch"]), (), turns, before)

@@ -1,0 +1,148 @@
+"""What others say to an agent of idle slots: a file that they write, and SIGUSR1.
+
+The file holds how many slots of this host the job borrows, and optionally the seconds in which the
+slots that it borrows no longer must be free: "2", or "0 20". A missing file means 0. The signal
+takes back all borrowed slots of this host.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from edl.coordination.job_store import JobStore
+from edl.core.duration import seconds
+from edl.core.excerpt import excerpt
+from edl.core.host.process import Process
+from edl.core.job.borrowing import (
+    NO_LEASE_TERMS,
+    LeaseTerms,
+    borrow,
+    borrowed_after,
+    reclaim,
+    returned,
+)
+from edl.core.job.placement import Placement
+from edl.core.plural import counted
+from edl.core.records import JobState, RequestedBy, Snapshot
+from edl.errors import UsageError
+from edl.launch.signals import handled
+
+LOOK_S = 0.5  # between two looks into the file
+
+
+class BorrowedSlots:
+    """The slots of ``host`` that are borrowed by the job, as the file and the signal have them.
+
+    Args:
+        file: None: nobody writes one.
+        within_s: to give slots back, where nobody says in how long.
+        say: shows a sentence, the same one once.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        host: str,
+        file: Path | None,
+        within_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._host = host
+        self._file = file
+        self._within_s = within_s
+        self._say = say
+        self._slots: int | None = None  # as the file had it when it was last followed
+        self._looked_s = 0.0
+        self._signalled = False
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """While entered, SIGUSR1 takes the slots back."""
+        with handled([signal.SIGUSR1], self._on_signal):
+            yield
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = True
+
+    def follow(self, snapshot: Snapshot) -> bool:
+        """Do what was said since the last call; whether other workers are desired now."""
+        if snapshot.job.state is not JobState.RUNNING:
+            return False
+        if self._signalled:
+            changed = self._set(snapshot, 0, self._within_s, "SIGUSR1")
+            self._signalled = False  # after that: ZooKeeper may have gone away
+            return changed
+        said = self._read()
+        if said is None or said[0] == self._slots:
+            return False
+        changed = self._set(snapshot, *said, f"{self._file}")
+        self._slots = said[0]
+        return changed
+
+    def record_returned(self, snapshot: Snapshot, living: Iterable[Process]) -> bool:
+        """Write down what has been given back; whether anything has. ``living``: this host's."""
+        members = {member.id for member in snapshot.members}
+        hidden = sum(process.worker not in members for process in living)
+        done = returned(snapshot, self._host, hidden)
+        for one in done:
+            self._store.record_returned(one)
+        return bool(done)
+
+    def _read(self) -> tuple[int, float] | None:
+        """Slots and seconds in the file; None: there is nothing new to know."""
+        now_s = time.monotonic()
+        if self._file is None or now_s - self._looked_s < LOOK_S:
+            return None
+        self._looked_s = now_s
+        try:
+            text = self._file.read_text()
+        except FileNotFoundError:
+            return 0, self._within_s
+        except (OSError, UnicodeDecodeError) as error:
+            self._say(f"cannot read how many slots are borrowed, from {self._file}: {error}")
+            return None
+        words = text.split()
+        if not words:  # whoever writes it is about to
+            return None
+        slots = int(words[0]) if words[0].isdecimal() else None
+        within_s = seconds(words[1]) if len(words) > 1 else self._within_s
+        if slots is None or not within_s or len(words) > 2:
+            self._say(
+                f"{self._file} says {excerpt(text.strip())!r}, which is not understood; write a "
+                "number of slots, and after it, if you like, the seconds to give others back"
+            )
+            return None
+        return slots, within_s
+
+    def _set(self, snapshot: Snapshot, slots: int, within_s: float, why: str) -> bool:
+        """Let so many slots of this host be borrowed by the job."""
+        host = self._host
+
+        def change(desired: Placement) -> Placement:
+            borrowed = borrowed_after(snapshot.desired, desired, NO_LEASE_TERMS).get(host, 0)
+            if slots > borrowed:
+                return borrow(snapshot, slots - borrowed, host, desired)
+            return (
+                reclaim(snapshot, borrowed - slots, host, desired) if slots < borrowed else desired
+            )
+
+        more = slots > snapshot.desired.borrowed.get(host, 0)
+        terms = LeaseTerms(borrows=True) if more else LeaseTerms(within_s=within_s)
+        try:
+            return bool(
+                self._store.set_desired(
+                    change,
+                    RequestedBy.PERSON,
+                    f"{why}: {counted(slots, 'slot')} of {host} borrowed",
+                    terms,
+                )
+            )
+        except UsageError as error:
+            self._say(str(error))
+            return False

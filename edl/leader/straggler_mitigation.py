@@ -1,0 +1,162 @@
+"""What a leader does about slow workers: it says who is, and lets the slowest ones be replaced.
+
+Which share of a batch they train meanwhile is their own affair (:mod:`edl.daemon.straggler_watch`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edl.core.job.decision import MembershipDecision
+from edl.core.job.desired import set_desired
+from edl.core.job.replacement import replacement, taken_back
+from edl.core.plural import names
+from edl.core.policy.stragglers import Care, Slow, StragglerReport, Stragglers
+from edl.core.records import Request, RequestedBy, RequestKind, Snapshot
+
+
+@dataclass(frozen=True)
+class MitigationResult:
+    """What a turn has come to.
+
+    Attributes:
+        says: who is slow, and what is done about it; empty: nobody is.
+        findings: new ones, each as a sentence that also says what is done about it.
+        decision: to be carried out; None: nothing is.
+        replaced: host -> when a worker of it was replaced, if that is to be noted.
+    """
+
+    says: str = ""
+    findings: tuple[tuple[StragglerReport, str], ...] = ()
+    decision: MembershipDecision | None = None
+    replaced: Mapping[str, float] | None = field(default=None)
+
+
+class StragglerMitigation:
+    """One leader's part in it; only its daemon thread calls it.
+
+    Args:
+        wait_s: for a replacement to come; then the worker stays.
+    """
+
+    def __init__(self, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._wait_s = wait_s
+        self._clock = clock
+        self._said: dict[tuple[tuple[int, ...], Slow], tuple[bool, ...]] = {}
+        self._since: dict[int, float] = {}  # when each request was first seen
+
+    def turn(
+        self,
+        now: Snapshot,
+        rule: Stragglers,
+        care: Care,
+        replaced: Mapping[str, float],
+        now_s: float,
+    ) -> MitigationResult:
+        """What is done about ``care``, which this worker's training thread has come to.
+
+        Args:
+            replaced: host -> when a worker of it was replaced, on the clock of ``now_s``.
+        """
+        open_ = [request for request in now.requests if request.kind == RequestKind.REPLACE]
+        if late := self._late(open_):
+            return MitigationResult(decision=self._taken_back(now, late))
+        members = set(now.generation.worker_ids if now.generation else ())
+        care = care._replace(
+            findings=tuple(f for f in care.findings if members.issuperset(f.workers))
+        )
+        recent = {host: at for host, at in replaced.items() if now_s - at < rule.again_s}
+        decision = None
+        done = {request.worker: _on_its_way(request) for request in open_}
+        for worker in care.replace if not open_ else ():
+            decision = self._replace(now, worker, care, recent)
+            if decision is not None:
+                done[worker] = decision.reason
+                break
+        says = [(finding, f"{finding}{_doing(finding, care, done)}") for finding in care.findings]
+        new = self._news(says, care, done, members)
+        text = "; ".join(sentence for _, sentence in says)
+        if decision is None:
+            return MitigationResult(text, new)
+        assert now.generation is not None
+        worker = decision.asks[0].worker
+        host = next(member.host for member in now.generation.members if member.id == worker)
+        return MitigationResult(text, new, decision, {**recent, host: now_s})
+
+    def _news(
+        self,
+        says: Sequence[tuple[StragglerReport, str]],
+        care: Care,
+        done: Mapping[int, str],
+        members: set[int],
+    ) -> tuple[tuple[StragglerReport, str], ...]:
+        """What is slow now and was not, or is treated otherwise; and what is slow no more."""
+        before = self._said
+        self._said = {
+            (f.workers, f.at): tuple(w in known for known in (care.shares, done) for w in f.workers)
+            for f, _ in says
+        }
+        new = [
+            (f, text)
+            for f, text in says
+            if before.get((f.workers, f.at)) != self._said[f.workers, f.at]
+        ]
+        known = {worker for workers, _ in self._said for worker in workers}
+        for workers, at in before.keys() - self._said.keys():
+            if workers and not known & {*workers} and members.issuperset(workers):
+                usual = f"{names(workers)} {at} as fast as the others again"
+                new.append((StragglerReport(workers, "", at, 1.0), usual))
+        return tuple(new)
+
+    def _replace(
+        self, now: Snapshot, worker: int, care: Care, recent: Mapping[str, float]
+    ) -> MembershipDecision | None:
+        """Let another worker take the place of this one, if there is room for it."""
+        slow = {finding.host for finding in care.findings if finding.host}
+        found = replacement(now, worker, slow | recent.keys())
+        if found is None:
+            return None
+        target, hosts = found
+        ask = Request(RequestKind.REPLACE, worker, host=target)
+        reason = _on_its_way(ask)
+        change = set_desired(
+            now.desired, now.assigned, hosts, RequestedBy.POLICY, f"stragglers: {reason}"
+        )
+        return MembershipDecision(reason, change=change if change else None, asks=(ask,))
+
+    def _late(self, requests: list[Request]) -> Request | None:
+        """A request for which nobody has come."""
+        now_s = self._clock()
+        self._since = {r.number: self._since.get(r.number, now_s) for r in requests}
+        late = (r for r in requests if now_s - self._since[r.number] >= self._wait_s)
+        return next(late, None)
+
+    def _taken_back(self, now: Snapshot, late: Request) -> MembershipDecision:
+        outcome = f"no replacement of w{late.worker} came within {self._wait_s:g} s; it stays"
+        answer = Request(
+            late.kind, late.worker, late.number, done=True, outcome=outcome, host=late.host
+        )
+        hosts = taken_back(now, late)
+        change = set_desired(
+            now.desired, now.assigned, hosts, RequestedBy.POLICY, f"stragglers: {outcome}"
+        )
+        return MembershipDecision(outcome, change=change if change else None, answers=(answer,))
+
+
+def _on_its_way(request: Request) -> str:
+    return f"w{request.worker} is replaced on host {request.host}"
+
+
+def _doing(finding: StragglerReport, care: Care, done: Mapping[int, str]) -> str:
+    """What is done about who is slow, as the end of a sentence."""
+    parts = []
+    if lower := [worker for worker in finding.workers if worker in care.shares]:
+        least = min(care.shares[worker] for worker in lower)
+        each = "" if len(lower) == 1 else "at least "
+        parts.append(f"trains {each}{least:.2f} of a batch in each step")
+    parts += [done[worker] for worker in finding.workers if worker in done]
+    if finding.workers and not parts:
+        parts.append("no other worker would do better" if finding.at is Slow.DATA else "")
+    return "".join(f"; {part}" for part in parts if part)

@@ -1,0 +1,148 @@
+"""Gradients on their way around the ring, and who has one.
+
+The local gradient is sent as it is, or a weighted copy of it; its average comes back into a buffer
+of its own. A ring that breaks is :class:`~edl.errors.RingBroken` for who waits, never for
+``backward()``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from edl.core.step.weighting import presence, present
+from edl.errors import RingBroken
+from edl.framework.reduction import StepReduction
+from edl.ring.ring import CollectiveFailed
+from edl.torch.collectives import WIRE_DTYPE, average_start, finish
+from edl.torch.gradient import Gradient, PendingAllreduce
+from edl.worker.worker import Worker
+
+PRESENT = "edl.present"  # the collective in which workers say who has a gradient
+
+
+class PendingAllreduces:
+    """Those of one optimizer's gradients, in the ring of ``worker``.
+
+    Attributes:
+        is_void: what is on its way counts for nothing: it was sent in a backward pass that an
+            exception has broken off.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._gradients: list[Gradient] = []
+        self.is_void = False
+        self._failed: RingBroken | None = None  # one could not be sent; for who waits for it
+
+    def send_early(self, gradient: Gradient, reduction: StepReduction) -> None:
+        """Send ``gradient`` while backward runs; :meth:`with_gradient` raises what this could."""
+        if self._failed is None:
+            try:
+                self.send(gradient, reduction)
+            except RingBroken as error:
+                self._failed = error
+
+    def send(self, gradient: Gradient, reduction: StepReduction) -> None:
+        """Send ``gradient``, or zeros where this worker has none.
+
+        Raises:
+            RingBroken: the ring is.
+        """
+        sent = _weighted(gradient, reduction)
+        buffer, gradient.buffer = gradient.buffer, None
+        if buffer is None or buffer.shape != sent.shape or buffer.dtype != sent.dtype:
+            buffer = torch.empty_like(sent)
+        handle = self._guard(average_start, _real(sent), _real(buffer), gradient.collective)
+        if not self._gradients:
+            reduction.sending()
+        local = gradient.parameter.grad
+        version = 0 if local is None else local._version
+        gradient.pending = PendingAllreduce(handle, sent, local, version)
+        self._gradients.append(gradient)
+
+    def void(self) -> None:
+        """What is on its way counts for nothing, on no worker."""
+        self.is_void = self.is_void or bool(self._gradients)
+
+    def with_gradient(
+        self, gradients: list[Gradient], reduction: StepReduction, suffix: str
+    ) -> tuple[list[Gradient], bool]:
+        """Those of ``gradients`` that some worker has; ``suffix``: of the collective's name.
+
+        Returns:
+            Also whether all are to be sent once more when they have come back: what some worker
+            has sent is void.
+
+        Raises:
+            RingBroken: the ring is, or was when a gradient was to be sent early.
+        """
+        if self._failed is not None:
+            raise self._failed
+        step, samples = reduction.step.number, reduction.weights.share.samples
+        mine = presence(samples, [each.is_local(step) for each in gradients], self.is_void)
+        # Of the kind that gradients are, so that Horovod sends it along with the last of them.
+        row = torch.tensor(mine)
+        handle = self._guard(average_start, row, torch.empty_like(row), f"{PRESENT}{suffix}")
+        shares, is_void = present(self._wait(handle).tolist())
+        found = [each for each, is_there in zip(gradients, shares, strict=True) if is_there]
+        return found, is_void
+
+    def wait(self, gradient: Gradient) -> torch.Tensor:
+        """The average of ``gradient``, which was sent.
+
+        Raises:
+            RingBroken: the ring is.
+        """
+        assert gradient.pending is not None
+        flight = gradient.pending
+        average = self._wait(flight.handle)
+        return torch.view_as_complex(average) if flight.sent.is_complex() else average
+
+    def all_done(self) -> None:
+        """All that were sent have come back."""
+        self._gradients.clear()
+        self.is_void = False
+
+    def forget(self) -> None:
+        """Let Horovod forget what was under way in a ring that is gone."""
+        for gradient in self._gradients:
+            assert gradient.pending is not None
+            with contextlib.suppress(RingBroken):
+                self._wait(gradient.pending.handle)
+            gradient.pending = None
+        self._gradients.clear()
+        self._failed, self.is_void = None, False
+
+    def _wait(self, handle: int) -> torch.Tensor:
+        average: torch.Tensor = self._guard(finish, handle)  # None for one that was waited for
+        return average
+
+    def _guard(self, function: Callable[..., Any], *arguments: object) -> Any:
+        try:
+            return function(*arguments)
+        except CollectiveFailed as error:
+            raise RingBroken(self._worker.generation, str(error)) from error
+
+
+def _weighted(gradient: Gradient, reduction: StepReduction) -> torch.Tensor:
+    """This worker's part of the sum; the gradient itself when nothing has to be changed."""
+    weight, parameter, local = reduction.weights.sent, gradient.parameter, None
+    if gradient.is_local(reduction.step.number):
+        local = parameter.grad
+    dtype = parameter.dtype if local is None else local.dtype
+    wire = WIRE_DTYPE.get(dtype, dtype)
+    if local is None or weight == 0.0:  # 0 * inf would be nan
+        return torch.zeros(parameter.shape, dtype=wire, device=parameter.device)
+    if local.requires_grad:  # backward(create_graph=True)
+        local = local.detach()
+    weighted = local if weight == 1.0 else local * weight
+    return weighted.to(wire).contiguous().resolve_conj()
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Horovod has no complex types: the real numbers that such a tensor is made of."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

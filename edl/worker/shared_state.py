@@ -1,0 +1,226 @@
+"""What the daemon thread and the training thread exchange. Nothing else is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from edl.clock import SYSTEM, Clock, Condition
+from edl.core.events import Event
+from edl.core.job.fits import NO_FITS, ScriptFits
+from edl.core.job.signature import Signature
+from edl.core.policy.file import Policy, parse
+from edl.core.policy.ring_report import NO_REPORT, RingReport
+from edl.core.records import END, NO_POLICY, Generation, JobPolicy, JobState, Leader
+from edl.core.step.progress import Progress
+from edl.errors import UsageError, WorkerEvicted
+
+
+@dataclass
+class SharedState:
+    """Latest news in both directions, behind one lock.
+
+    To the training thread: generations, who leads, an eviction, the end of the job, its policy.
+    To the daemon thread: progress, events to log, and what a policy decides from.
+    """
+
+    worker: int = -1
+    clock: Clock = SYSTEM
+    keeps_events: bool = True  # False: there is no job log, and nobody takes them from here
+    policy: Policy | None = None
+    written: Policy | None = None
+    ring: RingReport = NO_REPORT
+    evicted: frozenset[int] = frozenset()  # all workers that the leader has evicted
+    signature: Callable[[], Signature] = dict  # of this worker's model, for newcomers
+    fits: ScriptFits = NO_FITS  # of this worker's script, for newcomers
+    _lock: Condition = field(init=False)
+    _generations: dict[int, Generation] = field(default_factory=dict)
+    _announced_at: float = 0.0
+    _leader: Leader | None = None
+    _led_since: float = 0.0
+    _job_state: JobState = JobState.RUNNING
+    _job_reason: str = ""
+    _job_policy: JobPolicy = NO_POLICY
+    _requested_batch: int = 0
+    _evicted: str | None = None
+    _progress: Progress = field(init=False)
+    _events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._lock = self.clock.condition()
+        self._progress = Progress(updated_at=self.clock.now_s())
+
+    # --- to the training thread ---
+
+    def announce(self, generation: Generation) -> None:
+        """A generation was written by the leader, or the job ends.
+
+        Every end has the number END, whoever has said it: for all of a ring must know the same.
+        """
+        if not generation.members:
+            generation = replace(generation, number=END)
+        with self._lock:
+            self._generations[generation.number] = generation
+            self._announced_at = self.clock.now_s()
+            self._lock.notify_all()
+
+    def leads(self, leader: Leader | None) -> None:
+        """Who leads, as the daemon sees it now."""
+        with self._lock:
+            if leader != self._leader:
+                self._leader, self._led_since = leader, self.clock.now_s()
+                self._requested_batch = 0
+
+    def policy_is(self, policy: JobPolicy) -> None:
+        """What the job follows now; one that cannot be read counts for nothing."""
+        if policy != self._job_policy:
+            written = None
+            if policy.text:
+                with suppress(UsageError):  # the leader says so
+                    written = parse(policy.text, policy.source)
+            self._job_policy, self.written = policy, written
+            self.policy = written if policy.is_on else None
+
+    def request_batch(self, samples: int) -> None:
+        """This worker leads, and this is to be the job's global batch."""
+        self._requested_batch = samples
+
+    @property
+    def requested_batch(self) -> int:
+        """That; 0 while it does not lead, or wishes none."""
+        leader = self.leader
+        leads = leader is not None and leader.worker == self.worker
+        return self._requested_batch if leads else 0
+
+    def job_is(self, state: JobState, reason: str = "") -> None:
+        with self._lock:
+            self._job_state, self._job_reason = state, reason
+            self._lock.notify_all()
+
+    def evict(self, reason: str) -> None:
+        with self._lock:
+            self._evicted = reason
+            self._lock.notify_all()
+
+    def check(self) -> None:
+        """Raises WorkerEvicted when the leader has given this worker up, or its job is gone."""
+        with self._lock:
+            if self._evicted is not None:
+                raise WorkerEvicted(self.worker, self._evicted)
+
+    def newest(self, after: int) -> Generation | None:
+        """The newest generation with a number above ``after``, if one is known."""
+        with self._lock:
+            numbers = [number for number in self._generations if number > after]
+            return self._generations[max(numbers)] if numbers else None
+
+    def generation(self, number: int) -> Generation:
+        """A generation that was announced. Older ones are dropped."""
+        with self._lock:
+            for old in [n for n in self._generations if n < number]:
+                del self._generations[old]
+            return self._generations[number]
+
+    @property
+    def announced_at(self) -> float:
+        """When this worker heard of the newest generation, on the monotonic clock."""
+        with self._lock:
+            return self._announced_at
+
+    @property
+    def leader(self) -> Leader | None:
+        with self._lock:
+            return self._leader
+
+    @property
+    def led_since(self) -> float:
+        """When this worker heard of the leader's term, on the monotonic clock."""
+        with self._lock:
+            return self._led_since
+
+    @property
+    def job_state(self) -> JobState:
+        with self._lock:
+            return self._job_state
+
+    @property
+    def job_end(self) -> str:
+        """How the job ended, and why."""
+        with self._lock:
+            return f"{self._job_state.phrase}: {self._job_reason}"
+
+    def wait_for_end(self, deadline: float) -> None:
+        """Wait until the job is over; at most until ``deadline``, on the monotonic clock."""
+        with self._lock:
+            while not self._job_state.over and (left := deadline - self.clock.now_s()) > 0:
+                self._lock.wait(left)
+
+    def wait_for_generation(
+        self,
+        after: int,
+        deadline: float | None = None,
+        slice_s: float | None = None,
+        repairs: bool = False,
+    ) -> Generation | None:
+        """Wait until the newest generation has a number above ``after``, and return it.
+
+        None when the job is over, or at the ``deadline``.
+
+        Args:
+            deadline: on the monotonic clock; None waits as long as the job lives.
+            slice_s: return None after this long even so, to let the caller look around.
+            repairs: wait for one that repairs a broken ring, or that does not know this worker.
+
+        Raises:
+            WorkerEvicted: the leader has given this worker up.
+        """
+        if slice_s is not None:
+            sliced = self.clock.now_s() + slice_s
+            deadline = sliced if deadline is None else min(deadline, sliced)
+        with self._lock:
+            while True:
+                if self._evicted is not None:
+                    raise WorkerEvicted(self.worker, self._evicted)
+                newest = self._generations.get(max(self._generations, default=0))
+                useful = newest and (not repairs or newest.repairs or not newest.knows(self.worker))
+                if newest and newest.number > after and useful:
+                    return newest
+                if self._job_state.over:
+                    return None
+                left = None if deadline is None else deadline - self.clock.now_s()
+                if left is not None and left <= 0:
+                    return None
+                self._lock.wait(left)
+
+    # --- to the daemon thread ---
+
+    def report(self, progress: Progress) -> None:
+        with self._lock:
+            self._progress = progress
+
+    @property
+    def progress(self) -> Progress:
+        with self._lock:
+            return self._progress
+
+    def log(self, event: Event) -> None:
+        """An event for the job's log; the daemon thread writes it."""
+        with self._lock:
+            if self.keeps_events:
+                self._events.append(event)
+
+    def next_event(self) -> Event | None:
+        """The oldest event that is not written; it stays until :meth:`event_is_written`."""
+        with self._lock:
+            return self._events[0] if self._events else None
+
+    def event_is_written(self) -> None:
+        """Drop the oldest event."""
+        with self._lock:
+            self._events.pop(0)
+
+    @property
+    def has_events(self) -> bool:
+        with self._lock:
+            return bool(self._events)

@@ -1,0 +1,60 @@
+"""What the script of a worker wishes: so many workers more, or fewer, asked again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from edl.core.job.placement import whole
+from edl.core.policy.file import Policy
+from edl.errors import UsageError
+
+MOST = 10**6  # workers; the step record has numbers of 64 bits
+
+
+class SizeRequest:
+    """Asks the script's function; used by the training thread.
+
+    Attributes:
+        wish: the newest answer; 0 before the first.
+        policy: that the script proposes; None: it does not.
+    """
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self.change = 0
+        self.policy: Policy | None = None
+        self._now_s = now_s
+        self._ask: Callable[[], Any] | None = None
+        self._every_s = 0.0
+        self._asked_s = 0.0
+
+    def ask(self, desired_change: Callable[[], Any], every_s: float) -> None:
+        """Ask this function from now on, for the first time in ``every_s`` seconds.
+
+        Raises:
+            UsageError: another one is asked already.
+        """
+        if self._ask is not None:
+            raise UsageError("edl.on_interval was called already; a script has one wish at a time")
+        self._ask, self._every_s, self._asked_s = desired_change, every_s, self._now_s()
+
+    def look(self) -> None:
+        """Between two steps: ask, if it is due.
+
+        Raises:
+            UsageError: the answer is no whole number.
+            What the function raises.
+        """
+        if self._ask is None or self._now_s() - self._asked_s < self._every_s:
+            return
+        self._asked_s = self._now_s()
+        answer, wish = self._ask(), None
+        with suppress(UsageError):
+            wish = None if isinstance(answer, bool) else whole(answer)
+        if wish is None or abs(wish) > MOST:
+            raise UsageError(
+                f"the function of edl.on_interval returned {answer!r}; it must return a whole "
+                "number: workers more, or fewer, or 0"
+            )
+        self.change = wish

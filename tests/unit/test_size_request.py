@@ -1,0 +1,138 @@
+"""What a script says of its job's size: its policy, and its wishes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from made import Clock
+
+from edl.core.policy.file import parse
+from edl.core.policy.votes import Votes
+from edl.core.records import JobPolicy
+from edl.core.sizes import Sizes
+from edl.core.step.batching import Batching
+from edl.errors import UsageError
+from edl.framework import adapting
+from edl.worker.size_request import SizeRequest
+
+SHORT = '[size]\nrule = "throughput"\n'
+
+
+def test_the_script_is_asked_when_it_is_due() -> None:
+    clock, answers = Clock(), [2, np.int64(-1)]
+    wishes = SizeRequest(clock)
+    wishes.look()
+    wishes.ask(lambda: answers.pop(0), 60.0)
+    seen = []
+    for clock.now_s in (0.0, 59.0, 60.0, 119.0, 121.0, 150.0):
+        wishes.look()
+        seen.append(wishes.change)
+    assert seen == [0, 0, 2, 2, -1, -1]
+    assert type(wishes.change) is int
+
+
+@pytest.mark.parametrize("answer", [1.0, None, "1", True, 10**30])
+def test_a_wish_is_a_whole_number(answer: object) -> None:
+    clock = Clock()
+    wishes = SizeRequest(clock)
+    wishes.ask(lambda: answer, 1.0)
+    clock.now_s = 1.0
+    with pytest.raises(UsageError, match=r"returned .*; it must return a whole number"):
+        wishes.look()
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    one = SimpleNamespace(
+        is_shared=True, sizes=Sizes(1, 4), followed=[], size_request=SizeRequest(Clock())
+    )
+    one.policy = SimpleNamespace(propose=one.followed.append)
+    monkeypatch.setattr(adapting, "current_worker", lambda: one)
+    return one
+
+
+def test_a_policy_is_a_file_or_its_text(worker: Any, tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(SHORT)
+    adapting.policy(file)
+    adapting.policy(str(file))
+    adapting.policy(SHORT)
+    assert worker.followed == [
+        JobPolicy(SHORT, str(file), 1800.0),
+        JobPolicy(SHORT, str(file), 1800.0),
+        JobPolicy(SHORT, "edl.policy", 1800.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("missing.toml", "cannot read the policy missing.toml: No such file or directory"),
+        (3, "edl.policy needs a file or its text, and was given 3"),
+        ('[size]\nrule = "thruput"\n', "edl.policy, line 2: there is no rule 'thruput'"),
+        ('[size]\nrule = "nowhere:at_all"\n', "edl.policy: cannot find the rule nowhere:at_all"),
+        ('[size]\nrule = "json:at_all"\n', "edl.policy: cannot find the rule json:at_all"),
+        ('[size]\nrule = "json:__name__"\n', "edl.policy: the rule json:__name__ is no function"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused(worker: Any, policy: Any, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        adapting.policy(policy)
+    assert said in str(refused.value)
+    assert not worker.followed
+
+
+def test_a_policy_for_a_job_of_one_size_is_refused(worker: Any) -> None:
+    worker.sizes = Sizes(2, 2)
+    with pytest.raises(UsageError, match="is to find the job's size, and the job may have"):
+        adapting.policy(SHORT)
+    worker.is_shared = False
+    adapting.policy(SHORT)
+
+
+def test_wishes_are_a_policy(worker: Any) -> None:
+    adapting.on_interval(lambda: 1, 90, "mean")
+    [policy] = worker.followed
+    assert policy.source == "edl.on_interval"
+    assert parse(policy.text, policy.source).size == Votes("mean", 90.0)
+    with pytest.raises(UsageError, match=r"edl\.on_interval was called already"):
+        adapting.on_interval(lambda: 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((1,), "edl.on_interval needs a function that returns how many workers more"),
+        ((int, 0), "every_s is 0; it must be a number of seconds above 0"),
+        ((int, float("inf")), "every_s is inf; it must be a number of seconds above 0"),
+        ((int, "1m"), "every_s is '1m'; it must be a number of seconds above 0"),
+        ((int, 60.0, "any"), "together is 'any'; it must be sum or mean or max"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(worker: Any, arguments: Any, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        adapting.on_interval(*arguments)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("late", ["loader", "optimizer"])
+def test_batches_and_rates_are_said_before_the_loader_and_the_optimizer(
+    worker: Any, late: str
+) -> None:
+    worker.loader = SimpleNamespace(progress=SimpleNamespace(attached=late == "loader"))
+    worker.replica = object() if late == "optimizer" else None
+    with pytest.raises(UsageError, match=r"or its optimizer already: call edl\.policy before both"):
+        adapting.policy("[batch]\nbatch_size = 4\n")
+    adapting.policy(SHORT)
+    assert worker.size_request.policy.of_script == (None, None)
+
+
+def test_a_script_follows_the_policy_that_it_proposes(worker: Any) -> None:
+    worker.loader = SimpleNamespace(progress=SimpleNamespace(attached=False))
+    worker.replica = None
+    adapting.policy("[batch]\nbatch_size = 4\n")
+    assert worker.size_request.policy.batch == Batching(4)
