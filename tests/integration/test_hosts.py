@@ -84,7 +84,8 @@ def test_ctrl_c_in_edl_join_and_a_drain_of_edl_run_leave_others_in_their_place(
         assert job.leave("c") == 0
         job.wait_for_size(1)
         job.prove(workers=1)
-        assert not job.events("evicted")
+        evicted = job.events("evicted")
+        assert not evicted, "\n".join(str(event) for event in evicted)
 
 
 @pytest.mark.long

@@ -322,7 +322,8 @@ def _leaves(
 ) -> bool:
     """Whether it is to end because it left, has finished, or was taken out, by a switch or evicted.
 
-    A worker that is no member after the repair of a broken ring was not taken out: it went as the ring broke.
+    A worker that is no member after the repair of a broken ring was not taken out: it went as the
+    ring broke.
     """
     if stage in (Stage.LEAVING, Stage.FINISHED):
         return True

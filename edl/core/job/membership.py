@@ -22,9 +22,9 @@ applies decides:
    that come up together are waited for, briefly; those that take the places of others until the
    last of them is ready, for meanwhile the ring lacks nobody (a migration of several workers is
    one switch). Nobody is dropped for being absent from ZooKeeper: either it comes back, or the
-   ring breaks. A newcomer becomes a member only while it answers, and has taken note of the generation
-   before: so one that is stuck spoils one switch at most, and is given up when it does not come
-   round.
+   ring breaks. A newcomer becomes a member only while it answers, and has taken note of the
+   generation before: so one that is stuck spoils one switch at most, and is evicted when it does
+   not come round.
 
 A ring follows what is :class:`~edl.core.records.Assigned`. Where that is by slot, as the driver of
 horovodrun does it, it is never lowered from here: a worker in a slot beyond it leaves, and the
