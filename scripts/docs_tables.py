@@ -18,7 +18,7 @@ import typer
 from edl.cli.main import app
 from edl.core.events import DETAILS, EventKind, SwitchParts
 from edl.core.job_spec import JobSettings
-from edl.core.records import TrainingStatus
+from edl.core.progress import TrainingStatus
 from edl.core.settings import row
 from edl.core.sizes import Sizes
 from edl.core.status import JobStatus, MemberStatus

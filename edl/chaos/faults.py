@@ -24,8 +24,8 @@ from typing import Any
 from edl.chaos.fault_schedule import Action, Order, Plan, Worker, choose
 from edl.coordination.job_store import JobStore
 from edl.core.events import Event, EventKind, SwitchDetails
+from edl.core.progress import WorkerProgress
 from edl.core.records import JobState, Member, Snapshot, Stage
-from edl.core.step.progress import Progress
 from edl.errors import CoordinationError, EdlError, RingError, UsageError
 from edl.http import client
 from edl.http.signing import http_key
@@ -380,10 +380,10 @@ def summary(faults: list[Fault], seed: int) -> str:
     return f"{text}; seed {seed}"
 
 
-def health(member: Member) -> Progress:
+def health(member: Member) -> WorkerProgress:
     """How far a worker is, by its own account; nowhere when it does not answer."""
     try:
         _, body = client.fetch(member.address, member.port, "/health", HEALTH_S)
-        return Progress.from_json(json.loads(body))
+        return WorkerProgress.from_json(json.loads(body))
     except (OSError, RingError, ValueError, CoordinationError):
-        return Progress()
+        return WorkerProgress()

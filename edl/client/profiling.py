@@ -18,7 +18,8 @@ from edl.core.events import Event, ProfileDetails, ProfilingDetails
 from edl.core.job.placement import Placement
 from edl.core.job.profile import Curve, Point, in_order, measured
 from edl.core.plural import verb, workers, workers_train
-from edl.core.records import ProgressSample, Snapshot
+from edl.core.progress import ProgressSample
+from edl.core.records import Snapshot
 from edl.errors import CoordinationError, RequestError, RequestOverridden, UsageError
 
 

@@ -27,7 +27,8 @@ from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
 from edl.core.events import Event
 from edl.core.job.decision import MembershipDecision
-from edl.core.records import Desired, Generation, Leader, TrainingStatus
+from edl.core.progress import TrainingStatus
+from edl.core.records import Desired, Generation, Leader
 from edl.errors import CoordinationError, LeadershipLost
 
 logger = logging.getLogger(__name__)

@@ -29,6 +29,7 @@ from edl.core.excerpt import excerpt
 from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms
 from edl.core.job.desired import Change
 from edl.core.job.placement import Placement
+from edl.core.progress import TrainingStatus
 from edl.core.records import (
     NO_POLICY,
     Assigned,
@@ -45,7 +46,6 @@ from edl.core.records import (
     RequestedBy,
     SlotRecord,
     Snapshot,
-    TrainingStatus,
 )
 from edl.errors import AccessDenied, UnknownJob
 

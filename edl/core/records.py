@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from edl.core.job_spec import JobSpec
 from edl.core.plural import verb, workers
+from edl.core.progress import TrainingStatus
 from edl.core.record import Record
 from edl.core.sizes import Sizes
 
@@ -353,73 +354,6 @@ class Leader(Record):
 
 
 @dataclass(frozen=True)
-class ProgressSample(Record):
-    """How far ``worker`` had counted at the end of a step; `edl profile` compares two of them."""
-
-    worker: int
-    generation: int
-    size: int  # workers of that ring
-    epoch: int
-    step: int
-    samples: int  # of all workers, since this one joined
-    at_s: float  # by its own monotonic clock, which no other worker shares
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingStatus(Record):
-    """``status``, written by the leader: how far the training is, and what it waits for.
-
-    With what ZooKeeper knows besides, it becomes an :class:`edl.core.status.JobStatus`.
-    """
-
-    step: Annotated[int, "complete steps"] = 0
-    epoch: Annotated[int, "counted from 0"] = 0
-    epoch_done: Annotated[int, "samples of this epoch that are trained"] = 0
-    epoch_total: Annotated[
-        int, "samples of an epoch; 0: of a stream, or the script keeps its own place in its data"
-    ] = 0
-    untrained: Annotated[
-        int,
-        "samples of epochs that all workers left before their end, a loop of the script being "
-        "shorter than the epoch; those of a stream are not counted",
-    ] = 0
-    samples_per_s: Annotated[float, "of all workers together, over the last 3 s"] = 0.0
-    median_step_s: Annotated[float, "of the last 50 steps of one worker"] = 0.0
-    quiet_s: Annotated[float, "since the last complete step, at `updated_at_s`"] = 0.0
-    slowest: Annotated[
-        str | None, "worker that computes at least twice as long in a step as the others do"
-    ] = None
-    slowest_s: Annotated[float, "what it computes in a step, the median of its last ones"] = 0.0
-    others_s: Annotated[float, "what the others do, the median of theirs"] = 0.0
-    progress_sample: Annotated[
-        ProgressSample | None,
-        "what `edl profile` measures with; null: no worker of a ring has answered",
-    ] = None
-    reason: Annotated[
-        str,
-        "of the state; while it runs, what the leader does or waits for, or who holds the job up",
-    ] = ""
-    policy: Annotated[str, "what the job's policy says of its size; empty: it has none"] = ""
-    left: Annotated[
-        float | None, "samples to train until the end of the job; null: nobody knows"
-    ] = None
-    noise_scale: Annotated[
-        float | None,
-        "samples: up to a global batch of so many a larger one is worth it "
-        "([the gradient noise scale](adapting.md#how-large-a-batch)); null: nobody can say",
-    ] = None
-    noise_is_biased: Annotated[bool, "it was measured by a single worker"] = False
-    global_batch: Annotated[
-        int, "samples of a batch of all workers together; 0: the script reads its own data"
-    ] = 0
-    updated_at_s: Annotated[
-        float,
-        "when the leader wrote step, epoch and rates, in seconds since 1970; at most every "
-        "`status_period_s`; 0: never",
-    ] = 0.0
-
-
-@dataclass(frozen=True)
 class JobPolicy(Record):
     """``policy``: the rule by which a job finds its own size. A leader may only switch it off.
 
@@ -463,7 +397,7 @@ class Snapshot:
     leader: Leader | None = None
     requests: tuple[Request, ...] = ()  # open ones, by number
     evicted: Mapping[int, str] = field(default_factory=dict)  # worker -> reason
-    status: TrainingStatus = TrainingStatus()
+    status: TrainingStatus = field(default_factory=TrainingStatus)
     slots: tuple[SlotRecord, ...] = ()  # by host and slot
     policy: JobPolicy = NO_POLICY
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+from edl.core.progress import TrainingStatus
 from edl.core.record import Record
-from edl.core.records import JobState, Reclaim, Snapshot, Stage, TrainingStatus
+from edl.core.records import JobState, Reclaim, Snapshot, Stage
 
 
 @dataclass(frozen=True)

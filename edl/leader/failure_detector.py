@@ -13,8 +13,8 @@ from edl.config import Config
 from edl.core.job import liveness, stall
 from edl.core.job.liveness import USUAL, Liveness, LivenessLimits, RingIdle
 from edl.core.job.stall import Activity, Report, Stall, StallLimits
+from edl.core.progress import WorkerProgress
 from edl.core.records import RingMember, Snapshot
-from edl.core.step.progress import Progress
 from edl.errors import CoordinationError
 from edl.http.client import Health, ask_all
 
@@ -24,7 +24,7 @@ class ProgressReport:
     """How far the job is, and which worker says so."""
 
     worker: int
-    progress: Progress
+    progress: WorkerProgress
 
 
 class FailureDetector:
@@ -35,7 +35,7 @@ class FailureDetector:
         config: Config,
         worker: int,
         run: str,
-        progress: Callable[[], Progress],
+        progress: Callable[[], WorkerProgress],
         activity: Callable[[], Activity],
         limits: LivenessLimits = USUAL,
         clock: Callable[[], float] = time.monotonic,
@@ -50,7 +50,7 @@ class FailureDetector:
         self._clock = clock
         self._since = clock()
         self._own_activity = activity
-        self._newest_report = ProgressReport(worker, Progress(updated_at=self._since))
+        self._newest_report = ProgressReport(worker, WorkerProgress(updated_at=self._since))
         self._outside = False  # of the ring, now and ever
         self._silent_since: dict[int, float] = {}  # when a worker was last asked in vain
         self._unresponsive_since: dict[int, float] = {}  # since when it was, in this stall
@@ -186,12 +186,12 @@ def _activity(health: Health) -> Activity | None:
         return None
 
 
-def _progress(health: Health, now_s: float) -> Progress | None:
+def _progress(health: Health, now_s: float) -> WorkerProgress | None:
     report: Mapping[str, object] = health.report
     quiet_s = report.get("quiet_s")
     if not isinstance(quiet_s, int | float):
         return None
     try:
-        return replace(Progress.from_json(report), updated_at=now_s - quiet_s)
+        return replace(WorkerProgress.from_json(report), updated_at=now_s - quiet_s)
     except CoordinationError:
         return None

@@ -33,8 +33,8 @@ from edl.core.job.membership import decide
 from edl.core.job.ring_failure import broke
 from edl.core.job.stall import Activity
 from edl.core.policy.ring_report import RingReport
-from edl.core.records import ProgressSample, Snapshot, TrainingStatus
-from edl.core.step.progress import Progress
+from edl.core.progress import TrainingStatus, WorkerProgress
+from edl.core.records import Snapshot
 from edl.leader.failure_detector import FailureDetector
 from edl.leader.policy_loop import PolicyLoop
 from edl.ring.rendezvous import new_scope
@@ -54,7 +54,7 @@ class LeaderTerm:
         store: JobStore,
         leadership: Leadership,
         worker: int,
-        progress: Callable[[], Progress],
+        progress: Callable[[], WorkerProgress],
         activity: Callable[[], Activity],
         ring: Callable[[], RingReport],
         log: Callable[[Event], None],
@@ -78,7 +78,7 @@ class LeaderTerm:
         self._reason = ""
         self._status_at = 0.0
         self._rate = _Rate()
-        self._apply_policy = ""
+        self._policy_says = ""
         self._limits = Limits(
             start_s=config.job_settings.start_timeout_s,
             prepare_s=config.job_settings.prepare_timeout_s,
@@ -129,10 +129,11 @@ class LeaderTerm:
 
     def _follow_policy(self, snapshot: Snapshot, wake: Callable[[], None]) -> None:
         """Let the job's policy decide how many workers are desired, and who is replaced."""
-        paths, progress = self._store.paths, self._detector.newest_report.progress
+        paths, report = self._store.paths, self._detector.newest_report
+        sample, left = report.progress.sample(report.worker), report.progress.left
         rate = round(self._rate.newest, 1)
-        found = self._policy_loop.turn(snapshot, self._reading(), progress.left, rate)
-        self._apply_policy = found.says
+        found = self._policy_loop.turn(snapshot, sample, left, rate)
+        self._policy_says = found.says
         self._request_batch(found.batch)
         if found.failed:
             np = len(snapshot.generation.members) if snapshot.generation else 0
@@ -222,55 +223,25 @@ class LeaderTerm:
         number = progress.generation if generation is None else generation
         return Event(time.time(), number, progress.step, reason, details)
 
-    def _reading(self) -> ProgressSample:
-        """How far the job is, as it was heard."""
-        told_by, progress = (
-            self._detector.newest_report.worker,
-            self._detector.newest_report.progress,
-        )
-        return ProgressSample(
-            worker=told_by,
-            generation=progress.generation,
-            size=progress.size,
-            epoch=progress.epoch,
-            step=progress.step,
-            samples=progress.samples_total,
-            at_s=progress.counted_at,
-        )
-
     def _put_status(self, snapshot: Snapshot) -> None:
         now = self._clock()
         if now - self._status_at < self._config.job_settings.status_period_s:
             return
         self._status_at = now
-        told_by, progress = (
-            self._detector.newest_report.worker,
-            self._detector.newest_report.progress,
-        )
+        report = self._detector.newest_report
+        worker, progress = report.worker, report.progress
         reason = self._stall or self._reason
         if progress.generation == 0 and snapshot.status.updated_at_s:
             # A newcomer leads a job whose workers are all dead: how far they were remains true.
             before = replace(snapshot.status, samples_per_s=0.0, progress_sample=None)
             self._leadership.put_status(replace(before, reason=reason, updated_at_s=time.time()))
             return
-        status = TrainingStatus(
-            step=progress.step,
-            epoch=progress.epoch,
-            epoch_done=progress.epoch_done,
-            epoch_total=progress.epoch_total,
-            untrained=progress.untrained,
-            samples_per_s=round(self._rate.of(told_by, progress.samples_total, now), 1),
-            median_step_s=round(progress.median_step_s, 6),
+        status = TrainingStatus.of(
+            progress,
+            samples_per_s=round(self._rate.of(worker, progress.samples_total, now), 1),
             quiet_s=round(max(0.0, now - progress.updated_at), 3),
-            slowest=f"w{progress.slowest}" if progress.slowest >= 0 else None,
-            slowest_s=round(progress.slowest_s, 6),
-            others_s=round(progress.others_s, 6),
-            progress_sample=self._reading(),
-            policy=self._apply_policy,
-            left=progress.left,
-            noise_scale=progress.noise_scale,
-            noise_is_biased=progress.noise_is_biased,
-            global_batch=progress.global_batch,
+            progress_sample=progress.sample(worker),
+            policy=self._policy_says,
             reason=reason,
             updated_at_s=time.time(),
         )

@@ -23,7 +23,8 @@ from edl.core.policy.goodput import Goodput
 from edl.core.policy.observation import Observation, Rule, Suggestion
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.policy.size_decision import decide_size
-from edl.core.records import Generation, ProgressSample, RequestedBy, Snapshot
+from edl.core.progress import ProgressSample
+from edl.core.records import Generation, RequestedBy, Snapshot
 from edl.errors import UsageError
 from edl.leader.custom_rule_runner import CustomRuleRunner
 from edl.leader.fitting import Fitting

@@ -299,10 +299,18 @@ class LoaderProgress(TrainingProgress):
             "epoch": ledger.epoch,
             "epoch_done": ledger.done,
             "epoch_total": self.source.known_total,
-            "epochs": self.epochs,
+            "left": self._left,
             "samples_total": self.samples_total,
             "untrained": self.untrained,
         }
+
+    @property
+    def _left(self) -> float | None:
+        """The samples to train until the end of the job; None: nobody knows."""
+        total = self.source.known_total
+        if not self.epochs or not total:
+            return None
+        return float((self.epochs - self.ledger.epoch) * total - self.ledger.done)
 
     def may_pause(self, repaired_at: int) -> bool:
         """After a repair some are in the midst of a step, and need the others for it."""

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from edl.core.job.fits import DoneFit
-from edl.core.step.progress import Progress
+from edl.core.progress import WorkerProgress
 from edl.core.step.state_check import NEVER
 
 Exchange = Callable[[bytes], list[bytes]]
@@ -87,7 +87,7 @@ class TrainingProgress(ABC):
     @property
     @abstractmethod
     def epoch_progress(self) -> dict[str, Any]:
-        """The fields of :class:`Progress` about the data."""
+        """The fields of :class:`WorkerProgress` about the data."""
 
     @abstractmethod
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
@@ -116,9 +116,11 @@ class TrainingProgress(ABC):
         """
         return False
 
-    def report(self, generation: int, size: int, median_step_s: float, now_s: float) -> Progress:
+    def report(
+        self, generation: int, size: int, median_step_s: float, now_s: float
+    ) -> WorkerProgress:
         """What is reported to other processes. ``now_s``: on the monotonic clock."""
-        return Progress(
+        return WorkerProgress(
             generation=generation,
             size=size,
             step=self.step,

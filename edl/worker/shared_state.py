@@ -12,8 +12,8 @@ from edl.core.job.fits import NO_FITS, ScriptFits
 from edl.core.job.signature import Signature
 from edl.core.policy.file import Policy, parse
 from edl.core.policy.ring_report import NO_REPORT, RingReport
+from edl.core.progress import WorkerProgress
 from edl.core.records import END, NO_POLICY, Generation, JobPolicy, JobState, Leader
-from edl.core.step.progress import Progress
 from edl.errors import UsageError, WorkerEvicted
 
 
@@ -44,12 +44,12 @@ class SharedState:
     _job_policy: JobPolicy = NO_POLICY
     _requested_batch: int = 0
     _evicted: str | None = None
-    _progress: Progress = field(init=False)
+    _progress: WorkerProgress = field(init=False)
     _events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._lock = self.clock.condition()
-        self._progress = Progress(updated_at=self.clock.now_s())
+        self._progress = WorkerProgress(updated_at=self.clock.now_s())
 
     # --- to the training thread ---
 
@@ -195,12 +195,12 @@ class SharedState:
 
     # --- to the daemon thread ---
 
-    def report(self, progress: Progress) -> None:
+    def report(self, progress: WorkerProgress) -> None:
         with self._lock:
             self._progress = progress
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> WorkerProgress:
         with self._lock:
             return self._progress
 

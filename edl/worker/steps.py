@@ -208,7 +208,7 @@ class Steps(ABC):
         report = self.progress.report(self.generation, size, self.timer.median_step_s, now_s)
         if (slow := self.slowest.found) is not None:
             report = replace(
-                report, slowest=slow.worker, slowest_s=slow.own_s, others_s=slow.others_s
+                report, slowest=f"w{slow.worker}", slowest_s=slow.own_s, others_s=slow.others_s
             )
         self._shared.report(report)
 

@@ -32,7 +32,8 @@ from edl.core.events import Details, Event, GenerationDetails, SwitchDetails, Sw
 from edl.core.job.ages import Ages
 from edl.core.job.decision import Limits
 from edl.core.job.membership import decide
-from edl.core.records import Generation, JobState, Member, ProgressSample, Stage, TrainingStatus
+from edl.core.progress import ProgressSample, TrainingStatus
+from edl.core.records import Generation, JobState, Member, Stage
 from edl.errors import CoordinationError, LeadershipLost
 from edl.framework.first_step import tell
 

@@ -23,6 +23,7 @@ from edl.core.events import DesiredDetails, Event, EventKind, EvictedDetails
 from edl.core.job.profile_hold import ProfileHold
 from edl.core.policy.observation import Seen
 from edl.core.policy.scaling_profile import ScalingProfile
+from edl.core.progress import ProgressSample, TrainingStatus
 from edl.core.record import Record
 from edl.core.records import (
     Assigned,
@@ -31,13 +32,11 @@ from edl.core.records import (
     JobPolicy,
     JobState,
     Member,
-    ProgressSample,
     Request,
     RequestedBy,
     RingMember,
     SlotRecord,
     Stage,
-    TrainingStatus,
 )
 from edl.errors import (
     ConfigError,

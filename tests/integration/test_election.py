@@ -17,6 +17,7 @@ from edl.coordination.session import Session
 from edl.core.events import Event, EvictedDetails, GenerationDetails
 from edl.core.job.decision import MembershipDecision
 from edl.core.job.desired import Change, set_desired
+from edl.core.progress import TrainingStatus
 from edl.core.records import (
     Generation,
     JobEnd,
@@ -27,7 +28,6 @@ from edl.core.records import (
     RequestedBy,
     RingFailure,
     RingMember,
-    TrainingStatus,
 )
 from edl.daemon.candidate import Candidate
 from edl.daemon.pending_writes import PendingWrites

@@ -21,8 +21,8 @@ from test_sessions import OPEN, expire, has_come_up, whole
 from edl.config import Config
 from edl.core.job.stall import IN_USER_CODE, Activity
 from edl.core.job_spec import JobSettings
+from edl.core.progress import WorkerProgress
 from edl.core.records import Generation, Member, RingMember, Snapshot, Stage
-from edl.core.step.progress import Progress
 from edl.http.server import DaemonServer
 from edl.leader.failure_detector import FailureDetector
 from edl.testing.throttle import Throttle
@@ -56,7 +56,16 @@ class Ring:
 
     def health(self) -> dict[str, object]:
         quiet_at = time.monotonic() - self.quiet_s
-        progress = Progress(7, 2, self.step, 1, 30, 90, 500, 0.01, updated_at=quiet_at)
+        progress = WorkerProgress(
+            generation=7,
+            size=2,
+            step=self.step,
+            epoch=1,
+            epoch_done=30,
+            epoch_total=90,
+            median_step_s=0.01,
+            updated_at=quiet_at,
+        )
         return {
             "worker": "w0",
             "run": self.run,
@@ -93,7 +102,7 @@ def test_how_far_the_job_is(ring: Ring) -> None:
     heard = ring.detector.newest_report
     assert (heard.worker, heard.progress.step, heard.progress.epoch_done) == (0, 40, 30)
     assert time.monotonic() - heard.progress.updated_at < 1.0
-    own = Progress(generation=8, step=41)
+    own = WorkerProgress(generation=8, step=41)
     ring.shared.report(own)
     ring.detector.look(ring.snapshot(0, 1))
     assert (ring.detector.newest_report.worker, ring.detector.newest_report.progress) == (2, own), (
@@ -103,7 +112,7 @@ def test_how_far_the_job_is(ring: Ring) -> None:
 
 def test_who_left_zookeeper_is_not_dead_while_steps_complete(ring: Ring) -> None:
     """However long the newcomer itself has not trained."""
-    ring.shared.report(Progress(updated_at=time.monotonic() - 60.0))
+    ring.shared.report(WorkerProgress(updated_at=time.monotonic() - 60.0))
     now = ring.snapshot(0)
     ring.detector.look(now)
     assert ring.detector.dead(now, SETTLED_S) == ({}, {1})
@@ -142,7 +151,7 @@ def test_who_has_never_heard_of_the_ring_does_not_think_that_it_stands(ring: Rin
 
 
 def test_a_ring_that_trains_is_not_stalled(ring: Ring) -> None:
-    ring.shared.report(Progress(updated_at=time.monotonic() - 60.0))
+    ring.shared.report(WorkerProgress(updated_at=time.monotonic() - 60.0))
     time.sleep(0.3)  # it leads for longer than stall_s and 20 steps
     now = ring.snapshot(0, 1)
     ring.detector.look(now)
@@ -157,7 +166,7 @@ def test_a_ring_that_trains_is_not_stalled(ring: Ring) -> None:
 def test_a_ring_whose_workers_are_all_dead_is_not_stalled(ring: Ring) -> None:
     """It would read "everybody waits: ", and hide why the job stands still."""
     now_s = 1000.0
-    quiet = Progress(7, 2, 40, updated_at=0.0)
+    quiet = WorkerProgress(generation=7, size=2, step=40, updated_at=0.0)
     config = Config(address=HERE, job_settings=JobSettings(stall_s=0.1))
     detector = FailureDetector(config, 2, RUN, lambda: quiet, lambda: WAITS, clock=lambda: now_s)
     now_s += 60.0

@@ -18,6 +18,7 @@ from edl.core.policy.observation import Seen
 from edl.core.policy.ring_report import RingReport
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.policy.stragglers import NO_CARE, Care, Slow, StragglerReport, Times
+from edl.core.progress import ProgressSample
 from edl.core.records import (
     Desired,
     Generation,
@@ -25,7 +26,6 @@ from edl.core.records import (
     JobPolicy,
     JobState,
     Member,
-    ProgressSample,
     Request,
     RequestedBy,
     RequestKind,

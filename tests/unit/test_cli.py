@@ -25,6 +25,7 @@ from edl.client.events import flat
 from edl.config import Config, HorovodSlot
 from edl.core.event_text import cost
 from edl.core.events import Event, SwitchDetails, SwitchParts
+from edl.core.progress import TrainingStatus
 from edl.core.records import (
     Generation,
     Host,
@@ -34,7 +35,6 @@ from edl.core.records import (
     RingMember,
     Snapshot,
     Stage,
-    TrainingStatus,
 )
 from edl.core.status import JobStatus, job_status
 from edl.core.step.step_record import SwitchTimes

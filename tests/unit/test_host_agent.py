@@ -28,6 +28,7 @@ from edl.core.host.supervision import (
     without_zookeeper,
 )
 from edl.core.job.liveness import GONE
+from edl.core.progress import ProgressSample, TrainingStatus
 from edl.core.records import (
     Generation,
     Host,
@@ -35,13 +36,11 @@ from edl.core.records import (
     JobState,
     Leader,
     Member,
-    ProgressSample,
     Request,
     RequestKind,
     RingMember,
     Snapshot,
     Stage,
-    TrainingStatus,
 )
 from edl.errors import REFUSED_EXIT
 

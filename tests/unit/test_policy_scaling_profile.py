@@ -18,7 +18,7 @@ from edl.core.policy.observation import (
 )
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.policy.size_decision import decide_size
-from edl.core.records import ProgressSample
+from edl.core.progress import ProgressSample
 from edl.core.sizes import Sizes
 
 

@@ -11,7 +11,7 @@ import pytest
 from edl.cli.figure import draw
 from edl.cli.profile import table
 from edl.core.job.profile import Curve, Point, in_order, measured, sizes
-from edl.core.records import ProgressSample
+from edl.core.progress import ProgressSample
 from edl.errors import UsageError
 from edl.figures import check_figure
 

@@ -25,6 +25,7 @@ from edl.core.job.desired import Change, set_desired
 from edl.core.job.placement import Placement
 from edl.core.job.profile import Curve
 from edl.core.job.profile_hold import ProfileHold
+from edl.core.progress import ProgressSample, TrainingStatus
 from edl.core.records import (
     Assigned,
     Desired,
@@ -32,14 +33,12 @@ from edl.core.records import (
     Host,
     JobState,
     Member,
-    ProgressSample,
     Request,
     RequestedBy,
     RingMember,
     SlotRecord,
     Snapshot,
     Stage,
-    TrainingStatus,
 )
 from edl.errors import (
     CoordinationError,
@@ -375,7 +374,7 @@ def test_edl_stop_waits_for_zookeeper_and_for_slots_between_two_starts() -> None
     store.now, store.agents, store.edl_workers = {}, (), (SlotRecord("a", 0),)
     store.away = {1, 3, 4}
     with pytest.raises(TimedOut, match="still there: the edl-worker of slot a:0"):
-        stop._wait(store, 0.01, limits)
+        stop._wait(store, 0.3, limits)
     assert store.job.state is JobState.STOPPING
     store.away = {store.calls + 1}
     with pytest.raises(CoordinationError):

@@ -12,8 +12,8 @@ from made import make_job
 from edl.config import Config
 from edl.core.job.liveness import Liveness, LivenessLimits
 from edl.core.job.stall import Activity
+from edl.core.progress import WorkerProgress
 from edl.core.records import Generation, Member, RingMember, Snapshot, Stage
-from edl.core.step.progress import Progress
 from edl.http.client import Health
 from edl.leader import failure_detector
 from edl.leader.failure_detector import FailureDetector
@@ -59,7 +59,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 def leader(quiet_s: float, silence_s: float = 1.0) -> FailureDetector:
     """The failure detector of w0, whose ring has completed no step for ``quiet_s``."""
     shared = SharedState(0)
-    shared.report(Progress(4, 3, 40, median_step_s=0.01, updated_at=time.monotonic() - quiet_s))
+    shared.report(
+        WorkerProgress(
+            generation=4, size=3, step=40, median_step_s=0.01, updated_at=time.monotonic() - quiet_s
+        )
+    )
     busy = Activity("waiting for the step records of the others", "", "records", quiet_s)
     limits = LivenessLimits(switch_s=0.0, silence_s=silence_s)  # the generation is no news
     return FailureDetector(Config(), 0, "run", lambda: shared.progress, lambda: busy, limits)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from edl.core.progress import ProgressSample
 from edl.core.record import Record
-from edl.core.records import ProgressSample
 from edl.errors import UsageError
 
 WARM_UP = 5  # steps of a new ring that are not measured

@@ -11,8 +11,8 @@ from edl.core.policy.observation import CHANGE_S, Observation, Seen, alike
 from edl.core.policy.scaling import Scaling
 from edl.core.policy.step_time import StepTime
 from edl.core.policy.stragglers import Times
+from edl.core.progress import ProgressSample
 from edl.core.record import Record
-from edl.core.records import ProgressSample
 from edl.core.sizes import Sizes
 from edl.core.step.batching import Batching
 from edl.core.step.noise_scale import UNKNOWN, NoiseScale
