@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.page import Section
 from edl.coordination.access import Access
-from edl.coordination.election import Election
+from edl.coordination.decisions import DecisionWriter, job_election
 from edl.coordination.job_store import JobStore
 from edl.coordination.local_server import start_local, stop_local
 from edl.coordination.reads import Issue
@@ -178,7 +178,7 @@ def _create(store: JobStore, workers: int, joining: int) -> None:
     there = [member(each, Stage.ACTIVE) for each in range(workers)]
     for each in there:
         store.members.put(each)
-    election = Election(store.session, store.name, 0)
+    election = job_election(store.nodes, 0)
     election.enter()
     leadership = election.leads()
     assert leadership is not None
@@ -186,7 +186,8 @@ def _create(store: JobStore, workers: int, joining: int) -> None:
         RingMember(each.id, each.host, each.slot, each.address, each.port) for each in there
     )
     first = Generation(1, leadership.term, members, 0, (), (), "the job starts")
-    leadership.carry_out(MembershipDecision("it starts", generation=first))
+    decision = MembershipDecision("it starts", generation=first)
+    DecisionWriter(store.nodes, leadership).carry_out(decision)
 
 
 def _look(
@@ -206,7 +207,7 @@ def _look(
 
 def _worker(session: CountingSession, store: JobStore, worker: int) -> Look:
     """The turn of a daemon that does not lead."""
-    election, wake = Election(session, store.name, worker), threading.Event()
+    election, wake = job_election(store.nodes, worker), threading.Event()
 
     def turn() -> None:
         store.watch_generation(wake.set)

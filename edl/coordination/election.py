@@ -1,46 +1,58 @@
-"""Who leads a job, and the fence that refuses every write of a leader whose time is over.
+"""Elect one leader among candidates, and fence the writes of a leader whose term is over.
 
-Candidates are ephemeral sequential nodes; the lowest leads. A term starts with one transaction
-that checks the candidate's own node and writes ``leader`` with the next term. Every later write
-of that leader is a transaction that checks the same node, and that ``leader`` is still as it wrote
-it. So nobody needs to ask a leader whether it is still there: whoever removes its node
-(:meth:`Election.depose`, or ZooKeeper when its session ends) has ended its term, and a leader that
-does not know it yet can do no harm. Terms grow strictly.
+The recipe works on two nodes that exist beforehand and that the caller names:
+
+1. Each candidate creates an ephemeral sequential node below the election node. The candidate whose
+   node has the lowest sequence number leads.
+2. A term starts with one transaction. It checks that the candidate's own node exists, and writes
+   the next term into the leader node. Terms grow strictly.
+3. Each later write of that leader is a transaction, too. It checks that the candidate's own node
+   still exists, and that the leader node has not changed since the term started (the fence).
+
+Nobody therefore needs to ask a leader whether it is still alive. Removing its node ends its term:
+:meth:`Election.remove` does that, and ZooKeeper does it when the session of the leader ends. A
+leader that has not noticed it yet can do no harm, because the fence refuses its writes.
+
+This module knows nothing of what is led; ``decisions`` applies it to a job.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from kazoo.client import KazooClient, TransactionRequest
 from kazoo.exceptions import BadVersionError, NoNodeError
 
-from edl.coordination.lifecycle import unknown_job
-from edl.coordination.paths import JobPaths, candidacies, sequence
+from edl.coordination.paths import sequence
 from edl.coordination.reads import OnChange, children, delete, exists, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
-from edl.core.events import Event
-from edl.core.job.decision import MembershipDecision
-from edl.core.progress import TrainingStatus
-from edl.core.records import Desired, Generation, Leader
-from edl.errors import CoordinationError, LeadershipLost
+from edl.core.record import Record
+from edl.errors import CoordinationError, EdlError, LeadershipLost
 
 logger = logging.getLogger(__name__)
 
-ATTEMPTS = 10  # each is lost only to another writer of the same nodes
+ATTEMPTS = 10  # each is lost only to another candidate that came or went at the same time
+
+_FENCE = 2  # operations of a leader's transaction that come before its writes
+_FENCED: tuple[type[Exception], ...] = (NoNodeError, BadVersionError)
 
 
 @dataclass(frozen=True)
 class Write:
-    """One write of a leader: set the node (with ``version`` >= 0: only that one) or create it.
+    """One write of a leader: set the value of a node, or create a node.
 
-    A ``sequence`` of nodes is continued by one; ``path`` is what their names begin with.
+    Attributes:
+        path: The node. With ``sequence``, the beginning of its name.
+        value: The JSON object that the node holds afterwards.
+        version: The version that the node must have to be set; -1 accepts any version.
+        create: Create the node instead of setting it.
+        sequence: Create the node, and let ZooKeeper append the next sequence number to its name.
     """
 
     path: str
@@ -50,18 +62,54 @@ class Write:
     sequence: bool = False
 
 
-def logged(paths: JobPaths, event: Event) -> Write:
-    """The write of an event."""
-    return Write(f"{paths.events}/e-", event.to_json(), sequence=True)
+@dataclass(frozen=True)
+class _Term(Record):
+    """The part of the leader node that the election reads; the rest is the candidate's record."""
+
+    term: int
+
+
+def candidate_of(node: str) -> str:
+    """Return the candidate that created a node below the election node, given the node's name."""
+    return node.rsplit("-", 2)[0]
+
+
+def nodes_of(names: Iterable[str], candidate: str) -> list[str]:
+    """Return those names of election nodes that one candidate created, one for each session."""
+    return [name for name in names if candidate_of(name) == candidate]
 
 
 class Election:
-    """The candidacy of one worker. The caller calls :meth:`enter` again after a lost session."""
+    """One candidate's part in an election. Call :meth:`enter` again after a lost session.
 
-    def __init__(self, session: Session, job: str, worker: int) -> None:
+    Args:
+        session: The ZooKeeper session; the candidate's node lives as long as it.
+        path: The election node, below which each candidate has a node
+            ``<candidate>-<token>-<sequence>``.
+        candidate: The name of this candidate, unique in the election; it holds no slash.
+        leader_path: The leader node, empty before the first term. A term writes ``record`` and
+            ``term`` into it, and its version is part of the fence: nobody else may write it.
+        record: The JSON object that describes this candidate to readers of the two nodes.
+        missing: Makes the error for an election whose nodes do not exist; the default makes a
+            CoordinationError.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        path: str,
+        candidate: str,
+        *,
+        leader_path: str,
+        record: Mapping[str, Any],
+        missing: Callable[[], EdlError] | None = None,
+    ) -> None:
         self.session = session
-        self.paths = JobPaths(job)
-        self.worker = worker
+        self.path = path
+        self.candidate = candidate
+        self.leader_path = leader_path
+        self.record = record
+        self._missing = missing or self._no_election
         self._watched: tuple[str, ...] = ()  # our node, and the one before it
         self._wake: OnChange = None
         self._epoch = 0
@@ -69,11 +117,11 @@ class Election:
         self._leadership: Leadership | None = None
 
     def enter(self) -> None:
-        """Stand as a candidate of the current session; nothing happens when we do already.
+        """Become a candidate with the current session; do nothing if this already is one.
 
         Raises:
-            UnknownJob: there is no such job.
             CoordinationError: ZooKeeper is away; call it again.
+            EdlError: the election does not exist (the error that ``missing`` makes).
         """
         if self._epoch != self.session.epoch:
             # The nodes of an earlier session are gone or going. A new token, so that we never
@@ -88,8 +136,7 @@ class Election:
         if self._mine(candidates) is not None:
             return
         self._leadership = None
-        prefix = f"{self.paths.election}/w{self.worker}-{self._token}-"
-        data = encode({"worker": self.worker})
+        prefix, data = f"{self.path}/{self._prefix}", encode(self.record)
 
         def issue(client: KazooClient) -> Any:
             return client.create_async(prefix, data, ephemeral=True, sequence=True)
@@ -97,16 +144,22 @@ class Election:
         try:
             self.session.call("stand for election", issue)
         except NoNodeError:
-            raise unknown_job(self.session, self.paths) from None
+            raise self._missing() from None
 
     def leads(self, wake: OnChange = None) -> Leadership | None:
-        """Our leadership when our node is the lowest: a new term, or the one under way.
+        """Return this candidate's leadership if it leads, after starting a term if it is new.
 
-        ``wake`` is called when that may have changed: our node, or the one before it, is gone.
-        None also when we do not stand (never entered, deposed, session lost): see :meth:`enter`.
+        Args:
+            wake: Called when the answer may have changed, because this candidate's node or the
+                node before it is gone.
+
+        Returns:
+            The same leadership as long as the term lasts. None if another candidate leads, and
+            if this is no candidate (never entered, removed, session lost): see :meth:`enter`.
 
         Raises:
-            CoordinationError: ZooKeeper is away.
+            CoordinationError: ZooKeeper is away, or candidates come and go too fast.
+            EdlError: the election does not exist (the error that ``missing`` makes).
         """
         self._wake = wake
         for _ in range(ATTEMPTS):
@@ -121,7 +174,7 @@ class Election:
                 return None
             if not self._are_there(self._watched):
                 self._watched = ()
-                continue  # somebody has left
+                continue  # a candidate has left
             if len(self._watched) > 1:  # numbers only grow: nobody else comes before us
                 return None
             mine = self._watched[0]
@@ -132,226 +185,179 @@ class Election:
                 return self._leadership
             self._watched = ()
         raise CoordinationError(
-            f"the election of job {self.paths.name} changed {ATTEMPTS} times while it was read"
+            f"the election {self.path} changed {ATTEMPTS} times while it was read"
         )
 
     def leave(self) -> None:
-        """Stand no longer; a leadership ends with it. Nothing happens when we do not stand.
+        """Stop being a candidate, which also ends a leadership; do nothing if this is none.
 
         Raises:
-            CoordinationError: ZooKeeper is away; the candidacy ends with the session.
+            CoordinationError: ZooKeeper is away; the candidate's node ends with its session.
+            EdlError: the election does not exist (the error that ``missing`` makes).
         """
         self._watched, self._leadership = (), None
         mine = self._mine(self._candidates())
         if mine is not None:
-            self.session.read_all("leave the election", [delete(f"{self.paths.election}/{mine}")])
+            self.session.read_all("leave the election", [delete(f"{self.path}/{mine}")])
 
-    def ahead(self) -> list[int]:
-        """The workers whose candidacy comes before ours, the leader's first; all without one.
+    def ahead(self) -> list[str]:
+        """Return the candidates that come before this one, the leader first.
+
+        If this is no candidate, all candidates are returned.
 
         Raises:
             CoordinationError: ZooKeeper is away.
+            EdlError: the election does not exist (the error that ``missing`` makes).
         """
         candidates = self._candidates()
         mine = self._mine(candidates)
         before = candidates if mine is None else candidates[: candidates.index(mine)]
-        return [int(name[1 : name.index("-")]) for name in before]
+        return [candidate_of(name) for name in before]
 
-    def remove(self, worker: int) -> bool:
-        """Remove another worker's candidacy; True when it had one. The fence makes it safe.
+    def remove(self, candidate: str) -> bool:
+        """Remove another candidate, and so end its term if it leads. The fence makes that safe.
+
+        Returns:
+            Whether there was such a candidate.
 
         Raises:
             CoordinationError: ZooKeeper is away.
+            EdlError: the election does not exist (the error that ``missing`` makes).
         """
-        nodes = candidacies(self._candidates(), worker)
-        self.session.read_all(
-            "depose a leader", [delete(f"{self.paths.election}/{name}") for name in nodes]
-        )
+        nodes = nodes_of(self._candidates(), candidate)
+        self.session.read_all("depose a leader", [delete(f"{self.path}/{name}") for name in nodes])
         return bool(nodes)
 
+    @property
+    def _prefix(self) -> str:
+        """The name of this candidate's node without its sequence number."""
+        return f"{self.candidate}-{self._token}-"
+
+    def _no_election(self) -> CoordinationError:
+        return CoordinationError(
+            f"there is no election at {self.path} with the leader in {self.leader_path}; "
+            "create both nodes first"
+        )
+
     def _candidates(self) -> list[str]:
-        """Names of all candidate nodes, the leader first."""
-        names = self.session.read_all("read the election", [children(self.paths.election)])[0]
+        """Return the names of all candidates' nodes, the leader's first."""
+        names = self.session.read_all("read the election", [children(self.path)])[0]
         if names is None:
-            raise unknown_job(self.session, self.paths)
+            raise self._missing()
         return sorted(names, key=sequence)
 
     def _are_there(self, names: Sequence[str]) -> bool:
-        """Whether all of these candidates stand; ZooKeeper is asked once until one goes."""
-        nodes = [exists(f"{self.paths.election}/{name}", self._wake) for name in names]
+        """Return whether all these nodes exist; ZooKeeper is asked once, until one is removed."""
+        nodes = [exists(f"{self.path}/{name}", self._wake) for name in names]
         return None not in self.session.read_all("watch the election", nodes)
 
     def _remove_others(self, candidates: Sequence[str]) -> None:
-        """Remove our nodes of earlier sessions; the fence makes it safe.
+        """Remove the nodes that this candidate made in earlier sessions; the fence makes it safe.
 
-        One may even belong to the present session: when the one before ends between two requests
-        of :meth:`enter`, the node is made in the new one, with the old token. Nobody would lead
-        with it, and everybody would wait behind it.
+        One may even belong to the present session: when the session before ends between two
+        requests of :meth:`enter`, the node is made in the new one, with the old token. Nobody
+        would lead with it, and all other candidates would wait behind it.
         """
-        mine = f"w{self.worker}-{self._token}-"
-        others = [n for n in candidacies(candidates, self.worker) if not n.startswith(mine)]
+        own = nodes_of(candidates, self.candidate)
+        others = [name for name in own if not name.startswith(self._prefix)]
         if others:
             self.session.read_all(
-                "leave the election", [delete(f"{self.paths.election}/{name}") for name in others]
+                "leave the election", [delete(f"{self.path}/{name}") for name in others]
             )
 
     def _mine(self, candidates: Sequence[str]) -> str | None:
-        """Our own node: found by its token, for an answer to its creation may have been lost."""
-        prefix = f"w{self.worker}-{self._token}-"
+        """Return the name of this candidate's node, or None if it has none.
+
+        The node is found by its token, for the answer to its creation may have been lost.
+        """
         if not self._token:
             return None
-        return next((name for name in candidates if name.startswith(prefix)), None)
+        return next((name for name in candidates if name.startswith(self._prefix)), None)
 
     def _begin_term(self, mine: str) -> Leadership | None:
-        """Start the next term; None when ``leader`` or our node changed under us: look again."""
-        answer = self.session.read_all("read the leader", [get(self.paths.leader)])[0]
+        """Start the next term; return None if the leader node or our node changed meanwhile."""
+        answer = self.session.read_all("read the leader", [get(self.leader_path)])[0]
         if answer is None:
-            raise unknown_job(self.session, self.paths)
-        values = decode(self.paths.leader, answer[0])
-        term = Leader.from_json(values).term + 1 if values else 1
-        node = f"{self.paths.election}/{mine}"
+            raise self._missing()
+        values = decode(self.leader_path, answer[0])
+        term = _Term.from_json(values).term + 1 if values else 1
+        node = f"{self.path}/{mine}"
 
         def build(transaction: TransactionRequest) -> None:
             transaction.check(node, -1)
-            data = encode(Leader(term, self.worker).to_json())
-            transaction.set_data(self.paths.leader, data, answer[1].version)
+            data = encode({**self.record, "term": term})
+            transaction.set_data(self.leader_path, data, answer[1].version)
 
         try:
             results = self.session.transact("start a term", build)
         except Refused:
             return None
-        logger.info("w%d leads job %s in term %d", self.worker, self.paths.name, term)
-        return Leadership(self.session, self.paths, term, node, results[1].version)
+        logger.info(
+            "%s has won the election %s: it leads in term %d", self.candidate, self.path, term
+        )
+        return Leadership(self.session, term, node, self.leader_path, results[1].version)
 
 
 class Leadership:
-    """One term of one leader: the only door to the writes that a leader may do.
+    """One term of one leader, as :meth:`Election.leads` returns it.
 
-    Made by :meth:`Election.leads`. When the term is over, each method raises Deposed and has
-    changed nothing; the term never comes back.
+    All writes of a leader go through this object. When the term is over, each write raises
+    LeadershipLost and has changed nothing; the term never comes back.
+
+    Args:
+        session: The session of the leader.
+        term: The number of the term.
+        node: The leader's own node below the election node.
+        leader_path: The leader node.
+        leader_version: The version of the leader node since the term started.
     """
 
     def __init__(
-        self, session: Session, paths: JobPaths, term: int, node: str, leader_version: int
+        self, session: Session, term: int, node: str, leader_path: str, leader_version: int
     ) -> None:
         self.term = term
         self.node = node
         self._session = session
-        self._paths = paths
+        self._leader_path = leader_path
         self._leader_version = leader_version
 
     def commit(self, writes: Sequence[Write]) -> None:
-        """Do all writes, or none.
+        """Do all writes in one fenced transaction, or none of them.
 
         Raises:
-            Deposed: the term is over; nothing was written.
+            LeadershipLost: the term is over; nothing was written.
             CoordinationError: a node is not as a write expects (nothing was written), or
                 ZooKeeper is away (unknown whether they were written: read again).
         """
         try:
-            self._transact(writes)
+            self.try_commit(writes)
         except Refused as refused:
-            write = writes[refused.index - _FENCE]
+            write = writes[refused.index]
             raise CoordinationError(
                 f"the leader of term {self.term} could not write {write.path}: it is not as "
                 f"expected ({type(refused.error).__name__}); nothing was written"
             ) from refused
 
-    def carry_out(self, decision: MembershipDecision, events: Sequence[Event] = ()) -> None:
-        """Persist a decision: generation, sizes, evictions, answers and events, all or nothing.
-
-        What somebody else has asked for since it was made is not overwritten.
-
-        Args:
-            events: what the event log shall say of it.
+    def try_commit(self, writes: Sequence[Write]) -> None:
+        """Do the same as :meth:`commit`, for a caller that reads again and retries if refused.
 
         Raises:
-            Deposed: the term is over; nothing was written.
-            CoordinationError: the generation is not the current one + 1, or other workers are
-                desired, or a request that it grants was withdrawn
-                (nothing was written: decide again), or ZooKeeper is away (unknown: read again).
+            Refused: the node of write number ``index`` is not as expected; nothing was written.
+            LeadershipLost: the term is over; nothing was written.
+            CoordinationError: ZooKeeper is away (unknown whether they were written: read again).
         """
-        for _ in range(ATTEMPTS):
-            writes = self._writes(decision)
-            if not writes:
-                return
-            try:
-                self._transact([*writes, *(logged(self._paths, event) for event in events)])
-            except Refused:
-                continue  # what is desired was changed or a request withdrawn after we read it
-            return
-        raise CoordinationError(
-            f"a decision of term {self.term} could not be written: what it changes was changed "
-            f"by others {ATTEMPTS} times"
-        )
-
-    def put_status(self, status: TrainingStatus) -> None:
-        """Write the summary for people and tools.
-
-        Raises:
-            Deposed, CoordinationError: as :meth:`commit`.
-        """
-        self.commit([Write(self._paths.status, status.to_json())])
-
-    def _writes(self, decision: MembershipDecision) -> list[Write]:
-        p = self._paths
-        evictions = [p.evicted_worker(worker) for worker in decision.evict]
-        answered = [p.request(request.number) for request in decision.answers]
-        sizes = (p.generation, p.desired, p.assigned)
-        reads = [*map(get, sizes), *map(exists, [*evictions, *answered])]
-        found = self._session.read_all("read what a decision changes", reads)
-        generation, desired, assigned, *there = found
-        if None in (generation, desired, assigned):
-            raise unknown_job(self._session, p)
-        writes: list[Write] = []
-        if decision.generation is not None:
-            self._check_number(decision.generation, decode(p.generation, generation[0]))
-            value = decision.generation.to_json()
-            writes.append(Write(p.generation, value, generation[1].version))
-        if change := decision.change:
-            stands = Desired.from_json(decode(p.desired, desired[0]))
-            if (stands.hosts, stands.reclaims) != (change.before.hosts, change.before.reclaims):
-                raise CoordinationError("other workers are desired meanwhile; decide again")
-            writes.append(Write(p.desired, change.desired.to_json(), desired[1].version))
-            if change.assigned is not None:
-                writes.append(Write(p.assigned, change.assigned.to_json(), assigned[1].version))
-        present = dict(zip([*evictions, *answered], there, strict=True))
-        for path, reason in zip(evictions, decision.evict.values(), strict=True):
-            if present[path] is None:
-                writes.append(Write(path, {"reason": reason, "term": self.term}, create=True))
-        for path, request in zip(answered, decision.answers, strict=True):
-            if present[path] is not None:
-                writes.append(Write(path, request.to_json()))
-            elif request.accepted:  # what is decided is for it: who withdrew it was told so
-                raise CoordinationError("a request was withdrawn meanwhile; decide again")
-        asked = (replace(request, number=-1).to_json() for request in decision.asks)
-        return [*writes, *(Write(f"{p.requests}/r-", each, sequence=True) for each in asked)]
-
-    def _check_number(self, new: Generation, current: Mapping[str, Any]) -> None:
-        number = Generation.from_json(current).number if current else 0
-        if new.number != number + 1 or new.term != self.term:
-            raise CoordinationError(
-                f"generation {new.number} of term {new.term} cannot follow generation {number} "
-                f"in term {self.term}; decide again on a fresh snapshot"
-            )
-
-    def _transact(self, writes: Sequence[Write]) -> None:
         try:
             self._session.transact("write as the leader", partial(self._build, writes=writes))
         except Refused as refused:
             if refused.index < _FENCE and isinstance(refused.error, _FENCED):
                 raise LeadershipLost(self.term) from refused
-            raise
+            raise Refused(refused.index - _FENCE, refused.error) from refused
 
     def _build(self, transaction: TransactionRequest, writes: Sequence[Write]) -> None:
         transaction.check(self.node, -1)
-        transaction.check(self._paths.leader, self._leader_version)
+        transaction.check(self._leader_path, self._leader_version)
         for write in writes:
             if write.create or write.sequence:
                 transaction.create(write.path, encode(write.value), sequence=write.sequence)
             else:
                 transaction.set_data(write.path, encode(write.value), write.version)
-
-
-_FENCE = 2  # operations that _build puts before the writes
-_FENCED: tuple[type[Exception], ...] = (NoNodeError, BadVersionError)

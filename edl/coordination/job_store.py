@@ -2,7 +2,7 @@
 
 Every method raises CoordinationError in bounded time when ZooKeeper is away, UnknownJob when there
 is no such job, and AccessDenied (which is one) when it has another secret than the session.
-Writes of the leader are not here but in ``election``, where they are fenced.
+Writes of the leader are not here but in ``decisions``, where they are fenced.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class JobStore:
         p = self.paths
         parents = (p.hosts, p.members, p.requests, p.evicted, p.slots)
         # What is desired comes before what is assigned, which wakes: so a leader that read only
-        # the latter anew may not write (see Leadership.carry_out).
+        # the latter anew may not write (see DecisionWriter.carry_out).
         quiet = (p.desired, p.discovered, p.status)
         watched = tuple(path for path in p.describing if path not in quiet)
         single = (*quiet, *watched)

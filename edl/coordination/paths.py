@@ -31,7 +31,6 @@ carry the same ACL, see ``access``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from edl.errors import ConfigError
 
@@ -133,6 +132,11 @@ def sequence(node: str) -> int:
     return int(node[-10:])
 
 
-def candidacies(names: Iterable[str], worker: int) -> list[str]:
-    """Of the nodes below ``election`` those of one worker; it has one for each of its sessions."""
-    return [name for name in names if name.startswith(f"w{worker}-")]
+def candidate_name(worker: int) -> str:
+    """Return the name under which a worker is a candidate in the election of its job."""
+    return f"w{worker}"
+
+
+def candidate_worker(name: str) -> int:
+    """Return the worker that is a candidate under this name; see :func:`candidate_name`."""
+    return int(name.removeprefix("w"))

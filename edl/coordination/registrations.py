@@ -7,8 +7,9 @@ from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
+from edl.coordination.election import nodes_of
 from edl.coordination.nodes import JobNodes, first_of
-from edl.coordination.paths import candidacies, sequence
+from edl.coordination.paths import candidate_name, sequence
 from edl.coordination.reads import children, delete, get
 from edl.core.records import Host, Member, SlotRecord
 from edl.errors import CoordinationError, UnknownJob, UsageError
@@ -65,7 +66,8 @@ class MemberNodes:
         session, paths = self._nodes.session, self._nodes.paths
         candidates = session.read_all("read the election", [children(paths.election)])[0] or ()
         nodes = [paths.member(worker)]
-        nodes += [f"{paths.election}/{name}" for name in candidacies(candidates, worker)]
+        own = nodes_of(candidates, candidate_name(worker))
+        nodes += [f"{paths.election}/{name}" for name in own]
         session.read_all("remove a member", [delete(node) for node in nodes])
 
     def forget_evicted(self, workers: Iterable[int]) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Collection
 
 from edl.coordination.election import Election, Leadership
+from edl.coordination.paths import candidate_worker
 from edl.core.job.liveness import gone
 from edl.core.records import Generation, Member, RingMember, Stage
 from edl.errors import LeadershipLost
@@ -94,12 +95,13 @@ class Candidate:
         if not stuck and own.stage is not Stage.READY:  # a newcomer has no ring to go on with
             return False
         members = {member.id: member for member in (*generation.members, *generation.previous)}
-        for worker in election.ahead():
+        for name in election.ahead():
+            worker = candidate_worker(name)
             dead = worker in given_up or self._is_gone(members.get(worker))
             if worker == own.id or not dead:
                 return stuck
-            logger.info("the candidate w%d is gone", worker)
-            election.remove(worker)
+            logger.info("the candidate %s is gone", name)
+            election.remove(name)
         return False
 
     def _is_gone(self, member: RingMember | None) -> bool:

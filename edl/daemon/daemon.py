@@ -19,7 +19,8 @@ from typing import Any
 from edl.chaos import endpoints
 from edl.config import Config
 from edl.coordination.access import Access
-from edl.coordination.election import Election, Leadership
+from edl.coordination.decisions import job_election
+from edl.coordination.election import Leadership
 from edl.coordination.job_store import JobStore
 from edl.coordination.lost_job import WorkersLostJob
 from edl.coordination.session import Session
@@ -207,7 +208,7 @@ class Daemon:
     def campaign(self) -> None:
         member = self._pending_writes.member
         if member is not None:
-            self._candidate.campaign(lambda: Election(self._session, self._store.name, member.id))
+            self._candidate.campaign(lambda: job_election(self._store.nodes, member.id))
         self._wake.set()
 
     def set_stage(

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from edl import failpoints
 from edl.config import Config
-from edl.coordination.election import Leadership, Write, logged
+from edl.coordination.decisions import DecisionWriter
+from edl.coordination.election import Leadership
 from edl.coordination.job_store import JobStore
 from edl.core.events import (
     Details,
@@ -64,7 +65,7 @@ class LeaderTerm:
     ) -> None:
         self._config = config
         self._store = store
-        self._leadership = leadership
+        self._decisions = DecisionWriter(store.nodes, leadership)
         self._log = log
         self._detector = FailureDetector(
             config, worker, store.nodes.run, progress, activity, clock=clock
@@ -95,13 +96,13 @@ class LeaderTerm:
 
     @property
     def term(self) -> int:
-        return self._leadership.term
+        return self._decisions.term
 
     def turn(self, wake: Callable[[], None]) -> None:
         """Read, decide, act, once.
 
         Raises:
-            Deposed: another worker leads; nothing was written.
+            LeadershipLost: another worker leads; nothing was written.
             CoordinationError: ZooKeeper is away; the next turn tries again.
         """
         self._write_events()
@@ -115,7 +116,7 @@ class LeaderTerm:
         if decision.acts:
             decision = self._completed(decision)
             failpoints.reached("deciding")
-            self._leadership.carry_out(decision, [*self._events_of(decision, snapshot)])
+            self._decisions.carry_out(decision, [*self._events_of(decision, snapshot)])
             failpoints.reached("decided")
             wake()
         else:
@@ -129,7 +130,7 @@ class LeaderTerm:
 
     def _follow_policy(self, snapshot: Snapshot, wake: Callable[[], None]) -> None:
         """Let the job's policy decide how many workers are desired, and who is replaced."""
-        paths, report = self._store.paths, self._detector.newest_report
+        report = self._detector.newest_report
         sample, left = report.progress.sample(report.worker), report.progress.left
         rate = round(self._rate.newest, 1)
         found = self._policy_loop.turn(snapshot, sample, left, rate)
@@ -137,23 +138,23 @@ class LeaderTerm:
         self._request_batch(found.batch)
         if found.failed:
             np = len(snapshot.generation.members) if snapshot.generation else 0
-            off = replace(snapshot.policy, off=found.failed).to_json()
+            off = replace(snapshot.policy, off=found.failed)
             told = self._event(
                 PolicyDetails(np, np, rate, failed=True), f"the policy is off: {found.failed}"
             )
-            self._leadership.commit([Write(paths.policy, off), logged(paths, told)])
+            self._decisions.put_policy(off, told)
             wake()
             return
         news = [self._event(details, reason) for details, reason in found.news]
         if found.decision is not None:
             made = self._completed(found.decision)
-            self._leadership.carry_out(made, [*news, *self._events_of(made, snapshot)])
+            self._decisions.carry_out(made, [*news, *self._events_of(made, snapshot)])
             wake()
         else:
             for event in news:
                 self._log(event)
         if found.learned is not None:
-            self._leadership.commit([Write(paths.learned, found.learned.to_json())])
+            self._decisions.put_learned(found.learned)
             self._policy_loop.written(found.learned)
 
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
@@ -234,7 +235,7 @@ class LeaderTerm:
         if progress.generation == 0 and snapshot.status.updated_at_s:
             # A newcomer leads a job whose workers are all dead: how far they were remains true.
             before = replace(snapshot.status, samples_per_s=0.0, progress_sample=None)
-            self._leadership.put_status(replace(before, reason=reason, updated_at_s=time.time()))
+            self._decisions.put_status(replace(before, reason=reason, updated_at_s=time.time()))
             return
         status = TrainingStatus.of(
             progress,
@@ -245,7 +246,7 @@ class LeaderTerm:
             reason=reason,
             updated_at_s=time.time(),
         )
-        self._leadership.put_status(status)
+        self._decisions.put_status(status)
         self._store.events.trim(EVENTS_KEPT)
         self._store.members.forget_evicted(snapshot.forgettable(EVICTED_KEPT))
 

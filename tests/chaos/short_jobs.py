@@ -23,7 +23,7 @@ import psutil
 from made import make_job
 
 from edl.coordination.access import Access
-from edl.coordination.election import Election
+from edl.coordination.decisions import DecisionWriter, job_election
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import job_names
 from edl.coordination.local_server import local_status, start_local, stop_local
@@ -69,7 +69,7 @@ def one_job(hosts: str, state: Path, number: int) -> None:
             ]
             for member in members:
                 store.members.put(member)
-            election = Election(session, name, members[0].id)
+            election = job_election(store.nodes, members[0].id)
             election.enter()
             leadership = election.leads()
             assert leadership is not None
@@ -78,7 +78,8 @@ def one_job(hosts: str, state: Path, number: int) -> None:
             )
             ids = tuple(ring_member.id for ring_member in ring_members)
             first = Generation(1, leadership.term, ring_members, ids[0], ids, (), "the job starts")
-            leadership.carry_out(MembershipDecision(generation=first, reason=first.reason))
+            decision = MembershipDecision(generation=first, reason=first.reason)
+            DecisionWriter(store.nodes, leadership).carry_out(decision)
             for step in range(EVENTS):
                 store.events.add(Event(time.time(), 1, step, "trained", FinishedDetails()))
             store.snapshot()

@@ -25,7 +25,7 @@ from types import FrameType
 
 from edl import config
 from edl.coordination.access import Access
-from edl.coordination.election import Election
+from edl.coordination.decisions import DecisionWriter, job_election
 from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
 from edl.core.events import Details, Event, GenerationDetails, SwitchDetails, SwitchParts
@@ -69,7 +69,7 @@ class Worker:
             settings.attempt_id,
             Stage.READY,
         )
-        self.election = Election(store.session, store.name, self.member.id)
+        self.election = job_election(store.nodes, self.member.id)
         self.epoch = 0
         self.step = 0
         self.samples = 0  # 4 a step from each worker
@@ -132,13 +132,14 @@ class Worker:
         leadership = self.election.leads(self.news.set)
         if leadership is None:
             return
+        decisions = DecisionWriter(self.store.nodes, leadership)
         snapshot = self.store.snapshot(self.news.set)
         limits = Limits(
             start_s=60, prepare_s=60, gather_s=1, leave_grace_s=5, notice_s=60, report_s=600
         )
         decision = decide(snapshot, leadership.term, Ages(), limits)
         if decision.acts:
-            leadership.carry_out(decision)
+            decisions.carry_out(decision)
         if decision.generation is not None:
             new = decision.generation
             members, joined, left = (
@@ -153,7 +154,7 @@ class Worker:
             status = TrainingStatus(
                 step=self.step, progress_sample=self.counted, reason=decision.reason
             )
-            leadership.put_status(status)
+            decisions.put_status(status)
 
     def log(self, new: Generation, details: Details) -> None:
         self.store.events.add(Event(time.time(), new.number, self.step, new.reason, details))

@@ -54,9 +54,9 @@ Wait = Callable[..., None]
 JOB = make_job()
 
 
-def member(worker: int, launch: str = "a", **changes: object) -> Member:
+def member(worker: int, attempt_id: str = "a", **changes: object) -> Member:
     values = {"host": "alpha", "slot": 0, "address": "127.0.0.1", "port": 4711, "pid": 1}
-    return Member(id=worker, attempt_id=launch, **{**values, **changes})
+    return Member(id=worker, attempt_id=attempt_id, **{**values, **changes})
 
 
 def put(store: JobStore, path: str, record: Record) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ import pytest
 from known import DIGITS
 from made import make_job
 
+from edl.coordination.decisions import DecisionWriter, job_election
 from edl.coordination.election import Election, Leadership, Write
 from edl.coordination.job_store import JobStore
-from edl.coordination.session import Session
+from edl.coordination.nodes import JobNodes
+from edl.coordination.session import Refused, Session
 from edl.core.events import Event, EvictedDetails, GenerationDetails
 from edl.core.job.decision import MembershipDecision
 from edl.core.job.desired import Change, set_desired
@@ -58,6 +61,10 @@ def other(zk_hosts: str) -> Iterator[Session]:
         yield one
 
 
+def candidate(session: Session, worker: int, job: str = "digits") -> Election:
+    return job_election(JobNodes(session, job), worker)
+
+
 def lead(election: Election) -> Leadership:
     election.enter()
     leadership = election.leads()
@@ -80,9 +87,9 @@ class TestCandidacy:
     def test_nobody_waits_behind_who_was_given_up(
         self, session: Session, other: Session, store: JobStore
     ) -> None:
-        Election(other, "digits", 1).enter()
+        candidate(other, 1).enter()
         candidacy = Candidate(lambda one: cast(Any, Term(one.term)), lambda: "", 0.5)
-        candidacy.campaign(lambda: Election(session, "digits", 2))
+        candidacy.campaign(lambda: candidate(session, 2))
         candidacy.turn(lambda: None)
         own = Member(2, "alpha", 0, "127.0.0.1", 4711, 1, "launch", broken=RingFailure(8, 40))
         assert candidacy.remove_dead(own, generation(8, 1), {}, False)
@@ -93,7 +100,7 @@ class TestCandidacy:
     def test_who_is_no_member_any_more_is_no_candidate(
         self, session: Session, other: Session, store: JobStore
     ) -> None:
-        first, eleventh = Election(other, "digits", 1), Election(session, "digits", 11)
+        first, eleventh = candidate(other, 1), candidate(session, 11)
         first.enter()
         eleventh.enter()
         store.members.remove(1)
@@ -105,7 +112,7 @@ class TestTerms:
     def test_the_first_candidate_leads_in_term_one_until_it_leaves(
         self, session: Session, other: Session, store: JobStore, wait_until: Wait
     ) -> None:
-        first, second = Election(session, "digits", 0), Election(other, "digits", 1)
+        first, second = candidate(session, 0), candidate(other, 1)
         woken = threading.Event()
         leadership = lead(first)
         second.enter()
@@ -120,14 +127,14 @@ class TestTerms:
         assert store.snapshot().leader == Leader(2, 1)
 
     def test_who_does_not_stand_does_not_lead(self, session: Session, store: JobStore) -> None:
-        election = Election(session, "digits", 0)
+        election = candidate(session, 0)
         assert election.leads() is None
         election.leave()
         with pytest.raises(UnknownJob):
-            Election(session, "letters", 0).enter()
+            candidate(session, 0, "letters").enter()
 
     def test_to_enter_twice_is_to_enter_once(self, session: Session, store: JobStore) -> None:
-        election = Election(session, "digits", 0)
+        election = candidate(session, 0)
         election.enter()
         election.enter()
         assert len(session.client.get_children(store.paths.election)) == 1
@@ -143,7 +150,7 @@ class TestTerms:
             elections = []
             for worker, one in enumerate(sessions):
                 one.start()
-                elections.append(Election(one, "digits", worker))
+                elections.append(candidate(one, worker))
                 elections[-1].enter()
             woken = threading.Event()
             assert elections[2].leads(woken.set) is None
@@ -165,7 +172,8 @@ class TestTerms:
 
         def campaign(worker: int) -> None:
             with Session(zk_hosts, session_timeout_s=4.0, access=DIGITS) as mine:
-                election, woken = Election(mine, "digits", worker), threading.Event()
+                nodes = JobNodes(mine, "digits")
+                election, woken = job_election(nodes, worker), threading.Event()
                 while not enough.is_set():
                     woken.clear()
                     election.enter()
@@ -174,7 +182,8 @@ class TestTerms:
                         woken.wait(0.05)
                         continue
                     try:
-                        leadership.put_status(TrainingStatus(step=leadership.term))
+                        writer = DecisionWriter(nodes, leadership)
+                        writer.put_status(TrainingStatus(step=leadership.term))
                     except LeadershipLost:
                         continue
                     won.append((leadership.term, worker))
@@ -183,7 +192,7 @@ class TestTerms:
                     elif leadership.term % 2:
                         election.leave()
                     else:
-                        election.remove(worker)
+                        election.remove(f"w{worker}")
                 election.leave()
 
         threads = [threading.Thread(target=campaign, args=(worker,)) for worker in range(5)]
@@ -205,24 +214,25 @@ class TestFence:
     def test_every_write_of_a_deposed_leader_is_refused(
         self, session: Session, other: Session, store: JobStore
     ) -> None:
-        first, second = Election(session, "digits", 0), Election(other, "digits", 1)
-        old = lead(first)
+        first, second = candidate(session, 0), candidate(other, 1)
+        deposed = lead(first)
+        old = DecisionWriter(store.nodes, deposed)
         second.enter()
-        assert second.remove(0)
-        assert not second.remove(0)
+        assert second.remove("w0")
+        assert not second.remove("w0")
         before = store.snapshot()
         for write in (
             lambda: old.carry_out(
                 MembershipDecision("x", generation(1, 1), lower(store), {3: "x"}), events=[EVENT]
             ),
             lambda: old.put_status(TrainingStatus(step=1)),
-            lambda: old.commit([Write(store.paths.desired, {})]),
+            lambda: deposed.commit([Write(store.paths.desired, {})]),
         ):
             with pytest.raises(LeadershipLost, match="term 1"):
                 write()
         assert store.snapshot() == before
         assert store.events.read() == []
-        new = lead(second)
+        new = DecisionWriter(JobNodes(other, "digits"), lead(second))
         new.carry_out(MembershipDecision("x", generation(1, 2)))
         with pytest.raises(LeadershipLost):
             old.carry_out(MembershipDecision("x", generation(2, 1)))
@@ -232,32 +242,30 @@ class TestFence:
         self, session: Session, store: JobStore
     ) -> None:
         """It can even be of the living session: made with an old token, just after its end."""
-        first = Election(session, "digits", 0)
-        session.client.create(
-            f"{first.paths.election}/w0-0ld-", b"{}", ephemeral=True, sequence=True
-        )
+        first = candidate(session, 0)
+        session.client.create(f"{first.path}/w0-0ld-", b"{}", ephemeral=True, sequence=True)
         assert lead(first).term == 1
-        assert len(session.client.get_children(first.paths.election)) == 1
+        assert len(session.client.get_children(first.path)) == 1
 
     def test_a_candidate_knows_who_is_before_it(
         self, session: Session, other: Session, store: JobStore
     ) -> None:
-        first, second = Election(session, "digits", 0), Election(other, "digits", 12)
+        first, second = candidate(session, 0), candidate(other, 12)
         lead(first)
-        assert second.ahead() == [0]
+        assert second.ahead() == ["w0"]
         second.enter()
-        assert (first.ahead(), second.ahead()) == ([], [0])
-        second.remove(0)
+        assert (first.ahead(), second.ahead()) == ([], ["w0"])
+        second.remove("w0")
         first.enter()
-        assert (first.ahead(), second.ahead()) == ([12], [])
+        assert (first.ahead(), second.ahead()) == (["w12"], [])
 
     def test_a_deposed_leader_may_stand_again_behind_the_others(
         self, session: Session, other: Session, store: JobStore
     ) -> None:
-        first, second = Election(session, "digits", 0), Election(other, "digits", 1)
+        first, second = candidate(session, 0), candidate(other, 1)
         lead(first)
         second.enter()
-        second.remove(0)
+        second.remove("w0")
         first.enter()
         assert first.leads() is None
         assert lead(second).term == 2
@@ -269,19 +277,95 @@ class TestFence:
         expire: Callable[[Session], None],
         wait_until: Wait,
     ) -> None:
-        election = Election(session, "digits", 0)
-        old = lead(election)
+        election = candidate(session, 0)
+        old = DecisionWriter(store.nodes, lead(election))
         expire(session)
         wait_until(lambda: session.epoch == 2)
         with pytest.raises(LeadershipLost):
             old.put_status(TrainingStatus(step=1))
         assert election.leads() is None
-        new = lead(election)
+        new = DecisionWriter(store.nodes, lead(election))
         assert new.term == 2
         new.put_status(TrainingStatus(step=2))
         with pytest.raises(LeadershipLost):
             old.put_status(TrainingStatus(step=1))
         assert store.status() == TrainingStatus(step=2)
+
+
+class TestAnElectionOfSomethingElse:
+    """Path, candidate and record are arguments: nothing of it is a job's."""
+
+    ROOT = "/edl/scheduler"
+
+    @pytest.fixture
+    def nodes(self, session: Session) -> None:
+        for path in ("election", "leader", "queue"):
+            session.client.create(f"{self.ROOT}/{path}", makepath=True)
+
+    def instance(self, session: Session, name: str) -> Election:
+        return Election(
+            session,
+            f"{self.ROOT}/election",
+            name,
+            leader_path=f"{self.ROOT}/leader",
+            record={"address": f"{name}:80"},
+        )
+
+    def value(self, session: Session, path: str) -> Any:
+        return json.loads(session.client.get(f"{self.ROOT}/{path}")[0])
+
+    @pytest.mark.usefixtures("nodes")
+    def test_names_may_have_dashes_and_begin_alike(self, session: Session, other: Session) -> None:
+        first, second = self.instance(session, "alpha"), self.instance(other, "alpha-2")
+        assert lead(first).term == 1
+        second.enter()
+        assert (first.ahead(), second.ahead()) == ([], ["alpha"])
+        assert self.value(session, "leader") == {"address": "alpha:80", "term": 1}
+        names = session.client.get_children(first.path)
+        records = [self.value(session, f"election/{name}") for name in sorted(names)]
+        assert sorted(one["address"] for one in records) == ["alpha-2:80", "alpha:80"]
+        assert second.remove("alpha")
+        assert lead(second).term == 2
+        assert self.value(session, "leader") == {"address": "alpha-2:80", "term": 2}
+
+    @pytest.mark.usefixtures("nodes")
+    def test_the_writes_of_a_removed_leader_are_refused(
+        self, session: Session, other: Session
+    ) -> None:
+        first, second = self.instance(session, "alpha"), self.instance(other, "beta")
+        old, queue = lead(first), f"{self.ROOT}/queue"
+        old.commit([Write(queue, {"jobs": 1}), Write(f"{queue}/j-", {}, sequence=True)])
+        with pytest.raises(CoordinationError, match="nothing was written"):
+            old.commit([Write(f"{queue}/x", {}, create=True), Write(queue, {}, version=9)])
+        with pytest.raises(Refused) as refused:
+            old.try_commit([Write(f"{queue}/x", {}, create=True), Write(queue, {}, version=9)])
+        assert refused.value.index == 1
+        second.enter()
+        second.remove("alpha")
+        with pytest.raises(LeadershipLost, match="term 1"):
+            old.commit([Write(queue, {"jobs": 2})])
+        lead(second)
+        with pytest.raises(LeadershipLost, match="term 1"):
+            old.try_commit([Write(queue, {"jobs": 3})])
+        assert self.value(session, "queue") == {"jobs": 1}
+        assert session.client.get_children(queue) == ["j-0000000000"]
+
+    @pytest.mark.usefixtures("nodes")
+    def test_it_is_apart_from_the_election_of_a_job(
+        self, session: Session, store: JobStore
+    ) -> None:
+        scheduler, worker = self.instance(session, "w0"), candidate(session, 0)
+        old, leadership = lead(scheduler), lead(worker)
+        assert scheduler.remove("w0")
+        with pytest.raises(LeadershipLost):
+            old.commit([Write(f"{self.ROOT}/queue", {})])
+        assert worker.leads() is leadership
+        DecisionWriter(store.nodes, leadership).put_status(TrainingStatus(step=1))
+        assert store.snapshot().leader == Leader(1, 0)
+
+    def test_its_nodes_must_exist(self, session: Session) -> None:
+        with pytest.raises(CoordinationError, match="there is no election at /edl/scheduler/ele"):
+            self.instance(session, "alpha").enter()
 
 
 def lower(store: JobStore) -> Change:
@@ -293,10 +377,14 @@ def lower(store: JobStore) -> Change:
 class TestDecisions:
     @pytest.fixture
     def leadership(self, session: Session, store: JobStore) -> Leadership:
-        return lead(Election(session, "digits", 0))
+        return lead(candidate(session, 0))
+
+    @pytest.fixture
+    def decisions(self, store: JobStore, leadership: Leadership) -> DecisionWriter:
+        return DecisionWriter(store.nodes, leadership)
 
     def test_all_of_a_decision_is_written_at_once(
-        self, store: JobStore, leadership: Leadership
+        self, store: JobStore, decisions: DecisionWriter
     ) -> None:
         number = store.requests.add(Request("drain", 0))
         answer = Request("drain", 0, number, True, True, "w0 leaves")
@@ -304,7 +392,7 @@ class TestDecisions:
             "why", generation(1, 1), lower(store), {7: "too late"}, (answer,)
         )
         events = [EVENT, Event(1.0, 1, 7, "w7 was given up: too late", EvictedDetails("w7"))]
-        leadership.carry_out(decision, events)
+        decisions.carry_out(decision, events)
         assert [event for _, event in store.events.read()] == events
         now = store.snapshot()
         assert now.generation == generation(1, 1)
@@ -320,68 +408,68 @@ class TestDecisions:
         assert leader == Leader(1, 0)
 
     def test_a_generation_that_does_not_follow_is_refused_with_all_the_rest(
-        self, store: JobStore, leadership: Leadership
+        self, store: JobStore, decisions: DecisionWriter
     ) -> None:
-        leadership.carry_out(MembershipDecision("x", generation(1, 1)))
+        decisions.carry_out(MembershipDecision("x", generation(1, 1)))
         for wrong in (generation(1, 1), generation(3, 1), generation(2, 2)):
             with pytest.raises(CoordinationError, match="cannot follow generation 1"):
-                leadership.carry_out(MembershipDecision("x", wrong, lower(store)), events=[EVENT])
+                decisions.carry_out(MembershipDecision("x", wrong, lower(store)), events=[EVENT])
         assert store.snapshot().desired.hosts == {"alpha": 2}
         assert store.events.read() == []
-        leadership.carry_out(MembershipDecision("x", generation(2, 1)))
+        decisions.carry_out(MembershipDecision("x", generation(2, 1)))
 
     def test_what_is_desired_meanwhile_is_not_overwritten(
-        self, store: JobStore, leadership: Leadership
+        self, store: JobStore, decisions: DecisionWriter
     ) -> None:
         change = lower(store)
         store.set_desired(lambda now: {"alpha": 3}, RequestedBy.PERSON, "edl scale")
         with pytest.raises(CoordinationError, match="decide again"):
-            leadership.carry_out(MembershipDecision("x", generation(1, 1), change))
+            decisions.carry_out(MembershipDecision("x", generation(1, 1), change))
         now = store.snapshot()
         assert (now.desired.hosts, now.assigned.hosts) == ({"alpha": 3}, {"alpha": 3})
         assert now.generation is None
-        leadership.carry_out(MembershipDecision("x", change=lower(store)))
+        decisions.carry_out(MembershipDecision("x", change=lower(store)))
         assert store.snapshot().assigned.hosts == {"alpha": 1}
 
     def test_withdrawn_requests_and_repeated_evictions_do_no_harm(
-        self, store: JobStore, leadership: Leadership
+        self, store: JobStore, decisions: DecisionWriter
     ) -> None:
-        leadership.carry_out(MembershipDecision("x", evict={7: "first"}))
+        decisions.carry_out(MembershipDecision("x", evict={7: "first"}))
         answer = Request("drain", 0, 99, True, False, "no")
-        leadership.carry_out(
+        decisions.carry_out(
             MembershipDecision("x", generation(1, 1), None, {7: "second"}, (answer,))
         )
         now = store.snapshot()
         assert (now.evicted, now.generation) == ({7: "first"}, generation(1, 1))
 
     def test_a_request_that_is_withdrawn_is_not_granted(
-        self, store: JobStore, leadership: Leadership
+        self, store: JobStore, decisions: DecisionWriter
     ) -> None:
         number = store.requests.add(Request("drain", 0))
         seen = store.snapshot()
         assert store.requests.cancel(number) is None
         answer = Request("drain", 0, number, True, True, "w0 leaves")
         with pytest.raises(CoordinationError, match="withdrawn meanwhile; decide again"):
-            leadership.carry_out(
+            decisions.carry_out(
                 MembershipDecision("x", generation(1, 1), None, {}, (answer,)), seen
             )
         assert store.snapshot().generation is None
         assert store.requests.cancel(number) is None
 
     def test_a_request_that_is_answered_cannot_be_withdrawn(
-        self, store: JobStore, leadership: Leadership
+        self, store: JobStore, decisions: DecisionWriter
     ) -> None:
         number = store.requests.add(Request("drain", 0))
         answer = Request("drain", 0, number, True, True, "w0 leaves")
-        leadership.carry_out(MembershipDecision("x", answers=(answer,)))
+        decisions.carry_out(MembershipDecision("x", answers=(answer,)))
         assert store.requests.cancel(number) == answer
         assert store.requests.get(number) == answer
 
     def test_a_decision_to_do_nothing_writes_nothing(
-        self, store: JobStore, leadership: Leadership
+        self, store: JobStore, decisions: DecisionWriter
     ) -> None:
         before = store.snapshot()
-        leadership.carry_out(MembershipDecision("all is well"))
+        decisions.carry_out(MembershipDecision("all is well"))
         assert store.snapshot() == before
         assert store.events.read() == []
 
@@ -401,8 +489,8 @@ class TestTheEndOfAJob:
     def test_only_who_belongs_to_the_job_says_that_it_has_finished(
         self, session: Session, store: JobStore
     ) -> None:
-        leadership = lead(Election(session, "digits", 0))
-        leadership.carry_out(MembershipDecision("w0 trains", generation(1, 1)), [])
+        decisions = DecisionWriter(store.nodes, lead(candidate(session, 0)))
+        decisions.carry_out(MembershipDecision("w0 trains", generation(1, 1)), [])
         outside, inside = (self.unwritten(store, worker) for worker in (7, 0))
         inside.end_job(JobEnd(JobState.FINISHED, "trained 60 steps", 1), None)
         outside.end_job(JobEnd(JobState.FINISHED, "trained 90 steps"), None)
@@ -419,9 +507,9 @@ class TestTheEndOfAJob:
         )
 
     def test_not_who_was_given_up(self, session: Session, store: JobStore) -> None:
-        leadership = lead(Election(session, "digits", 0))
+        decisions = DecisionWriter(store.nodes, lead(candidate(session, 0)))
         decision = MembershipDecision("w0 is cut off", generation(1, 1), evict={0: "it is cut off"})
-        leadership.carry_out(decision, [])
+        decisions.carry_out(decision, [])
         one = self.unwritten(store, 0)
         one.end_job(JobEnd(JobState.FINISHED, "trained 90 steps"), None)
         one.write(as_member=False)

@@ -5,7 +5,7 @@ agent of `edl run` keeps as many workers as are desired, so there both change at
 ever sees one without the other. Where a launcher assigns slots by itself, only ``desired`` changes.
 
 The writers are :meth:`edl.coordination.job_store.JobStore.desire` and, for the leader, fenced
-together with the generation, :meth:`edl.coordination.election.Leadership.carry_out`.
+together with the generation, :meth:`edl.coordination.decisions.DecisionWriter.carry_out`.
 """
 
 from __future__ import annotations

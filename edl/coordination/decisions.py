@@ -1,0 +1,205 @@
+"""Elect the leader of a job, and write what it decides about the job.
+
+Each write is fenced by the leader's term (see ``election``). A membership decision is written as a
+whole: generation, sizes, evictions, answers and events are one transaction, which is refused if
+somebody else has changed what the decision is about since the leader read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from kazoo.protocol.states import ZnodeStat
+
+from edl.coordination.election import Election, Leadership, Write
+from edl.coordination.nodes import JobNodes
+from edl.coordination.paths import candidate_name
+from edl.coordination.reads import exists, get
+from edl.coordination.session import Refused
+from edl.coordination.wire import decode
+from edl.core.events import Event
+from edl.core.job.decision import MembershipDecision
+from edl.core.job.desired import Change
+from edl.core.policy.scaling_profile import ScalingProfile
+from edl.core.progress import TrainingStatus
+from edl.core.records import Desired, Generation, JobPolicy, Request
+from edl.errors import CoordinationError
+
+ATTEMPTS = 10  # each is lost only to another writer of the same nodes
+
+Answer = tuple[bytes, ZnodeStat]  # data and stat of a node that exists
+
+
+def job_election(nodes: JobNodes, worker: int) -> Election:
+    """Return the election of a job's leader, with the worker ``worker`` as the candidate.
+
+    Its methods raise UnknownJob if the job does not exist.
+    """
+    return Election(
+        nodes.session,
+        nodes.paths.election,
+        candidate_name(worker),
+        leader_path=nodes.paths.leader,
+        record={"worker": worker},
+        missing=nodes.unknown,
+    )
+
+
+class DecisionWriter:
+    """The writer of what the leader of a job decides during one term.
+
+    Every method raises LeadershipLost if the term is over, and has written nothing then.
+
+    Args:
+        nodes: The nodes of the job.
+        leadership: The term of the leader, from :func:`job_election`.
+    """
+
+    def __init__(self, nodes: JobNodes, leadership: Leadership) -> None:
+        self._nodes = nodes
+        self._leadership = leadership
+
+    @property
+    def term(self) -> int:
+        """The number of the leader's term."""
+        return self._leadership.term
+
+    def carry_out(self, decision: MembershipDecision, events: Sequence[Event] = ()) -> None:
+        """Write a membership decision and its events in one transaction.
+
+        A size that was set by somebody else since the decision was made is not overwritten. A
+        decision that changes nothing writes nothing, its events neither.
+
+        Args:
+            decision: The decision, made on a snapshot of the job.
+            events: The events that report the decision in the event log.
+
+        Raises:
+            LeadershipLost: the term is over; nothing was written.
+            UnknownJob: the job does not exist.
+            CoordinationError: the generation is not the current one + 1, or other workers are
+                desired, or a request that is granted was withdrawn (nothing was written: decide
+                again), or ZooKeeper is away (unknown: read again).
+        """
+        for _ in range(ATTEMPTS):
+            writes = self._writes(decision)
+            if not writes:
+                return
+            try:
+                self._leadership.try_commit([*writes, *map(self._logged, events)])
+            except Refused:
+                continue  # what is desired was changed or a request withdrawn after we read it
+            return
+        raise CoordinationError(
+            f"a decision of term {self.term} could not be written: what it changes was changed "
+            f"by others {ATTEMPTS} times"
+        )
+
+    def put_status(self, status: TrainingStatus) -> None:
+        """Write the summary of the training for people and tools.
+
+        Raises:
+            LeadershipLost, CoordinationError: as :meth:`Leadership.commit`.
+        """
+        self._leadership.commit([Write(self._nodes.paths.status, status.to_json())])
+
+    def put_policy(self, policy: JobPolicy, event: Event) -> None:
+        """Replace the policy of the job, and log the event that reports it.
+
+        Raises:
+            LeadershipLost, CoordinationError: as :meth:`Leadership.commit`.
+        """
+        write = Write(self._nodes.paths.policy, policy.to_json())
+        self._leadership.commit([write, self._logged(event)])
+
+    def put_learned(self, learned: ScalingProfile) -> None:
+        """Write what the job has learned of its sizes.
+
+        Raises:
+            LeadershipLost, CoordinationError: as :meth:`Leadership.commit`.
+        """
+        self._leadership.commit([Write(self._nodes.paths.learned, learned.to_json())])
+
+    def _logged(self, event: Event) -> Write:
+        """Return the write that appends an event to the job's event log."""
+        return Write(f"{self._nodes.paths.events}/e-", event.to_json(), sequence=True)
+
+    def _writes(self, decision: MembershipDecision) -> list[Write]:
+        """Read the nodes that a decision changes, and return the writes that change them.
+
+        Raises:
+            CoordinationError: what the decision is about was changed meanwhile.
+        """
+        paths = self._nodes.paths
+        evicted = {worker: paths.evicted_worker(worker) for worker in decision.evict}
+        answered = [paths.request(request.number) for request in decision.answers]
+        sizes = (paths.generation, paths.desired, paths.assigned)
+        reads = [*map(get, sizes), *map(exists, [*evicted.values(), *answered])]
+        found = self._nodes.session.read_all("read what a decision changes", reads)
+        generation, desired, assigned, *stats = found
+        if None in (generation, desired, assigned):
+            raise self._nodes.unknown()
+        present = [stat is not None for stat in stats]
+        return [
+            *self._generation(decision.generation, generation),
+            *self._sizes(decision.change, desired, assigned),
+            *self._evictions(decision.evict, present[: len(evicted)]),
+            *self._answers(decision.answers, present[len(evicted) :]),
+            *self._requests(decision.asks),
+        ]
+
+    def _generation(self, new: Generation | None, read: Answer) -> list[Write]:
+        """Return the write of a new generation, which must follow the one that was read."""
+        if new is None:
+            return []
+        path, (data, stat) = self._nodes.paths.generation, read
+        current = decode(path, data)
+        number = Generation.from_json(current).number if current else 0
+        if new.number != number + 1 or new.term != self.term:
+            raise CoordinationError(
+                f"generation {new.number} of term {new.term} cannot follow generation {number} "
+                f"in term {self.term}; decide again on a fresh snapshot"
+            )
+        return [Write(path, new.to_json(), stat.version)]
+
+    def _sizes(self, change: Change | None, desired: Answer, assigned: Answer) -> list[Write]:
+        """Return the writes of a change of sizes, which must begin at the size that was read."""
+        if not change:
+            return []
+        paths = self._nodes.paths
+        now = Desired.from_json(decode(paths.desired, desired[0]))
+        if (now.hosts, now.reclaims) != (change.before.hosts, change.before.reclaims):
+            raise CoordinationError("other workers are desired meanwhile; decide again")
+        writes = [Write(paths.desired, change.desired.to_json(), desired[1].version)]
+        if change.assigned is not None:
+            writes.append(Write(paths.assigned, change.assigned.to_json(), assigned[1].version))
+        return writes
+
+    def _evictions(self, evict: Mapping[int, str], present: Sequence[bool]) -> list[Write]:
+        """Return the writes that evict workers, without those that are evicted already."""
+        return [
+            Write(
+                self._nodes.paths.evicted_worker(worker),
+                {"reason": reason, "term": self.term},
+                create=True,
+            )
+            for (worker, reason), is_there in zip(evict.items(), present, strict=True)
+            if not is_there
+        ]
+
+    def _answers(self, answers: Sequence[Request], present: Sequence[bool]) -> list[Write]:
+        """Return the writes of answers to requests; to refuse a withdrawn request needs none."""
+        writes = []
+        for answer, is_there in zip(answers, present, strict=True):
+            if is_there:
+                writes.append(Write(self._nodes.paths.request(answer.number), answer.to_json()))
+            elif answer.accepted:  # the decision grants what its requester has withdrawn
+                raise CoordinationError("a request was withdrawn meanwhile; decide again")
+        return writes
+
+    def _requests(self, asks: Iterable[Request]) -> list[Write]:
+        """Return the writes that add requests of the leader's own."""
+        prefix = f"{self._nodes.paths.requests}/r-"
+        numberless = (replace(request, number=-1) for request in asks)
+        return [Write(prefix, request.to_json(), sequence=True) for request in numberless]
