@@ -39,12 +39,13 @@ from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
 from edl.coordination.secrets import announce, candidates, new_secret
 from edl.coordination.session import Session
+from edl.core.host.python_command import title
 from edl.core.host.supervision import SupervisorLimits
 from edl.core.job_spec import JobSpec
 from edl.core.plural import counted, workers
 from edl.core.records import NO_POLICY, Job, JobState
 from edl.errors import AccessDenied, CheckpointError, EdlError, JobExists, UnknownJob, UsageError
-from edl.launch.command import check_command, title
+from edl.launch.command import check_command
 from edl.launch.workers import EVENTS, log_directory
 
 logger = logging.getLogger(__name__)
