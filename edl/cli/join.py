@@ -17,8 +17,9 @@ from edl.cli.common import (
     choose_job,
     connected,
 )
-from edl.cli.hosting import joining_agent
+from edl.cli.live import agent_display
 from edl.coordination.paths import check_name
+from edl.launch.host_agent import joining_agent
 
 
 def join(
@@ -69,5 +70,5 @@ def join(
     check_own_name()
     with connected(zookeeper) as session:
         store = choose_job(session, job)
-        code = joining_agent(store, settings, slots, np).run()
+        code = joining_agent(store, settings, agent_display(store.name), slots, np).run()
     raise typer.Exit(code)

@@ -1,11 +1,14 @@
-"""The one line that `edl run` keeps at the bottom of a terminal."""
+"""What `edl run` and `edl join` show on a terminal, with one line that stays at its bottom."""
 
 from __future__ import annotations
 
 from rich.text import Text
 
+from edl.cli.common import console
 from edl.core.plural import workers
 from edl.core.records import Snapshot
+from edl.launch.host_agent import Display
+from edl.launch.output import Output
 
 _BAR = 16  # characters
 
@@ -48,3 +51,9 @@ class LiveLine:
             no_wrap=True,
             overflow="ellipsis",
         )
+
+
+def agent_display(job: str) -> Display:
+    """Return standard output as the place where an agent shows the job of that name."""
+    line = LiveLine(job)
+    return Display(Output(console(), line.render), line.update)

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import re
-import shlex
-import time
-import uuid
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,34 +16,27 @@ from edl.cli.common import (
     InterfaceOption,
     ZooKeeperOption,
     check_own_name,
-    choose_job,
     console,
     open_session,
 )
-from edl.cli.hosting import host_agent, joining_agent, this_host
+from edl.cli.live import agent_display
 from edl.cli.options import with_settings
 from edl.cli.policy import read_policy
-from edl.client.events import flat
+from edl.client.joining import has_finished, same_job
 from edl.client.policies import read
+from edl.client.submitting import create, job_spec, made_up_name, prepare
 from edl.coordination.access import Access
-from edl.coordination.job_store import JobStore
-from edl.coordination.lifecycle import unlock
 from edl.coordination.local_server import find_local, start_local
 from edl.coordination.paths import check_name
-from edl.coordination.secrets import announce, candidates, new_secret
 from edl.coordination.session import Session
-from edl.core.host.supervision import SupervisorLimits
 from edl.core.job_spec import JobSpec
-from edl.core.plural import counted, workers
-from edl.core.records import NO_POLICY, Job, JobState
-from edl.errors import AccessDenied, CheckpointError, EdlError, JobExists, UnknownJob, UsageError
-from edl.launch.command import check_command, title
-from edl.launch.workers import EVENTS, log_directory
+from edl.core.plural import counted
+from edl.core.records import NO_POLICY, JobPolicy
+from edl.errors import CheckpointError, JobExists, UsageError
+from edl.launch.agent import Agent
+from edl.launch.command import check_command
+from edl.launch.host_agent import joining_agent, submitter_agent, this_host
 
-logger = logging.getLogger(__name__)
-
-POLL_S = 0.5  # for the end of a job that stops
-LIMITS = SupervisorLimits()
 RESUME = "--resume"
 AUTO, AUTO_ALIAS = f"{RESUME}=auto", f"{RESUME}-auto"
 
@@ -125,77 +111,39 @@ def run(
         resume=_resume(resume, resume_auto, resume_from),
         **given,
     )
-    most = settings.sizes.max_np or max(np, slots or 0)
-    least = settings.sizes.min_np
-    if settings.sizes.max_np is None and least > most >= 1:  # nobody has said that max
-        raise UsageError(
-            f"--min-np is {least} and -np is {np}; start with -np {least} or more, or with a lower "
-            "--min-np"
-        )
-    slots = most if slots is None else slots
-    sizes = replace(settings.sizes, max_np=most)
-    sizes.check(np)
-    if slots < np:
-        raise UsageError(
-            f"-np is {np} and this host has {counted(slots, 'slot')}; raise --slots, or start with "
-            f"-np {max(slots, 1)} and scale after `edl join` on another host"
-        )
+    spec = job_spec(command, np, settings, Path.cwd(), slots)
+    slots = _slots_of(spec, slots)
     if or_join and (job is None or settings.secret is None):
         raise UsageError(
             "--or-join needs --job and EDL_SECRET, the same on all hosts: take "
             "`openssl rand -hex 32` for the secret"
         )
-    cwd = Path.cwd()
+    cwd = Path(spec.cwd)
     kept = NO_POLICY
     if policy is not None:
-        kept = read(*read_policy(policy), sizes, command, cwd)
+        kept = read(*read_policy(policy), spec.sizes, command, cwd)
     check_command(command, cwd, config.environment().get("PATH"))
     check_own_name()
-    name = check_name("job", job) if job is not None else _made_up(title(command))
+    name = check_name("job", job) if job is not None else made_up_name(command)
     check_name("host", settings.host)
 
     hosts = settings.zookeeper or find_local() or start_local()
-    spec = JobSpec(tuple(command), np, sizes, settings.job_settings, str(cwd))
-    job_record = Job(name=name, spec=spec, created=time.time())
     here = this_host(settings, slots, hosts)
-    state = config.state_dir()
-    earlier = [Access(name, one) for one in candidates(state, name, None)]
     with open_session(hosts, settings) as session:
-        before = unlock(session, earlier).get(name)
-        secret = settings.secret or (before.secret if before else new_secret())
-        own = Access(name, secret)
-        if or_join and _is_finished(session, own):
+        submission = prepare(session, name, settings.secret)
+        if or_join and has_finished(session, submission.access, _print):
             raise _finished(name)
-        announce(state, name, secret)
-        session.identify(*earlier, own)  # an earlier job is replaced
-        store = JobStore(session, name)
-        events = _events_of(store) if before else ""
         try:
-            store.create(job_record, {here.name: np}, policy=kept)
-            _keep_events(events, state, name)  # the job of which they are was replaced
-            greeting = f"job {name} starts with {workers(np)}; ZooKeeper is at {hosts}"
-            agent = host_agent(
-                store, settings, job_record, here, secret, greeting,
-                np=np if or_join else 0, guest=or_join, ends_last=or_join, fresh=True,
-            )  # fmt: skip
+            new = create(session, submission, spec, {here.name: np}, kept)
         except JobExists:
             if not or_join:
                 raise
-            store = choose_job(session, name, secret=secret)
-            _check_ours(session, own)
-            running = store.snapshot()
-            _check_same(running.job, spec)
-            if policy is not None and running.policy.text != kept.text:
-                console().print(
-                    f"edl: job {name} has another policy, which stays; `edl policy {name} set "
-                    f"{policy}` changes it"
-                )
-            try:
-                agent = joining_agent(store, settings, slots, np, ends_last=True)
-            except UsageError:
-                if not _is_finished(session, own):  # a moment ago it was not
-                    raise
-                raise _finished(name) from None
+            agent = _join(session, submission.access, spec, settings, slots, kept)
+        else:
+            display = agent_display(name)
+            agent = submitter_agent(
+                new.store, new.record, here, settings, display, or_join, new.replaced_events
+            )
         code = agent.run()
     raise typer.Exit(code)
 
@@ -240,89 +188,56 @@ def _resume(newest: bool, auto: bool, directory: Path | None) -> str | None:
     return "auto" if auto else "1" if newest else None
 
 
-def _events_of(store: JobStore) -> str:
-    """The events of a job that may be replaced, a line each."""
-    try:
-        return "".join(f"{json.dumps(flat(event))}\n" for _, event in store.events.read(-1))
-    except EdlError as error:
-        logger.warning("the events of the last run of job %s are lost: %s", store.name, error)
-        return ""
-
-
-def _keep_events(events: str, state: Path, job: str) -> None:
-    """Write them beside the logs of the last run, which are put aside next."""
-    if not events:
-        return
-    try:
-        (log_directory(state, job, fresh=False) / EVENTS).write_text(events)
-    except OSError as error:
-        logger.warning("the events of the last run of job %s are lost: %s", job, error)
-
-
-def _is_finished(session: Session, own: Access) -> bool:
-    """Whether a job that was started with our secret has finished.
-
-    The end of one that stops is waited for: it can be started anew then, and not joined now.
+def _slots_of(spec: JobSpec, slots: int | None) -> int:
+    """Return how many workers fit on this host: as many as was said, else the job's maximum.
 
     Raises:
-        AccessDenied: a job of that name runs, or has finished, with another secret.
+        UsageError: fewer than the job starts with.
     """
-    job = _present(session, own)
-    if job is not None and job.state is JobState.STOPPING:
-        console().print(f"edl: job {job.name} stops; waiting for its end to start it anew")
-        deadline = time.monotonic() + LIMITS.stop_limit_s(job) + LIMITS.stop_s
-        while job is not None and job.state is JobState.STOPPING and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-            job = _present(session, own)
-    return job is not None and job.state is JobState.FINISHED
-
-
-def _present(session: Session, own: Access) -> Job | None:
-    """The job of that name, if there is one. Raises as :func:`_is_finished`."""
-    try:
-        job = choose_job(session, own.job, secret=own.secret).snapshot().job
-    except AccessDenied:
-        raise
-    except UnknownJob:
-        return None
-    if not job.state.over or job.state is JobState.FINISHED:  # any other is replaced
-        _check_ours(session, own)
-    return job
-
-
-def _check_ours(session: Session, own: Access) -> None:
-    """Refuse a job that another secret of this user opens.
-
-    What we wrote there would be closed to its processes: they would take the job for lost.
-    """
-    if session.access != own:
-        raise AccessDenied(
-            own.job,
-            f"job {own.job} has another secret than this host's EDL_SECRET; with --or-join all "
-            "hosts have the same EDL_SECRET, or choose another --job",
-        )
-
-
-def _check_same(running: Job, asked: JobSpec) -> None:
-    """Refuse to join a job that was not started by this very command, in this directory."""
-    for what, (theirs, mine) in running.spec.differences(asked).items():
+    if slots is None:
+        slots = spec.sizes.max_np or spec.np
+    if slots < spec.np:
         raise UsageError(
-            f"job {running.name} runs with {what} {_shown(theirs)}, not {_shown(mine)}; with "
-            "--or-join all hosts run the same `edl run`"
+            f"-np is {spec.np} and this host has {counted(slots, 'slot')}; raise --slots, or start "
+            f"with -np {max(slots, 1)} and scale after `edl join` on another host"
         )
+    return slots
+
+
+def _join(
+    session: Session,
+    own: Access,
+    spec: JobSpec,
+    settings: config.Config,
+    slots: int,
+    asked: JobPolicy,
+) -> Agent:
+    """Return the agent with which this host joins the job that runs, instead of creating it.
+
+    Args:
+        asked: the policy that this host would have given the job; NO_POLICY: none was asked for.
+
+    Raises:
+        typer.Exit: the job has finished meanwhile.
+    """
+    store, running = same_job(session, own, spec)
+    if asked is not NO_POLICY and running.policy.text != asked.text:
+        _print(
+            f"job {own.job} has another policy, which stays; `edl policy {own.job} set "
+            f"{asked.source}` changes it"
+        )
+    try:
+        return joining_agent(store, settings, agent_display(own.job), slots, spec.np, ends_job=True)
+    except UsageError:
+        if not has_finished(session, own, _print):  # a moment ago it was not
+            raise
+        raise _finished(own.job) from None
 
 
 def _finished(name: str) -> typer.Exit:
-    console().print(f"edl: job {name} has finished; another --job would start anew")
+    _print(f"job {name} has finished; another --job would start anew")
     return typer.Exit(0)
 
 
-def _shown(value: object) -> str:
-    if value is None:
-        return "none"
-    return repr(shlex.join(map(str, value))) if isinstance(value, tuple) else str(value)
-
-
-def _made_up(script: str) -> str:
-    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(script).stem).strip("-_")[:40] or "job"
-    return f"{stem}-{uuid.uuid4().hex[:4]}"
+def _print(message: str) -> None:
+    console().print(f"edl: {message}")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from edl import config
 from edl.cli.common import check_own_name, open_session
-from edl.cli.hosting import worker_environment
 from edl.cli.main import configure_logging, guarded
 from edl.config import Config, HorovodSlot
 from edl.coordination.access import Access
@@ -30,6 +29,7 @@ from edl.launch.horovodrun.driver import Driver
 from edl.launch.horovodrun.launcher import find_launcher
 from edl.launch.horovodrun.slot import SlotSupervisor
 from edl.launch.horovodrun.workers import SlotWorkers
+from edl.launch.host_agent import worker_environment
 from edl.launch.parent import behind_a_shell
 from edl.launch.workers import log_directory
 

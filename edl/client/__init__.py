@@ -1,13 +1,16 @@
-"""`edl.client`: a running job from Python, for schedulers and notebooks.
+"""`edl.client`: submit jobs and change running ones from Python, for schedulers and notebooks.
 
 ::
 
-    from edl.client import Job
+    from edl.client import Job, submit
 
     with Job("digits") as job:
         job.scale_out(2, timeout_s=300)
         job.migrate("a", "b")
         print(job.profile([1, 2, 4]).figures())
+
+    with submit(["python", "train.py"], {"a": 2, "b": 2}, name="letters", max_np=8):
+        ...  # run `edl join --job letters --host a` on host a, and likewise on b
 
 The verbs of the command line are these calls with their results printed. Nothing of a framework
 is imported.
@@ -16,8 +19,9 @@ is imported.
 from edl.client.borrowing import Reclaimed
 from edl.client.job import Job
 from edl.client.scaling import Resize
+from edl.client.submitting import submit
 from edl.core.job.migration import Migration
 from edl.core.job.profile import Curve, Point
 from edl.core.status import JobStatus
 
-__all__ = ["Curve", "Job", "JobStatus", "Migration", "Point", "Reclaimed", "Resize"]
+__all__ = ["Curve", "Job", "JobStatus", "Migration", "Point", "Reclaimed", "Resize", "submit"]

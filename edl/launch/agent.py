@@ -20,6 +20,7 @@ from edl.core.host.agent import AgentLimits, AgentState, decide
 from edl.core.host.headlines import Headlines
 from edl.core.host.job_end import failed_late
 from edl.core.host.process import LAST_WORDS, Process, exit_status, how
+from edl.core.host.python_command import title
 from edl.core.host.restart_policy import is_terminating
 from edl.core.host.supervision import DisableSlot, Ending, Start, SupervisorDecision
 from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms
@@ -30,7 +31,6 @@ from edl.core.records import Host, Job, JobState, RequestedBy, Snapshot
 from edl.errors import CoordinationError, UnknownJob, UsageError
 from edl.launch.adoption import has_died
 from edl.launch.borrowed_slots import BorrowedSlots
-from edl.launch.command import title
 from edl.launch.output import Output
 from edl.launch.record import no_template
 from edl.launch.stop_without_zookeeper import NOT_TOLD, StopWithoutZooKeeper

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from edl.core.host.python_command import Main, is_python, parse
+from edl.core.host.python_command import is_python, python_script
 from edl.errors import UsageError
 
 
@@ -33,17 +33,6 @@ def check_command(command: Sequence[str], cwd: Path, search_path: str | None) ->
     script = python_script(command)
     if script is not None and not (cwd / script).exists():
         raise UsageError(f"the script {script} does not exist (in {cwd})")
-
-
-def python_script(command: Sequence[str]) -> str | None:
-    """The script that ``python [options] script ...`` names; None for another command."""
-    python = parse(command)
-    return python.target if python is not None and python.main is Main.SCRIPT else None
-
-
-def title(command: Sequence[str]) -> str:
-    """What people call the command: its script, or its program."""
-    return Path(python_script(command) or command[0]).name
 
 
 def _check_program(path: Path, program: str) -> None:

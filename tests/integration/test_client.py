@@ -8,15 +8,24 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 
-from edl.client import Job, connection
+from edl.client import Job, connection, submit
 from edl.client.connection import choose_job, connected
 from edl.core.plural import counted
 from edl.core.records import JobState, RequestedBy
-from edl.errors import HostLost, JobEnded, TimedOut, UnknownJob, UsageError
+from edl.errors import (
+    AccessDenied,
+    HostLost,
+    JobEnded,
+    JobExists,
+    TimedOut,
+    UnknownJob,
+    UsageError,
+)
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
@@ -381,3 +390,49 @@ def test_a_target_whose_agent_is_gone_is_given_up(shell: Shell, client: Job) -> 
             assert (facts["desired"], facts["generation"]) == ({"a": 2, "b": 0}, 1)
         finally:
             guest.signal(signal.SIGCONT)
+
+
+def submit_as_another_user(shell: Shell, command: tuple[str, ...]) -> None:
+    """Submit the job j as another user does."""
+    with pytest.MonkeyPatch.context() as another_user:
+        another_user.setenv("XDG_STATE_HOME", str(shell.directory / "another"))
+        submit(command, {"a": 1}, name="j").__enter__()
+
+
+def test_a_program_submits_a_job_as_edl_run_does(shell: Shell, client: Job) -> None:
+    """The same stands in ZooKeeper, the same is refused, and a host that joins trains it."""
+    command = (sys.executable, STANDIN, "--until", "go")
+    options = ("-np", "1", "--min-np", "1", "--max-np", "2", "--stall-limit", "30", "--host", "a")
+    by_verb = shell.start("run", *options, "--job", "verb", *command)
+    shell.until_size(1, "verb")
+    sizes = {"min_np": 1, "max_np": 2, "stall_limit_s": 30.0, "cwd": shell.directory}
+    with submit(command, {"a": 1}, name="j", **sizes) as job:
+        with shell.store("verb") as verb, shell.store("j") as mine:
+            verb_now, now = verb.snapshot(), mine.snapshot()
+            fixed = [path.removeprefix(mine.paths.root) for path in mine.paths.fixed]
+            acls = [
+                mine.session.client.get_acls(f"{one.paths.root}{path}")[0]
+                for one in (verb, mine)
+                for path in fixed
+            ]
+        assert now.job == replace(verb_now.job, name="j", created=now.job.created)
+        assert now.desired == replace(verb_now.desired, at_s=now.job.created)
+        assert (now.assigned, now.policy) == (verb_now.assigned, verb_now.policy)
+        assert (now.hosts, now.members, now.generation) == ((), (), None)
+        assert {(len(acl), acl[0].id.id.partition(":")[0]) for acl in acls} == {
+            (1, "verb"),
+            (1, "j"),
+        }
+        with pytest.raises(JobExists, match=r"is already running \(its start is under way\)"):
+            submit(command, {"a": 1}, name="j").__enter__()
+        done = shell.edl("run", "--job", "j", *command)
+        assert "a job named 'j' is already running (its start is under way)" in done.stderr
+        agent = shell.start("join", "--job", "j", "--host", "a", "--slots", "1")
+        shell.until_size(1)
+        assert job.status().job == "j"
+    shell.until_size(1)  # its agent has taken the job over
+    with pytest.raises(AccessDenied, match="the name 'j' is taken by a job that has another"):
+        submit_as_another_user(shell, command)
+    (shell.directory / "go").touch()
+    assert (agent.wait(), by_verb.wait()) == (0, 0)
+    assert client.status().state is JobState.FINISHED

@@ -25,6 +25,7 @@ from edl.client.events import flat
 from edl.config import Config, HorovodSlot
 from edl.core.event_text import cost
 from edl.core.events import Event, SwitchDetails, SwitchParts
+from edl.core.host.python_command import python_script, title
 from edl.core.progress import TrainingStatus
 from edl.core.records import (
     Generation,
@@ -40,7 +41,7 @@ from edl.core.status import JobStatus, job_status
 from edl.core.step.step_record import SwitchTimes
 from edl.errors import UsageError
 from edl.launch.address import own_address
-from edl.launch.command import check_command, python_script, title
+from edl.launch.command import check_command
 
 SWITCH = Event(
     time=0.5,
@@ -180,6 +181,7 @@ def test_the_script_of_a_python_command(command: str, script: str | None) -> Non
 def test_title() -> None:
     assert title(["python", "examples/digits.py", "x"]) == "digits.py"
     assert title(["/opt/train", "x"]) == "train"
+    assert title(["python", "./package/./", "x"]) == "package"
 
 
 def test_commands_that_cannot_run(tmp_path: Path) -> None:

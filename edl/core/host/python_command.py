@@ -87,6 +87,18 @@ def parse(command: Sequence[str]) -> PythonCommand | None:
     return PythonCommand(program, options, Main.SCRIPT, words[at], tuple(words[at + 1 :]))
 
 
+def python_script(command: Sequence[str]) -> str | None:
+    """Return the script that ``python [options] script ...`` names; None for another command."""
+    python = parse(command)
+    return python.target if python is not None and python.main is Main.SCRIPT else None
+
+
+def title(command: Sequence[str]) -> str:
+    """Return what people call a command: the file name of its script, or of its program."""
+    path = python_script(command) or command[0]
+    return next((part for part in reversed(path.split("/")) if part not in ("", ".")), "")
+
+
 def _first_that_matters(word: str) -> tuple[str, str]:
     """The first letter of ``-abc`` that ends the word's options, and what follows in the word."""
     for index, letter in enumerate(word[1:], 2):

@@ -32,10 +32,10 @@ from edl.core.host.horovodrun_slot import (
 )
 from edl.core.host.lost_slots import LostSlots
 from edl.core.host.process import Process
+from edl.core.host.python_command import title
 from edl.core.host.supervision import DisableSlot, Ending, Start, SupervisorDecision, dead_ring
 from edl.core.job.placement import Placement
 from edl.core.records import JobState, RequestedBy, SlotRecord, Snapshot
-from edl.launch.command import title
 from edl.launch.horovodrun.driver import Answer, Driver
 from edl.launch.horovodrun.late_start import LateStart
 from edl.launch.horovodrun.workers import SlotWorkers

@@ -1,0 +1,229 @@
+"""Create a job: its specification, its secret and its record in ZooKeeper.
+
+Nothing is started here. The workers of a job are started by agents, one on each host: that of
+`edl run` in the process that created the job, those of `edl join` on other hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+from edl import config
+from edl.client import policies
+from edl.client.connection import open_session
+from edl.client.events import flat
+from edl.client.job import Job
+from edl.coordination.access import Access
+from edl.coordination.job_store import JobStore
+from edl.coordination.lifecycle import unlock
+from edl.coordination.local_server import find_local, start_local
+from edl.coordination.paths import check_name
+from edl.coordination.secrets import announce, candidates, keep, new_secret
+from edl.coordination.session import Session
+from edl.core import records
+from edl.core.host.python_command import title
+from edl.core.job.placement import Placement, whole
+from edl.core.job_spec import JobSpec
+from edl.core.records import NO_POLICY, JobPolicy
+from edl.errors import EdlError, UsageError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The name and the secret of a job that is about to be created.
+
+    Attributes:
+        access: the name and the secret of the new job.
+        earlier: the secrets that this user's state directory has for earlier jobs of that name.
+        replaces: whether ZooKeeper has a job of that name which one of ``earlier`` opens.
+    """
+
+    access: Access
+    earlier: tuple[Access, ...]
+    replaces: bool
+
+
+@dataclass(frozen=True)
+class CreatedJob:
+    """A job that was just created.
+
+    Attributes:
+        store: the job in ZooKeeper, in the session that created it.
+        record: the job's record.
+        replaced_events: the events of the job that it replaced, as `edl events --json` prints
+            them, a line each; empty: it replaced none.
+    """
+
+    store: JobStore
+    record: records.Job
+    replaced_events: str
+
+
+@contextmanager
+def submit(
+    command: Sequence[str],
+    hosts: Mapping[str, SupportsIndex],
+    *,
+    name: str | None = None,
+    policy: str | None = None,
+    cwd: str | Path | None = None,
+    zookeeper: str | None = None,
+    secret: str | None = None,
+    **settings: Any,
+) -> Iterator[Job]:
+    """Create a job as `edl run` does, without starting an agent, and give it as a :class:`Job`.
+
+    Each host starts its workers as soon as its agent runs there: `edl join --job NAME --host HOST`.
+    Until the first host has joined, the name of the job is reserved only within the ``with`` block.
+    A job of that name that has ended, or whose processes are all dead, is replaced, and its events
+    are removed.
+
+    Args:
+        command: of each worker, like ``["python", "train.py"]``. It is not checked on this host;
+            each agent checks it on its own.
+        hosts: name of each host -> workers to start there.
+        name: of the job; None: made up from the command, see ``job.status().job``.
+        policy: TOML, as a file of `edl run --policy` has it; None: the job keeps its size.
+        cwd: the working directory of the command on all hosts; None: that of this process.
+        zookeeper: "host:port,host:port"; None: EDL_ZOOKEEPER, else the local server of this user,
+            which is started if it does not run.
+        secret: of the job; None: EDL_SECRET, else that of the job that is replaced, else a new one.
+            It is written to this user's state directory.
+        settings: of the job by name, like ``max_np=8``; those that are left out come from the
+            environment and edl.toml. Without ``max_np`` the job never has more workers than now.
+
+    Raises:
+        UsageError: the sizes contradict each other, a name is impossible, or the job cannot follow
+            the policy.
+        ConfigError: there is no such setting, or a value is out of range.
+        JobExists: a job of that name is alive.
+        AccessDenied: the name is taken by a job that has another secret.
+        ZooKeeperUnreachable: ZooKeeper does not answer.
+        CoordinationError: ZooKeeper went away; the job may have been created or not.
+    """
+    resolved = config.load(zookeeper=zookeeper, secret=secret, **settings)
+    placement = {check_name("host", host): whole(np, least=1) for host, np in hosts.items()}
+    if not command or not command[0]:
+        raise UsageError('no command to run; for example: submit(["python", "train.py"], {"a": 2})')
+    directory = Path.cwd() if cwd is None else Path(cwd).absolute()
+    spec = job_spec(command, sum(placement.values()), resolved, directory)
+    rule = NO_POLICY
+    if policy is not None:
+        rule = policies.read(policy, "a program", spec.sizes, spec.command, directory)
+    job = made_up_name(command) if name is None else check_name("job", name)
+    servers = resolved.zookeeper or find_local() or start_local()
+    with open_session(servers, resolved) as session:  # as long as it lasts the name is taken
+        submission = prepare(session, job, resolved.secret)
+        create(session, submission, spec, placement, rule)
+        keep(config.state_dir(), job, submission.access.secret)
+        with Job(job, servers, secret=submission.access.secret) as created:
+            yield created
+
+
+def job_spec(
+    command: Sequence[str],
+    np: int,
+    settings: config.Config,
+    cwd: Path,
+    slots: int | None = None,
+) -> JobSpec:
+    """Return the specification of a job that starts with ``np`` workers.
+
+    Args:
+        command: of each worker.
+        np: workers to start with.
+        settings: the job's settings and sizes. Without ``max_np`` the job may have as many workers
+            as ``np`` or ``slots`` says, whichever is more.
+        cwd: the working directory of the command.
+        slots: of the first host; None: nobody has said how many.
+
+    Raises:
+        UsageError: the sizes contradict each other, or do not allow ``np`` workers.
+    """
+    most = settings.sizes.max_np or max(np, slots or 0)
+    least = settings.sizes.min_np
+    if settings.sizes.max_np is None and least > most >= 1:  # nobody has said that max
+        raise UsageError(
+            f"--min-np is {least} and -np is {np}; start with -np {least} or more, or with a lower "
+            "--min-np"
+        )
+    sizes = replace(settings.sizes, max_np=most)
+    sizes.check(np)
+    return JobSpec(tuple(command), np, sizes, settings.job_settings, str(cwd))
+
+
+def made_up_name(command: Sequence[str]) -> str:
+    """Return a name for a job that was given none: its script's and four random digits."""
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(title(command)).stem).strip("-_")[:40] or "job"
+    return f"{stem}-{uuid.uuid4().hex[:4]}"
+
+
+def prepare(session: Session, name: str, secret: str | None = None) -> Submission:
+    """Choose the secret of a job that is about to be created.
+
+    Args:
+        session: it has proved the secrets of earlier jobs of that name afterwards.
+        name: of the job.
+        secret: that the user gave; None: that of the job that ZooKeeper has under that name, if
+            this user has it, else a new one.
+
+    Raises:
+        CoordinationError: ZooKeeper is away.
+    """
+    earlier = tuple(Access(name, one) for one in candidates(config.state_dir(), name, None))
+    before = unlock(session, earlier).get(name)
+    chosen = secret or (before.secret if before else new_secret())
+    return Submission(Access(name, chosen), earlier, replaces=before is not None)
+
+
+def create(
+    session: Session,
+    submission: Submission,
+    spec: JobSpec,
+    hosts: Placement,
+    policy: JobPolicy = NO_POLICY,
+) -> CreatedJob:
+    """Create a job, or replace one that has ended or whose processes are all dead.
+
+    The session then belongs to that job. As long as the session lasts the job counts as alive.
+
+    Args:
+        session: the one that ``submission`` was prepared in.
+        submission: the name and the secret.
+        spec: what the job is asked to be.
+        hosts: name of each host -> workers to start there.
+        policy: by which the job finds its own size.
+
+    Raises:
+        JobExists: a job of that name is alive.
+        AccessDenied: the name is taken by a job that has another secret.
+        CoordinationError: ZooKeeper is away.
+    """
+    name, secret = submission.access.job, submission.access.secret
+    announce(config.state_dir(), name, secret)
+    session.identify(*submission.earlier, submission.access)  # an earlier job is replaced
+    store = JobStore(session, name)
+    events = _events_of(store) if submission.replaces else ""
+    record = records.Job(name=name, spec=spec, created=time.time())
+    store.create(record, hosts, policy=policy)
+    return CreatedJob(store, record, events)
+
+
+def _events_of(store: JobStore) -> str:
+    """Return the events of a job that may be replaced, a line each."""
+    try:
+        return "".join(f"{json.dumps(flat(event))}\n" for _, event in store.events.read(-1))
+    except EdlError as error:
+        logger.warning("the events of the last run of job %s are lost: %s", store.name, error)
+        return ""
