@@ -1,6 +1,6 @@
 """Horovod's own elastic integration scenarios under an unmodified `horovodrun`: stock and edl.
 
-``python -m benchmarks.scenarios`` runs each with both and writes the table of docs/horovod.md and
+``python -m benchmarks.scenarios`` runs each with both and writes the table of docs/benchmarks/horovod-scenarios.md and
 docs/benchmarks/horovod-scenarios.json. tests/integration/test_horovod_scenarios.py runs those of
 edl.
 

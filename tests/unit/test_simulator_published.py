@@ -39,7 +39,7 @@ def test_each_job_ends_in_the_published_second(
 
 
 def test_pollux_is_near_its_published_mean() -> None:
-    # Its search is random, and here a smaller one, which is some 2 % off. docs/simulator.md has the
+    # Its search is random, and here a smaller one, which is some 2 % off. docs/explanation/simulator.md has the
     # means of all workloads with the search as it is by default.
     rule = Pollux(population=40, generations=40, patience=10)
     jobs, nodes = pollux.jobs("0.5", 3), pollux.nodes(pollux.NODES, pollux.SLOTS)
