@@ -261,7 +261,7 @@ class HorovodrunJob(EdlJob):
 
 
 class ChangedImportJob(EdlJob):
-    """Stock's script with one changed import, as docs/guides/horovod-scripts.md says, under `edl run`."""
+    """Stock's script with one changed import (docs/guides/horovod-scripts.md), under `edl run`."""
 
     kind = "one changed import"
 

@@ -1,4 +1,4 @@
-"""Simulate, draw, and write what follows into docs/benchmarks/scheduling.md; ``--quick`` in seconds."""
+"""Simulate, draw, and write docs/benchmarks/scheduling.md; ``--quick`` takes seconds."""
 
 from __future__ import annotations
 

@@ -331,7 +331,9 @@ class WorkerFrozenDetails(Details, kind=EventKind.WORKER_FROZEN, writer="an agen
     host: Annotated[str, "its host"]
     slot: Annotated[int, "its slot there"]
     stacks: Annotated[
-        str, "file with [where its threads are](../guides/troubleshooting.md#a-worker-that-does-not-answer)"
+        str,
+        "file with [where its threads are]"
+        "(../guides/troubleshooting.md#a-worker-that-does-not-answer)",
     ]
 
 
@@ -395,7 +397,8 @@ class SlotDisabledDetails(
 
 @dataclass(frozen=True)
 class NoTemplateDetails(Details, kind=EventKind.NO_TEMPLATE, writer="an agent"):
-    """Its workers are not forked from a [template](../explanation/workers.md#how-a-worker-starts), and why."""
+    """Its workers are not forked from a [template](../explanation/workers.md#how-a-worker-starts),
+    and why."""
 
     host: Annotated[str, "of the agent"]
 

@@ -97,16 +97,16 @@ class JobSettings(Record):
     )
     noise_scale_steps: int = setting(
         0,
-        "the [gradient noise scale](../guides/batch-and-learning-rate.md#how-large-a-batch) is measured once in so many "
-        "steps; 0: only if a policy or a learning rate needs it, in 50",
+        "the [gradient noise scale](../guides/batch-and-learning-rate.md#how-large-a-batch) "
+        "is measured once in so many steps; 0: only if a policy or a learning rate needs it, in 50",
         option="--noise-scale-steps",
         metavar="N",
         least=0,
     )
     template: bool = setting(
         True,
-        "later workers of a host are forked from a [template](../explanation/workers.md#how-a-worker-starts) "
-        "that has imported what they import, where that can be; without it each is started anew",
+        "later workers of a host are forked from a "
+        "[template](../explanation/workers.md#how-a-worker-starts) that has imported what they import, where that can be; without it each is started anew",
         option="--no-template",
     )
     status_period_s: float = setting(0.5, "how often the leader writes the status")

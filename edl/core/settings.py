@@ -1,7 +1,8 @@
 """How a setting is declared: once, as a field of a frozen dataclass.
 
 From the declaration follow its name in the environment (``EDL_`` + the field in capitals) and in
-``edl.toml`` (the field), its option of `edl run`, if it has one, and its row in docs/reference/settings.md.
+``edl.toml`` (the field), its option of `edl run`, if it has one, and its row in
+docs/reference/settings.md.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class Sizes(Record):
     )
     sizes: tuple[int, ...] = setting(
         (),
-        "only these numbers of workers, like `1,2,4` ([sizes](../guides/scaling.md#only-some-sizes)); "
-        "empty: all from `min_np` to `max_np`",
+        "only these numbers of workers, like `1,2,4` "
+        "([sizes](../guides/scaling.md#only-some-sizes)); empty: all from `min_np` to `max_np`",
         option="--sizes",
         metavar="N,N,...",
     )

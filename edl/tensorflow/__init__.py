@@ -8,8 +8,8 @@
         for x, y in dataset:
             train_step(x, y)      # a tf.function; it ends with optimizer.apply_gradients(...)
 
-Keras' ``fit`` (:class:`KerasCallback`) and graphs (:class:`Session`) work too; docs/guides/tensorflow.md
-has all three. The loss must be a mean over the batch. One process has one worker, one source
+Keras' ``fit`` (:class:`KerasCallback`) and graphs (:class:`Session`) work too;
+docs/guides/tensorflow.md has all three. The loss must be a mean over the batch. One process has one worker, one source
 and one optimizer.
 
 A script written for Horovod Elastic needs no more than ``import edl.tensorflow as hvd`` (or

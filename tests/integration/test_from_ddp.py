@@ -1,4 +1,4 @@
-"""The diff of docs/get-started/from-ddp.md: both scripts train, each with the command that stands there."""
+"""Both scripts of docs/get-started/from-ddp.md train, each with the command of that page."""
 
 from __future__ import annotations
 

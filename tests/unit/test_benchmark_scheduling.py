@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks/scheduling.md: what is counted, by hand, and all of them once in small."""
+"""The tables of docs/benchmarks/scheduling.md: each count by hand, and all once in small."""
 
 from __future__ import annotations
 
