@@ -106,7 +106,8 @@ class JobSettings(Record):
     template: bool = setting(
         True,
         "later workers of a host are forked from a "
-        "[template](../explanation/workers.md#how-a-worker-starts) that has imported what they import, where that can be; without it each is started anew",
+        "[template](../explanation/workers.md#how-a-worker-starts) that has imported what they "
+        "import, where that can be; without it each is started anew",
         option="--no-template",
     )
     status_period_s: float = setting(0.5, "how often the leader writes the status")

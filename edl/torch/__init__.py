@@ -10,7 +10,8 @@
             optimizer.zero_grad(); loss.backward(); optimizer.step()
 
 Workers may join and leave meanwhile; see docs/explanation/concepts.md. The loss must be a mean
-over the batch. One process has one worker, one loader and one optimizer. Sources of data: ``edl.data``.
+over the batch. One process has one worker, one loader and one optimizer. Sources of
+data: ``edl.data``.
 
 A script written for Horovod Elastic needs no more than ``import edl.torch as hvd`` in place of
 ``import horovod.torch as hvd``; see docs/guides/horovod-scripts.md and
