@@ -78,10 +78,10 @@ bench: setup ## edl beside stock Horovod (and torchrun), on this machine, in one
 figures: setup ## what edl's learning-rate rules do to small trainings, drawn; ARGS="--seeds 5 --only knee"
 	OMP_NUM_THREADS=1 $(PYTHON_BIN) -m benchmarks.adapting $(ARGS)
 
-tables: setup ## what each cluster policy makes of published work: docs/scheduling.md; ARGS="--quick"
+tables: setup ## what each cluster policy makes of published work: docs/benchmarks/scheduling.md; ARGS="--quick"
 	OMP_NUM_THREADS=1 $(PYTHON_BIN) -m benchmarks.scheduling --jobs 2 $(ARGS)
 
-scenarios: setup ## Horovod's own elastic scenarios, stock beside edl: the table of docs/horovod.md
+scenarios: setup ## Horovod's own elastic scenarios, stock beside edl: docs/benchmarks/horovod-scenarios.md
 	$(PYTHON_BIN) -m benchmarks.scenarios $(ARGS)
 
 clean: ## remove caches and build leftovers; .venv and the wheel cache stay

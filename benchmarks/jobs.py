@@ -247,7 +247,7 @@ class FollowingEdlJob(EdlJob):
 
 
 class HorovodrunJob(EdlJob):
-    """edl under an unmodified elastic `horovodrun`, as docs/horovod.md says."""
+    """edl under an unmodified elastic `horovodrun`, as docs/guides/horovodrun.md says."""
 
     kind = "edl under horovodrun"
 
@@ -261,7 +261,7 @@ class HorovodrunJob(EdlJob):
 
 
 class ChangedImportJob(EdlJob):
-    """Stock's script with one changed import, as docs/horovod-scripts.md says, under `edl run`."""
+    """Stock's script with one changed import (docs/guides/horovod-scripts.md), under `edl run`."""
 
     kind = "one changed import"
 

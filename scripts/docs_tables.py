@@ -25,17 +25,17 @@ from edl.core.status import JobStatus, MemberStatus
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-# Options that mean the same everywhere; docs/operations.md says so once, above the table.
+# Options that mean the same everywhere; docs/reference/commands.md says so once, above the table.
 EVERYWHERE = {"--zookeeper", "--secret-file", "--json", "--help"}
 
 
 def main() -> None:
     """Rewrite each page that has a generated table."""
-    for page in sorted(DOCS.glob("*.md")):
+    for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         if (new := filled(text)) != text:
             page.write_text(new, encoding="utf-8")
-            print(f"docs/{page.name} is written")
+            print(f"docs/{page.relative_to(DOCS)} is written")
 
 
 def filled(text: str) -> str:
@@ -132,7 +132,8 @@ def _command(path: str, verb: Any) -> str:
     shared = [p for p in options if set(p.opts) & EVERYWHERE]
     own = [p for p in options if p not in shared]
     words = [path, *(_call(p, p.opts[:1]) for p in own if p.required)]
-    words += [p.metavar or p.name.upper() for p in verb.params if p not in options]
+    arguments = [p for p in verb.params if p.param_type_name == "argument"]
+    words += [p.metavar or p.name.upper() for p in arguments]
     words += [f"[{_call(p)}]" for p in shared]
     text = " ".join((verb.help or "").split())
     bullets = [f"- `{_call(p)}`: {_help(p)}" for p in own]

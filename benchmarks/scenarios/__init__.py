@@ -1,8 +1,8 @@
 """Horovod's own elastic integration scenarios under an unmodified `horovodrun`: stock and edl.
 
-``python -m benchmarks.scenarios`` runs each with both and writes the table of docs/horovod.md and
-docs/benchmarks/horovod-scenarios.json. tests/integration/test_horovod_scenarios.py runs those of
-edl.
+``python -m benchmarks.scenarios`` runs each with both and writes the table of
+docs/benchmarks/horovod-scenarios.md and horovod-scenarios.json beside it.
+tests/integration/test_horovod_scenarios.py runs those of edl.
 
 The scenarios begin as those of Horovod's repository do (test/integration/elastic_common.py): which
 hosts the discovery script prints in which epoch, and who fails when. Their hosts are names of this

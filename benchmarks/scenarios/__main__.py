@@ -21,7 +21,7 @@ from benchmarks.scenarios.table import SCENARIOS, Scenario
 from benchmarks.scenarios.verdict import edl_problems, problems
 from edl.coordination.local_server import start_local, stop_local
 
-PAGE = ROOT / "docs" / "horovod.md"
+PAGE = ROOT / "docs" / "benchmarks" / "horovod-scenarios.md"
 FIGURES = ROOT / "docs" / "benchmarks" / "horovod-scenarios.json"
 SYSTEMS = ("stock", "edl")
 

@@ -1,4 +1,4 @@
-"""What each cluster policy makes of published work: ``make tables`` writes docs/scheduling.md.
+"""Cluster policies on published work: ``make tables`` writes docs/benchmarks/scheduling.md.
 
 scope.py         which loads, workloads, seeds and intervals: a part of a minute, or all
 summary.py       what is kept of a run, finish-time fairness included

@@ -2,7 +2,7 @@
 
 A kind is a member of :class:`EventKind` and one subclass of :class:`Details`, whose docstring says
 when it is written and whose fields say what they hold. So a writer cannot forget a detail or
-invent one, a reader gets values with types, and `make docs` generates the tables of docs/events.md.
+invent one, a reader gets values with types, and `make docs` generates the tables of docs/reference.
 """
 
 from __future__ import annotations
@@ -331,7 +331,9 @@ class WorkerFrozenDetails(Details, kind=EventKind.WORKER_FROZEN, writer="an agen
     host: Annotated[str, "its host"]
     slot: Annotated[int, "its slot there"]
     stacks: Annotated[
-        str, "file with [where its threads are](troubleshooting.md#a-worker-that-does-not-answer)"
+        str,
+        "file with [where its threads are]"
+        "(../guides/troubleshooting.md#a-worker-that-does-not-answer)",
     ]
 
 
@@ -359,7 +361,7 @@ class SlowWorkerDetails(Details, kind=EventKind.SLOW_WORKER, writer="rank 0"):
 
 @dataclass(frozen=True)
 class StragglerDetails(Details, kind=EventKind.STRAGGLER, writer="the leader"):
-    """A job whose policy looks after [stragglers](adapting.md#stragglers) has found one, treats it
+    """A job whose policy looks after [stragglers](../guides/stragglers.md) has found one, treats it
     otherwise than before, or finds it as fast as the others again.
     """
 
@@ -395,7 +397,8 @@ class SlotDisabledDetails(
 
 @dataclass(frozen=True)
 class NoTemplateDetails(Details, kind=EventKind.NO_TEMPLATE, writer="an agent"):
-    """Its workers are not forked from a [template](concepts.md#how-a-worker-starts), and why."""
+    """Its workers are not forked from a [template](../explanation/workers.md#how-a-worker-starts),
+    and why."""
 
     host: Annotated[str, "of the agent"]
 
@@ -437,7 +440,7 @@ class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the state source")
 @dataclass(frozen=True)
 class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"):
     """The states of the workers differ: whose, after which step, in what first. The job ends, they
-    are [resynced](guarantees.md#the-same-state-everywhere), or those that are new end."""
+    are [resynced](../explanation/same-state.md), or those that are new end."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"healed_from": "resynced_from"}
 
@@ -451,7 +454,7 @@ class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"
 
 @dataclass(frozen=True)
 class DataSkippedDetails(Details, kind=EventKind.DATA_SKIPPED, writer="rank 0"):
-    """The loader is created: what `on_error="skip"` [leaves out](data.md#damage)."""
+    """The loader is created: what `on_error="skip"` [leaves out](../guides/data.md#damage)."""
 
     bytes: Annotated[int, "left out"]
     file: Annotated[str | None, "path; null when one event tells of several parts"] = None

@@ -35,7 +35,7 @@ class JobSettings(Record):
     gather_timeout_s: float = setting(
         3.0,
         "how long ready newcomers wait for others that still prepare; longer in a "
-        "[migration](scaling.md#migrating)",
+        "[migration](../guides/scaling.md#migrating)",
     )
     switch_timeout_s: float = setting(
         60.0,
@@ -84,12 +84,12 @@ class JobSettings(Record):
     state_check_steps: int = setting(
         500,
         "in so many steps all of the [workers' states is compared]"
-        "(guarantees.md#the-same-state-everywhere), a part after each; 0: nothing",
+        "(../explanation/same-state.md), a part after each; 0: nothing",
         least=0,
     )
     on_divergence: str = setting(
         "end",
-        "when the workers' states [differ](guarantees.md#the-same-state-everywhere): `end` the "
+        "when the workers' states [differ](../explanation/same-state.md): `end` the "
         "job, or `resync` those that differ from what most hold",
         option="--on-divergence",
         metavar="end|resync",
@@ -97,23 +97,24 @@ class JobSettings(Record):
     )
     noise_scale_steps: int = setting(
         0,
-        "the [gradient noise scale](adapting.md#how-large-a-batch) is measured once in so many "
-        "steps; 0: only if a policy or a learning rate needs it, in 50",
+        "the [gradient noise scale](../guides/batch-and-learning-rate.md#how-large-a-batch) "
+        "is measured once in so many steps; 0: only if a policy or a learning rate needs it, in 50",
         option="--noise-scale-steps",
         metavar="N",
         least=0,
     )
     template: bool = setting(
         True,
-        "later workers of a host are forked from a [template](concepts.md#how-a-worker-starts) "
-        "that has imported what they import, where that can be; without it each is started anew",
+        "later workers of a host are forked from a "
+        "[template](../explanation/workers.md#how-a-worker-starts) that has imported what they "
+        "import, where that can be; without it each is started anew",
         option="--no-template",
     )
     status_period_s: float = setting(0.5, "how often the leader writes the status")
     chaos: bool = setting(
         False,
         "each worker's HTTP port takes orders to end its session or cut its ring, to "
-        "[try faults](troubleshooting.md#trying-faults)",
+        "[try faults](../guides/troubleshooting.md#trying-faults)",
         option="--chaos",
     )
 

@@ -39,7 +39,8 @@ class JobProgress(Record):
     noise_scale: Annotated[
         float | None,
         "samples: up to a global batch of so many a larger one is worth it "
-        "([the gradient noise scale](adapting.md#how-large-a-batch)); null: nobody can say",
+        "([the gradient noise scale](../guides/batch-and-learning-rate.md#how-large-a-batch)); "
+        "null: nobody can say",
     ] = None
     noise_is_biased: Annotated[bool, "it was measured by a single worker"] = False
     global_batch: Annotated[

@@ -1,7 +1,8 @@
 """How a setting is declared: once, as a field of a frozen dataclass.
 
 From the declaration follow its name in the environment (``EDL_`` + the field in capitals) and in
-``edl.toml`` (the field), its option of `edl run`, if it has one, and its row in docs/settings.md.
+``edl.toml`` (the field), its option of `edl run`, if it has one, and its row in
+docs/reference/settings.md.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def check(values: Any) -> None:
 
 
 def row(one: Field[Any]) -> tuple[str, str, str, str]:
-    """The setting in the table of docs/settings.md: name, variable, default, meaning."""
+    """The setting in the table of docs/reference/settings.md: name, variable, default, meaning."""
     about: Mapping[str, Any] = one.metadata
     option = f" (`edl run {about['option']}`)" if about["option"] else ""
     assert one.default is not MISSING

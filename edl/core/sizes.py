@@ -23,7 +23,7 @@ class Sizes(Record):
     min_np: int = setting(
         1,
         "never fewer workers. Under horovodrun, where its own `--min-np` "
-        "[cannot be seen](horovod.md#settings)",
+        "[cannot be seen](../guides/horovodrun.md#settings)",
         option="--min-np",
     )
     max_np: int | None = setting(
@@ -34,8 +34,8 @@ class Sizes(Record):
     )
     sizes: tuple[int, ...] = setting(
         (),
-        "only these numbers of workers, like `1,2,4` ([sizes](scaling.md#only-some-sizes)); "
-        "empty: all from `min_np` to `max_np`",
+        "only these numbers of workers, like `1,2,4` "
+        "([sizes](../guides/scaling.md#only-some-sizes)); empty: all from `min_np` to `max_np`",
         option="--sizes",
         metavar="N,N,...",
     )

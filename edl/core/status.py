@@ -1,6 +1,6 @@
 """How a job stands: the one schema for `edl status`, its JSON, the client, and whoever shows a job.
 
-`make docs` generates the table of docs/watching.md from here.
+`make docs` generates the table of docs/reference/status-and-events.md from here.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@
     train = edl.data.parquet("train-*.parquet", columns=["x", "y"])
     train = edl.data.arrays(x=x, y=y)
 
-Each is a map-style data set, the same on every host; see docs/data.md. Nothing is ever unpickled.
-Samples without numbers are a stream, read in order::
+Each is a map-style data set, the same on every host; see docs/guides/data.md. Nothing is
+ever unpickled. Samples without numbers are a stream, read in order::
 
     train = edl.data.stream(shards, open)  # open(shard, offset) gives samples
 """

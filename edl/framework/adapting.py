@@ -21,9 +21,9 @@ TOGETHER = (SUM, MEAN, MAX)
 def policy(policy: str | os.PathLike[str]) -> None:
     """Let the job follow a policy, unless it has one: of its size, its batches, its learning rate.
 
-    Call it after ``edl.init()``, before the data loader and the optimizer; see docs/adapting.md.
-    What people say counts more: `edl run --policy`, `edl policy set` and `edl policy off`. Without
-    a launcher the job has one worker, whatever a policy says.
+    Call it after ``edl.init()``, before the data loader and the optimizer
+    (docs/guides/job-size.md). What people say counts more: `edl run --policy`, `edl policy set` and
+    `edl policy off`. Without a launcher the job has one worker, whatever a policy says.
 
     Args:
         policy: the name of a file, or its text: TOML, with a line for each key.

@@ -1,6 +1,6 @@
 """Names of Horovod's that edl does not have: each answers one sentence, with what to write instead.
 
-The table of docs/horovod-scripts.md has them, too.
+The table of docs/guides/horovod-scripts.md has them, too.
 """
 
 from __future__ import annotations

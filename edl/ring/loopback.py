@@ -1,6 +1,7 @@
 """A ring inside one process: its members are threads, its breaks are chosen.
 
-For tests. It fails as Horovod over Gloo does (docs/protocol.md), which is what the workers rely on:
+For tests. It fails as Horovod over Gloo does (docs/explanation/failures.md), which the workers
+rely on:
 
 1. All members execute the collectives of a ring in one order. When a member dies in the midst of
    one, some of the others may have its result and the others not; nobody is behind by two.

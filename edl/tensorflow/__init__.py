@@ -8,12 +8,12 @@
         for x, y in dataset:
             train_step(x, y)      # a tf.function; it ends with optimizer.apply_gradients(...)
 
-Keras' ``fit`` (:class:`KerasCallback`) and graphs (:class:`Session`) work too; docs/tensorflow.md
-has all three. The loss must be a mean over the batch. One process has one worker, one source
-and one optimizer.
+Keras' ``fit`` (:class:`KerasCallback`) and graphs (:class:`Session`) work too;
+docs/guides/tensorflow.md has all three. The loss must be a mean over the batch. One process has
+one worker, one source and one optimizer.
 
 A script written for Horovod Elastic needs no more than ``import edl.tensorflow as hvd`` (or
-``edl.tensorflow.keras``) in place of Horovod's import; see docs/horovod-scripts.md and
+``edl.tensorflow.keras``) in place of Horovod's import; see docs/guides/horovod-scripts.md and
 :mod:`edl.tensorflow.horovod_names`.
 """
 

@@ -1,9 +1,9 @@
 """The coordination of a job in memory: what ZooKeeper holds, a leader, and each worker's daemon.
 
 The leader's decisions are the real ones (:func:`edl.core.job.membership.decide`). Everything else
-is what docs/protocol.md says of daemons, in its barest form: a daemon writes what its worker wants
-known, reads what is new, and cuts the ring that its worker cannot free itself from. When it does so
-is the schedule's choice.
+is what docs/explanation/protocol.md says of daemons, in its barest form: a daemon writes what its
+worker wants known, reads what is new, and cuts the ring that its worker cannot free itself from.
+When it does so is the schedule's choice.
 """
 
 from __future__ import annotations

@@ -9,11 +9,13 @@
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad(); loss.backward(); optimizer.step()
 
-Workers may join and leave meanwhile; see docs/concepts.md. The loss must be a mean over the
-batch. One process has one worker, one loader and one optimizer. Sources of data: ``edl.data``.
+Workers may join and leave meanwhile; see docs/explanation/concepts.md. The loss must be a mean
+over the batch. One process has one worker, one loader and one optimizer. Sources of
+data: ``edl.data``.
 
 A script written for Horovod Elastic needs no more than ``import edl.torch as hvd`` in place of
-``import horovod.torch as hvd``; see docs/horovod-scripts.md and :mod:`edl.torch.horovod_names`.
+``import horovod.torch as hvd``; see docs/guides/horovod-scripts.md and
+:mod:`edl.torch.horovod_names`.
 """
 
 from __future__ import annotations

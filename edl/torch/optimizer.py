@@ -86,14 +86,14 @@ def _refuse_other_exchange(model: torch.nn.Module) -> None:
     if others:
         raise UsageError(
             f"edl exchanges the gradients, and so does {first(sorted(others))}: give edl.Optimizer "
-            "the bare module, and leave that wrapper out (docs/from-ddp.md)"
+            "the bare module, and leave that wrapper out (docs/get-started/from-ddp.md)"
         )
     group = torch.distributed
     if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
         raise UsageError(
             "this script has a process group of torch.distributed with "
             f"{group.get_world_size()} processes, which does not follow the job's workers; leave "
-            "out init_process_group and what uses it (docs/from-ddp.md)"
+            "out init_process_group and what uses it (docs/get-started/from-ddp.md)"
         )
 
 

@@ -39,7 +39,7 @@ _TUNING = {
 _FIXED = {"HOROVOD_CYCLE_TIME": "2", "HOROVOD_FUSION_THRESHOLD": "1000000"}
 _TIMELINE = {"HOROVOD_TIMELINE": "timeline.json"}
 
-# What is tried for each variable; docs/horovod-settings.md has a row for each.
+# What is tried for each variable; docs/reference/horovod-settings.md has a row for each.
 TRIED: dict[str, list[dict[str, str]]] = {
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": [{"HOROVOD_ADASUM_MPI_CHUNK_SIZE": "4096"}],
     "HOROVOD_AUTOTUNE": [_TUNING, _TUNING | _FIXED],

@@ -1,4 +1,4 @@
-"""Exactly once, proven by the model itself (docs/guarantees.md), while the job is changed."""
+"""Exactly once (docs/explanation/guarantees.md), proven by the model while the job is changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of commands in docs/ do what stands there, as they are written."""
+"""Blocks of commands in docs/guides do what stands there, as they are written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT_S = 240.0
 
 def blocks(page: str) -> list[list[str]]:
     """The commands of each block of a page for a shell, without comments."""
-    text = (ROOT / "docs" / page).read_text()
+    text = (ROOT / "docs" / "guides" / page).read_text()
     found = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [[line.partition("#")[0].strip() for line in block.splitlines()] for block in found]
     return [[line for line in each if line] for each in lines]

@@ -1,4 +1,4 @@
-"""The diff of docs/from-ddp.md: both scripts train, each with the command that stands there."""
+"""Both scripts of docs/get-started/from-ddp.md train, each with the command of that page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edl.testing.job import EDL
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-PAGE = (ROOT / "docs" / "from-ddp.md").read_text()
+PAGE = (ROOT / "docs" / "get-started" / "from-ddp.md").read_text()
 BLOCKS = dict(re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
 
 

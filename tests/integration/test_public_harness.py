@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from paths import DIGITS, ROOT
 
-TESTING = (ROOT / "docs" / "testing.md").read_text()
+TESTING = (ROOT / "docs" / "guides" / "testing.md").read_text()
 TRAIN = f"""
 import runpy, sys
 

@@ -18,7 +18,7 @@ from ring_settings import PLAN, STEPS, TRIED, VICTIM, VICTIM_STEP, RingSettings
 
 pytestmark = pytest.mark.integration
 
-PAGE = Path(__file__).parents[2] / "docs" / "horovod-settings.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "horovod-settings.md"
 ROWS = dict(re.findall(r"^\| `(\w+)` \| [^|]*\| ([^|]+) \|$", PAGE.read_text("utf-8"), re.M))
 NOT_SETTINGS = re.compile("HOROVOD_(PROCESS_SET_ERROR|BOOL|U?INT|FLOAT|WITH_|SPARK_).*")
 CASES = [

@@ -1384,7 +1384,7 @@ for wrong, said in (
     "each callback of Keras stands in the table": (
         """
 import os
-page = open(os.path.join(os.path.dirname(edl.__file__), "../../docs/tensorflow.md")).read()
+page = open(os.path.join(os.path.dirname(edl.__file__), "../../docs/guides/tensorflow.md")).read()
 table = page.partition("| callback | in a job |")[2].partition("\\n\\n")[0]
 public = [name for name in dir(keras.callbacks) if name[0].isupper()]
 assert not [name for name in public if f"`{name}`" not in table], table

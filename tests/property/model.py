@@ -1,8 +1,8 @@
 """A job in memory: processes, ZooKeeper's nodes and rings, small enough to be obviously right.
 
 Only the decisions are the real ones (:func:`edl.core.job.membership.decide`). Everything else
-follows docs/protocol.md in its barest form, and everything that may happen late or never is a
-method of its own, so that a test chooses when it happens.
+follows docs/explanation/protocol.md in its barest form, and everything that may happen late or
+never is a method of its own, so that a test chooses when it happens.
 
 A worker's model is one number: the step it has completed, -1 while it has no state. What a test
 must see is that workers of one ring always agree about it, and that it is never lost while one

@@ -26,14 +26,16 @@ from edl.install import horovod_patches
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+GUIDES, REFERENCE = DOCS / "guides", DOCS / "reference"
 PAGES = [
     README,
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
 ]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
-FIGURES = sorted((ROOT / "docs").rglob("*.svg"))
+FIGURES = sorted(DOCS.rglob("*.svg"))
 ALL = "\n".join(TEXTS.values())
 HOROVOD_EXAMPLES = sorted((ROOT / "examples" / "horovod").glob("*.py"))
 
@@ -53,8 +55,8 @@ def public(package: str) -> list[str]:
     )
 
 
-API = [("torch", "api.md", each) for each in public("torch")]
-API += [("tensorflow", "tensorflow.md", each) for each in public("tensorflow")]
+API = [("pytorch", each) for each in public("torch")]
+API += [("tensorflow", each) for each in public("tensorflow")]
 
 
 def name(page: Path) -> str:
@@ -81,6 +83,23 @@ def test_every_relative_link_resolves(page: Path) -> None:
     assert not broken
 
 
+GROUPS = ("get-started", "guides", "reference", "explanation")
+
+
+def test_the_start_page_lists_every_page() -> None:
+    start = TEXTS[DOCS / "README.md"]
+    pages = [page.relative_to(DOCS) for group in GROUPS for page in (DOCS / group).glob("*.md")]
+    tables = start.partition("## Questions")[0]
+    assert [str(page) for page in pages if f"]({page})" not in tables] == []
+
+
+@pytest.mark.parametrize("page", [one for one in PAGES if one.parent.name in GROUPS], ids=name)
+def test_no_page_is_longer_than_a_reader_reads(page: Path) -> None:
+    """Generated tables do not count."""
+    text = re.sub(r"<!-- generated: .*?<!-- end -->", "", TEXTS[page], flags=re.DOTALL)
+    assert len(text.split()) <= 2500
+
+
 MACHINE = [one for one in fields(Config) if one.name not in ("sizes", "job_settings")]
 
 
@@ -90,7 +109,7 @@ def test_every_setting_stands_in_the_table_with_its_default(field) -> None:
     row = re.search(
         rf"^\| `{field.name}` \| `{variable}` \| (.+?) \| (.+) \|$", ALL, flags=re.MULTILINE
     )
-    assert row, f"docs/settings.md has no row for the setting {field.name} ({variable})"
+    assert row, f"docs/reference/settings.md has no row for the setting {field.name} ({variable})"
     shown = row[1].strip("`")
     if isinstance(field.default, bool):
         assert shown == str(int(field.default))
@@ -127,8 +146,8 @@ def test_every_table_is_in_one_page() -> None:
 
 
 @pytest.mark.parametrize("path", OPTIONS)
-def test_every_option_of_a_verb_stands_in_the_operations(path: str) -> None:
-    commands = TEXTS[ROOT / "docs" / "operations.md"]
+def test_every_option_of_a_verb_stands_in_the_reference(path: str) -> None:
+    commands = TEXTS[REFERENCE / "commands.md"]
     (section,) = re.findall(rf"^### {path}\n(.*?)(?=^###|^<!-- end)", commands, re.M | re.S)
     documented = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*(?:=[a-z]+)?", section))
     assert {option for option in OPTIONS[path] if option.startswith("-")} <= documented
@@ -164,20 +183,22 @@ def test_no_page_names_a_kind_of_event_that_does_not_exist() -> None:
     assert {kind for pair in named for kind in pair if kind} <= set(EventKind)
 
 
-@pytest.mark.parametrize(("package", "page", "function"), API)
-def test_every_public_name_stands_in_the_api(package: str, page: str, function: str) -> None:
-    assert f"edl.{function}" in TEXTS[ROOT / "docs" / page]
+@pytest.mark.parametrize(("framework", "function"), API)
+def test_every_public_name_stands_in_the_reference(framework: str, function: str) -> None:
+    pages = [f"{framework}.md", "layer-balance.md"]
+    pages += ["pytorch-model.md", "pytorch-learning-rate.md"] if framework == "pytorch" else []
+    assert any(f"edl.{function}" in TEXTS[REFERENCE / page] for page in pages)
 
 
 @pytest.mark.parametrize("call", [name for name in vars(Job) if name[0] != "_"])
 def test_every_call_of_the_client_stands_in_the_api(call: str) -> None:
-    assert call == "close" or re.search(rf"`{call}\(", TEXTS[ROOT / "docs" / "api.md"])
+    assert call == "close" or re.search(rf"`{call}\(", TEXTS[REFERENCE / "client.md"])
 
 
 @pytest.mark.parametrize("public", edl.data.__all__)
 def test_every_source_stands_in_the_data_page(public: str) -> None:
     is_source = inspect.isfunction(getattr(edl.data, public))
-    assert not is_source or f"edl.data.{public}" in TEXTS[ROOT / "docs" / "data.md"]
+    assert not is_source or f"edl.data.{public}" in TEXTS[GUIDES / "data.md"]
 
 
 def test_no_page_names_a_source_that_does_not_exist() -> None:
@@ -197,7 +218,7 @@ def test_the_snippet_of_the_data_page_runs(
     np.save("y.npy", y)
     np.savez("digits.npz", image=x, label=y)
     pq.write_table(pa.table({"x": [0.5], "y": [1], "z": ["unread"]}), "rows-0.parquet")
-    text = TEXTS[ROOT / "docs" / "data.md"]
+    text = TEXTS[GUIDES / "data.md"]
     blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     exec(blocks[0], {})
     shown = capsys.readouterr().out.splitlines()
@@ -214,13 +235,15 @@ def test_the_snippet_of_the_data_page_runs(
 
 def test_no_page_names_a_function_that_does_not_exist() -> None:
     called = set(re.findall(r"\bedl\.(\w+)\(", ALL))
-    assert called <= {function for _, _, function in API}
+    assert called <= {function for _, function in API}
 
 
 @pytest.mark.parametrize("patch", [patch.name for patch in horovod_patches.patches()])
-@pytest.mark.parametrize("page", ["installing.md", "adr/0005-patching-horovod-at-build-time.md"])
+@pytest.mark.parametrize(
+    "page", ["get-started/installing.md", "adr/0005-patching-horovod-at-build-time.md"]
+)
 def test_every_patch_of_horovod_is_explained(patch: str, page: str) -> None:
-    assert f"`{patch}`" in TEXTS[ROOT / "docs" / page]
+    assert f"`{patch}`" in TEXTS[DOCS / page]
 
 
 def test_every_make_target_in_the_readme_exists() -> None:
@@ -231,7 +254,7 @@ def test_every_make_target_in_the_readme_exists() -> None:
 
 
 def test_every_decision_is_listed_and_fits_on_a_page() -> None:
-    folder = ROOT / "docs" / "adr"
+    folder = DOCS / "adr"
     listed = LINK.findall(TEXTS[folder / "README.md"])
     decisions = sorted(page.name for page in folder.glob("0*.md"))
     assert listed == decisions
@@ -263,4 +286,4 @@ def test_a_horovod_script_differs_in_one_line(script: Path) -> None:
     code = text.replace(ast.get_docstring(ast.parse(text), clean=False) or "", "")
     (changed,) = (line for line in code.splitlines() if re.search(r"\bedl\b", line))
     assert re.match(r"import edl\.\S+ as hvd  # \(edl\) was: import horovod\.", changed)
-    assert f"| `{script.name}` |" in TEXTS[ROOT / "docs" / "horovod-scripts.md"]
+    assert f"| `{script.name}` |" in TEXTS[GUIDES / "horovod-scripts.md"]

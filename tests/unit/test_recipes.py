@@ -24,7 +24,7 @@ from edl.config import Config
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
 FILES = sorted(path for path in RECIPES.rglob("*") if path.is_file() and path.suffix != ".pyc")
-TEXTS = [*FILES, ROOT / "docs" / "clusters.md"]
+TEXTS = [*FILES, ROOT / "docs" / "guides" / "clusters.md"]
 MANIFESTS = sorted(RECIPES.glob("kubernetes/*.yaml"))
 # The oldest Kubernetes that the manifests are for, and the newest whose schemas are at hand.
 KUBERNETES = ("1.31", "1.35")
@@ -226,9 +226,9 @@ def test_systemd_can_load_the_unit(tmp_path: Path) -> None:
 
 
 def test_the_lines_that_install_the_agent_do(tmp_path: Path) -> None:
-    """Those of docs/clusters.md, into a root that has no /etc/edl; without `useradd`."""
+    """Those of docs/guides/clusters.md, into a root that has no /etc/edl; without `useradd`."""
     (tmp_path / "etc/systemd/system").mkdir(parents=True)
-    text = (ROOT / "docs" / "clusters.md").read_text()
+    text = (ROOT / "docs" / "guides" / "clusters.md").read_text()
     assert "useradd" in text
     for line in re.findall(r"^install .*", text, flags=re.MULTILINE):
         words = shlex.split(line.replace(" /etc/", f" {tmp_path}/etc/"), comments=True)

@@ -108,5 +108,5 @@ def test_a_scenario_asks_for_what_its_hosts_can_hold(scenario: Scenario) -> None
 def test_the_table_in_the_docs_is_that_of_the_last_run() -> None:
     found = json.loads((DOCS / "benchmarks" / "horovod-scenarios.json").read_text())["scenarios"]
     assert [one["name"] for one in found] == [one.name for one in SCENARIOS]
-    page = (DOCS / "horovod.md").read_text()
+    page = (DOCS / "benchmarks" / "horovod-scenarios.md").read_text()
     assert report.into(page, report.markdown(found)) == page

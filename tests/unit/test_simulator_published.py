@@ -39,8 +39,9 @@ def test_each_job_ends_in_the_published_second(
 
 
 def test_pollux_is_near_its_published_mean() -> None:
-    # Its search is random, and here a smaller one, which is some 2 % off. docs/simulator.md has the
-    # means of all workloads with the search as it is by default.
+    # Its search is random, and here a smaller one, which is some 2 % off.
+    # docs/explanation/simulator.md has the means of all workloads with the search as it is by
+    # default.
     rule = Pollux(population=40, generations=40, patience=10)
     jobs, nodes = pollux.jobs("0.5", 3), pollux.nodes(pollux.NODES, pollux.SLOTS)
     found = compare(simulate(jobs, nodes, rule, RULES), answers("pollux", "0.5", 3))
