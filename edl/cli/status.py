@@ -84,23 +84,35 @@ def _show(now: JobStatus, as_json: bool) -> None:
 
 
 def table(now: JobStatus) -> RenderableType:
-    """The same for people."""
+    """Lay out the status for a terminal: one row for each fact, then one for each worker."""
     head = Table.grid(padding=(0, 2))
     head.add_column(style="bold")
     head.add_column()
-    state = now.state + (f": {now.reason}" if now.reason else "")
+    rows = _job_rows(now) | _training_rows(now) | _slot_rows(now) | _given_up_rows(now)
+    for name, value in rows.items():
+        head.add_row(name, Text(value))
+    return Group(head, _members_table(now)) if now.members else head
+
+
+def _job_rows(now: JobStatus) -> dict[str, str]:
+    """Return the rows that every job has: its state, leader, size and progress."""
     wanted = now.desired or now.assigned
     where, has = _listed(now, wanted), _listed(now, now.assigned)
     assigned = "" if where == has else f"; assigned: {has}"
-    rows = {
+    return {
         "job": now.job,
-        "state": state,
+        "state": _state(now),
         "leader": f"{now.leader or 'nobody'}, term {now.term}",
         "workers": f"{now.world_size} of {sum(wanted.values())} wanted "
         f"({where}){assigned}; {now.sizes}; generation {now.generation}",
         "progress": _progress(now),
         "ZooKeeper": now.zookeeper + (f", away: {now.away}" if now.away else ""),
     }
+
+
+def _training_rows(now: JobStatus) -> dict[str, str]:
+    """Return the rows about samples, batches, policy and speed that apply to this job."""
+    rows = {}
     if now.untrained:
         rows["untrained"] = f"{now.untrained:,} samples of epochs that were left before their end"
     if now.policy:
@@ -115,20 +127,31 @@ def table(now: JobStatus) -> RenderableType:
     if now.slowest is not None:
         slow = Slow(int(now.slowest.removeprefix("w")), now.slowest_s, now.others_s)
         rows["slowest"] = str(slow)
+    return rows
+
+
+def _slot_rows(now: JobStatus) -> dict[str, str]:
+    """Return the rows about slots that are free, borrowed, or to be given back."""
+    rows = {}
     if free := _free(now):
         rows["free slots"] = by_host(free)
     if now.borrowed:
         rows["borrowed slots"] = by_host(now.borrowed)
     if now.reclaims:
         rows["given back"] = "; ".join(map(_due, now.reclaims))
-    for worker, reason in list(now.evicted.items())[-GIVEN_UP_SHOWN:]:
-        rows[f"{worker} given up"] = reason
-    for slot, reason in now.disabled_slots.items():
-        rows[f"slot {slot} given up"] = reason
-    for name, value in rows.items():
-        head.add_row(name, Text(str(value)))
-    if not now.members:
-        return head
+    return rows
+
+
+def _given_up_rows(now: JobStatus) -> dict[str, str]:
+    """Return a row with the reason for each disabled slot and each of the last evicted workers."""
+    evicted = list(now.evicted.items())[-GIVEN_UP_SHOWN:]
+    workers = {f"{worker} given up": reason for worker, reason in evicted}
+    slots = {f"slot {slot} given up": reason for slot, reason in now.disabled_slots.items()}
+    return workers | slots
+
+
+def _members_table(now: JobStatus) -> Table:
+    """Lay out the workers of the job, ordered by rank."""
     columns = ("worker", "rank", "stage", "host", "pid", "port")
     members = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     by_rank = sorted(now.members, key=lambda m: (m.rank is None, m.rank or 0, m.id))
@@ -137,16 +160,21 @@ def table(now: JobStatus) -> RenderableType:
         rank = "-" if member.rank is None else str(member.rank)
         process = str(member.pid), str(member.port)
         members.add_row(member.id + mark, rank, member.stage, member.host, *process)
-    return Group(head, members)
+    return members
+
+
+def _state(now: JobStatus) -> str:
+    """Return the state of the job, with the reason where one was given."""
+    return now.state + (f": {now.reason}" if now.reason else "")
 
 
 def line(now: JobStatus) -> str:
     """The same in one line, for a file."""
     wanted = sum((now.desired or now.assigned).values())
     away = f"; ZooKeeper is away: {now.away}" if now.away else ""
-    state = now.state + (f": {now.reason}" if now.reason else "")
     leads = now.leader or "nobody"
-    return f"{_progress(now)}; {now.world_size} of {wanted} workers; {leads} leads; {state}{away}"
+    size = f"{now.world_size} of {wanted} workers"
+    return f"{_progress(now)}; {size}; {leads} leads; {_state(now)}{away}"
 
 
 def _progress(now: JobStatus) -> str:

@@ -42,6 +42,7 @@ from edl.core.sizes import Sizes
 from edl.daemon.candidate import Candidate
 from edl.daemon.ending import Ending
 from edl.daemon.job_policy import PolicyInZooKeeper
+from edl.daemon.outage import Outage
 from edl.daemon.own_log import OwnLog
 from edl.daemon.pending_writes import PendingWrites
 from edl.errors import ConfigError, CoordinationError, UnknownJob
@@ -118,6 +119,7 @@ class Daemon:
         self._stopping = False
         self._resigned = False
         self._thread = threading.Thread(target=self._run, name="edl-daemon", daemon=True)
+        self._outage = Outage()
         self._period_s = limits.period_s
         self._newest = 0
         self._scope = ""
@@ -281,42 +283,50 @@ class Daemon:
             self._ring.break_()
 
     def _listen(self) -> None:
-        away_since: float | None = None
+        """Look at ZooKeeper after each change and once a period, until the worker ends."""
         while not self._stopping:
             if self._wake.wait(self._period_s):
                 time.sleep(self._limits.gather_s)
             self._wake.clear()
-            failure = self._log.look(self._config.log_mb * 10**6) if self._log else None
-            if failure and self._log and (member := self._pending_writes.member) is not None:
-                details = LogFailedDetails(member.name, member.host, self._log.path)
-                self._tell(details, f"{member.name} trains on without its log: {failure}")
+            self._look_at_log()
             self._release_others()
             try:
                 self._turn()
-                self._lost_job.is_back()
-                if away_since is not None:
-                    away_s = time.monotonic() - away_since
-                    away_since, reason = None, f"ZooKeeper is back after {away_s:.1f} s"
-                    logger.info("%s", reason)
-                    if (
-                        away_s >= AWAY_S
-                        and self._shared.progress.generation
-                        and self._ring.place.rank == 0
-                    ):
-                        self._tell(ZookeeperBackDetails(round(away_s, 3)), reason)
+                self._reached()
             except CoordinationError as error:
-                self._shared.request_batch(0)  # who is cut off may lead no more
-                if away_since is None:
-                    away_since = time.monotonic()
-                    logger.warning("coordination is interrupted, training goes on: %s", error)
+                self._shared.request_batch(0)  # a worker that is cut off may lead no more
+                self._outage.begin(error)
             except UnknownJob as error:
-                step = self._shared.progress.step
-                if self._lost_job.handle(error, f"w{self._lost_job.own}", step):
-                    continue
-                # It was removed, or another one has its name.
-                self._shared.evict(f"its job is gone: {error}")
-                self._ring.break_()
-                return
+                if not self._may_be_restored(error):
+                    return
+        self._remove_nodes()
+
+    def _look_at_log(self) -> None:
+        """Keep the file of this worker's output below its limit; log an event when it fails."""
+        failure = self._log.look(self._config.log_mb * 10**6) if self._log else None
+        if failure and self._log and (member := self._pending_writes.member) is not None:
+            details = LogFailedDetails(member.name, member.host, self._log.path)
+            self._tell(details, f"{member.name} trains on without its log: {failure}")
+
+    def _reached(self) -> None:
+        """Note that ZooKeeper was read and written; rank 0 logs the end of a long outage."""
+        self._lost_job.is_back()
+        away_s, reason = self._outage.end()
+        if away_s >= AWAY_S and self._shared.progress.generation and self._ring.place.rank == 0:
+            self._tell(ZookeeperBackDetails(round(away_s, 3)), reason)
+
+    def _may_be_restored(self, error: UnknownJob) -> bool:
+        """Return whether to wait for a job that ZooKeeper has lost; if not, evict this worker."""
+        step = self._shared.progress.step
+        if self._lost_job.handle(error, f"w{self._lost_job.own}", step):
+            return True
+        # The job was removed, or another one has its name.
+        self._shared.evict(f"its job is gone: {error}")
+        self._ring.break_()
+        return False
+
+    def _remove_nodes(self) -> None:
+        """Write what is still to be made known, and remove this worker from ZooKeeper."""
         try:
             self._pending_writes.write(as_member=not self._resigned)
             self._candidate.resign()
@@ -344,16 +354,9 @@ class Daemon:
             if self._resigned:
                 self._server.close()
             raise CoordinationError("not connected to ZooKeeper")
-        if self._incarnation != self._store.incarnation:
-            # Our nodes are gone; the worker is not. Say so again under the same id.
-            self._incarnation = self._store.incarnation
-            self._candidate.end_term()
-            self._pending_writes.change_member(lambda own: own)
+        self._register_again()
         if self._resigned:
-            self._candidate.resign()
-            self._pending_writes.write(as_member=False)
-            self._pending_writes.remove_member()
-            self._server.close()  # who answers is waited for, and this one will report no more
+            self._withdraw()
             return
         if self.leave_requested:
             self.leave_requested = False
@@ -371,20 +374,50 @@ class Daemon:
             self._shared.evict(evicted[member.id])
             self._candidate.resign()
         if generation is not None and generation.number > self._newest:
-            self._newest = generation.number
-            # Whoever still waits in an older rendezvous waits in vain: this fails them now.
-            self._server.announce(generation.scope)
-            self._scope = generation.scope
-            self._shared.announce(generation)
-            self._ending.generation_is(generation)
+            self._announce(generation)
         self._shared.job_is(job.state, job.reason)
         self._config = replace(self._config, sizes=job.sizes)  # as edl-discover may say later
         self._break_ring_of(self._shared.evicted)
+        self._elect(member, job.state, generation, evicted)
+
+    def _register_again(self) -> None:
+        """Write this worker's node again, with the same id, when the job was created anew."""
+        if self._incarnation != self._store.incarnation:
+            # The nodes of this worker are gone; the worker is not.
+            self._incarnation = self._store.incarnation
+            self._candidate.end_term()
+            self._pending_writes.change_member(lambda own: own)
+
+    def _withdraw(self) -> None:
+        """Leave the election and the members of the job; see :meth:`resign`."""
+        self._candidate.resign()
+        self._pending_writes.write(as_member=False)
+        self._pending_writes.remove_member()
+        # The others wait for a worker whose port answers, and this one will report no more.
+        self._server.close()
+
+    def _announce(self, generation: Generation) -> None:
+        """Hand a new generation to the training thread and to the rendezvous server."""
+        self._newest = generation.number
+        # Workers that still wait in an older rendezvous wait in vain: this fails them now.
+        self._server.announce(generation.scope)
+        self._scope = generation.scope
+        self._shared.announce(generation)
+        self._ending.generation_is(generation)
+
+    def _elect(
+        self,
+        member: Member | None,
+        state: JobState,
+        generation: Generation | None,
+        evicted: Mapping[int, str],
+    ) -> None:
+        """Take part in the election, and lead if this worker is elected, unless the job is over."""
         if member is not None and self._candidate.remove_dead(
             member, generation, evicted, self._ring.is_building
         ):
             self._period_s = self._limits.breaking_period_s
-        if job.state.over or (generation is not None and not generation.members):
+        if state.over or (generation is not None and not generation.members):
             self._candidate.end_term()  # nothing is left to decide
         else:
             self._candidate.turn(self._wake.set)

@@ -362,26 +362,13 @@ class LoaderProgress(TrainingProgress):
         Raises:
             DataError: the root trains on other data.
         """
-        mine, theirs = self.source.fingerprint, header["fingerprint"]
-        if mine != theirs:
-            raise DataError(
-                f"the data of w{self._worker} are not the job's; every worker must load the same. "
-                f"Here: {mine or NO_FINGERPRINT}. The job: {theirs or NO_FINGERPRINT}"
-            )
-        batching = Batching.from_json(header["batching"])
-        check_alike(self.source.batching, batching, self._worker)
+        self._check_data(header)
         self._upcoming = None  # it was of members that are no more
         if receive is not Receive.ALL and self.has_state:
             missed = int(header["step"]) - self.step, int(header["exchanges"]) - self.exchanges
             assert missed in ((0, 0), (0, 1), (1, 0)), missed
         self.stop = str(header["stop"])
         ledger = restore(header["ledger"])
-        if ledger.total != self.source.total:
-            describe = self.source.describe_total
-            raise DataError(
-                f"the dataset of w{self._worker} has {describe(self.source.total)} and the "
-                f"job's {describe(ledger.total)}; every worker must load the same data"
-            )
         self.step_batches = int(header["step_batches"])
         if receive is Receive.ALL:
             self.sampler.enter(ledger.epoch)
@@ -393,12 +380,9 @@ class LoaderProgress(TrainingProgress):
             self.step_input.miss(int(header["updated"]), self.sampler)
             self.has_stepped = True
         if receive is not Receive.ALL:
-            if ledger.epoch > self.ledger.epoch:
-                over = replace(self.source.start(self.ledger.epoch), free=())
-                self._upcoming, ledger = ledger, over
-            elif ledger.epoch < self.ledger.epoch:
-                ledger = self._granted(self.source.start(self.ledger.epoch))
+            ledger = self._in_own_epoch(ledger)
         self.microbatches = int(header["pieces"])
+        batching = Batching.from_json(header["batching"])
         if batching != self.source.batching:
             self._take_batching(batching)
         if not self.sampler.agrees_with(ledger):
@@ -416,6 +400,42 @@ class LoaderProgress(TrainingProgress):
         # The root may have left the epoch already, or this worker.
         self.untrained = max(self.untrained, int(header["untrained"]))
         self.exchanges = int(header["exchanges"])
+
+    def _check_data(self, header: Mapping[str, Any]) -> None:
+        """Refuse to take over the progress of a job that trains on other data than this worker.
+
+        Raises:
+            DataError: the data differ in fingerprint or size, or are divided into other batches.
+        """
+        mine, theirs = self.source.fingerprint, header["fingerprint"]
+        if mine != theirs:
+            raise DataError(
+                f"the data of w{self._worker} are not the job's; every worker must load the same. "
+                f"Here: {mine or NO_FINGERPRINT}. The job: {theirs or NO_FINGERPRINT}"
+            )
+        check_alike(self.source.batching, Batching.from_json(header["batching"]), self._worker)
+        total, total_of_job = self.source.total, restore(header["ledger"]).total
+        if total_of_job != total:
+            describe = self.source.describe_total
+            raise DataError(
+                f"the dataset of w{self._worker} has {describe(total)} and the "
+                f"job's {describe(total_of_job)}; every worker must load the same data"
+            )
+
+    def _in_own_epoch(self, received: Ledger) -> Ledger:
+        """Return the ledger for this worker's epoch, given the one of the state source.
+
+        When the state source is in a later epoch, this worker's epoch is over, and the received
+        ledger is kept for :meth:`next_epoch`. When it is in an earlier one, it is about to leave
+        that: this worker's epoch begins with all samples free.
+        """
+        epoch = self.ledger.epoch
+        if received.epoch > epoch:
+            self._upcoming = received
+            return replace(self.source.start(epoch), free=())
+        if received.epoch < epoch:
+            return self._granted(self.source.start(epoch))
+        return received
 
     @property
     def place(self) -> Place:

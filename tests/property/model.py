@@ -238,27 +238,36 @@ class Model:
             self._fail(w, w.ring)
 
     def go(self, w: Worker) -> None:
-        """On to the rendezvous of the generation it must go to; or out, where it is no member."""
-        if not w.works or w.entered or w.member.stage is Stage.PREPARING:
+        """Take ``w`` to the rendezvous of its next generation, or out if it is no member there."""
+        generation = self._next_generation(w)
+        if generation is None:
             return
-        if w.target:  # agreed in its ring
-            generation = self.generation(w.target)
-        elif w.ring or w.seen is None or w.seen.number <= w.failed:
-            return
-        else:
-            generation = w.seen
-            if w.step >= 0 and w.id in ids(generation.previous):
-                return  # planned before its ring was known to be broken
         if not generation.members:
             self.exit(w)
-        elif w.id not in generation.worker_ids:
-            if w.step >= 0:
-                self.exit(w)
-            elif not w.sleeps:
-                w.member = replace(w.member, newest_generation=generation.number)
-        elif w.sleeps and generation.previous and w.step < 0:
+        elif w.id in generation.worker_ids:
+            self._enter(w, generation)
+        elif w.step >= 0:
+            self.exit(w)
+        elif not w.sleeps:
+            w.member = replace(w.member, newest_generation=generation.number)
+
+    def _next_generation(self, w: Worker) -> Generation | None:
+        """Return the generation that ``w`` must go to now; None while it has to stay."""
+        if not w.works or w.entered or w.member.stage is Stage.PREPARING:
+            return None
+        if w.target:  # agreed in its ring
+            return self.generation(w.target)
+        if w.ring or w.seen is None or w.seen.number <= w.failed:
+            return None
+        if w.step >= 0 and w.id in ids(w.seen.previous):
+            return None  # planned before its ring was known to be broken
+        return w.seen
+
+    def _enter(self, w: Worker, generation: Generation) -> None:
+        """Let ``w`` enter the rendezvous of a generation that it is a member of, if it may."""
+        if w.sleeps and generation.previous and w.step < 0:
             return
-        elif w.step >= 0 or not generation.previous or self._called(generation):
+        if w.step >= 0 or not generation.previous or self._called(generation):
             w.ring, w.target, w.entered = 0, generation.number, True
         elif generation.state_source in self.evicted:
             w.failed = generation.number  # it never comes to be

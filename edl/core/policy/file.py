@@ -87,34 +87,49 @@ def parse(text: str, source: str) -> Policy:
             cannot be, or one that needs another.
     """
     lines = Lines(text, source)
+    tables = _tables(text, source, lines)
+    policy = Policy(text)
+    if "size" in tables:
+        policy = _with_size(policy, tables["size"], source, lines)
+    if "stragglers" in tables:
+        given = tables["stragglers"]
+        rule = made(Stragglers, given, "stragglers", "table stragglers", (), lines)
+        policy = replace(policy, stragglers=rule)
+    if "batch" in tables:
+        policy = replace(policy, batch=_batch(tables["batch"], lines))
+    if "learning_rate" in tables:
+        policy = replace(policy, learning_rate=learning_rate(tables["learning_rate"], lines))
+    return policy
+
+
+def _tables(text: str, source: str, lines: Lines) -> dict[str, dict[str, Any]]:
+    """Return the tables of a policy file by name, each with its keys and values as written.
+
+    Raises:
+        UsageError: the text is no TOML, has no table, or has a name that is no table of a policy.
+    """
     try:
-        values = tomllib.loads(text)
+        tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{source} is not TOML: {error}") from None
-    for name, table in values.items():
+    for name, table in tables.items():
         if name not in TABLES:
             raise lines.error("", name, f"there is no table [{name}]{near(name, TABLES)}")
         if not isinstance(table, dict):
             raise lines.error("", name, f"{name} is a table: write [{name}] above its keys")
-    if not values:
+    if not tables:
         others = " or ".join(f"[{name}]" for name in TABLES[1:])
         raise UsageError(f"{source} says nothing; {RULE_NEEDED}, or {others}")
-    policy = Policy(text)
-    if "size" in values:
-        size = values["size"]
-        policy = replace(policy, size=_size(size, source, lines))
-        if "hold" in size:
-            policy = replace(policy, hold_s=time_of(size["hold"], "size", "hold", lines))
-        if "data_wait" in size:
-            policy = replace(policy, data_wait=_part(size["data_wait"], "data_wait", lines))
-    if "stragglers" in values:
-        given = values["stragglers"]
-        rule = made(Stragglers, given, "stragglers", "table stragglers", (), lines)
-        policy = replace(policy, stragglers=rule)
-    if "batch" in values:
-        policy = replace(policy, batch=_batch(values["batch"], lines))
-    if "learning_rate" in values:
-        policy = replace(policy, learning_rate=learning_rate(values["learning_rate"], lines))
+    return tables
+
+
+def _with_size(policy: Policy, given: Mapping[str, Any], source: str, lines: Lines) -> Policy:
+    """Return ``policy`` with the rule, hold and limit of data_wait that table [size] sets."""
+    policy = replace(policy, size=_size(given, source, lines))
+    if "hold" in given:
+        policy = replace(policy, hold_s=time_of(given["hold"], "size", "hold", lines))
+    if "data_wait" in given:
+        policy = replace(policy, data_wait=_part(given["data_wait"], "data_wait", lines))
     return policy
 
 

@@ -1,0 +1,36 @@
+"""Measure how long a daemon has been without ZooKeeper, and log the beginning and the end of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from edl.errors import CoordinationError
+
+logger = logging.getLogger(__name__)
+
+
+class Outage:
+    """The time in which one daemon could not reach ZooKeeper, if it cannot reach it now."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def begin(self, error: CoordinationError) -> None:
+        """Note that ZooKeeper could not be reached, because of ``error``; log the first failure."""
+        if self._since is None:
+            self._since = time.monotonic()
+            logger.warning("coordination is interrupted, training goes on: %s", error)
+
+    def end(self) -> tuple[float, str]:
+        """Note that ZooKeeper was reached.
+
+        Returns:
+            How many seconds the outage lasted, and that in words; 0.0 and "" without an outage.
+        """
+        if self._since is None:
+            return 0.0, ""
+        away_s = time.monotonic() - self._since
+        self._since, reason = None, f"ZooKeeper is back after {away_s:.1f} s"
+        logger.info("%s", reason)
+        return away_s, reason
