@@ -95,6 +95,7 @@ class Workers:
         own = {
             "EDL_SLOT": str(slot),
             "EDL_ATTEMPT_ID": attempt_id,
+            "EDL_LAUNCH": attempt_id,  # what Horovod's patch 18 looks for, also in older builds
             "EDL_STACKS": str(self.stacks_of(attempt_id)),
             "EDL_LOG_FILE": str(self.log_of(attempt_id)),
             "EDL_TRAINED_FILE": str(self._trained_of(attempt_id)),

@@ -67,7 +67,7 @@ def test_edl_itself_calls_it_and_a_script_may_import_both(tmp_path: Path, patche
         "import horovod.torch as hvd\nimport edl.torch as edl\n"
         "edl.init()\nprint('size', edl.size(), hvd.Sum == edl.Sum, flush=True)\nhvd.init()\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(patched), "EDL_ATTEMPT_ID": "t-0"}
+    environment = os.environ | {"PYTHONPATH": str(patched), "EDL_LAUNCH": "t-0"}
     done = subprocess.run(
         [sys.executable, script], env=environment, capture_output=True, text=True, timeout=120
     )

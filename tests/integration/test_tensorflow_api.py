@@ -393,13 +393,13 @@ for _ in ds.epochs(1):
     ),
     "a fit for each fold": (
         FIT + "model.fit(ds, callbacks=[edl.KerasCallback()], **quietly); edl.Dataset(data, 4)",
-        "run each fold and each scenario, with data or a model of its own, as a job of its own",
+        "run each fold and each trial, with data or a model of its own, as a job of its own",
     ),
-    "a fit for each scenario": (
+    "a fit for each trial": (
         FIT + "model.fit(ds, callbacks=[edl.KerasCallback()], **quietly)\n"
         "other = network(edl.Optimizer(keras.optimizers.SGD(0.2)))\n"
         "other.fit(ds, callbacks=[edl.KerasCallback()], **quietly)",
-        "run each fold and each scenario, with data or a model of its own, as a job of its own",
+        "run each fold and each trial, with data or a model of its own, as a job of its own",
     ),
     "a fit by steps that are made": (
         FIT + "for _ in range(2):\n"
@@ -1267,14 +1267,14 @@ assert edl.step() == 8
     ),
     "callbacks of a worker that has joined after seven batches": (
         """
-from edl.core.step.update_order import Schedule
+from edl.core.step.update_order import UpdateOrder
 from edl.tensorflow import training
 seen = []
 class Look(keras.callbacks.Callback):
     def on_train_begin(self, logs=None): assert self.params["steps"] == 2, self.params
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == 0:  # as a newcomer gets it with the job's state
-            training.current().worker.loader.progress.schedule = Schedule(batch=7)
+            training.current().worker.loader.progress.update_order = UpdateOrder(batch=7)
     def on_train_batch_begin(self, batch, logs=None): seen.append((batch, ds.batch_index))
     def on_batch_end(self, batch, logs=None): seen.append((batch, ds.batch_index))
 edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
