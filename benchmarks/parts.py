@@ -17,7 +17,7 @@ def slowest(
     """The parts ``names`` of the first switch that is as ``which`` says, in seconds.
 
     They are those of the old worker that stood still longest. ``close`` is what election and
-    roll-call leave of ``wait``. Empty when there was no such switch.
+    survivor report leave of ``wait``. Empty when there was no such switch.
     """
     switches = [event for event in events if event["kind"] == "switch" and which(event)]
     if not switches:

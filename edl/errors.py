@@ -10,7 +10,7 @@
     │   └── JobExists           the name belongs to a job that is running
     ├── CoordinationError       ZooKeeper did not do what was asked
     │   ├── ZooKeeperUnreachable
-    │   └── Deposed             a write of a leader whose term is over was refused
+    │   └── LeadershipLost      a write of a leader whose term is over was refused
     ├── RequestError            what was asked of a running job was not done
     │   ├── TimedOut            not by its deadline
     │   ├── JobEnded            the job ended before
@@ -131,7 +131,7 @@ class LeadershipLost(CoordinationError):
     """A write of a leader whose election node is gone was refused (fencing)."""
 
     def __init__(self, term: int) -> None:
-        super().__init__(f"the leader of term {term} has been deposed; its write was refused")
+        super().__init__(f"the leader of term {term} has ended; its write was refused")
         self.term = term
 
 
@@ -155,7 +155,7 @@ class HostLost(RequestError):
     """The host that workers were to move to has no agent any more; who had not moved stays."""
 
 
-class RequestOverridden(RequestError):
+class Superseded(RequestError):
     """Somebody else has changed what was asked for."""
 
 
@@ -217,7 +217,7 @@ class WorkerEvicted(JobError):
     """The leader has given this worker up."""
 
     def __init__(self, worker: int, reason: str) -> None:
-        super().__init__(f"worker w{worker} was given up by the leader: {reason}")
+        super().__init__(f"worker w{worker} was evicted by the leader: {reason}")
         self.worker = worker
         self.reason = reason
 

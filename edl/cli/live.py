@@ -1,4 +1,4 @@
-"""What `edl run` and `edl join` show on a terminal, with one line that stays at its bottom."""
+"""The terminal of `edl run` and `edl join`: scrolling lines, and one status line at the bottom."""
 
 from __future__ import annotations
 

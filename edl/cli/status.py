@@ -145,8 +145,8 @@ def _slot_rows(now: JobStatus) -> dict[str, str]:
 def _given_up_rows(now: JobStatus) -> dict[str, str]:
     """Return a row with the reason for each disabled slot and each of the last evicted workers."""
     evicted = list(now.evicted.items())[-GIVEN_UP_SHOWN:]
-    workers = {f"{worker} given up": reason for worker, reason in evicted}
-    slots = {f"slot {slot} given up": reason for slot, reason in now.disabled_slots.items()}
+    workers = {f"{worker} evicted": reason for worker, reason in evicted}
+    slots = {f"slot {slot} disabled": reason for slot, reason in now.disabled_slots.items()}
     return workers | slots
 
 

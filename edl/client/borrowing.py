@@ -14,7 +14,7 @@ from edl.core.job import borrowing
 from edl.core.job.borrowing import LeaseTerms
 from edl.core.plural import by_host, counted, workers
 from edl.core.records import RequestedBy
-from edl.errors import RequestOverridden, UsageError
+from edl.errors import Superseded, UsageError
 
 GRACE_S = 10.0  # after the deadline, for what was done to be read
 
@@ -77,9 +77,7 @@ def reclaim(
     try:
         for seen in looks(store, limit_s, what, messages, goes_on, limits):
             if any(seen.desired.hosts.get(one.host, 0) > after.get(one.host, 0) for one in asked):
-                raise RequestOverridden(
-                    store.name, f"{what} was given up: other workers were asked for"
-                )
+                raise Superseded(store.name, f"{what} was cancelled: other workers were asked for")
             if not {*asked} & {*seen.desired.reclaims}:
                 after_s = time.monotonic() - began_s
                 hosts = {h: before[h] - after.get(h, 0) for h in sorted(before)}

@@ -17,7 +17,7 @@ from edl.core.job.placement import Placement, place
 from edl.core.job.profile_hold import Fate, Held, ProfileHold
 from edl.core.plural import verb, workers
 from edl.core.records import RequestedBy, Snapshot
-from edl.errors import CoordinationError, RequestError, RequestOverridden, UnknownJob, UsageError
+from edl.errors import CoordinationError, RequestError, Superseded, UnknownJob, UsageError
 
 
 class HeldSize:
@@ -113,9 +113,7 @@ class HeldSize:
 
     def _check(self, desired: Placement) -> None:
         if desired not in self._held.ours:
-            raise RequestOverridden(
-                self._job.name, "other workers were asked for while it was profiled"
-            )
+            raise Superseded(self._job.name, "other workers were asked for while it was profiled")
         self._held = replace(self._held, last=desired)
 
     def _keep(self) -> None:
@@ -126,9 +124,7 @@ class HeldSize:
         else:
             overruled = self._held.overruled(hold)
         if overruled:
-            raise RequestOverridden(
-                self._job.name, "somebody else says how many workers there shall be"
-            )
+            raise Superseded(self._job.name, "somebody else says how many workers there shall be")
 
     def _set_desired(self, change: Callable[[Placement], Placement], why: str) -> Placement:
         return self._store.set_desired(change, RequestedBy.PROFILE, why).desired.hosts

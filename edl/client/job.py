@@ -148,7 +148,7 @@ class Job:
         """Take ``slots`` (None: all) of the borrowed ones back; how long that took.
 
         Their workers leave with a planned switch. Who has not left 2 s before the deadline (after
-        half of one below 4 s) is given up, and its process killed: the others train on.
+        half of one below 4 s) is evicted, and its process killed: the others train on.
 
         Args:
             deadline_s: until when the slots have to be free, in seconds from now.

@@ -1,7 +1,7 @@
 """Workers of one host move to another while the job trains: ask, wait, say what it was.
 
 Whoever asks may go away: what is desired is all that carries a migration. What the waiting adds is
-that a target which has lost its agent is given up, and who had not moved is wanted where it is.
+that a target which has lost its agent is abandoned, and who had not moved is wanted where it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edl.core.job.migration import Migration, Move, Standing, standing
 from edl.core.job.placement import Placement, give_back, move, to_add
 from edl.core.plural import workers
 from edl.core.records import Generation, RequestedBy, Snapshot
-from edl.errors import CoordinationError, HostLost, RequestOverridden
+from edl.errors import CoordinationError, HostLost, Superseded
 
 
 def migrate(
@@ -82,7 +82,7 @@ def _wait(
         if desired in given:  # it was taken back, and the answer was lost
             raise _lost(asked, now, desired, limits)
         if stands.changed:
-            raise RequestOverridden(asked.job, _superseded(asked, desired, stands))
+            raise Superseded(asked.job, _superseded(asked, desired, stands))
         if any(host.name == asked.target for host in now.available):
             seen_at = time.monotonic()
         elif time.monotonic() - seen_at >= limits.agent_gone_s and _is_short(

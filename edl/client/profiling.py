@@ -20,7 +20,7 @@ from edl.core.job.profile import Curve, Point, in_order, measured
 from edl.core.plural import verb, workers, workers_train
 from edl.core.progress import ProgressSample
 from edl.core.records import Snapshot
-from edl.errors import CoordinationError, RequestError, RequestOverridden, UsageError
+from edl.errors import CoordinationError, RequestError, Superseded, UsageError
 
 
 def profile(
@@ -58,7 +58,7 @@ def profile(
     except RequestError as error:
         sizes_done = ", ".join(str(point.np) for point in curve.points) or "no size"
         kept = f"measured with {sizes_done} workers" if curve.points else "nothing was measured"
-        said = "" if isinstance(error, RequestOverridden) and hold.outcome else str(error)
+        said = "" if isinstance(error, Superseded) and hold.outcome else str(error)
         outcome = hold.outcome if hold.kept or not said else ""
         raise type(error)(store.name, "; ".join(filter(None, (said, outcome, kept)))) from error
     except KeyboardInterrupt as end:

@@ -164,7 +164,7 @@ def job_spec(
 
 
 def made_up_name(command: Sequence[str]) -> str:
-    """Return a name for a job that was given none: its script's and four random digits."""
+    """Return a name for a job without one: that of its script and four random hex digits."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(title(command)).stem).strip("-_")[:40] or "job"
     return f"{stem}-{uuid.uuid4().hex[:4]}"
 

@@ -21,7 +21,7 @@ Choice = Callable[[dict[str, int]], Placement]  # from the workers that are desi
 def set_desired(
     nodes: JobNodes, choose: Choice, by: RequestedBy, why: str, terms: LeaseTerms = NO_LEASE_TERMS
 ) -> Change:
-    """See :meth:`JobStore.desire`."""
+    """See :meth:`JobStore.set_desired`."""
     p, hold = nodes.paths, nodes.paths.profile_hold
     made: list[Change] = []
 
@@ -41,7 +41,7 @@ def set_desired(
 
 
 def record_returned(nodes: JobNodes, done: Reclaim) -> None:
-    """See :meth:`JobStore.settle`."""
+    """See :meth:`JobStore.record_returned`."""
     p = nodes.paths
 
     def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:

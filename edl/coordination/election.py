@@ -225,7 +225,9 @@ class Election:
             EdlError: the election does not exist (the error that ``missing`` makes).
         """
         nodes = nodes_of(self._candidates(), candidate)
-        self.session.read_all("depose a leader", [delete(f"{self.path}/{name}") for name in nodes])
+        self.session.read_all(
+            "remove a candidate", [delete(f"{self.path}/{name}") for name in nodes]
+        )
         return bool(nodes)
 
     @property

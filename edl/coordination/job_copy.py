@@ -2,7 +2,7 @@
 
 ZooKeeper forgets when its disk is lost, when it runs in a container without one, or when somebody
 removes the tree. The workers train on, and whoever asks is told that there is no such job. So its
-own processes write it again: what it is, what is desired and decided, who was given up. Each adds
+own processes write it again: what it is, what is desired and decided, who was evicted. Each adds
 its own nodes, as after a lost session. Events and requests are lost.
 """
 
@@ -58,7 +58,7 @@ class JobCopy:
 
     @property
     def evicted(self) -> frozenset[int]:
-        """The workers that were given up."""
+        """The workers that were evicted."""
         return frozenset(int(path.rsplit("/", 1)[1]) for path in self._evicted)
 
     def write(self, session: Session, run: str, event: Event) -> bool:

@@ -51,7 +51,7 @@ from edl.errors import AccessDenied, UnknownJob
 
 
 class WorkerView(NamedTuple):
-    """What a worker of a job has to know of it; ``evicted``: worker -> why it was given up."""
+    """What a worker of a job has to know of it; ``evicted``: worker -> why it was evicted."""
 
     job: Job
     generation: Generation | None

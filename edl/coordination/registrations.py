@@ -71,7 +71,7 @@ class MemberNodes:
         session.read_all("remove a member", [delete(node) for node in nodes])
 
     def forget_evicted(self, workers: Iterable[int]) -> None:
-        """Remove what is written about workers that were given up and are gone for good."""
+        """Remove what is written about workers that were evicted and are gone for good."""
         evicted = [self._nodes.paths.evicted_worker(worker) for worker in workers]
         self._nodes.session.read_all("forget the evicted", [delete(path) for path in evicted])
 

@@ -24,7 +24,7 @@ def cost(event: Event) -> str:
     recovery = {
         "detect": parts.detect_s,
         "election": parts.election_s,
-        "roll-call": parts.survivor_report_s,
+        "survivor report": parts.survivor_report_s,
         "init": parts.init_s,
         "broadcast": parts.broadcast_s,
         "first step": parts.first_step_s,

@@ -7,7 +7,6 @@ invent one, a reader gets values with types, and `make docs` generates the table
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -183,14 +182,10 @@ class SwitchDetails(Details, kind=EventKind.SWITCH, writer="rank 0"):
     A switch that the next one follows before a step is complete is not logged.
     """
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"roll_call_s": "survivor_report_s"}
+
     world_size: Annotated[int, "workers in the new ring"]
     workers: Annotated[Mapping[str, SwitchParts], "worker -> the parts of its switch, see below"]
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read the details, also of an older edl; see :meth:`Record.from_json`."""
-        text = json.dumps(values).replace('"roll_call_s":', '"survivor_report_s":')
-        return super().from_json(json.loads(text))
 
 
 @dataclass(frozen=True)
@@ -226,7 +221,7 @@ class DrainDetails(Details, kind=EventKind.DRAIN, writer="the leader"):
 @dataclass(frozen=True)
 class DesiredDetails(Details, kind=EventKind.DESIRED, writer="whoever asks for it"):
     """Other workers are wanted than before; the reason says why: `edl scale`, `edl migrate`,
-    `edl profile`, a host that comes or leaves, a slot that is given up, a worker that leaves, slots
+    `edl profile`, a host that comes or leaves, a slot that is disabled, a worker that leaves, slots
     that are borrowed by the job or wanted back.
     """
 

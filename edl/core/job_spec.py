@@ -72,7 +72,7 @@ class JobSettings(Record):
     )
     max_restarts: int = setting(
         10,
-        "how often in a row a slot whose workers fail, or are given up, before they have trained a "
+        "how often in a row a slot whose workers fail, or are evicted, before they have trained a "
         "step is started again, after pauses of 1, 2, 4, ... 30 s; then the job goes on without "
         "it, or fails if `min_np` needs it. After a step it is started again at once, and the "
         "count begins anew, unless the script fails within 60 s of that step, or is killed within "

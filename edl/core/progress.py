@@ -50,7 +50,7 @@ class JobProgress(Record):
 
 @dataclass(frozen=True)
 class ProgressSample(Record):
-    """What one worker had counted at the end of a step; `edl profile` compares two of them.
+    """The counters of one worker at the end of a step; `edl profile` compares two samples.
 
     Attributes:
         worker: the number of that worker.
@@ -73,7 +73,7 @@ class ProgressSample(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerProgress(JobProgress):
-    """What one worker reports at the end of each step.
+    """The progress that one worker reports at the end of each step.
 
     Attributes:
         generation: the generation of its ring; 0: it has not been in a ring.

@@ -16,7 +16,8 @@ class Record:
     """Mixin: a frozen dataclass that reads and writes itself as JSON values.
 
     Attributes:
-        RENAMED: earlier name of a field, in records that an older edl wrote -> its name now.
+        RENAMED: earlier name of a field, in records that an older edl wrote -> its name now; also
+            of a field of a record within this one.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {}
@@ -36,8 +37,17 @@ class Record:
             CoordinationError: a field is missing or has the wrong shape.
         """
         if cls.RENAMED:
-            values = {cls.RENAMED.get(name, name): value for name, value in values.items()}
+            values = _renamed(values, cls.RENAMED)
         try:
             return msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise CoordinationError(f"this is not a {cls.__name__}: {error}") from error
+
+
+def _renamed(values: Any, names: Mapping[str, str]) -> Any:
+    """Return JSON values with other names, earlier name -> name now, at any depth."""
+    if isinstance(values, Mapping):
+        return {names.get(name, name): _renamed(value, names) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_renamed(value, names) for value in values]
+    return values

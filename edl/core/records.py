@@ -93,7 +93,7 @@ class RequestedBy(StrEnum):
     """Who says how many workers are wanted."""
 
     PERSON = "person"  # or a program: has chosen a size, or moves workers; a profile lets it stand
-    LAUNCHER = "launcher"  # a host comes or leaves, or a slot of it is given up
+    LAUNCHER = "launcher"  # a host comes or leaves, or a slot of it is disabled
     PROFILE = "profile"  # measures other sizes for a while
     POLICY = "policy"  # the job's own rule finds another size better
     LEADER = "leader"  # whom a signal or a drain took out is wanted no longer
@@ -258,7 +258,7 @@ END = 1 << 40  # a worker's number for the end of its job: above those of all ge
 class Generation(Record):
     """``generation``: the membership of one ring. Only the leader writes it.
 
-    ``joined`` need the state of the job, which ``state_source`` sends them. Without seats the job
+    ``joined`` need the state of the job, which ``state_source`` sends them. Without members the job
     ends: everybody leaves after the step in which all know it. The workers of a ring call every
     end :data:`END`: some may have it from the leader, and others from who ends the job while
     ZooKeeper is away (:meth:`as_end`).

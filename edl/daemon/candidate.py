@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Candidate:
-    """One worker's part in the election. Only the daemon thread calls it, except :meth:`stand`.
+    """One worker's part in the election. Only the daemon thread calls it, except :meth:`campaign`.
 
     Args:
         begin: starts a term of this worker.

@@ -1,7 +1,7 @@
 """The daemon: one thread of a worker that listens to ZooKeeper and keeps its own nodes there.
 
 It never touches the ring and never waits for the training thread. What it learns it puts into
-the mailbox; what the worker wants known (its member node, events) it writes, again and again
+the shared state; what the worker wants known (its member node, events) it writes, again and again
 while ZooKeeper is away. When its worker leads, it also runs :class:`edl.leader.leader.LeaderTerm`.
 """
 

@@ -9,16 +9,16 @@ from edl.worker.shared_state import SharedState
 
 
 class EventLog:
-    """Writes what is in the mailbox. Only the daemon thread calls it."""
+    """Writes what is in the shared state. Only the daemon thread calls it."""
 
     def __init__(self, events: EventNodes, shared: SharedState) -> None:
         self._events = events
         self._shared = shared
         self._last = -1  # number of the newest event that we know to be written
-        self._unsure = False  # whether the first event of the mailbox was written
+        self._unsure = False  # whether the first event of the shared state was written
 
     def write(self) -> None:
-        """Write all events; those that are not written stay in the mailbox.
+        """Write all events; those that are not written stay in the shared state.
 
         Raises:
             UnknownJob: the job is gone.

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class PendingWrites:
-    """The member node, a checkpoint, the end of the job, and the events of the mailbox.
+    """The member node, a checkpoint, the end of the job, and the events of the shared state.
 
     The training thread changes them; the daemon thread writes them, again and again while
     ZooKeeper is away.

@@ -78,7 +78,16 @@ class ShardReader(ABC):
         """A shard, for people."""
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
-        """See :class:`edl.worker.stream_sampler.Reader`.
+        """Read samples of a shard, in order, as the protocol ``stream_sampler.Reader`` asks.
+
+        Args:
+            epoch: the epoch, counted from 0.
+            shard: the index of the shard.
+            offset: the first sample, counted in the shard from 0.
+            count: how many samples to read at most.
+
+        Returns:
+            The samples; fewer than ``count`` at the end of the shard.
 
         Raises:
             UsageError: what was opened cannot be read.

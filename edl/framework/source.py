@@ -98,7 +98,7 @@ def attach_stream(
     """Declare ``stream``.
 
     Raises:
-        DataError, UsageError: see :meth:`edl.worker.progress.TrainingProgress.attach`; or the
+        DataError, UsageError: see :meth:`edl.worker.loader_progress.LoaderProgress.attach`; or the
             shards of a stream that has none are to be shuffled, or its global batches fixed.
     """
     if batches.global_batch or batches.micro_batch:
@@ -137,7 +137,7 @@ def attach_source(
     """Declare ``dataset`` with its ``total`` samples, and log what was left out of it.
 
     Raises:
-        DataError, UsageError: see :meth:`edl.worker.progress.TrainingProgress.attach`.
+        DataError, UsageError: see :meth:`edl.worker.loader_progress.LoaderProgress.attach`.
     """
     fingerprint = fingerprint_of(dataset)
     kind = AlignedSource if batches.global_batch else Source

@@ -1,7 +1,6 @@
 """The steps of a script's training loop: epochs, batches, padding, a newcomer's warm-up.
 
-What a framework's loader or data set adds is a :class:`Feed`: where the data of the next batch
-comes from.
+A framework's loader or data set adds a :class:`BatchSource`, which has the data of the next batch.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def change(
 
 
 def script_of(member: RingMember) -> ScriptOfJob | None:
-    """Ask the worker in ``seat`` for model and fits of its script; None: no answer in time."""
+    """Ask the worker ``member`` for model and fits of its script; None: no answer in time."""
     try:
         status, body = fetch(member.address, member.port, MODEL_PATH, MODEL_S)
         if status != 200:
@@ -141,9 +141,14 @@ def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int,
 
 
 def answering(members: Iterable[RingMember], run: str, timeout_s: float) -> frozenset[int]:
-    """The workers of ``seats`` that answer on their own ports: they live, whatever ZooKeeper says.
+    """Return the workers of ``members`` whose own port answers.
 
-    ``run``: the start of the job that they belong to.
+    Such a worker lives, whether or not it is in ZooKeeper.
+
+    Args:
+        members: the workers to ask.
+        run: the start of the job; an answer of a worker of another start does not count.
+        timeout_s: how long to wait for the answers.
     """
     answers = ask_all({member.id: (member.address, member.port) for member in members}, timeout_s)
     return frozenset(
@@ -154,7 +159,7 @@ def answering(members: Iterable[RingMember], run: str, timeout_s: float) -> froz
 
 
 def tell_end(key: str, members: Iterable[RingMember], reason: str) -> int:
-    """Tell the workers of ``seats``, all at once, that their job ends; how many were told.
+    """Tell the workers of ``members``, all at once, that their job ends; how many were told.
 
     ``key``: :func:`edl.http.signing.http_key`. See :mod:`edl.daemon.ending`.
     """

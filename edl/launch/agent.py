@@ -238,7 +238,7 @@ class Agent(Supervisor[AgentState]):
     def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
         """Want fewer, and say so; whoever asks for more workers here may use the slot."""
         before, fewer = snapshot.desired.hosts, given_up.desired
-        why = f"slot {given_up.slot} of host {self._host.name} is given up"
+        why = f"slot {given_up.slot} of host {self._host.name} is disabled"
         self._changed.set()
         if self._set_desired(lambda now: fewer if now == before else now, why) != fewer:
             return  # it was changed meanwhile, so the slot is judged again

@@ -1,6 +1,6 @@
 """Workers of this host that do not answer their agent, and where they hang.
 
-The agent asks only those that have left ZooKeeper or were given up. It is on their host, so no
+The agent asks only those that have left ZooKeeper or were evicted. It is on their host, so no
 network stands between: who does not answer it is frozen, or overloaded beyond use.
 """
 

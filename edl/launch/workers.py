@@ -322,7 +322,7 @@ def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
 
 
 def has_ended(child: int) -> bool:
-    """Return whether a child process has ended; it stays a zombie, so its number is still its."""
+    """Return whether a child process has ended, without reaping it: its pid stays taken."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

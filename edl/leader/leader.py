@@ -158,7 +158,7 @@ class LeaderTerm:
             self._policy_loop.written(found.learned)
 
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
-        """Name, once, who holds up a ring that does not train; whom to give up for it."""
+        """Name, once, who holds up a ring that does not train; whom to evict for it."""
         stall = self._detector.stall(snapshot)
         if stall is None:
             self._stall, self._named = "", None
@@ -215,7 +215,7 @@ class LeaderTerm:
         for one in decision.reclaimed:
             yield self._event(*describe_returned(one, time.time()))
         for worker, reason in sorted(decision.evict.items()):
-            yield self._event(EvictedDetails(f"w{worker}"), f"w{worker} was given up: {reason}")
+            yield self._event(EvictedDetails(f"w{worker}"), f"w{worker} was evicted: {reason}")
         for answer in decision.answers:
             yield self._event(DrainDetails(f"w{answer.worker}", answer.accepted), answer.outcome)
 

@@ -1,6 +1,6 @@
 """What a leader does about slow workers: it says who is, and lets the slowest ones be replaced.
 
-Which share of a batch they train meanwhile is their own affair (:mod:`edl.daemon.straggler_watch`).
+Which share of a batch they train meanwhile is their own affair (:mod:`edl.worker.ring_watch`).
 """
 
 from __future__ import annotations

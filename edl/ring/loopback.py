@@ -11,8 +11,8 @@ rely on:
 3. A collective that all have contributed to is completed although a member leaves in order.
 4. What does not fit (another shape or type under the same name) is refused on all members, and the
    ring stays whole.
-5. A rendezvous is complete when all seats have come. It fails when it is given up by the daemon of
-   the first seat, when that one's process is gone, or at the time-out.
+5. A rendezvous is complete when all members have come. It fails when it is aborted by the daemon of
+   the first member, when that one's process is gone, or at the time-out.
 
 What is left open in these rules is decided by the ``choose`` of the :class:`LoopbackNetwork`, and
 its ``disturb`` is called before and after each contribution: there a test delays, kills, cuts, or
@@ -114,7 +114,7 @@ class _Wire:
 
 @dataclass
 class _Room:
-    """The rendezvous of one generation, kept by the daemon of its first seat."""
+    """The rendezvous of one generation, kept by the daemon of its first member."""
 
     keeper: int
     size: int
@@ -129,7 +129,7 @@ class LoopbackNetwork:
     Args:
         clock: by which its members wait.
         choose: a number below the one given; decides what the rules leave open.
-        disturb: called by the thread of a member at each :class:`Moment`, without any lock.
+        disturb: called at each :class:`CollectivePoint` by the thread of a member, without a lock.
     """
 
     def __init__(

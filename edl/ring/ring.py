@@ -41,7 +41,7 @@ class Connection(Protocol):
         """Connect to the other members of ``generation``; None: a world of one.
 
         Raises:
-            CollectiveFailed: a member did not come, or the generation was given up. Nothing is
+            CollectiveFailed: a member did not come, or the generation was aborted. Nothing is
                 open then.
         """
 
@@ -90,7 +90,7 @@ class Ring:
         """Connect to the other members of ``generation`` as ``rank``.
 
         Raises:
-            RendezvousFailed: a member did not come, or the generation was given up.
+            RendezvousFailed: a member did not come, or the generation was aborted.
         """
         where = place(generation.members, rank)
         self._membership = (generation.number, generation.worker_ids)

@@ -76,23 +76,23 @@ class Samples:
 
     @property
     def epochs(self) -> int:
-        """See :class:`edl.simulator.work.Work`."""
+        """See :class:`edl.simulator.work.JobWork`."""
         return 1
 
     def end_of(self, epoch: int) -> float:
-        """See :class:`edl.simulator.work.Work`."""
+        """See :class:`edl.simulator.work.JobWork`."""
         return self.count
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """See :class:`edl.simulator.work.Work`: wherever the slots are."""
+        """See :class:`edl.simulator.work.JobWork`: wherever the slots are."""
         return batch / self.kind.step_s(sum(slots), batch)
 
     def model(self, epoch: int, progress: float) -> SamplesModel:
-        """See :class:`edl.simulator.work.Work`."""
+        """See :class:`edl.simulator.work.JobWork`."""
         return SamplesModel(self.kind, self.count - progress)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
-        """See :class:`edl.simulator.work.Work`: a larger batch loses nothing, so all is noise."""
+        """See :class:`edl.simulator.work.JobWork`. A larger batch loses nothing: all is noise."""
         count, kind = sum(slots), self.kind
         step_s, computing_s = kind.step_s(count, batch), kind.computing_s(count, batch)
         return Measured(count, len(slots), batch / count, step_s, computing_s), math.inf

@@ -59,23 +59,23 @@ class Measured:
 
     @property
     def epochs(self) -> int:
-        """See :class:`edl.simulator.work.Work`."""
+        """See :class:`edl.simulator.work.JobWork`."""
         return self.application.epochs
 
     def end_of(self, epoch: int) -> float:
-        """See :class:`edl.simulator.work.Work`: in steps of the initial batch."""
+        """See :class:`edl.simulator.work.JobWork`: in steps of the initial batch."""
         return self.application.end_of(epoch)
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """See :class:`edl.simulator.work.Work`."""
+        """See :class:`edl.simulator.work.JobWork`."""
         return self.application.rate(slots, batch, epoch)
 
     def model(self, epoch: int, progress: float) -> Oracle:
-        """See :class:`edl.simulator.work.Work`."""
+        """See :class:`edl.simulator.work.JobWork`."""
         return Oracle(self.application, epoch)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
-        """See :class:`edl.simulator.work.Work`."""
+        """See :class:`edl.simulator.work.JobWork`."""
         return self.application.observed(slots, batch, epoch)
 
 

@@ -46,23 +46,23 @@ class TimedWork:
 
     @property
     def epochs(self) -> int:
-        """See :class:`edl.simulator.work.Work`."""
+        """See :class:`edl.simulator.work.JobWork`."""
         return 1
 
     def end_of(self, epoch: int) -> float:
-        """See :class:`edl.simulator.work.Work`."""
+        """See :class:`edl.simulator.work.JobWork`."""
         return 1.0
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """See :class:`edl.simulator.work.Work`: by Amdahl's law, wherever the slots are."""
+        """See :class:`edl.simulator.work.JobWork`: by Amdahl's law, wherever the slots are."""
         return 1 / self.whole_s(sum(slots))
 
     def model(self, epoch: int, progress: float) -> TimedModel:
-        """See :class:`edl.simulator.work.Work`."""
+        """See :class:`edl.simulator.work.JobWork`."""
         return TimedModel(self, 1 - progress)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
-        """See :class:`edl.simulator.work.Work`: it computes all the time, a share of the batch."""
+        """See :class:`edl.simulator.work.JobWork`. Each slot computes its share all the time."""
         whole_s = self.whole_s(sum(slots))
         return Measured(sum(slots), len(slots), batch / sum(slots), whole_s, whole_s), None
 

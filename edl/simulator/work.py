@@ -41,7 +41,7 @@ class JobWork(Protocol):
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """A job as its user submits it; see :class:`edl.core.cluster.state.Job` for the fields.
+    """A job as its user submits it; see :class:`edl.core.cluster.state.ClusterJob` for the fields.
 
     Attributes:
         kind: of job, for tables.

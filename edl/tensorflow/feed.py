@@ -40,7 +40,7 @@ class _Entry:
 
 
 class PipelineBatchSource:
-    """See :class:`edl.framework.steps.Feed`; :meth:`read` is the other end.
+    """See :class:`edl.framework.steps.BatchSource`; :meth:`read` is the other end.
 
     Attributes:
         ahead: batches that are formed before they are needed. 0: a change of the workers finds
@@ -73,7 +73,7 @@ class PipelineBatchSource:
     # --- training thread
 
     def restart(self) -> None:
-        """See :class:`edl.framework.steps.Feed`. What is in the pipeline counts for nothing."""
+        """See :class:`edl.framework.steps.BatchSource`. Batches in the pipeline do not count."""
         with self._change:
             self._unread.clear()
             self._formed = deque(entry for entry in self._formed if entry.read)
@@ -81,7 +81,7 @@ class PipelineBatchSource:
                 entry.padding = True
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """See :class:`edl.framework.steps.Feed`. It waits unless it receives the data, too.
+        """See :class:`edl.framework.steps.BatchSource`. It waits unless it receives the data, too.
 
         Raises:
             DataError: the batch could not be loaded.
@@ -164,7 +164,7 @@ class PipelineBatchSource:
             self._change.notify_all()
 
     def form_lost_again(self) -> None:
-        """See :class:`edl.framework.steps.Feed`. A reader that ended early has lost some."""
+        """See :class:`edl.framework.steps.BatchSource`. A reader that ended early has lost some."""
         with self._change:
             gave_up, self._abandoned = self._abandoned, False
         if gave_up:

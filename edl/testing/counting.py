@@ -155,7 +155,7 @@ def source_of(
 
 
 class CountingBatchSource:
-    """The batches of a worker's leases: :class:`edl.framework.steps.Feed`.
+    """The batches of a worker's leases: :class:`edl.framework.steps.BatchSource`.
 
     The first one is loaded when it has been asked for LATE times by who does not wait.
     """

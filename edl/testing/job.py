@@ -129,7 +129,7 @@ class Run:
         """Slow down, from now on, the steps of a script that asks :mod:`edl.testing.throttle`."""
         how.put(self._throttled)
 
-    def finish_soon(self) -> None:
+    def hurry(self) -> None:
         """No more of that: the rest of the training takes as long as it takes."""
         self._throttled.unlink(missing_ok=True)
 

@@ -234,7 +234,7 @@ class MemoryJob:
 
 
 class MemoryCoordinator:
-    """The daemon of one worker: :class:`edl.worker.coordinator.Coordinator`, in memory."""
+    """A :class:`edl.worker.coordinator.Coordinator` of one worker that keeps the job in memory."""
 
     is_shared = True
     run = "loopback"

@@ -2,12 +2,12 @@
 
 ::
 
-    schedule = Schedule(Chance(seed))
+    schedule = Schedule(Random(seed))
     schedule.start("w0", lambda: train(...))
     schedule.run()
 
 A task runs until it waits, by the schedule as its :class:`edl.clock.Clock`, or reaches a
-:meth:`Schedule.pause`. Then the :class:`Chance` says which task or actor is next. Time stands
+:meth:`Schedule.pause`. Then the :class:`Random` says which task or actor is next. Time stands
 still while anybody can run, and jumps to the next deadline when nobody can. So the same seed gives
 the same run, nothing sleeps, and a run in which all wait for ever ends at once with a table of who
 waits for what.

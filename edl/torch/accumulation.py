@@ -73,7 +73,7 @@ class Accumulation:
         """Backward passes add up gradients on this worker, and send none.
 
         Raises:
-            UsageError: see :meth:`expect_pieces`.
+            UsageError: see :meth:`expect_microbatches`.
         """
         self.expected = True
         self.expect_microbatches()

@@ -260,7 +260,7 @@ class _LoaderBatchSource:
         self.data: Any = _NONE
 
     def restart(self) -> None:
-        """See :class:`edl.framework.steps.Feed`."""
+        """See :class:`edl.framework.steps.BatchSource`."""
         if self._first is not None:
             self._first.discard()
             self._first = None
@@ -268,10 +268,10 @@ class _LoaderBatchSource:
         self._formed.clear()
 
     def form_lost_again(self) -> None:
-        """See :class:`edl.framework.steps.Feed`. PyTorch's loader loses nothing."""
+        """See :class:`edl.framework.steps.BatchSource`. PyTorch's loader loses nothing."""
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """See :class:`edl.framework.steps.Feed`. Without loader processes it waits."""
+        """See :class:`edl.framework.steps.BatchSource`. Without loader processes it waits."""
         worker = self._worker
         fresh = self._take(waits)
         if fresh is _NONE and self._first is None and self._has_more():

@@ -1,6 +1,6 @@
-"""What the training thread of a worker runs: steps, switches, the place in the data, saving.
+"""The training thread of a worker: its steps, switches, position in the data and checkpoints.
 
-:mod:`edl.worker.worker` is the object that a framework's API talks to. It knows neither ZooKeeper
-nor HTTP: :mod:`edl.worker.coordinator` says what it needs of whoever coordinates the job, and
-:mod:`edl.worker.shared_state` holds what a daemon's threads tell it.
+:mod:`edl.worker.worker` is the object that a framework's API talks to. This package knows
+neither ZooKeeper nor HTTP: :mod:`edl.worker.coordinator` is the interface of the side that
+coordinates the job, and :mod:`edl.worker.shared_state` holds what the daemon's threads tell it.
 """

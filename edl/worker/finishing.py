@@ -72,7 +72,7 @@ class Finishing:
             early: it ends its training on purpose, perhaps inside an epoch.
 
         Raises:
-            WorkerEvicted: it was given up: what it has trained is not the job's.
+            WorkerEvicted: it was evicted: what it has trained is not the job's.
             JobFailed: others train on.
         """
         self._shared.check()

@@ -125,7 +125,7 @@ class LoaderSteps(Steps):
     def iterations_of_epoch(self) -> int:
         """How often the script's loop goes round in an epoch, rounded up; not of a stream.
 
-        See :meth:`edl.worker.loader_progress.LoaderProgress.rounds_of_epoch`.
+        See :meth:`edl.worker.loader_progress.LoaderProgress.iterations_of_epoch`.
         """
         return self._progress.iterations_of_epoch(self._switching.began_with)
 

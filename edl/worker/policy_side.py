@@ -1,4 +1,4 @@
-"""A worker's side of its job's policy: what it tells the job, and what it asks."""
+"""A worker's access to the policy of its job: it proposes one, and reads what was learned."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from edl.core.records import JobPolicy
 
 
 class PolicySide(Protocol):
-    """A worker's side of its job's policy; from any thread, and nobody waits."""
+    """A worker's access to the policy of its job. Any thread may call it; no call waits."""
 
     def propose(self, policy: JobPolicy) -> None:
-        """Let the job follow ``policy``, unless it has one."""
+        """Let the job follow ``policy``, unless the job has a policy already."""
 
     def learned(self) -> Mapping[str, Any]:
-        """What the job has learned of its sizes; empty: nobody can say."""
+        """Return the scaling profile of the job as JSON values; empty: it is not known."""
 
     def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """Let the job know that from the start, if it has learned nothing itself."""
+        """Let the job begin with the scaling profile ``learned``, unless it has its own."""
 
 
 class NoPolicy:
-    """Of a job that has none: nobody leads it."""
+    """The :class:`PolicySide` of a job of one worker, which has no leader and no policy."""
 
     def propose(self, policy: JobPolicy) -> None: ...
 

@@ -19,7 +19,7 @@ Exchange = Callable[[bytes], list[bytes]]
 
 
 class Receive(Enum):
-    """What a worker takes of the state that the state source sends."""
+    """The part of the job's state that a worker takes from the broadcast of the state source."""
 
     NOTHING = "nothing"  # it has it already, and just takes part in the broadcast
     STEP = "step"  # it missed the last update: what that has changed, and nothing else

@@ -58,7 +58,7 @@ class BatchSampler:
     Attributes:
         size: samples of a batch that is formed from now on; less than others form, if it is slow.
         takes_shares: it can form smaller batches for a slow worker.
-        rereads: what was formed ahead can be given up, and read again.
+        rereads: what was formed ahead can be discarded, and read again.
     """
 
     takes_shares = True
@@ -72,7 +72,7 @@ class BatchSampler:
         self._sizes: deque[int] = deque()  # of the pieces that the batch in formation lacks
         self._ahead: deque[Batch] = deque()
         self._epoch = -1
-        self.restarts = 0  # how often all batches formed ahead were given up
+        self.restarts = 0  # how often all batches formed ahead were discarded
         self._order = EpochOrder(0, 0, 0, shuffle=False)
 
     @property

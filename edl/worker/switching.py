@@ -192,7 +192,7 @@ class Switching:
 
     @waits("waiting for the others to switch")
     def _wait_for_seat(self, fits: int, after: int = 0) -> Generation:
-        """Wait for a generation that seats this newcomer and whose old members are switching.
+        """Wait for a generation with this newcomer as a member and whose old members are switching.
 
         It says which generation it waits beyond: one that does not is taken to be stuck.
 

@@ -173,7 +173,7 @@ class Worker:
 
         Raises:
             StateDiffers: the states differ, and no majority holds the same.
-            WorkerEvicted: it was given up, which one that is alone in its ring only sees here.
+            WorkerEvicted: it was evicted, which one that is alone in its ring only sees here.
         """
         failpoints.reached("boundary")
         self._shared.check()

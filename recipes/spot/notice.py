@@ -9,7 +9,7 @@
 The provider's metadata service is asked every --every seconds. Upon its notice the command gets
 SIGTERM: the host leaves the job, and the others train on. A SIGTERM to this process is passed on.
 Of all these the command gets one: a second would kill its workers. Ends with the command's code.
-Workers that have not left shortly before the instance goes are given up (EDL_LEAVE_WITHIN_S).
+Workers that have not left shortly before the instance goes are evicted (EDL_LEAVE_WITHIN_S).
 Plain `edl run`, without --or-join, would end the job instead: do not run that on a spot instance.
 
 Needs nothing but Python's standard library.

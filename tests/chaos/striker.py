@@ -142,4 +142,4 @@ class Striker:
                 try:
                     send(member, signal.SIGCONT)
                 except ProcessLookupError:
-                    self._doomed.add(worker)  # it was given up, and killed by its agent
+                    self._doomed.add(worker)  # it was evicted, and killed by its agent

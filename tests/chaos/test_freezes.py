@@ -52,7 +52,7 @@ def test_on_its_way_out(tmp_path: Path, zk_hosts: str) -> None:
         job.wait_for_step(5)
         job.scale(1)
         job.wait_for_strikes()
-        job.until(lambda: job.events("evicted"), "that it is given up", 60.0)
+        job.until(lambda: job.events("evicted"), "that it is evicted", 60.0)
         (given_up,) = job.events("evicted")
         assert "it is frozen or cut off: w1 (without a rank" in given_up["reason"], given_up
         job.wait_for_size(1)
@@ -117,7 +117,7 @@ def test_a_newcomer_that_hangs_on_its_way_in(tmp_path: Path, zk_hosts: str) -> N
         joins = [event["joined"] for event in job.events("generation")]
         reports = job.prove(workers=3)
     assert given_up["reason"] == (
-        "w2 was given up: it was ready and takes no note of what goes on for 10 s"
+        "w2 was evicted: it was ready and takes no note of what goes on for 10 s"
     )
     assert [w for joined in joins[1:] for w in joined] == ["w2", "w3"], "one seat each"
     print(f"hanging newcomer: {longest_stall(reports):.2f} s")

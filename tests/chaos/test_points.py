@@ -196,7 +196,7 @@ def test_at_the_end_of_training(role: str, tmp_path: Path, zk_hosts: str) -> Non
     by the exit code: it may have been about to save its result."""
     faults = [[fault("finish", role)]]
     with fault_scenario(tmp_path, zk_hosts, np=3, max_np=3, faults=faults, samples=300) as job:
-        job.finish_soon()
+        job.hurry()
         assert len(job.prove(code=137)) == 2
 
 

@@ -25,7 +25,7 @@ LIMIT_S = 900.0  # for all faults of a run to strike; newcomers come up slowly o
 ACTIONS = {Action.KILL: 0.7, Action.FREEZE: 0.15, Action.TERM: 0.1, Action.CUT: 0.05}
 RUNS = [  # seed, workers, loader processes, seconds that somebody is frozen
     (1, 4, 0, (0.1, 2.0)),
-    (2, 4, 0, (0.1, 6.0)),  # longer than the session: given up
+    (2, 4, 0, (0.1, 6.0)),  # longer than the session: evicted
     (3, 3, 0, (0.1, 2.0)),
     (4, 2, 0, (0.1, 2.0)),
     (5, 4, 2, (0.1, 2.0)),

@@ -32,7 +32,7 @@ def test_as_one_process(name: str, tmp_path: Path, zk_hosts: str) -> None:
     settings = {"faults": FAULTS[name], "environment": SCRIPT, "throttled": even(0.4)}
     with fault_scenario(tmp_path, zk_hosts, np=3, max_np=3, epochs=6, **settings) as job:
         job.wait_for_strikes()
-        job.finish_soon()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
     rows = prove_as_one_process(job.reports_in, epochs=6)
     if name == "missed":

@@ -22,7 +22,7 @@ def through_a_join_and_a_kill(job: Run, first_steps: int, restarts: bool = False
             job.process(name).kill()
         job.wait(lambda _: job.events("resumed"), "restart")
         job.wait_for_size(3)
-    job.finish_soon()
+    job.hurry()
     assert job.end() == 0, job.describe("it failed")
     return job.events("resumed")[0]["generation"] if restarts else 0
 

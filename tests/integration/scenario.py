@@ -152,7 +152,7 @@ class Scenario(Job):
         Returns:
             The reports of those that trained to the end.
         """
-        self.finish_soon()
+        self.hurry()
         ended = self.end(self.end_s)
         assert ended == code, self.describe(f"edl run ended with {ended}")
         reports = [json.loads(path.read_text()) for path in self.reports_in.glob("*.json")]
@@ -175,7 +175,7 @@ class Scenario(Job):
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self.finish_soon()
+            self.hurry()
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             self.thaw()
         super().close()
@@ -238,7 +238,7 @@ def scenario(
     max_np: int | None = None,
     min_np: int = 1,
     environment: dict[str, str] | None = None,
-    kind: type[Kind] = Scenario,  # type: ignore[assignment]
+    kind: type[Kind] = Scenario,
     **settings: Any,
 ) -> Iterator[Kind]:
     """A job that trains; killed at the end of the block if it still does.

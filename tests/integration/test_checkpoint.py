@@ -83,7 +83,7 @@ def test_a_job_outlives_all_its_workers(scenario: Scenario, zk_hosts: str) -> No
             r"all 2 workers died; resumed from step \d+, at least \d+ steps? lost",
             resumed["reason"],
         )
-        job.finish_soon()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
         assert resumed["reason"] in job.output()
         saves = job.events("checkpoint")
@@ -110,7 +110,7 @@ def test_a_job_without_its_last_checkpoint_has_not_done_all(
             with contextlib.suppress(OSError), (scenario.saved / "filling").open("wb") as file:
                 while True:
                     file.write(bytes(65536))
-            job.finish_soon()
+            job.hurry()
             assert job.end() == 1, job.describe("it ended well")
             story = job.describe("it is not said")
             assert job.status()["state"] == "finished", story
@@ -232,7 +232,7 @@ def test_a_job_of_one_needs_no_launcher(scenario: Scenario, zk_hosts: str) -> No
     first.terminate()
     assert first.wait(60) == 143
     saved = scenario.newest
-    job.finish_soon()
+    job.hurry()
     assert run("").wait(60) == 1
     refusal = f"edl: {scenario.saved} has checkpoints of another run (job alone, step {saved.step})"
     assert errors_file.read_text().startswith(refusal)

@@ -47,7 +47,7 @@ def test_each_sample_counts_once_an_epoch(num_workers: int, tmp_path: Path, zk_h
             together.unlink()
             now = job.wait_for_size(wanted, 180.0)
         job.wait_for_step(now["step"] + moments.randrange(20))
-        job.finish_soon()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
         story = job.describe("the counts are wrong")
 

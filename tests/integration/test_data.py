@@ -174,7 +174,7 @@ def test_a_job_trains_what_is_sound_exactly_once_and_logs_the_rest(
         job.wait_for_step(3)
         job.scale(3)
         job.wait_for_size(3)
-        job.finish_soon()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
         events = job.events("data_skipped")
         story = job.describe("the counts are wrong")

@@ -19,8 +19,8 @@ def test_it_ends_and_is_not_replaced(framework: str, tmp_path: Path, zk_hosts: s
     with started(tmp_path, zk_hosts, *script, np=2, max_np=4, throttled=Throttle()) as job:
         job.wait_for_step(5)
         job.scale(3)
-        job.wait(lambda now: bool(now["disabled_slots"]), "a slot is given up")
-        job.finish_soon()
+        job.wait(lambda now: bool(now["disabled_slots"]), "a slot is disabled")
+        job.hurry()
         code = job.end()
         story = job.describe("it ended otherwise")
         differing, failed = job.events("state_differs"), job.events("worker_failed")

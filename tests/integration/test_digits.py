@@ -40,7 +40,7 @@ def test_digits_while_workers_leave_and_join(tmp_path: Path, zk_hosts: str) -> N
         true_status(job, 4)
         job.scale(3)
         true_status(job, 3)
-        job.finish_soon()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
 
         assert accuracy(job) >= 0.95

@@ -41,11 +41,11 @@ pytestmark = pytest.mark.integration
 
 Wait = Callable[..., None]
 EVENT = Event(1.0, 1, 7, "why", GenerationDetails(1, ("w0",), ("w0",), (), True))
-SEAT = RingMember(0, "alpha", 0, "127.0.0.1", 4711)
+MEMBER = RingMember(0, "alpha", 0, "127.0.0.1", 4711)
 
 
 def generation(number: int, term: int) -> Generation:
-    return Generation(number, term, (SEAT,), 0, (0,), (), "a test")
+    return Generation(number, term, (MEMBER,), 0, (0,), (), "a test")
 
 
 @pytest.fixture
@@ -391,7 +391,7 @@ class TestDecisions:
         decision = MembershipDecision(
             "why", generation(1, 1), lower(store), {7: "too late"}, (answer,)
         )
-        events = [EVENT, Event(1.0, 1, 7, "w7 was given up: too late", EvictedDetails("w7"))]
+        events = [EVENT, Event(1.0, 1, 7, "w7 was evicted: too late", EvictedDetails("w7"))]
         decisions.carry_out(decision, events)
         assert [event for _, event in store.events.read()] == events
         now = store.snapshot()

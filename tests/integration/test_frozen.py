@@ -23,7 +23,7 @@ LINE = 1 + next(
 
 def given_up(job: Scenario) -> dict[str, str]:
     """Wait until somebody is given up: name -> reason."""
-    given: dict[str, str] = job.wait(lambda now: now["evicted"], "a worker given up")["evicted"]
+    given: dict[str, str] = job.wait(lambda now: now["evicted"], "an eviction")["evicted"]
     return given
 
 
@@ -36,7 +36,7 @@ def test_a_frozen_worker_is_given_up_and_does_no_harm_when_it_wakes(
         name = job.leader() if role == "leader" else job.plain()
         rank = job.members(name)[name]["rank"]
         victim, agent = job.process(name), job.agent()
-        freeze(agent)  # or it would kill a worker that was given up and does not end
+        freeze(agent)  # or it would kill a worker that was evicted and does not end
         freeze(victim)
         reasons = given_up(job)
         assert list(reasons) == [name]
@@ -52,9 +52,9 @@ def test_a_frozen_worker_is_given_up_and_does_no_harm_when_it_wakes(
         job.until(lambda: not alive(victim), "the woken worker's end")
         agent.send_signal(signal.SIGCONT)
         job.wait_for_size(3)
-        assert f"[{name}] edl: worker {name} was given up by the leader" in job.output()
+        assert f"[{name}] edl: worker {name} was evicted by the leader" in job.output()
         (event,) = job.events("evicted")
-        assert event["reason"] == f"{name} was given up: {reasons[name]}"
+        assert event["reason"] == f"{name} was evicted: {reasons[name]}"
         reports = job.prove(workers=3)
     # The others stood still until the session was over, and about 1 s more.
     stall_s = longest_stall(reports)
@@ -121,7 +121,7 @@ def test_a_worker_that_holds_pythons_lock_is_given_up_and_says_where(
         name = job.plain()
         victim = job.process(name)
         lock.write_text(victim.environ()["EDL_SLOT"])
-        reasons = job.wait(lambda now: name in now["evicted"], f"{name} given up")["evicted"]
+        reasons = job.wait(lambda now: name in now["evicted"], f"{name} evicted")["evicted"]
         assert reasons[name].startswith(f"it is frozen or cut off: {name} (rank "), reasons
         lock.unlink()
         job.until(lambda: not alive(victim), "end of the frozen worker")

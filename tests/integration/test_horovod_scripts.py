@@ -140,7 +140,7 @@ def test_the_torch_example(tmp_path: Path, zk_hosts: str) -> None:
         job.wait_for_size(2)
         job.scale(3)
         job.wait_for_size(3)
-        job.finish_soon()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
         learned(job.output(), workers=3)
 

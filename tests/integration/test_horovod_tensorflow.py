@@ -35,7 +35,7 @@ def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
         victim = next(m for m in now["members"] if m["id"] != now["leader"])
         os.kill(victim["pid"], signal.SIGKILL)
         job.wait(lambda now: now["evicted"], "death")
-        job.finish_soon()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")  # its replacement may come too late
         learned(job.output())
 

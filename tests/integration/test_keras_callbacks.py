@@ -52,7 +52,7 @@ def out(job: Job) -> Path:
 
 def ended(job: Job, workers: int | None = None) -> dict[str, Any]:
     """What all workers report alike at the end, two or more if their number is not given."""
-    job.finish_soon()
+    job.hurry()
     assert job.end(200.0) == 0, job.describe("it failed")
     reports = [json.loads(path.read_text()) for path in out(job).glob("*.json")]
     story = job.describe(f"they differ: {json.dumps(reports, indent=1)}")

@@ -73,7 +73,7 @@ def test_a_host_that_is_cut_off_does_not_train_and_comes_back(
         name = job.leader() if role == "leader" else job.plain()
         host = job.members(name)[name]["host"]
         net.cut(host, **way)
-        now = job.wait(lambda now: now["evicted"], "a worker given up")
+        now = job.wait(lambda now: now["evicted"], "an eviction")
         assert list(now["evicted"]) == [name]
         assert f"{name} (rank " in now["evicted"][name]
         assert f"host {host}) left ZooKeeper" in now["evicted"][name]
@@ -85,7 +85,7 @@ def test_a_host_that_is_cut_off_does_not_train_and_comes_back(
         net.heal()
         job.wait_for_size(3)
         reports = job.prove(workers=3)
-        assert f"worker {name} was given up by the leader" in job.host_output(host)
+        assert f"worker {name} was evicted by the leader" in job.host_output(host)
     stall_s = longest_stall(reports)
     print(f"cut off ({role}, {way}): longest pause {stall_s:.2f} s, session {SESSION_S:g} s")
     assert stall_s < SESSION_S + SLACK_S
@@ -109,7 +109,7 @@ def test_a_slow_network_that_loses_packets(tmp_path: Path) -> None:
     with hosts_that_train(tmp_path, session_s=6.0, samples=240, epochs=6) as (net, job):
         job.end_s = 420.0  # a step takes 2 s where packets are sent again
         net.every_link(delay_s=0.05, loss=0.01)
-        job.finish_soon()
+        job.hurry()
         job.scale(2)
         job.wait_for_size(2)
         job.scale(3)

@@ -44,7 +44,7 @@ class Uneven(Scenario):
 
     def hurry(self) -> None:
         self.pace.unlink(missing_ok=True)
-        super().finish_soon()
+        super().hurry()
 
     def said(self) -> list[str]:
         return [event["reason"] for event in self.events("straggler")]

@@ -37,7 +37,7 @@ def test_same_gradient_through_a_join(tmp_path: Path, zk_hosts: str) -> None:
         job.wait_for_step(1, START_S)
         job.scale(3)
         job.wait_for_size(3, START_S)
-        job.finish_soon()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
 
     steps, finals = read_steps(out)
@@ -78,7 +78,7 @@ def test_all_skip_a_step_that_overflows_on_one(tmp_path: Path, zk_hosts: str) ->
         job.wait_for_step(1, START_S)
         job.scale(3)
         job.wait_for_size(3, START_S)
-        job.finish_soon()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
 
     steps, finals = read_steps(out)
@@ -122,7 +122,7 @@ def test_examples_learn_through_changes(example: str, tmp_path: Path, zk_hosts: 
         job.wait(lambda now: now["generation"] > 2, "a repair")
         job.scale(1)
         job.wait_for_size(1, START_S)
-        job.finish_soon()
+        job.hurry()
         assert job.end(300.0) == 0, job.describe("it failed")
         found = re.findall(r"^.*accuracy (0\.\d+) .*steps", job.output(), flags=re.MULTILINE)
         assert found, job.describe("it said nothing")

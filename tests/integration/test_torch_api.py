@@ -29,7 +29,7 @@ def test_same_gradient_and_schedules_through_a_join(tmp_path: Path, zk_hosts: st
         job.wait_for_step(3)
         job.scale(3)
         job.wait_for_size(3)
-        job.finish_soon()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
     steps, finals = read_steps(out)
 

@@ -26,7 +26,7 @@ def test_a_job_trains_as_one_process_does(tmp_path: Path, zk_hosts: str) -> None
         job.wait_for_step(3)
         job.scale(3)
         job.wait_for_size(3)
-        job.finish_soon()
+        job.hurry()
         assert job.end() == 0, job.describe("it failed")
     rows = prove_as_one_process(out, EPOCHS, workers=3)
     assert {row["moved"] for row in rows} == {False, True}

@@ -96,7 +96,7 @@ def test_edl_run_returns_soon_after_the_last_script(
         },
     ) as job:
         job.wait_for_size(2, 240.0)
-        job.finish_soon()
+        job.hurry()
         job.until(lambda: not psutil.pid_exists(job.agent_pid), "end of edl run", 240.0)
         returned = time.time()
         job.prove(workers=2)

@@ -468,7 +468,7 @@ class Model:
     def _check_repair(self, now: Snapshot, decision: MembershipDecision) -> None:
         """Who works and holds the state goes on, whether or not its session lives.
 
-        Not who is in a slot that was to be given back: it is given up for that.
+        Not who is in a slot that was to be given back: it is evicted for that.
         """
         new = decision.generation
         assert new is not None

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from typer.testing import CliRunner
 
+from edl import config
 from edl.cli.common import check_own_name, worker_number
 from edl.cli.events import aligned
 from edl.cli.live import LiveLine
@@ -143,6 +144,27 @@ def test_help(verb: str) -> None:
     result = CliRunner().invoke(app, [*verb.split(), "--help"])
     assert result.exit_code == 0
     assert "Usage: " in result.output
+
+
+def test_names_of_an_older_version_work_and_are_in_no_help(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+
+    def check(*_: object) -> None:
+        seen.append(config.load().borrowed_file)
+        raise UsageError("far enough")
+
+    monkeypatch.setattr("edl.cli.run.check_command", check)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EDL_BORROWED_FILE", "")
+    assert invoke(["run", "-np", "2", "--lent-file", "slots", "python", "t.py"]) == 2
+    assert seen == ["slots"]
+    old, new = (CliRunner().invoke(app, [verb, "--help"]) for verb in ("lend", "borrow"))
+    assert (old.exit_code, old.output) == (0, new.output.replace("edl borrow", "edl lend"))
+    for words in ([], ["run"], ["join"]):
+        assert " lend" not in CliRunner().invoke(app, [*words, "--help"]).output
+        assert "--lent" not in CliRunner().invoke(app, [*words, "--help"]).output
 
 
 def test_run_leaves_the_commands_own_options_alone(
@@ -399,7 +421,7 @@ def test_events() -> None:
     assert "gen 2    step 40       switch             w2 joined" in aligned(SWITCH)
     assert aligned(SWITCH).endswith("[stall w2 125 ms, w10 250 ms]")
     assert cost(REPAIR) == (
-        "no step for 135 ms: w2 detect 15, election 40, roll-call 20, init 50, broadcast 10; "
+        "no step for 135 ms: w2 detect 15, election 40, survivor report 20, init 50, broadcast 10; "
         "stall w1 90 ms, w2 120 ms"
     )
     narrow = aligned(SWITCH, 75).splitlines()

@@ -29,7 +29,7 @@ def died(worker: str, code: int = -9, host: str = "a", last_line: str = "") -> E
 
 
 def gone(worker: str) -> Event:
-    return event(EvictedDetails(worker), f"{worker} was given up: its process is gone")
+    return event(EvictedDetails(worker), f"{worker} was evicted: its process is gone")
 
 
 def repair(left: tuple[str, ...], members: tuple[str, ...], generation: int = 2) -> Event:
@@ -83,7 +83,7 @@ def test_several_deaths() -> None:
 def test_nobody_has_seen_the_process_of_an_evicted_worker_end() -> None:
     events = [gone("w0"), repair(("w0",), ("w1",)), switched(w1=0.1)]
     told = Headlines("a").take(events, 2, 0.0)
-    cause = "w0 was given up: its process is gone"
+    cause = "w0 was evicted: its process is gone"
     assert told == [f"step 72: {cause}; w1 went on after 0.10 s; a replacement starts"]
 
 

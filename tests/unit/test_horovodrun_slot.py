@@ -298,7 +298,7 @@ def test_a_slot_that_keeps_failing_stays_empty_and_the_driver_does_not_see_it() 
     assert decision.disable_slot.desired == NOW.assigned.hosts  # it is the driver's
     assert did_nothing(decision)
     assert decision.reason == (
-        "slot 1 of host a failed 5 times in a row (EDL_MAX_RESTARTS is 4) and is given up; "
+        "slot 1 of host a failed 5 times in a row (EDL_MAX_RESTARTS is 4) and is disabled; "
         "w1 exited with code 3; the last line of w1: ValueError: boom"
     )
     given_up = replace(own, processes=(replace(failing, used_up=True),))

@@ -632,7 +632,7 @@ def test_a_slot_that_keeps_failing_is_given_up_and_not_wanted() -> None:
     assert (decision.disable_slot.attempt_id, decision.disable_slot.slot) == ("t-1", 1)
     assert decision.disable_slot.desired == {"a": 1}
     assert decision.disable_slot.reason == (
-        "slot 1 of host a failed 11 times in a row (--max-restarts is 10) and is given up; "
+        "slot 1 of host a failed 11 times in a row (--max-restarts is 10) and is disabled; "
         "1 worker is wanted now; w1 exited with code 3; the last line of w1: Boom"
     )
     once_less = failing(failures=JOB.spec.settings.max_restarts - 1, exited=NOW - 100)
@@ -692,7 +692,7 @@ def test_a_newcomer_that_was_refused_is_not_replaced() -> None:
     assert decision.disable_slot is not None
     assert decision.disable_slot.desired == {"a": 1}
     assert decision.reason == (
-        "slot 1 of host a would get another worker that differs and is given up; 1 worker is "
+        "slot 1 of host a would get another worker that differs and is disabled; 1 worker is "
         "wanted now; w1 has said why"
     )
     needy = replace(facts, job=changed(JOB, min_np=2))

@@ -1211,4 +1211,4 @@ def test_a_decision_without_effect_does_not_act() -> None:
     ).acts
     same = set_desired(before, Assigned(), {"a": 1}, RequestedBy.LEADER, "no change")
     assert not MembershipDecision("the same", change=same).acts
-    assert MembershipDecision("given up", evict={1: "frozen"}).acts
+    assert MembershipDecision("evicted", evict={1: "frozen"}).acts

@@ -79,7 +79,7 @@ def test_to_obey_the_leader_is_no_failure_and_counts_for_the_pause() -> None:
         f"w1 on a exited with code 1: the leader had given it up: {reason}"
     )
     other = replace(obeys, exit_code=3)
-    assert other.failed, "that is another error than the one of who was given up"
+    assert other.failed, "that is another error than the one of a worker that was evicted"
 
 
 def test_what_ends_as_it_should() -> None:

@@ -45,7 +45,7 @@ from edl.errors import (
     HostLost,
     JobEnded,
     RequestError,
-    RequestOverridden,
+    Superseded,
     TimedOut,
     UsageError,
 )
@@ -453,7 +453,7 @@ def test_a_size_that_somebody_else_has_changed_stays() -> None:
             now.set_desired(lambda _: {"a": 2, "b": 1}, RequestedBy.PERSON, "edl scale")
 
     store.before_look = scale
-    with pytest.raises(RequestOverridden) as caught:
+    with pytest.raises(Superseded) as caught:
         measure(store, 1, 2)
     assert str(caught.value) == (
         "somebody has asked for 3 workers while job digits was profiled; that "
@@ -489,7 +489,7 @@ def test_a_host_that_comes_is_added_to_the_size_that_the_job_had() -> None:
             now.now = arrives(now.now)
 
     store.before_look = arrive
-    with pytest.raises(RequestOverridden) as caught:
+    with pytest.raises(Superseded) as caught:
         measure(store, 1, 4)
     assert store.now == {"a": 2, "b": 2, "c": 1}
     assert str(caught.value) == (
@@ -508,7 +508,7 @@ def test_a_worker_that_leaves_takes_nobody_with_it() -> None:
             now.now = {"a": 1, "b": 0}
 
     store.before_look = leave
-    with pytest.raises(RequestOverridden, match="3 workers are wanted now; it had 4 before"):
+    with pytest.raises(Superseded, match="3 workers are wanted now; it had 4 before"):
         measure(store, 2)
     assert store.now == {"a": 1, "b": 2}
 
@@ -548,9 +548,7 @@ def test_what_was_changed_while_the_session_was_lost_stays() -> None:
             now.hold, now.now = None, {"a": 1, "b": 2}
 
     store.before_look = lose
-    with pytest.raises(
-        RequestOverridden, match="asked for 3 workers while job digits was profiled; that"
-    ):
+    with pytest.raises(Superseded, match="asked for 3 workers while job digits was profiled; that"):
         measure(store, 1)
 
 

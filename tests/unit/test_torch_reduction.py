@@ -452,7 +452,7 @@ def test_survivors_send_the_sum_again_and_who_missed_the_step_drops_it(worker: W
         with job.reduction.accumulation.no_sync():
             (2 * job.a).backward()
         worker.begin(other_samples=2 * BATCH, present=ones(1), a=ones(8))
-        worker.breaks = [lambda answer=completed_by_peers: answer]  # type: ignore[misc]
+        worker.breaks = [lambda answer=completed_by_peers: answer]
         (2 * job.a).backward()
         assert job.gradients() == {"a": 0.0 if completed_by_peers else 6.0}
         before = job.a.item()

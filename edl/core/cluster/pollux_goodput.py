@@ -33,7 +33,7 @@ TABLES = 128  # that are kept; one takes up to 0.4 MB
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a job's batches; see :class:`edl.core.cluster.state.Job`.
+    """Of a job's batches; see :class:`edl.core.cluster.state.ClusterJob`.
 
     Attributes:
         batches: the smallest and the largest.

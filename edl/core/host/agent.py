@@ -8,7 +8,7 @@ An agent keeps as many workers on its host as it is assigned. Its rules, in orde
 3. Who is lacking is started, each slot with a back-off that grows with its failures; not while
    nobody of the ring is in ZooKeeper who could give it the state, and not when a worker has ended
    because the job was told to end while ZooKeeper was away. A slot that fails more often than
-   that is given up: a worker fewer is wanted, and the job goes on with the others. Below ``min_np``
+   that is disabled: a worker fewer is wanted, and the job goes on with the others. Below ``min_np``
    another free slot takes its place; without one the job has FAILED. Whoever asks for more again
    lets such a slot begin anew, after all others.
 
@@ -107,7 +107,7 @@ def _places(
 ) -> list[tuple[int, Process | None]]:
     """Where ``lacking`` workers are to be started: slots, each with its last process.
 
-    The lowest free slots, and after all others those that were given up. When none is free, the
+    The lowest free slots, and after all others those that were disabled. When none is free, the
     replacement of a worker that is about to leave shares its slot until then: the slot is the
     number of a device, and there are no more of them.
     """

@@ -7,9 +7,10 @@ one. The rules, in order:
 
 1. The end of the job: :mod:`edl.core.host.job_end`. When nothing is left to do this process ends.
 2. The driver has taken the slot back, or this process was asked to end: the worker leaves, and
-   nothing is started again. Who was asked gives up one slot of its host; the driver takes back the
-   highest, so another one may go, and then this one starts again. A worker whose slot was taken
-   back is taken out of the ring by the leader; who is in none, or was given up, is ended here.
+   nothing is started again. A process that was asked gives back one slot of its host; the driver
+   takes back the highest, so another one may go, and then this one starts again. The leader takes a
+   worker whose slot was taken back out of the ring; a worker that is in no ring, or was evicted, is
+   ended here.
    A process whose ssh has ended is a dead one to the driver: its worker leaves, and it ends too.
    On a host that the driver bars this process is gone before the driver kills it: that would be
    noticed some 5 s late, when the slot may be another process's, whose failure it then seems.
@@ -17,7 +18,7 @@ one. The rules, in order:
 4. A worker that cannot stay in the job is ended (:mod:`edl.core.host.restart_policy`).
 5. A worker that has ended is started again, with a back-off that grows with its failures; not
    while nobody of the ring is in ZooKeeper who could give it the state. A slot that fails more
-   often than that is given up: this process stays, for the driver would bar its host, and starts
+   often than that is disabled: this process stays, for the driver would bar its host, and starts
    nothing any more. With fewer than ``min_np`` slots left the job has failed.
 
 When another `edl-worker` has died, with its host or by kill -9, the driver knows, but acts only
@@ -154,7 +155,7 @@ def _keep(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
         reason = "; ".join(to_end.values()) or f"{own.living[0].name} runs"
         return SupervisorDecision(reason, endings=endings, warnings=without_init(own, now))
     if last is not None and last.used_up:
-        return SupervisorDecision(f"slot {own.slot} was given up")
+        return SupervisorDecision(f"slot {own.slot} was disabled")
     if told_to_end(snapshot, own):
         return SupervisorDecision(TOLD)
     if ring_is_away(snapshot, own, now):

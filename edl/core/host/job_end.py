@@ -303,5 +303,5 @@ def _why_unrecoverable(
 
 
 def _by_an_error(process: Process) -> bool:
-    """Whether it ended by an error of its script; who was given up and obeyed did not."""
+    """Whether it ended by an error of its script; a worker that was evicted and obeyed did not."""
     return process.failed and (process.exit_code or 0) > 0

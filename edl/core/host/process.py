@@ -3,7 +3,7 @@
 Every end is logged once, as an event. It is a *failure* when the process ended with an error, or
 without ever joining, by itself. It is not when the launcher ended it, or when it obeyed the leader
 that gave it up. Of the proof that a process is gone the leader learns first, often while that
-process is still on its way out: so to be given up for that is no explanation of an end, and such a
+process is still on its way out: so to be evicted for that is no explanation of an end, and such a
 process is left to end with its own exit code.
 
 A failure before the worker has trained a step is one without progress. Such failures in a row make
@@ -71,7 +71,7 @@ class Process:
     exited: float | None = None
     trained_s: float | None = None  # from its first step until it exited; None: it trained none
     termination_message: str = ""  # of its output, that is not noise; known when it has exited
-    used_up: bool = False  # its slot was given up after it
+    used_up: bool = False  # its slot was disabled after it
     deserted: bool = False  # it exited with code 0, and the others go on without it
 
     @property
@@ -149,7 +149,7 @@ class Process:
     def failures_now(self) -> int:
         """Count the failures in a row in this slot, this process included if it has failed.
 
-        To be given up by the leader counts as a failure.
+        To be evicted by the leader counts as a failure.
         """
         if self.alive or not self.blamed:
             return 0 if self.exit_code == 0 else self.failures

@@ -1,13 +1,13 @@
 """What a launcher does with each of its worker processes while the job goes on.
 
-1. A worker that the leader has given up is ended, and so is one that was never in a ring and has
+1. A worker that the leader has evicted is ended, and so is one that was never in a ring and has
    left ZooKeeper for long: it is frozen, and no leader knows of it. So is one of the ring that has
    left ZooKeeper and does not answer us, on its own host, while others could go on: it is frozen,
    and who leads them may be a newcomer that cannot tell this from a network that is cut. One whose
    script has ended, or that the leader knows is gone, ends by itself; it is killed when it does
    not.
 2. A slot whose worker has ended is started again, with a back-off that grows with its failures.
-   One that fails more often than that is given up; a job that needs it has FAILED.
+   One that fails more often than that is disabled; a job that needs it has FAILED.
 """
 
 from __future__ import annotations
@@ -149,9 +149,10 @@ def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, n
 
 
 def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[Ending, ...]:
-    """The end of whoever was given up, or has left, and is in a slot that was to be given back.
+    """Return the ends of workers in slots that should have been given back by now.
 
-    Who is still in the ring may be the last with the state: the leader gives it up, or does not.
+    Only workers that were evicted or have left are ended. One that is still in the ring may be the
+    last with the state, so the leader decides about it.
     """
     ring = {member.id for member in snapshot.ring}
     return tuple(
@@ -163,7 +164,7 @@ def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[Ending, ...]:
 
 
 def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, ...]:
-    """Those that may be frozen: they have left ZooKeeper, or were given up, and have not ended."""
+    """Those that may be frozen: they have left ZooKeeper, or were evicted, and have not ended."""
     return tuple(
         p
         for p in processes
@@ -245,7 +246,7 @@ def disable_slot(
     count = sum(desired.values())
     fewer = desired != snapshot.assigned.hosts
     lowered = f"; {workers(count)} {verb(count)} wanted now" if fewer else ""
-    reason = f"{what} and is given up{lowered}; {last}"
+    reason = f"{what} and is disabled{lowered}; {last}"
     return SupervisorDecision(
         reason, disable_slot=DisableSlot(process.attempt_id, process.slot, desired, reason)
     )

@@ -23,7 +23,7 @@ class Ages:
     stage_s: Mapping[int, float] = field(default_factory=dict)  # worker -> time in its stage
     generation_s: float = 0.0  # since the present generation was first seen
     broken_s: float = 0.0  # since its ring was first seen to be broken
-    lost_s: float = 0.0  # since the last worker of the ring was given up
+    lost_s: float = 0.0  # since the last worker of the ring was evicted
 
 
 class AgeTracker:

@@ -19,7 +19,7 @@ from edl.core.plural import by_host, counted, verb, workers
 from edl.core.records import Desired, Reclaim, Snapshot, Stage
 from edl.errors import UsageError
 
-MARGIN_S = 2.0  # before the deadline, at most: for a worker that is given up, and its process
+MARGIN_S = 2.0  # before the deadline, at most: for a worker that is evicted, and its process
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,17 @@ def reclaim(
 
 
 def borrowed_after(before: Desired, hosts: Placement, terms: LeaseTerms) -> dict[str, int]:
-    """How many of the workers on each host are borrowed once ``hosts`` are desired."""
+    """Return how many slots of each host the job borrows after a change of its desired size.
+
+    Args:
+        before: what was desired until now.
+        hosts: host -> workers desired from now on.
+        terms: whether the slots of added workers are borrowed. Removed workers free borrowed slots
+            first.
+
+    Returns:
+        host -> borrowed slots; a host without any is not in it.
+    """
     borrowed: dict[str, int] = {}
     for host, n in hosts.items():
         more = n - before.hosts.get(host, 0)

@@ -4,7 +4,7 @@ What is wanted (``desired``) and what the launcher makes of it (``assigned``) ar
 agent of `edl run` keeps as many workers as are desired, so there both change at once, and nobody
 ever sees one without the other. Where a launcher assigns slots by itself, only ``desired`` changes.
 
-The writers are :meth:`edl.coordination.job_store.JobStore.desire` and, for the leader, fenced
+The writers are :meth:`edl.coordination.job_store.JobStore.set_desired` and, for the leader, fenced
 together with the generation, :meth:`edl.coordination.decisions.DecisionWriter.carry_out`.
 """
 

@@ -21,7 +21,7 @@ def request_workers(
     """The placement with ``np`` workers on ``host``, or as many as the job's sizes leave room for.
 
     What ``host`` had already, it keeps. Who asks again only gets what is taken from hosts that are
-    gone: what somebody has given up on purpose (`edl scale`, `edl drain`) is not for the asking.
+    gone: what somebody has asked to be rid of (`edl scale`, `edl drain`) is not for the asking.
     Where it does not get all, hosts that wait likewise get theirs with it, if the job may have as
     many as all of them together bring: 1 and 1 more, of 2 workers and `--sizes 2,4`.
 

@@ -12,7 +12,7 @@ Of a newcomer on its way into its first ring no third proof is asked: steps do n
 that, the others wait for it meanwhile, and it holds no state. Of one that leaves in a switch the
 ring has to stand still for longer than a session lasts: it may have taken back its own node and
 closed its port, and that it is silent may be a lost packet. A worker that answers is never dead;
-one that lets the others wait for too long is given up for that (:mod:`edl.core.job.membership`).
+one that lets the others wait for too long is evicted for that (:mod:`edl.core.job.membership`).
 """
 
 from __future__ import annotations

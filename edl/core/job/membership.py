@@ -10,7 +10,7 @@ applies decides:
 3. A broken ring: all its members report or are dead, then the survivors go on from one that has
    made the most progress, by steps and then by exchanges between steps. Who left ZooKeeper is not
    dead for that: its session is opened again, and then it reports. Whoever lets the others wait
-   for too long is given up. Newcomers wait, for the survivors are in the middle of a step. Until a
+   for too long is evicted. Newcomers wait, for the survivors are in the middle of a step. Until a
    generation is adopted, the ring is the one before it, with those who were to leave.
 4. A generation that was announced is adopted by all its members before the next one. Only the
    proven death of one of its newcomers replaces it earlier, or that one has gone on to another fit
@@ -256,7 +256,7 @@ def _recover(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Close the roll-call of a broken ring once nobody is left to be heard.
+    """End the wait for the survivors of a broken ring once nobody is left to be heard.
 
     Newcomers of a generation whose ring was never built are not of ``ring``: they hold no state,
     and may not even know that the others tried to build it. Who is ``absent`` from ZooKeeper may
@@ -347,7 +347,7 @@ def _have_state(members: Iterable[Member], current: Generation) -> bool:
 
 
 def _heard(newcomer: Member, planned: Generation) -> bool:
-    """Whether it has said what became of its seat in a ring that had its old members."""
+    """Return whether it has said what became of it in a ring that had its old members."""
     return broke(newcomer, planned) or newcomer.newest_generation >= planned.number
 
 

@@ -173,7 +173,7 @@ def drain_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]:
 def without_slot(
     now: Snapshot, host: str, given_up: Collection[int], elsewhere: bool = True
 ) -> dict[str, int] | None:
-    """The placement when a slot of ``host`` is given up; None: too few would be left.
+    """The placement when a slot of ``host`` is disabled; None: too few would be left.
 
     It has a worker less there. Where the job may not have that many, one is wanted in a free slot,
     here or on another host; without one, the job has the next smaller size.

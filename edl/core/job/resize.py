@@ -4,7 +4,7 @@ The steps, each a function below:
 
 1. Who may leave, and why: whom a signal or a request asks to, and who is more than are assigned.
    A size that a crash has left and the job may not have is such a reason, too.
-2. Who is ready: on each host as many newcomers as are lacking there; the others are given up.
+2. Who is ready: on each host as many newcomers as are lacking there; the others are evicted.
 3. The target: one size for the ring after the switch, and who stays for its sake.
 4. The pairs: who joins and who leaves, or who they wait for. Newcomers wait for others that come
    up with them, briefly, or until the last one is ready when they take the places of others.
@@ -76,12 +76,12 @@ def change(
         return MembershipDecision(reason, None, None, evict, refused)
 
     target = _target(now, active, leavers, ready)
-    # Who takes the places of others waits for the last one, unless somebody is in a hurry.
+    # Who takes the places of others waits for the last one, unless one of them is urgent.
     absent = _absent(now, active, leavers, assigned, [alive[w].host for w in (*ready, *coming)])
     rest = [*(f"w{worker}" for worker in coming), *absent]
-    hurry = any(alive[member.id].stage is Stage.LEAVING for member in active)
-    hurry |= len(active) < attainable_size(now, active, assigned) or ready_s >= limits.prepare_s
-    together = list(target.joining) if target.postponed and rest and not hurry else []
+    urgent = any(alive[member.id].stage is Stage.LEAVING for member in active)
+    urgent |= len(active) < attainable_size(now, active, assigned) or ready_s >= limits.prepare_s
+    together = list(target.joining) if target.postponed and rest and not urgent else []
     if together:
         target = _target(now, active, leavers, [])
     if not target.joining and not target.leaving:
@@ -143,7 +143,7 @@ def _newcomers(
     ages: Ages,
     limits: Limits,
 ) -> tuple[dict[int, str], list[int], list[int]]:
-    """Sort newcomers into those given up, those that may join now and those still to come.
+    """Sort newcomers into those evicted, those that may join now and those still to come.
 
     Who is ``silent``, or behind with taking note of the present ``generation``, may be stuck;
     who builds a ring with it would wait in vain. Nor does a newcomer join that is ready for an
@@ -196,23 +196,23 @@ def _target(
     """
     order = _hold_order(active, leavers)
     # Somebody has to bring the state into a new ring; that one goes with the next switch.
-    bringer = order[:1] if ready and len(leavers) == len(active) else []
-    patient = [one for one in order if not one.must and one not in bringer]
-    for count in range(len(patient) + 1):
-        held = [*bringer, *patient[:count]]
-        leaving = [one for one in leavers if one not in held]
+    source = order[:1] if ready and len(leavers) == len(active) else []
+    can_wait = [one for one in order if not one.must and one not in source]
+    for count in range(len(can_wait) + 1):
+        postponed = [*source, *can_wait[:count]]
+        leaving = [one for one in leavers if one not in postponed]
         for joined in range(len(ready), -1, -1):
             size = len(active) - len(leaving) + joined
             # A ring of one has two for the switch in which its only worker is replaced.
-            alone = bool(bringer) and joined == len(active) == 1
+            alone = bool(source) and joined == len(active) == 1
             if (alone or _fits(now, size, len(active), leaving)) and size >= _floor(
                 now, active, leaving
             ):
-                return Target(size, tuple(ready[:joined]), tuple(leaving), tuple(held))
-    leaving = [one for one in leavers if one.must and one not in bringer]
+                return Target(size, tuple(ready[:joined]), tuple(leaving), tuple(postponed))
+    leaving = [one for one in leavers if one.must and one not in source]
     joined = min(len(ready), len(leaving))
     size = len(active) - len(leaving) + joined
-    return Target(size, tuple(ready[:joined]), tuple(leaving), (*bringer, *patient))
+    return Target(size, tuple(ready[:joined]), tuple(leaving), (*source, *can_wait))
 
 
 def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Departure]) -> bool:
@@ -228,7 +228,7 @@ def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Departure]) ->
 def _hold_order(active: Sequence[RingMember], leavers: Sequence[Departure]) -> list[Departure]:
     """Who is held first: who moves, then who was drained, then who was sent SIGTERM.
 
-    When all are to go, the first is one that is not in a hurry: it brings the state.
+    When all are to go, the first is one that is not urgent: it brings the state.
     """
     order = [one for one in leavers[::-1] if one.moves]
     order += [one for one in leavers[::-1] if not one.moves]

@@ -30,7 +30,7 @@ def short_error(text: str) -> str:
 def blamed_rank(text: str, members: Sequence[RingMember], own_rank: int) -> int | None:
     """The rank of the only other member with an address that ``text`` names; None: it is not clear.
 
-    ``seats``: of the ring that broke, in rank order.
+    ``members``: of the ring that broke, in rank order.
     """
     named = set(_ADDRESS.findall(text))
     ranks = [rank for rank, s in enumerate(members) if rank != own_rank and s.address in named]

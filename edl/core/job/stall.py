@@ -1,7 +1,7 @@
 """When a job stands still, and which of its workers the others wait for.
 
 A worker that answers is alive, however long its step takes: an evaluation, a checkpoint, a slow
-disk. So nobody is given up for being slow unless the user set a limit; but who holds the job up
+disk. So nobody is evicted for being slow unless the user set a limit; but who holds the job up
 is named, with what it is doing. Who does not answer for long is frozen, whatever its ZooKeeper
 session says.
 """
@@ -30,7 +30,7 @@ class StallLimits:
         stall_s: no step for this long, and for ``usual_steps`` of them; the first step, in which
             libraries are loaded and kernels compiled, may take ``first_step`` times as long;
             and so may what a script does after a fit.
-        give_up_s: whoever holds the others up for this long is given up; None: never.
+        give_up_s: whoever holds the others up for this long is evicted; None: never.
         after_fit_s: the least of that for a script that has ended a fit: it evaluates, or saves.
         frozen_s: for a worker to answer; ``in_zookeeper`` times as long while its session lives.
     """
@@ -92,7 +92,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Stall:
-    """Who holds the job up, as one sentence, and whom to give up for it, with the reason."""
+    """Who holds the job up, as one sentence, and whom to evict for it, with the reason."""
 
     reason: str
     culprits: tuple[int, ...]
@@ -120,7 +120,7 @@ def judge(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLim
     Whoever does not answer may be frozen: mostly the end of its session decides that, not this.
     It does when that session lives on for several times ``limits.frozen_s``, as long as no more are
     silent than answer: else it may be the leader that cannot hear them. When
-    nobody waits for anybody (all evaluate, say), nobody is to blame and nobody is given up.
+    nobody waits for anybody (all evaluate, say), nobody is to blame and nobody is evicted.
     """
     answered = [r for r in reports if r.activity is not None]
     culprits = [r for r in answered if r.activity and not r.activity.waits]

@@ -1,4 +1,4 @@
-"""A worker's place in a ring in Horovod's terms, from the seats of its generation."""
+"""A worker's place in a ring in Horovod's terms, from the members of its generation."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- signals
 
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
-        """Carry out a signal: end, and give up a slot of this host.
+        """Carry out a signal: end, and give back a slot of this host.
 
         The latter not at once: a horovodrun that is about to end would place the slots anew.
         """
