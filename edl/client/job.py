@@ -52,12 +52,17 @@ class Job:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            stack.enter_context(self._open.pop_all())  # what is kept already
             self._kept = stack.enter_context(self._connect())
             self._open = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _keep(self, resources: ExitStack) -> None:
+        """Keep ``resources`` open until :meth:`close`, or the end of a ``with`` block."""
+        self._open = resources
 
     def close(self) -> None:
         """Close the session that the context manager keeps. Idempotent."""

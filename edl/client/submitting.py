@@ -11,8 +11,8 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -70,7 +70,6 @@ class CreatedJob:
     replaced_events: str
 
 
-@contextmanager
 def submit(
     command: Sequence[str],
     hosts: Mapping[str, SupportsIndex],
@@ -81,13 +80,13 @@ def submit(
     zookeeper: str | None = None,
     secret: str | None = None,
     **settings: Any,
-) -> Iterator[Job]:
-    """Create a job as `edl run` does, without starting an agent, and give it as a :class:`Job`.
+) -> Job:
+    """Create a job as `edl run` does, without starting an agent, and return it.
 
     Each host starts its workers as soon as its agent runs there: `edl join --job NAME --host HOST`.
-    Until the first host has joined, the name of the job is reserved only within the ``with`` block.
-    A job of that name that has ended, or whose processes are all dead, is replaced, and its events
-    are removed.
+    Until the first host has joined, the name is reserved only until :meth:`Job.close`, or the end
+    of a ``with`` block of the returned job. A job of that name that has ended, or whose processes
+    are all dead, is replaced, and its events are removed.
 
     Args:
         command: of each worker, like ``["python", "train.py"]``. It is not checked on this host;
@@ -113,9 +112,17 @@ def submit(
         CoordinationError: ZooKeeper went away; the job may have been created or not.
     """
     resolved = config.load(zookeeper=zookeeper, secret=secret, **settings)
+    if isinstance(command, str) or not command or not command[0]:
+        raise UsageError(
+            f"the command is {command!r}; give its words, for example: "
+            'submit(["python", "train.py"], {"a": 2})'
+        )
+    if not isinstance(hosts, Mapping):
+        raise UsageError(
+            f"the hosts are {hosts!r}; give the workers to start on each host, for example: "
+            'submit(["python", "train.py"], {"a": 2})'
+        )
     placement = {check_name("host", host): whole(np, least=1) for host, np in hosts.items()}
-    if not command or not command[0]:
-        raise UsageError('no command to run; for example: submit(["python", "train.py"], {"a": 2})')
     directory = Path.cwd() if cwd is None else Path(cwd).absolute()
     spec = job_spec(command, sum(placement.values()), resolved, directory)
     rule = NO_POLICY
@@ -123,12 +130,15 @@ def submit(
         rule = policies.read(policy, "a program", spec.sizes, spec.command, directory)
     job = made_up_name(command) if name is None else check_name("job", name)
     servers = resolved.zookeeper or find_local() or start_local()
-    with open_session(servers, resolved) as session:  # as long as it lasts the name is taken
+    with ExitStack() as stack:
+        # As long as this session lasts the name is taken.
+        session = stack.enter_context(open_session(servers, resolved))
         submission = prepare(session, job, resolved.secret)
         create(session, submission, spec, placement, rule)
         keep(config.state_dir(), job, submission.access.secret)
-        with Job(job, servers, secret=submission.access.secret) as created:
-            yield created
+        created = Job(job, servers, secret=submission.access.secret)
+        created._keep(stack.pop_all())
+    return created
 
 
 def job_spec(

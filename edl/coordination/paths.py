@@ -15,7 +15,7 @@
         policy         JobPolicy, empty without one; people and the script write it
         learned        Learned, what the job has learned of its sizes; only the leader writes it
         hosts/<host>   Host, ephemeral, an agent's
-        slots/<host>.<slot>   KeptSlot, ephemeral, an edl-worker's
+        slots/<host>.<slot>   SlotRecord, ephemeral, an edl-worker's
         members/<id>   Member, ephemeral, a worker's own
         election/w<id>-<token>-<sequence>   ephemeral, a candidate; the lowest sequence leads
         requests/r-<sequence>   Request; the leader writes the outcome into it

@@ -396,7 +396,7 @@ def submit_as_another_user(shell: Shell, command: tuple[str, ...]) -> None:
     """Submit the job j as another user does."""
     with pytest.MonkeyPatch.context() as another_user:
         another_user.setenv("XDG_STATE_HOME", str(shell.directory / "another"))
-        submit(command, {"a": 1}, name="j").__enter__()
+        submit(command, {"a": 1}, name="j")
 
 
 def test_a_program_submits_a_job_as_edl_run_does(shell: Shell, client: Job) -> None:
@@ -424,7 +424,7 @@ def test_a_program_submits_a_job_as_edl_run_does(shell: Shell, client: Job) -> N
             (1, "j"),
         }
         with pytest.raises(JobExists, match=r"is already running \(its start is under way\)"):
-            submit(command, {"a": 1}, name="j").__enter__()
+            submit(command, {"a": 1}, name="j")
         done = shell.edl("run", "--job", "j", *command)
         assert "a job named 'j' is already running (its start is under way)" in done.stderr
         agent = shell.start("join", "--job", "j", "--host", "a", "--slots", "1")
@@ -436,3 +436,10 @@ def test_a_program_submits_a_job_as_edl_run_does(shell: Shell, client: Job) -> N
     (shell.directory / "go").touch()
     assert (agent.wait(), by_verb.wait()) == (0, 0)
     assert client.status().state is JobState.FINISHED
+    again = submit(command, {"a": 1}, name="j")  # without a block, too
+    assert again.status().state is JobState.RUNNING
+    with pytest.raises(JobExists):
+        submit(command, {"a": 1}, name="j")
+    again.close()
+    submit(command, {"a": 2}, name="j", max_np=2).close()
+    assert client.status().desired == {"a": 2}

@@ -193,7 +193,9 @@ def test_a_name_that_is_taken(
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ({"command": []}, UsageError, "no command to run"),
+        ({"command": []}, UsageError, "the command is []; give its words"),
+        ({"command": "python train.py"}, UsageError, "the command is 'python train.py'; give its"),
+        ({"hosts": ["a", "b"]}, UsageError, "the hosts are ['a', 'b']; give the workers to start"),
         ({"hosts": {}}, UsageError, "--np is 0; a job needs at least 1 worker"),
         ({"hosts": {"a": 1.5}}, UsageError, "1.5 is no whole number"),
         ({"hosts": {"a": 0}}, UsageError, "give 1 or more"),
@@ -209,7 +211,7 @@ def test_what_cannot_be_is_refused_before_zookeeper_is_asked(
     state: Path, arguments: dict[str, Any], error: type[EdlError], said: str
 ) -> None:
     given = {"command": COMMAND, "hosts": {"a": 2}, "zookeeper": "127.0.0.1:1", **arguments}
-    with pytest.raises(error) as caught, submit(**given):
-        raise AssertionError("a job was created")
+    with pytest.raises(error) as caught:
+        submit(**given)
     assert said in str(caught.value)
     assert not state.exists()
