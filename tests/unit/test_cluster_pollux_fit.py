@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from edl.core.cluster.pollux_fit import _Errors, fit_parts
+from edl.core.cluster.pollux_fit import fit_parts
 from edl.core.policy.step_time import TINY, Measured, StepTime
 from edl.simulator.measurements import applications
 
@@ -53,15 +53,6 @@ def test_a_known_model_is_found_again() -> None:
         wanted = TRUE.step_s(workers, hosts, batch)
         assert found.step_s(workers, hosts, batch) == pytest.approx(wanted, rel=0.02)
     assert fit_parts(seen[::-1]) == found
-
-
-def test_derivatives_are_those_of_the_errors() -> None:
-    errors = _Errors([measured(1, 1, 10), measured(4, 1, 40), measured(12, 3, 20)])
-    inner = errors.inner(errors.start[errors.free])
-    errors.reweigh(inner)
-    for parameter, unit in enumerate(np.eye(len(inner))):
-        slope = (errors(inner + 1e-6 * unit) - errors(inner - 1e-6 * unit)) / 2e-6
-        assert errors.derivatives(inner)[:, parameter] == pytest.approx(slope, abs=1e-5)
 
 
 def objective(values: np.ndarray, seen: list[Measured]) -> float:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from edl.core.policy.step_time import Measured, StepTime, fit
+from edl.core.policy.step_time import (
+    TINY,
+    FitOptions,
+    Loss,
+    Measured,
+    Objective,
+    StepTime,
+    fit,
+)
 
 TRUE = StepTime(0.02, 0.001, 0.03, 0.004, 0.08, 0.01, 2.0)
 
@@ -15,6 +25,15 @@ def made(*configurations: tuple[int, int, float], noise: float = 0.0) -> list[Me
     return [
         Measured(n, hosts, batch, TRUE.step_s(n, hosts, batch) * (1 + chance.normal(0, noise)))
         for n, hosts, batch in configurations
+    ]
+
+
+def with_compute(*configurations: tuple[int, int, float]) -> list[Measured]:
+    """The same without noise, and with the compute time of each step."""
+    compute_s = [TRUE.compute_s + TRUE.each_sample_s * batch for *_, batch in configurations]
+    return [
+        replace(one, compute_s=time_s)
+        for one, time_s in zip(made(*configurations), compute_s, strict=True)
     ]
 
 
@@ -56,6 +75,47 @@ def test_what_nothing_was_measured_of_is_taken_to_cost_nothing() -> None:
     assert near.step_s(8, 1, 64.0) == pytest.approx(near.step_s(2, 1, 64.0), rel=1e-3)
     with pytest.raises(ValueError, match="nothing was measured"):
         fit([])
+
+
+def test_each_assumption_about_what_was_not_measured_can_be_chosen() -> None:
+    # With one local batch of 64 samples, of 0.084 s, three quarters are taken to be constant.
+    found = fit(made((1, 1, 64.0)), FitOptions(constant_share=0.75))
+    assert found.step_s(1, 1, 32.0) == pytest.approx(0.084 * (0.75 + 0.125), rel=1e-3)
+    # Between hosts the reduction costs three times what it costs on one.
+    near = fit(made((1, 1, 64.0), (2, 1, 64.0)), FitOptions(far_factor=3.0))
+    assert near.far_reduce_s == pytest.approx(3.0 * near.reduce_s)
+    # 4 workers alone do not tell alpha_r from beta_r, nor one local batch gamma from both.
+    four = made((1, 1, 64.0), (4, 1, 64.0))
+    assert (fit(four).each_worker_s, fit(four).overlap) == (TINY, 1.0)
+    undecided = fit(four, FitOptions(separable=False))
+    assert undecided.each_worker_s > TINY
+    assert undecided.overlap > 1.0
+
+
+def test_the_compute_time_separates_the_overlap() -> None:
+    """Steps of one local batch say nothing of gamma, unless their compute time was measured."""
+    ways = [(1, 1, 64.0), (2, 1, 64.0), (4, 1, 64.0), (8, 1, 64.0)]
+    options = FitOptions(Loss.RMSLE, separable=False)
+    assert fit(with_compute(*ways), options).overlap == pytest.approx(TRUE.overlap, rel=0.3)
+
+
+@pytest.mark.parametrize("options", [FitOptions(), FitOptions(Loss.RMSLE, separable=False)])
+def test_derivatives_are_those_of_the_errors(options: FitOptions) -> None:
+    seen = with_compute((1, 1, 10.0), (2, 1, 10.0), (4, 1, 40.0), (12, 3, 20.0))
+    seen += made((8, 2, 40.0))  # without its compute time
+    objective = Objective(seen, options)
+    inner = objective.start
+    objective.reweigh(inner)
+    assert len(objective.errors(inner)) == 4 + 5 + 3
+    derivatives = objective.derivatives(inner)
+    for parameter, unit in enumerate(np.eye(len(inner))):
+        higher, lower = objective.errors(inner + 1e-6 * unit), objective.errors(inner - 1e-6 * unit)
+        assert derivatives[:, parameter] == pytest.approx((higher - lower) / 2e-6, abs=1e-5)
+
+
+def test_the_order_of_measurements_does_not_matter() -> None:
+    seen = made((1, 1, 64.0), (2, 1, 32.0), (4, 1, 16.0), (4, 2, 16.0), noise=0.1)
+    assert fit(seen[::-1]) == fit(seen)
 
 
 def test_a_published_curve() -> None:

@@ -1,39 +1,64 @@
-"""How long a step takes with n workers and b samples of each: Pollux' model, and its fit.
+"""Model the time of a training step by workers, hosts and local batch, and fit the model.
 
-    compute = a_c + b_c * b
-    reduce  = 0 with one worker; a + b * max(n - 2, 0), with a pair (a, b) for workers on one host
-              and another one for workers on several
-    step    = (compute^g + reduce^g)^(1/g)       g from 1 (one after the other) to 10 (at once)
+The model is Pollux' (OSDI 2021, section 3.2, and ``adaptdl/goodput.py``). With K workers on N hosts
+and m samples of each worker in a step:
 
-(Pollux, OSDI 2021; adaptdl/goodput.py.) It is fitted to what was measured by the squares of
-differences of logarithms. What no measurement speaks of stays as it was assumed: a job that has
-only trained with one worker learns nothing of reducing, and takes that to cost nothing.
+    T_compute = alpha_c + beta_c m
+    T_reduce  = 0                            if K = 1
+                alpha_r + beta_r (K - 2)     if K > 1 and N = 1
+                alpha_n + beta_n (K - 2)     if K > 1 and N > 1
+    T_step    = (T_compute^gamma + T_reduce^gamma)^(1 / gamma)
+
+:class:`StepTime` holds the seven parameters. :func:`fit` finds them: it minimises
+
+    L(T_step) + L(T_compute) + 0.001 (gamma - 1)^2
+        + 0.01 (beta_r / alpha_r)^2 + 0.01 (beta_n / alpha_n)^2
+
+where L is the error of the logarithms of the predicted times (:class:`Loss`). L(T_compute) covers
+only measurements that include the compute time. The penalties are those of the artifact of Pollux
+(``goodput.py``); they decide between models that explain the measurements equally well.
+
+Parameters about which nothing was measured are taken to cost nothing, so that a policy tries what
+the job has not tried ("prior-driven exploration", section 4.1): the reduction until two workers
+trained together, and what each further worker adds until three did. :class:`FitOptions` has the
+other assumptions: the policies of a live job and the published policy `pollux` differ in them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from edl.core.policy.least_squares import least_squares
 from edl.core.record import Record
 
 Vector = npt.NDArray[np.float64]
 
-ROUNDS = 60
-TINY = 1e-8  # no part is shorter, in seconds
-MOST_OVERLAP = 10.0
+TINY = 1e-8  # the least value of a parameter, in seconds; also the value of one that costs nothing
+MOST_OVERLAP = 10.0  # the largest gamma that is fitted, as in the artifact
+FIRST_OVERLAP = 1.5  # the gamma that a fit starts from
+OVERLAP_PENALTY = 1e-3  # of (gamma - 1)^2
+GROWTH_PENALTY = 1e-2  # of (beta_r / alpha_r)^2 and of (beta_n / alpha_n)^2
+LEAST_REDUCE = 0.01  # the least part of a step that a fit starts with for the reduction
+GUESSED_REDUCE = 0.1  # the same for each of its parameters, where no compute time was measured
+REWEIGHTINGS = 5  # the most rounds of reweighted least squares for the RMSLE
+CLOSE = 1e-3  # a reweighting that changes each logarithm of a parameter by less is the last one
+LEAST_ERROR = 1e-4  # the least RMSLE that is divided by: that of an exact fit is 0
+ALPHA_C, BETA_C, ALPHA_R, BETA_R, ALPHA_N, BETA_N, GAMMA = range(7)  # the order of StepTime
 
 
 @dataclass(frozen=True)
 class Measured:
-    """``workers`` on ``hosts`` took ``step_s`` for a step of ``batch`` samples of each.
+    """A measured step time: ``workers`` on ``hosts`` took ``step_s`` for ``batch`` samples each.
 
     Attributes:
-        compute_s: the part of it that a batch takes whose gradients are not reduced; None: that was
-            not told apart, and :func:`fit` does not ask for it.
+        compute_s: the time of the step without its reduction, above 0; None: not measured.
     """
 
     workers: int
@@ -45,33 +70,47 @@ class Measured:
 
 @dataclass(frozen=True)
 class StepTime(Record):
-    """The model; times in seconds, ``each_`` for a sample or a worker more."""
+    """The parameters of the model, and the times that it predicts.
+
+    Attributes:
+        compute_s: alpha_c, the compute time that does not depend on the batch, in seconds.
+        each_sample_s: beta_c, the compute time of one sample, in seconds.
+        reduce_s: alpha_r, the reduction between two workers on one host, in seconds.
+        each_worker_s: beta_r, what each further worker on that host adds to it, in seconds.
+        far_reduce_s: alpha_n, the reduction between two workers on two hosts, in seconds.
+        each_far_worker_s: beta_n, what each further worker on any host adds to it, in seconds.
+        overlap: gamma, from 1 (the reduction begins when the computing has ended) to 10 (both take
+            place at the same time).
+    """
 
     compute_s: float = TINY
     each_sample_s: float = TINY
-    reduce_s: float = TINY  # two workers on one host
+    reduce_s: float = TINY
     each_worker_s: float = TINY
-    far_reduce_s: float = TINY  # two workers on two hosts
+    far_reduce_s: float = TINY
     each_far_worker_s: float = TINY
     overlap: float = 1.0
 
     def step_s(self, workers: int, hosts: int, batch: float) -> float:
-        """What a step takes."""
+        """Return the predicted time of a step in seconds; ``batch`` is the one of each worker."""
         return float(self.steps_s(np.array([workers]), np.array([hosts]), np.array([batch]))[0])
 
     def steps_s(self, workers: Vector, hosts: Vector, batch: Vector) -> Vector:
-        """What steps take: the same for arrays of one shape."""
-        return predict(self._vector(), workers, hosts, batch)
+        """Return the predicted times of many steps, given by arrays of one shape."""
+        values = self._vector()
+        compute, reduce = _parts(values, _setups(workers, hosts, batch))
+        longest, powers = _powers(compute, reduce, values[GAMMA])
+        return np.asarray(longest * powers ** (1.0 / values[GAMMA]))
 
     def throughput(self, workers: int, hosts: int, batch: float) -> float:
-        """Samples a second of all workers together."""
+        """Return the predicted samples per second of all workers together."""
         return self.throughputs(workers, hosts, [batch])[0]
 
     def throughputs(self, workers: int, hosts: int, batches: Sequence[float]) -> list[float]:
-        """The same with each of these batches."""
+        """Return the predicted samples per second of all workers for each of the local batches."""
         each = np.array(batches, float)
         all_alike = np.full(len(each), workers), np.full(len(each), hosts)
-        rates: list[float] = (workers * each / predict(self._vector(), *all_alike, each)).tolist()
+        rates: list[float] = (workers * each / self.steps_s(*all_alike, each)).tolist()
         return rates
 
     def _vector(self) -> Vector:
@@ -79,126 +118,281 @@ class StepTime(Record):
         return np.array([*parts, self.far_reduce_s, self.each_far_worker_s, self.overlap])
 
 
-def fit(measured: Sequence[Measured]) -> StepTime:
-    """The model that explains the measurements best.
+class Loss(Enum):
+    """The error L of predicted times, by the differences d of their logarithms.
+
+    MSLE is mean(d^2), and RMSLE is sqrt(mean(d^2)).
+    """
+
+    MSLE = "mean squared logarithmic error"
+    RMSLE = "root mean squared logarithmic error"
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """The choices of a fit in which its users differ. The defaults are those of a live job.
+
+    Attributes:
+        loss: the error that is minimised. An error of 10 % adds 0.01 with the MSLE and 0.1 with the
+            RMSLE, so that the penalties weigh more with the MSLE: live step times are noisy.
+        constant_share: the part of the compute time that is taken not to depend on the batch while
+            only one local batch was measured, from 0 to 1.
+        far_factor: what the reduction between hosts is taken to cost while the job has only trained
+            on one host, as a multiple of its cost there. With 0 it costs nothing.
+        separable: whether gamma, beta_r and beta_n are fitted only if the measurements tell them
+            from the other parameters: gamma needs two local batches, and each beta two numbers of
+            workers. If False, the penalties decide.
+        rounds: the largest number of steps of one search for the parameters, above 0.
+        tolerance: the search ends with the first step that lowers the objective by less than this.
+    """
+
+    loss: Loss = Loss.MSLE
+    constant_share: float = 0.0
+    far_factor: float = 0.0
+    separable: bool = True
+    rounds: int = 60
+    tolerance: float = 1e-14
+
+
+LIVE = FitOptions()
+
+
+def fit(measured: Sequence[Measured], options: FitOptions = LIVE) -> StepTime:
+    """Return the model that explains the measurements best; their order does not matter.
 
     Raises:
-        ValueError: there is none.
+        ValueError: ``measured`` is empty.
     """
     if not measured:
         raise ValueError("nothing was measured")
-    workers = np.array([one.workers for one in measured])
-    hosts = np.array([one.hosts for one in measured])
-    batch = np.array([one.batch for one in measured], float)
-    logs = np.log([one.step_s for one in measured])
-    free = _free(workers, hosts, batch)
-    start = np.full(7, TINY)
-    shortest = float(np.exp(logs.min()))
-    start[0], start[1] = 0.5 * shortest, 0.5 * shortest / float(batch.max())
-    start[2:6] = 0.1 * shortest
-    start[6] = 1.5
-    if not free[0]:  # one size of a batch: what it costs cannot be told from what each sample does
-        start[0], start[1] = TINY, shortest / float(batch.max())
-    start = np.where(free, start, _ASSUMED if free[0] else np.where(_COMPUTE, start, _ASSUMED))
-
-    def errors(inner: Vector) -> Vector:
-        values = start.copy()
-        values[free] = _outer(inner, free)
-        predicted = np.log(predict(values, workers, hosts, batch))
-        penalties = (
-            np.sqrt(1e-3) * (values[6] - 1.0),
-            0.1 * values[3] / values[2] if free[3] else 0.0,
-            0.1 * values[5] / values[4] if free[5] else 0.0,
+    ordered = sorted(measured, key=lambda one: (one.workers, one.hosts, one.batch, one.step_s))
+    objective = Objective(ordered, options)
+    found = objective.start
+    for _ in range(REWEIGHTINGS if options.loss is Loss.RMSLE else 1):
+        objective.reweigh(found)
+        before = found
+        found = least_squares(
+            objective.errors, found, objective.derivatives, options.rounds, options.tolerance
         )
-        return np.concatenate([(predicted - logs) / np.sqrt(len(logs)), penalties])
-
-    best = least_squares(errors, _inner(start[free], free))
-    start[free] = _outer(best, free)
-    return StepTime(*(float(value) for value in start))
-
-
-_ASSUMED = np.array([TINY] * 6 + [1.0])
-_COMPUTE = np.array([True, True] + [False] * 5)
+        if np.abs(found - before).max() < CLOSE:
+            break
+    values = objective.values(found)
+    if not objective.setups.far.any():
+        values[ALPHA_N] = max(values[ALPHA_N], options.far_factor * values[ALPHA_R])
+        values[BETA_N] = max(values[BETA_N], options.far_factor * values[BETA_R])
+    return StepTime(*(float(value) for value in values))
 
 
-def _free(workers: Vector, hosts: Vector, batch: Vector) -> npt.NDArray[np.bool_]:
-    """Which parameters the measurements speak of."""
-    near, far = (workers > 1) & (hosts == 1), (workers > 1) & (hosts > 1)
+class _Setups(NamedTuple):
+    """The inputs of the formula for many steps, as arrays of one shape.
+
+    ``near`` and ``far`` are 1 where workers reduce on one host or between hosts, and 0 elsewhere;
+    ``more`` is the number of workers beyond two.
+    """
+
+    batch: Vector
+    near: Vector
+    far: Vector
+    more: Vector
+
+
+def _setups(workers: Vector, hosts: Vector, batch: Vector) -> _Setups:
+    """Return the inputs of the formula for steps of ``batch`` samples of each worker."""
+    far = np.where((workers > 1) & (hosts > 1), 1.0, 0.0)
+    near = np.where(workers > 1, 1.0 - far, 0.0)
+    return _Setups(batch, near, far, np.maximum(workers - 2.0, 0.0))
+
+
+def _parts(values: Vector, setups: _Setups) -> tuple[Vector, Vector]:
+    """Return T_compute and T_reduce in seconds."""
+    compute = values[ALPHA_C] + values[BETA_C] * setups.batch
+    near = setups.near * (values[ALPHA_R] + values[BETA_R] * setups.more)
+    far = setups.far * (values[ALPHA_N] + values[BETA_N] * setups.more)
+    return compute, near + far
+
+
+def _powers(compute: Vector, reduce: Vector, gamma: float) -> tuple[Vector, Vector]:
+    """Return the longer part t and (T_compute / t)^gamma + (T_reduce / t)^gamma.
+
+    The step takes t times the gamma-th root of the sum. Powers of the times themselves could
+    underflow.
+    """
+    longest = np.maximum(compute, reduce)
+    return longest, (compute / longest) ** gamma + (reduce / longest) ** gamma
+
+
+class Objective:
+    """What :func:`fit` minimises: the sum of squares of :meth:`errors`.
+
+    A search varies the free parameters only, and without bounds: it works with their logarithms,
+    and with the logit of the place of gamma between 1 and 10. Such a vector is called ``inner``.
+    """
+
+    def __init__(self, measured: Sequence[Measured], options: FitOptions) -> None:
+        workers = np.array([one.workers for one in measured], float)
+        hosts = np.array([one.hosts for one in measured])
+        step_s = np.array([one.step_s for one in measured])
+        compute_s = np.array([one.compute_s for one in measured if one.compute_s is not None])
+        self.setups = _setups(workers, hosts, np.array([one.batch for one in measured], float))
+        self._has_compute = np.array([one.compute_s is not None for one in measured])
+        self._log_step, self._log_compute = np.log(step_s), np.log(compute_s)
+        self._loss = options.loss
+        self._weights = [1.0, 1.0]
+        self._free = _free(self.setups, workers, options.separable)
+        known_s = compute_s if self._has_compute.all() else None
+        self._first = _first(self.setups, step_s, known_s, self._free, options.constant_share)
+
+    @property
+    def start(self) -> Vector:
+        """The free parameters that a search starts from, in their inner form."""
+        inner = np.log(np.maximum(self._first[self._free], TINY))
+        if self._free[GAMMA]:
+            place = (self._first[GAMMA] - 1.0) / (MOST_OVERLAP - 1.0)
+            inner[-1] = np.log(place / (1.0 - place))
+        return inner
+
+    def values(self, inner: Vector) -> Vector:
+        """Return all seven parameters, in the order of :class:`StepTime`."""
+        values = self._first.copy()
+        bounded = np.clip(inner, -20.0, 20.0)
+        found = np.maximum(np.exp(bounded), TINY)
+        if self._free[GAMMA]:
+            found[-1] = 1.0 + (MOST_OVERLAP - 1.0) / (1.0 + np.exp(-bounded[-1]))
+        values[self._free] = found
+        return values
+
+    def reweigh(self, inner: Vector) -> None:
+        """Weigh the errors so that the sum of squares has the slope of the loss at ``inner``."""
+        self._weights = [self._weight(errors) for errors in self._differences(self.values(inner))]
+
+    def errors(self, inner: Vector) -> Vector:
+        """Return the weighted errors of T_compute and of T_step, and the three penalties."""
+        values = self.values(inner)
+        compute, step = self._differences(values)
+        weighted = self._weights[0] * compute, self._weights[1] * step
+        return np.concatenate([*weighted, _penalties(values)])
+
+    def derivatives(self, inner: Vector) -> Vector:
+        """Return the derivatives of :meth:`errors` (rows) by the inner parameters (columns)."""
+        values = self.values(inner)
+        compute, reduce = self._floored_parts(values)
+        batch, near, far, more = self.setups
+        # The derivative of a part's logarithm by that of a parameter is the parameter's share.
+        shares = np.zeros((len(batch), GAMMA))
+        shares[:, ALPHA_C] = values[ALPHA_C] / compute
+        shares[:, BETA_C] = values[BETA_C] * batch / compute
+        shares[:, ALPHA_R] = values[ALPHA_R] * near / reduce
+        shares[:, BETA_R] = values[BETA_R] * near * more / reduce
+        shares[:, ALPHA_N] = values[ALPHA_N] * far / reduce
+        shares[:, BETA_N] = values[BETA_N] * far * more / reduce
+        of_compute = shares[self._has_compute, :ALPHA_R]
+        rows = np.zeros((len(of_compute) + len(batch) + 3, GAMMA + 1))
+        rows[: len(of_compute), :ALPHA_R] = self._weights[0] * of_compute
+        gamma = values[GAMMA]
+        by_compute, by_gamma = _step_derivatives(compute, reduce, gamma)
+        gamma_by_inner = (gamma - 1.0) * (MOST_OVERLAP - gamma) / (MOST_OVERLAP - 1.0)
+        step = rows[len(of_compute) : -3]
+        step[:, :ALPHA_R] = by_compute[:, None] * shares[:, :ALPHA_R]
+        step[:, ALPHA_R:GAMMA] = (1.0 - by_compute)[:, None] * shares[:, ALPHA_R:]
+        step[:, GAMMA] = by_gamma * gamma_by_inner
+        step *= self._weights[1]
+        _, near_growth, far_growth = _penalties(values)
+        rows[-3, GAMMA] = np.sqrt(OVERLAP_PENALTY) * gamma_by_inner
+        rows[-2, [ALPHA_R, BETA_R]] = -near_growth, near_growth
+        rows[-1, [ALPHA_N, BETA_N]] = -far_growth, far_growth
+        return np.asarray(rows[:, self._free])
+
+    def _weight(self, errors: Vector) -> float:
+        """Return the root of the derivative of the loss by the sum of the squared errors."""
+        if not len(errors):
+            return 0.0
+        if self._loss is Loss.MSLE:
+            return math.sqrt(1.0 / len(errors))
+        root = math.sqrt(np.mean(errors**2))
+        return math.sqrt(0.5 / max(root, LEAST_ERROR) / len(errors))
+
+    def _differences(self, values: Vector) -> tuple[Vector, Vector]:
+        """Return the errors of the logarithms of T_compute, where measured, and of T_step."""
+        compute, reduce = self._floored_parts(values)
+        longest, powers = _powers(compute, reduce, values[GAMMA])
+        log_step = np.log(longest) + np.log(powers) / values[GAMMA]
+        log_compute = np.log(compute[self._has_compute])
+        return log_compute - self._log_compute, log_step - self._log_step
+
+    def _floored_parts(self, values: Vector) -> tuple[Vector, Vector]:
+        """Return T_compute and T_reduce, the latter above 0 so that it has a logarithm."""
+        compute, reduce = _parts(values, self.setups)
+        return compute, np.maximum(reduce, TINY)
+
+
+def _free(setups: _Setups, workers: Vector, separable: bool) -> npt.NDArray[np.bool_]:
+    """Return which parameters are fitted; the others keep the values of :func:`_first`."""
+    near, far = setups.near > 0, setups.far > 0
+    batches = len(np.unique(setups.batch)) > 1
+    reduces = bool(near.any() or far.any())
+    if separable:
+        more_near, more_far = _two_sizes(workers[near]), _two_sizes(workers[far])
+        overlap = reduces and batches
+    else:
+        third = bool(setups.more.any())
+        more_near, more_far = bool(near.any()) and third, bool(far.any()) and third
+        overlap = reduces
+    return np.array([batches, True, near.any(), more_near, far.any(), more_far, overlap])
+
+
+def _two_sizes(workers: Vector) -> bool:
+    """Return whether there are two different numbers of workers."""
+    return len(np.unique(workers)) > 1
+
+
+def _first(
+    setups: _Setups,
+    step_s: Vector,
+    compute_s: Vector | None,
+    free: npt.NDArray[np.bool_],
+    constant_share: float,
+) -> Vector:
+    """Return the parameters that a search starts from; those that are not free cost nothing.
+
+    With one local batch alpha_c is not free, and takes the ``constant_share`` of the compute time.
+    If ``compute_s`` is None, no compute time was measured: the search starts from a part of the
+    shortest step for each parameter.
+    """
+    if compute_s is None:
+        shortest_s = float(np.min(step_s))
+        constant_s, sample_s = shortest_s, shortest_s / float(np.max(setups.batch))
+        reduce = GUESSED_REDUCE * shortest_s * np.ones(4)
+    else:
+        constant_s = float(np.min(compute_s) if free[ALPHA_C] else np.mean(compute_s))
+        sample_s = float(np.mean(compute_s / setups.batch))
+        reduce_s = float(np.mean(np.maximum(step_s - compute_s, LEAST_REDUCE * step_s)))
+        reduce = np.array([0.9, 0.1, 0.9, 0.1]) * reduce_s
+    share = 0.5 if free[ALPHA_C] else constant_share
+    reduce = np.where(free[ALPHA_R:GAMMA], reduce, TINY)
+    overlap = FIRST_OVERLAP if free[GAMMA] else 1.0
+    compute = max(share * constant_s, TINY), (1.0 - share) * sample_s
+    return np.array([*compute, *reduce, overlap])
+
+
+def _step_derivatives(compute: Vector, reduce: Vector, gamma: float) -> tuple[Vector, Vector]:
+    """Return the derivatives of log T_step by log T_compute and by gamma.
+
+    The derivative by log T_reduce is 1 minus the first one.
+    """
+    longest = np.maximum(compute, reduce)
+    one, other = compute / longest, reduce / longest
+    powers = one**gamma, other**gamma
+    total = powers[0] + powers[1]
+    slope = (powers[0] * np.log(one) + powers[1] * np.log(other)) / total
+    return powers[0] / total, slope / gamma - np.log(total) / gamma**2
+
+
+def _penalties(values: Vector) -> Vector:
+    """Return the roots of the three penalties."""
     return np.array(
         [
-            len(np.unique(batch)) > 1,
-            True,
-            near.any(),
-            bool((workers[near] > 2).any()) and len(np.unique(workers[near])) > 1,
-            far.any(),
-            bool((workers[far] > 2).any()) and len(np.unique(workers[far])) > 1,
-            bool((near | far).any()) and len(np.unique(batch)) > 1,
+            np.sqrt(OVERLAP_PENALTY) * (values[GAMMA] - 1.0),
+            np.sqrt(GROWTH_PENALTY) * values[BETA_R] / values[ALPHA_R],
+            np.sqrt(GROWTH_PENALTY) * values[BETA_N] / values[ALPHA_N],
         ]
     )
-
-
-def predict(values: Vector, workers: Vector, hosts: Vector, batch: Vector) -> Vector:
-    """What steps take, in seconds, by parameters in the order of :class:`StepTime`."""
-    compute = values[0] + values[1] * batch
-    far = hosts > 1
-    more = np.maximum(workers - 2, 0)
-    reduce = np.where(far, values[4] + values[5] * more, values[2] + values[3] * more)
-    reduce = np.where(workers > 1, reduce, 0.0)
-    longest = np.maximum(compute, reduce)
-    overlap = values[6]
-    shares = (compute / longest) ** overlap + (reduce / longest) ** overlap
-    return np.asarray(longest * shares ** (1.0 / overlap))
-
-
-def _inner(values: Vector, free: npt.NDArray[np.bool_]) -> Vector:
-    """Without bounds: logarithms, and of the overlap its place between 1 and the most."""
-    inner = np.log(np.maximum(values, TINY))
-    if free[6]:
-        part = (values[-1] - 1.0) / (MOST_OVERLAP - 1.0)
-        inner[-1] = np.log(part / (1.0 - part))
-    return inner
-
-
-def _outer(inner: Vector, free: npt.NDArray[np.bool_]) -> Vector:
-    inner = np.clip(inner, -20.0, 20.0)
-    values = np.maximum(np.exp(inner), TINY)
-    if free[6]:
-        values[-1] = 1.0 + (MOST_OVERLAP - 1.0) / (1.0 + np.exp(-inner[-1]))
-    return values
-
-
-def least_squares(
-    errors: Callable[[Vector], Vector],
-    start: Vector,
-    derivatives: Callable[[Vector], Vector] | None = None,
-    rounds: int = ROUNDS,
-    enough: float = 1e-14,
-) -> Vector:
-    """Levenberg and Marquardt's method.
-
-    Args:
-        derivatives: of each error (a row) by each parameter; None: by differences.
-        enough: a step that makes the sum of squares less by no more is the last.
-    """
-    at, damping = start, 1e-2
-    now = errors(at)
-    for _ in range(rounds):
-        slopes = _differences(errors, at, now) if derivatives is None else derivatives(at)
-        normal, downhill = slopes.T @ slopes, slopes.T @ now
-        step = np.linalg.solve(normal + damping * np.eye(len(at)), -downhill)
-        then = errors(at + step)
-        if then @ then < now @ now:
-            gained = now @ now - then @ then
-            at, now, damping = at + step, then, max(damping / 3.0, 1e-12)
-            if gained < enough:
-                break
-        else:
-            damping *= 4.0
-            if damping > 1e12:
-                break
-    return at
-
-
-def _differences(errors: Callable[[Vector], Vector], at: Vector, now: Vector) -> Vector:
-    beside = [(errors(at + 1e-6 * unit) - now) / 1e-6 for unit in np.eye(len(at))]
-    return np.stack(beside, axis=1)
