@@ -73,6 +73,7 @@ def test_what_nothing_was_measured_of_is_taken_to_cost_nothing() -> None:
     near = fit(made((1, 1, 64.0), (2, 1, 64.0)))
     assert near.step_s(2, 1, 64.0) == pytest.approx(TRUE.step_s(2, 1, 64.0), rel=0.01)
     assert near.step_s(8, 1, 64.0) == pytest.approx(near.step_s(2, 1, 64.0), rel=1e-3)
+    assert near.step_s(2, 2, 64.0) == pytest.approx(near.step_s(1, 1, 64.0), rel=1e-3)
     with pytest.raises(ValueError, match="nothing was measured"):
         fit([])
 
