@@ -429,8 +429,7 @@ class Job(Run):
 def started(
     directory: Path,
     zookeeper: str,
-    script: str | Path,
-    *arguments: str,
+    *command: str | Path,
     np: int,
     max_np: int,
     min_np: int = 1,
@@ -438,16 +437,23 @@ def started(
     environment: Mapping[str, str] | None = None,
     throttled: Throttle | None = None,
 ) -> Iterator[Job]:
-    """A job that runs; killed at the end of the block if it still does.
+    """Start a job with `edl run`, and kill it at the end of the block if it still runs.
 
-    ``throttled``: its steps are slow until :meth:`Job.hurry`, see :mod:`edl.testing.throttle`.
+    Args:
+        command: the Python script and its arguments.
+        options: more options of `edl run`.
+        environment: variables for all processes of the job.
+        throttled: the steps are slow until :meth:`Job.finish_soon` is called, see
+            :mod:`edl.testing.throttle`.
     """
+    script, *arguments = command
     job = Job(directory, zookeeper)
     job.environment |= environment or {}
     if throttled is not None:
         job.throttle(throttled)
     try:
-        job.run(script, *arguments, np=np, min_np=min_np, max_np=max_np, options=options)
+        limits = {"np": np, "min_np": min_np, "max_np": max_np}
+        job.run(script, *map(str, arguments), **limits, options=options)
         yield job
     finally:
         job.close()

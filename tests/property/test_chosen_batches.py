@@ -15,8 +15,7 @@ from edl.testing.counting import Counting
     seed=SEEDS,
     np=st.integers(1, 4),
     samples=st.integers(5, 40),
-    least=st.integers(1, 6),
-    more=st.integers(1, 12),
+    batch_range=st.tuples(st.integers(1, 6), st.integers(1, 12)).map(lambda n: (n[0], sum(n))),
     prefetch=st.integers(0, 2),
     accumulated=st.integers(1, 2),
     changes=some(scales(), 0, 3),
@@ -26,14 +25,13 @@ def test_it_changes_through_joins_and_deaths(
     seed: int,
     np: int,
     samples: int,
-    least: int,
-    more: int,
+    batch_range: tuple[int, int],
     prefetch: int,
     accumulated: int,
     changes: tuple[Change, ...],
     deaths: tuple[Fault, ...],
 ) -> None:
-    script = Counting(samples, 2, 1, prefetch, 0, accumulated, batch_range=(least, least + more))
+    script = Counting(samples, 2, 1, prefetch, 0, accumulated, batch_range=batch_range)
     Scenario(seed, np, 1, 5, script, deaths, changes).run()
 
 

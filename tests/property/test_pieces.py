@@ -11,41 +11,34 @@ from edl.core.records import JobState
 from edl.testing.counting import Counting
 
 
+@st.composite
+def scripts_in_pieces(draw: st.DrawFn) -> Counting:
+    """Draw a script that trains each batch in pieces, with one of the kinds of global batch."""
+    samples, batch_size = draw(st.integers(5, 40)), draw(st.integers(1, 9))
+    kind = draw(st.sampled_from(["plain", "most", "aligned", "range"]))
+    return Counting(
+        samples,
+        2,
+        batch_size,
+        draw(st.integers(0, 3)),
+        draw(st.integers(0, 2)),
+        max_global_batch=2 * batch_size if kind == "most" else 0,
+        aligned=kind == "aligned",
+        batch_range=(batch_size, 3 * batch_size) if kind == "range" else (0, 0),
+        micro_batch=draw(st.integers(1, 5)),
+    )
+
+
 @given(
     seed=SEEDS,
     np=st.integers(1, 4),
-    samples=st.integers(5, 40),
-    batch_size=st.integers(1, 9),
-    micro_batch=st.integers(1, 5),
-    kind=st.sampled_from(["plain", "most", "aligned", "range"]),
-    prefetch=st.integers(0, 3),
-    exchange_every=st.integers(0, 2),
+    script=scripts_in_pieces(),
     changes=some(scales(), 0, 3),
     deaths=some(faults("kill", "cut", "fail", "freeze"), 0, 3),
 )
 def test_through_joins_and_deaths(
-    seed: int,
-    np: int,
-    samples: int,
-    batch_size: int,
-    micro_batch: int,
-    kind: str,
-    prefetch: int,
-    exchange_every: int,
-    changes: tuple[Change, ...],
-    deaths: tuple[Fault, ...],
+    seed: int, np: int, script: Counting, changes: tuple[Change, ...], deaths: tuple[Fault, ...]
 ) -> None:
-    script = Counting(
-        samples,
-        2,
-        batch_size,
-        prefetch,
-        exchange_every,
-        max_global_batch=2 * batch_size if kind == "most" else 0,
-        aligned=kind == "aligned",
-        batch_range=(batch_size, 3 * batch_size) if kind == "range" else (0, 0),
-        micro_batch=micro_batch,
-    )
     Scenario(seed, np, 1, 5, script, deaths, changes).run()
 
 

@@ -325,28 +325,22 @@ def test_batches_in_pieces_and_a_death_at_each_point(turn: tuple[str, ...]) -> N
 @given(
     seed=SEEDS,
     np=st.integers(1, 3),
-    batch_size=st.integers(1, 6),
-    micro_batch=st.integers(1, 3),
-    to_none=st.booleans(),
-    habit=st.sampled_from(["", SYNCHRONIZES, NOTIFIES, LEAVES_OUT]),
-    samples=st.integers(5, 30),
+    script=st.builds(
+        TorchSeveral,
+        turns=st.just((ONE,)),
+        samples=st.integers(5, 30),
+        epochs=st.just(1),
+        batch_size=st.integers(1, 6),
+        micro_batch=st.integers(1, 3),
+        to_none=st.booleans(),
+        habit=st.sampled_from(["", SYNCHRONIZES, NOTIFIES, LEAVES_OUT]),
+    ),
     changes=some(scales(), 0, 2),
     faults=some(faults("kill", "cut", "fail"), 0, 3),
 )
 def test_batches_in_pieces(
-    seed: int,
-    np: int,
-    batch_size: int,
-    micro_batch: int,
-    to_none: bool,
-    habit: str,
-    samples: int,
-    changes: Any,
-    faults: tuple[Fault, ...],
+    seed: int, np: int, script: TorchSeveral, changes: Any, faults: tuple[Fault, ...]
 ) -> None:
-    script = TorchSeveral(
-        (ONE,), samples, 1, batch_size, micro_batch=micro_batch, to_none=to_none, habit=habit
-    )
     Scenario(seed, np, 1, 5, script, faults, changes).run()
 
 
