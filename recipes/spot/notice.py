@@ -124,17 +124,37 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if early:
         tell()
+    return watch(agent, lambda: notice(url), url, options.every, told, tell)
+
+
+def watch(
+    agent: subprocess.Popen[bytes],
+    notice: Callable[[], str | None],
+    url: str,
+    every_s: float,
+    told: threading.Lock,
+    tell: Callable[[], None],
+) -> int:
+    """Ask for a notice until the agent ends, and tell the agent of the first one.
+
+    Args:
+        url: that of the metadata service, for messages.
+        told: is locked once the agent was told, be it here or by a signal.
+
+    Returns:
+        The exit status of the agent as a shell gives it.
+    """
     silent = False
     while True:
         try:
-            code = agent.wait(options.every)
+            code = agent.wait(every_s)
             return 128 - code if code < 0 else code
         except subprocess.TimeoutExpired:
             pass
         if told.locked():
             continue
         try:
-            reason = notice(url)
+            reason = notice()
             silent = False
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
             if not silent:
