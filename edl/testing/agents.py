@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 from edl.core.records import JobState, RequestKind
-from edl.testing.schedule import BackgroundTask
-
-if TYPE_CHECKING:
-    from edl.testing.loopback import LoopbackJob
+from edl.testing.memory import MemoryJob
+from edl.testing.schedule import BackgroundTask, Schedule
 
 MOST_WORKERS = 24  # that a job may start in all
+
+
+class HostedWorker(Protocol):
+    """A worker as the agent of its host sees it."""
+
+    @property
+    def id(self) -> int:
+        """The number of the worker."""
+
+    @property
+    def host(self) -> str:
+        """The name of the host that the worker runs on."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process of the worker is gone."""
+
+
+class HostedJob(Protocol):
+    """A job as the agents of its hosts see it."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """The virtual time of the job, and what runs in it."""
+
+    @property
+    def memory(self) -> MemoryJob:
+        """The records of the job, as ZooKeeper would hold them."""
+
+    @property
+    def workers(self) -> Sequence[HostedWorker]:
+        """All workers that were started, those that have ended included."""
+
+    def start_worker(self, host: str) -> None:
+        """Start one more worker on ``host``."""
+
+    def kill(self, worker: int) -> None:
+        """End the process of ``worker`` as by SIGKILL."""
+
+    def thaw(self, worker: int) -> None:
+        """Wake ``worker``, which is frozen, as by SIGCONT."""
 
 
 class Agents:
@@ -20,7 +60,7 @@ class Agents:
         restart_s: how long they wait after a death before they start another worker.
     """
 
-    def __init__(self, job: LoopbackJob, slots: int, restart_s: float) -> None:
+    def __init__(self, job: HostedJob, slots: int, restart_s: float) -> None:
         self._job = job
         self._slots = slots
         self._restart_s = restart_s

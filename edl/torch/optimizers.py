@@ -10,18 +10,17 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
+from edl.core.step.step_state import Step
 from edl.errors import UsageError
 from edl.framework.reduction import ReductionOrder
+from edl.torch.accumulation import Accumulation
 from edl.torch.backward import BackwardEnd
 from edl.worker import activity
 from edl.worker.worker import Worker
-
-if TYPE_CHECKING:
-    from edl.torch.reduction import GradientReduction
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +32,55 @@ BROKEN_OFF = (
     "optimizer.synchronize() and the same between the two; inside of edl.no_sync(), "
     "edl.notify_batch_end() leaves the batch out"
 )
+
+
+class OptimizerReduction(Protocol):
+    """The reduction of one optimizer's gradients, as :class:`Optimizers` directs it.
+
+    :class:`edl.torch.reduction.GradientReduction` is one, and has more on each method.
+    """
+
+    accumulation: Accumulation
+
+    @property
+    def step(self) -> Step:
+        """This optimizer's part of the open step."""
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether there are other workers to exchange messages with."""
+
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether a backward pass of the open step has failed, and nothing was reduced since."""
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether gradients were added up in the open step and not sent yet."""
+
+    def exchange(self, payload: bytes) -> list[bytes]:
+        """Send ``payload`` to all workers, and return what each has sent, in rank order."""
+
+    def refuse_changed(self) -> None:
+        """Raise a UsageError if the script has changed gradients that are reduced already."""
+
+    def backward_ended(self) -> None:
+        """End a backward pass that has computed gradients of this optimizer."""
+
+    def backward_failed(self) -> None:
+        """Forget what was sent in a backward pass that an exception has broken off."""
+
+    def finish(self) -> None:
+        """Wait until each gradient of the step is the mean over the global batch."""
+
+    def skip(self) -> None:
+        """End the step without an update."""
+
+    def note_skipped(self) -> None:
+        """Note that the step ended without an update of this optimizer, if it did."""
+
+    def end_batch(self) -> None:
+        """Prepare for the next batch."""
 
 
 class Optimizers:
@@ -51,13 +99,13 @@ class Optimizers:
         self.reduction_order = ReductionOrder()
         self.several = False
         self.scaler: torch.amp.GradScaler | None = None
-        self._reductions: list[GradientReduction] = []
-        self._computed: list[GradientReduction] = []  # in the backward pass that runs
+        self._reductions: list[OptimizerReduction] = []
+        self._computed: list[OptimizerReduction] = []  # in the backward pass that runs
         self._skipped = 0  # batches in a row without an update
-        self._owners: dict[torch.nn.Parameter, GradientReduction] = {}
+        self._owners: dict[torch.nn.Parameter, OptimizerReduction] = {}
         self.backward_end = BackwardEnd(self._backward_ended)
 
-    def add(self, reduction: GradientReduction, two_passes: bool = False) -> None:
+    def add(self, reduction: OptimizerReduction, two_passes: bool = False) -> None:
         """One more; ``two_passes``: it wants two backward passes for an update.
 
         Raises:
@@ -83,7 +131,7 @@ class Optimizers:
             for each in self._reductions:
                 each.accumulation.watch_all()
 
-    def own(self, parameter: torch.nn.Parameter, name: str, owner: GradientReduction) -> None:
+    def own(self, parameter: torch.nn.Parameter, name: str, owner: OptimizerReduction) -> None:
         """``owner`` trains ``parameter``.
 
         Raises:
@@ -119,7 +167,7 @@ class Optimizers:
 
     # --- backward passes
 
-    def computed(self, reduction: GradientReduction) -> None:
+    def computed(self, reduction: OptimizerReduction) -> None:
         """The backward pass that runs has computed a gradient of ``reduction``."""
         if reduction not in self._computed:
             self._computed.append(reduction)
@@ -174,7 +222,7 @@ class Optimizers:
                 self._note_skipped()
             self.worker.loader.next_part()
 
-    def begin_update(self, updating: GradientReduction) -> None:
+    def begin_update(self, updating: OptimizerReduction) -> None:
         """One makes its update.
 
         Raises:
@@ -188,7 +236,7 @@ class Optimizers:
             )
         self._skipped = 0
 
-    def reduce_broken_off(self, updating: GradientReduction) -> None:
+    def reduce_broken_off(self, updating: OptimizerReduction) -> None:
         """Before an update: with several, what the others have reduced at the end of a pass.
 
         The pass was broken off here, so that nothing has come to its end.

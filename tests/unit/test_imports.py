@@ -23,7 +23,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import edl
 
@@ -123,6 +126,11 @@ def in_each(modules: Iterable[str]) -> Callable[[Callable[[str], None]], Callabl
     return decorate
 
 
+def dotted(module: str) -> str:
+    """Return the name by which a file of edl is imported."""
+    return f"edl/{module}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
 def within(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
 
@@ -138,6 +146,21 @@ def test_imports_point_one_way(module: str) -> None:
         if within(name, "edl") and name not in ("edl", "edl.__version__"):
             imported = part_of("/".join(name.split(".")[1:3]))
             assert imported in MAY_IMPORT[part] | {part}, f"edl/{module} imports {name}"
+
+
+def test_imports_make_no_circle() -> None:
+    """An import within a function or for a type checker counts, too: it only hides a circle."""
+    files = {dotted(module): module for module in MODULES}
+    imports = {}
+    for module in MODULES:
+        # What is imported from a module is named as a module within a package is.
+        names = {n if n in files else n.rpartition(".")[0] for n in imports_of(module)}
+        imports[module] = {files[name] for name in names & files.keys()}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        circle = error.args[1][::-1]  # each of graphlib's nodes is imported by the next one
+        pytest.fail(" imports ".join(f"edl/{module}" for module in circle))
 
 
 @in_each(MODULES)
