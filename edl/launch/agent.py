@@ -72,7 +72,7 @@ class Agent(Supervisor[AgentState]):
     ``run()`` raises a UsageError when another agent has this host's name.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (a constructor: each argument is a part of the agent)
         self,
         store: JobStore,
         host: Host,

@@ -49,7 +49,7 @@ EVICTED_KEPT = 20  # that are gone: agents look there for why a process has ende
 class LeaderTerm:
     """One term of leadership. :meth:`turn` is called whenever a fact may have changed."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (a constructor: each argument is a part of the term)
         self,
         config: Config,
         store: JobStore,

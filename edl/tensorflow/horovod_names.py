@@ -151,7 +151,7 @@ def _by_size(gradient: Any) -> Any:
     return gradient / tf.cast(size_op(), gradient.dtype)
 
 
-def _keras_optimizer(
+def _keras_optimizer(  # noqa: PLR0913 (the signature of Horovod's function for Keras)
     optimizer: Any,
     name: str | None = None,
     device_dense: str = "",

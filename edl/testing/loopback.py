@@ -97,7 +97,7 @@ class LoopbackJob:
         restart_s: how long a host's agent waits after a death before it starts another worker.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (a constructor: each argument is a part of the job)
         self,
         script: Callable[[LoopbackWorker], None],
         *,

@@ -79,7 +79,7 @@ class DataLoader:
             PyTorch refuses, or an iterable data set without these.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (a constructor: its arguments are those of PyTorch's, and edl's)
         self,
         dataset: torch.utils.data.Dataset[Any] | Dataset[Any] | Stream,
         batch_size: int = 1,

@@ -98,7 +98,7 @@ def snapshot(state: JobState = JobState.RUNNING) -> Snapshot:
 
 
 def shown(renderable: object) -> str:
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 - no more than a sink
     with console.capture() as capture:
         console.print(renderable)
     console.file.close()

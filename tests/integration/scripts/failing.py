@@ -43,8 +43,8 @@ if here("HANGS_IN_SLOT"):
 elif "FLUSHES_S" in os.environ:
     atexit.register(flush)
 
-from edl import failpoints  # noqa: E402
-from edl.framework import process as edl  # noqa: E402
+from edl import failpoints  # noqa: E402 - after what is set up above
+from edl.framework import process as edl  # noqa: E402 - after what is set up above
 
 steps = 0
 

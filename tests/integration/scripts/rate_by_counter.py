@@ -2,7 +2,7 @@
 
 import sys
 
-import no_compiler  # noqa: F401
+import no_compiler  # noqa: F401 - saves a second of each worker
 
 from edl.testing import throttle
 
