@@ -76,6 +76,21 @@ class Report:
         return f"w{self.worker} (rank {self.rank}, host {self.host})"
 
     @property
+    def doing(self) -> str:
+        """What the worker does (:attr:`Activity.doing`); empty if it did not answer."""
+        return "" if self.activity is None else self.activity.doing
+
+    @property
+    def doing_s(self) -> float:
+        """How long the worker has been doing that, in seconds; 0.0 if it did not answer."""
+        return 0.0 if self.activity is None else self.activity.since_s
+
+    @property
+    def waits(self) -> bool:
+        """Whether the worker waits for other workers."""
+        return self.activity is not None and self.activity.waits
+
+    @property
     def is_after_fit(self) -> bool:
         return self.activity is not None and self.activity.work == AFTER_FIT
 
@@ -115,67 +130,94 @@ def are_after_fit(reports: Sequence[Report], quiet_s: float, limits: StallLimits
 
 
 def judge(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLimits) -> Stall:
-    """Name those that the others wait for; give them up after ``limits.give_up_s``, if it is set.
+    """Name the workers that hold up a job, and decide whether to evict them.
 
-    Whoever does not answer may be frozen: mostly the end of its session decides that, not this.
-    It does when that session lives on for several times ``limits.frozen_s``, as long as no more are
-    silent than answer: else it may be the leader that cannot hear them. When
-    nobody waits for anybody (all evaluate, say), nobody is to blame and nobody is evicted.
+    Args:
+        reports: one of each worker of the ring.
+        quiet_s: for how long no step has completed.
+        step: the last complete step.
     """
-    answered = [r for r in reports if r.activity is not None]
-    culprits = [r for r in answered if r.activity and not r.activity.waits]
-    silent = [r for r in reports if r.activity is None]
     head = f"stalled in step {step + 1}"
-    if silent:
-        longest_s = limits.in_zookeeper * limits.frozen_s
-        frozen = {
-            r.worker: f"it is frozen: {r.name} does not answer for {r.silent_s:.0f} s and no step "
-            f"completes for {quiet_s:.0f} s, though it is in ZooKeeper"
-            for r in silent
-            if r.silent_s >= longest_s and len(silent) <= len(answered)
-        }
-        return Stall(f"{head}: {_list(silent)}", tuple(r.worker for r in silent), frozen)
-    if left := _left_in_a_step(answered):
+    # A worker that does not answer may be frozen; what the other workers do says nothing then.
+    unresponsive = [r for r in reports if r.activity is None]
+    if unresponsive:
+        frozen = _frozen(unresponsive, len(reports) - len(unresponsive), quiet_s, limits)
+        return Stall(f"{head}: {_list(unresponsive)}", _ids(unresponsive), frozen)
+    # A worker that left its loop in a step never sends its gradients: waiting does not help.
+    if left := _left_in_a_step(reports):
         why = (
             f"{_names(left)} left a loop in the midst of step {step + 1}, with a batch in hand, "
             "and others wait for its gradients; leave a loop after an update, on all workers or on "
             "none: a `break` must not depend on what one worker sees"
         )
-        return Stall(f"{head}: {why}", tuple(r.worker for r in left), {r.worker: why for r in left})
-    saving = [r for r in answered if r.activity is not None and r.activity.doing == SAVING]
-    if saving:  # it has a time limit of its own
-        return Stall(f"{head}: {_list(saving)}", tuple(r.worker for r in saving), {})
-    if not culprits:
-        what = f"no step for {quiet_s:.0f} s and everybody waits: {_list(answered)}"
+        return Stall(f"{head}: {why}", _ids(left), dict.fromkeys(_ids(left), why))
+    # Writing the last checkpoint has a time limit of its own.
+    saving = [r for r in reports if r.doing == SAVING]
+    if saving:
+        return Stall(f"{head}: {_list(saving)}", _ids(saving), {})
+    # Every worker waits for another one: messages get lost, and no worker is to blame.
+    working = [r for r in reports if not r.waits]
+    if not working:
+        what = f"no step for {quiet_s:.0f} s and everybody waits: {_list(reports)}"
         return Stall(f"{head}: {what}; check the network between the hosts", (), {})
-    if len(culprits) == len(answered):
-        nobody = "" if len(culprits) == 1 else "; nobody waits for another one"
-        return Stall(f"{head}: {_list(culprits)}{nobody}", (), {})
-    limit_s = limits.give_up_s
-    give_up = {
-        r.worker: f"{r.describe()} in step {step + 1}; the stall limit is {limit_s:g} s"
-        for r in culprits
-        if limit_s is not None and r.activity
-        if r.activity.since_s >= (max(limit_s, limits.after_fit_s) if r.is_after_fit else limit_s)
+    # No worker waits for another one (all evaluate, say): no worker is to blame.
+    if len(working) == len(reports):
+        nobody = "" if len(working) == 1 else "; nobody waits for another one"
+        return Stall(f"{head}: {_list(working)}{nobody}", (), {})
+    # Some workers wait for those in user code, which are evicted if the user has set a limit.
+    them = "it" if len(working) == 1 else "them"
+    why = f"{head}: {_list(working)}; the others wait for {them}"
+    return Stall(why, _ids(working), _past_limit(working, step, limits))
+
+
+def _frozen(
+    unresponsive: Sequence[Report], answering: int, quiet_s: float, limits: StallLimits
+) -> dict[int, str]:
+    """Return the workers to evict because they are frozen, with the reason.
+
+    A frozen worker mostly loses its session, which is how it is noticed. Here it is noticed when
+    its session lives on for ``limits.in_zookeeper`` times ``limits.frozen_s``. When more workers
+    are unresponsive than ``answering``, the leader may be the one that is cut off.
+    """
+    if len(unresponsive) > answering:
+        return {}
+    longest_s = limits.in_zookeeper * limits.frozen_s
+    return {
+        r.worker: f"it is frozen: {r.name} does not answer for {r.silent_s:.0f} s and no step "
+        f"completes for {quiet_s:.0f} s, though it is in ZooKeeper"
+        for r in unresponsive
+        if r.silent_s >= longest_s
     }
-    them = "it" if len(culprits) == 1 else "them"
-    why = f"{head}: {_list(culprits)}; the others wait for {them}"
-    return Stall(why, tuple(r.worker for r in culprits), give_up)
+
+
+def _past_limit(working: Sequence[Report], step: int, limits: StallLimits) -> dict[int, str]:
+    """Return the workers to evict because the others wait too long for them, with the reason."""
+    limit_s = limits.give_up_s
+    if limit_s is None:
+        return {}
+    after_fit_s = max(limit_s, limits.after_fit_s)
+    return {
+        r.worker: f"{r.describe()} in step {step + 1}; the stall limit is {limit_s:g} s"
+        for r in working
+        if r.doing_s >= (after_fit_s if r.is_after_fit else limit_s)
+    }
 
 
 def _left_in_a_step(reports: Sequence[Report]) -> list[Report]:
-    """Who waits for the records of a step while others wait for its gradients in that very step.
+    """Return the workers that have left a step in which other workers wait for their gradients.
 
-    Those have its record of that step, so it has begun the step, and another one since.
+    They wait for the records of a step that is no later than the one of those others. The others
+    have their record of that step, so they have begun the step, and another one since.
     """
-
-    def waiting(what: str) -> list[Report]:
-        return [r for r in reports if r.activity is not None and r.activity.doing == what]
-
-    training = waiting(FOR_GRADIENTS)
-    if not training or any(r.activity is None or not r.activity.waits for r in reports):
+    training = [r for r in reports if r.doing == FOR_GRADIENTS]
+    if not training or not all(r.waits for r in reports):
         return []
-    return [r for r in waiting(FOR_RECORDS) if r.step <= min(other.step for other in training)]
+    first = min(r.step for r in training)
+    return [r for r in reports if r.doing == FOR_RECORDS and r.step <= first]
+
+
+def _ids(reports: Sequence[Report]) -> tuple[int, ...]:
+    return tuple(r.worker for r in reports)
 
 
 def _names(reports: Sequence[Report]) -> str:
