@@ -261,39 +261,95 @@ def exited(
     )
 
 
+@dataclass(frozen=True)
+class _WorkerRecord:
+    """What the records of a job say of the worker that a process runs.
+
+    Attributes:
+        worker: its id; None: it has never registered.
+        has_session: whether its member node exists.
+        stage: that of its member node; None without one.
+        has_entered: whether its member node says that it has entered a generation.
+        generation: the number of the newest generation if it is a member there; else 0.
+        evicted: why the leader has evicted it; empty: it has not.
+    """
+
+    worker: int | None
+    has_session: bool
+    stage: Stage | None
+    has_entered: bool
+    generation: int
+    evicted: str
+
+    @classmethod
+    def find(cls, process: Process, snapshot: Snapshot) -> _WorkerRecord:
+        """Return the record of the worker that ``process`` runs."""
+        member = next((m for m in snapshot.members if m.attempt_id == process.attempt_id), None)
+        worker = process.worker if member is None else member.id
+        newest = snapshot.generation
+        is_member = newest is not None and worker in newest.worker_ids
+        return cls(
+            worker=worker,
+            has_session=member is not None,
+            stage=None if member is None else member.stage,
+            has_entered=member is not None and member.generation > 0,
+            generation=newest.number if newest is not None and is_member else 0,
+            evicted="" if worker is None else snapshot.evicted.get(worker, ""),
+        )
+
+    @property
+    def is_past_preparing(self) -> bool:
+        """Whether the worker has a session and is ready, or further."""
+        return self.stage not in (None, Stage.PREPARING)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the leader has evicted the worker for the proof that its process is gone."""
+        return self.evicted.startswith(GONE)
+
+
 def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
-    """``process`` with what ZooKeeper says of it."""
-    member = next((m for m in snapshot.members if m.attempt_id == process.attempt_id), None)
-    generation = snapshot.generation
-    worker = process.worker if member is None else member.id
-    in_ring = generation is not None and worker in generation.worker_ids
-    seated = process.seated or in_ring or (member is not None and member.generation > 0)
-    stage = member.stage if member else None
-    reason = "" if worker is None else snapshot.evicted.get(worker, "")
-    is_gone = reason.startswith(GONE)
-    leaving = _leaves(process, stage, generation, seated and not in_ring, reason) and not is_gone
-    absent = member is None and worker is not None and process.alive
-    since = process.departing if process.departing is not None else now
-    code = process.exit_code
-    if code == UNKNOWN_EXIT and (leaving or snapshot.job.state not in _ENDS_BADLY):
-        code = 0  # it was about to end
+    """Return ``process`` with what the records of its job say of its worker.
+
+    Args:
+        snapshot: the records of the job.
+        now: the time by the clock of the launcher, in seconds.
+    """
+    record = _WorkerRecord.find(process, snapshot)
+    in_ring = record.generation > 0
+    seated = process.seated or in_ring or record.has_entered
+    # The proof that a process is gone explains no end: the process may be on its way out, and
+    # ends with its own exit code.
+    leaving = not record.is_gone and _leaves(
+        process, record.stage, snapshot.generation, seated and not in_ring, record.evicted
+    )
+    lacks_session = record.worker is not None and not record.has_session and process.alive
     return replace(
         process,
-        exit_code=code,
-        deserted=process.deserted or _deserted(process, worker, snapshot, leaving),
-        worker=worker,
+        exit_code=_exit_code(process, snapshot, leaving),
+        deserted=process.deserted or _deserted(process, record.worker, snapshot, leaving),
+        worker=record.worker,
         seated=seated,
-        generation=generation.number if generation and in_ring else process.generation,
-        ready=process.ready or seated or (stage is not None and stage is not Stage.PREPARING),
-        departing=since if leaving else None,
-        no_session_since=(process.no_session_since if process.no_session_since is not None else now)
-        if absent
-        else None,
-        evicted="" if is_gone else reason or process.evicted,
-        exited_at=(process.exited_at if process.exited_at is not None else now)
-        if is_gone
-        else None,
+        generation=record.generation or process.generation,
+        ready=process.ready or seated or record.is_past_preparing,
+        departing=_since(process.departing, leaving, now),
+        no_session_since=_since(process.no_session_since, lacks_session, now),
+        evicted="" if record.is_gone else record.evicted or process.evicted,
+        exited_at=_since(process.exited_at, record.is_gone, now),
     )
+
+
+def _since(known: float | None, holds: bool, now: float) -> float | None:
+    """Return since when a condition holds: as ``known``, or since ``now``; None if it does not."""
+    if not holds:
+        return None
+    return now if known is None else known
+
+
+def _exit_code(process: Process, snapshot: Snapshot, leaving: bool) -> int | None:
+    """Return the exit code of ``process``, which is 0 if it is unknown and the end was in order."""
+    in_order = leaving or snapshot.job.state not in _ENDS_BADLY
+    return 0 if process.exit_code == UNKNOWN_EXIT and in_order else process.exit_code
 
 
 def _deserted(process: Process, worker: int | None, snapshot: Snapshot, leaving: bool) -> bool:
