@@ -54,7 +54,7 @@ class Departure:
 def departures_of(
     now: Snapshot,
     active: Sequence[RingMember],
-    alive: Mapping[int, Member],
+    healthy: Mapping[int, Member],
     ages: Ages,
     limits: Limits,
 ) -> tuple[tuple[Request, ...], tuple[Departure, ...]]:
@@ -63,12 +63,12 @@ def departures_of(
     answers, drained = _drained(now, active)
     gone = {one.id for one in drained}
     assigned = without(now.assigned.hosts, drained)
-    asked = [s for s in active if alive[s.id].stage is Stage.LEAVING and s.id not in gone]
+    asked = [s for s in active if healthy[s.id].stage is Stage.LEAVING and s.id not in gone]
     shares = {} if by_slot else _shares(now, assigned, active, asked, gone)
     signalled = tuple(
         Departure(
             *(s.id, s.host, Why.SIGNAL, shares.get(s.id, 0)),
-            must=_impatient(alive[s.id], ages, limits),
+            must=_impatient(healthy[s.id], ages, limits),
             refilled=by_slot,
         )
         for s in asked

@@ -2,12 +2,12 @@
 
 The steps, each a function below:
 
-1. Who may leave, and why: whom a signal or a request asks to, and who is more than are assigned.
-   A size that a crash has left and the job may not have is such a reason, too.
-2. Who is ready: on each host as many newcomers as are lacking there; the others are evicted.
-3. The target: one size for the ring after the switch, and who stays for its sake.
-4. The pairs: who joins and who leaves, or who they wait for. Newcomers wait for others that come
-   up with them, briefly, or until the last one is ready when they take the places of others.
+1. Find the workers that may leave: those that a signal or a request asks to, and those that are
+   more than are assigned. If a crash has left a size that is not allowed, fewer are assigned.
+2. Sort the newcomers: each host gets as many as it lacks, and further ones are evicted.
+3. Choose the target: the size of the ring after the switch, and the departures to postpone for it.
+4. Switch, or wait: newcomers wait briefly for those that come up with them, and longer where they
+   take the places of workers that train meanwhile.
 
 Its rules are those of :mod:`edl.core.job.membership`, rule 5.
 """
@@ -31,7 +31,16 @@ from edl.core.job.departures import (
 from edl.core.job.desired import Change, set_desired
 from edl.core.job.placement import Placement, place
 from edl.core.plural import names, verb, workers, workers_train
-from edl.core.records import Assigned, Generation, Member, RequestedBy, RingMember, Snapshot, Stage
+from edl.core.records import (
+    Assigned,
+    Generation,
+    Member,
+    Request,
+    RequestedBy,
+    RingMember,
+    Snapshot,
+    Stage,
+)
 
 
 @dataclass(frozen=True)
@@ -44,60 +53,111 @@ class Target:
     postponed: tuple[Departure, ...]
 
 
+@dataclass(frozen=True)
+class Newcomers:
+    """The newcomers of a ring, sorted by what happens to them.
+
+    Attributes:
+        ready: they may join with the next switch.
+        coming: they are expected to become ready.
+        evict: the newcomers to evict, with the reason.
+        ready_s: for how long the first of those that are ready has been so, in seconds.
+    """
+
+    ready: tuple[int, ...]
+    coming: tuple[int, ...]
+    evict: Mapping[int, str]
+    ready_s: float
+
+
 def change(
     now: Snapshot,
     current: Generation,
-    alive: Mapping[int, Member],
+    healthy: Mapping[int, Member],
     term: int,
     ages: Ages,
     limits: Limits,
-    silent: frozenset[int],
+    unresponsive: frozenset[int],
 ) -> MembershipDecision:
-    """The next generation of a ring whose members are all ``alive``; else why there is none now."""
-    active = current.members
-    before, settled = now.assigned, _settled(now, active, ages, limits)
-    if settled is not None:
-        now = replace(now, assigned=replace(before, hosts=settled))
-    newcomers = [
-        m for m in alive.values() if m.generation == 0 and m.stage in (Stage.PREPARING, Stage.READY)
-    ]
-    answers, leavers = departures_of(now, active, alive, ages, limits)
-    signalled = sum(one.why is Why.SIGNAL for one in leavers)
-    if now.assigned.by_slot and signalled == len(active) and not newcomers:
-        return end(now, term, "all workers were asked to leave, as when horovodrun ends")
-    assigned = without(now.assigned.hosts, leavers)
-    evict, ready, coming = _newcomers(
-        newcomers, now, active, leavers, assigned, current.number, silent, ages, limits
-    )
-    refused = tuple(answer for answer in answers if not answer.accepted)
-    ready_s = max((ages.stage_s.get(w, 0.0) for w in ready), default=0.0)
-    if ready and coming and ready_s < limits.gather_s:
-        reason = f"{names(ready)} are ready and wait for {names(coming)}"
-        return MembershipDecision(reason, None, None, evict, refused)
+    """Decide the next generation of a ring, or say why there is none now.
 
-    target = _target(now, active, leavers, ready)
-    # Who takes the places of others waits for the last one, unless one of them is urgent.
-    absent = _absent(now, active, leavers, assigned, [alive[w].host for w in (*ready, *coming)])
-    rest = [*(f"w{worker}" for worker in coming), *absent]
-    urgent = any(alive[member.id].stage is Stage.LEAVING for member in active)
-    urgent |= len(active) < attainable_size(now, active, assigned) or ready_s >= limits.prepare_s
-    together = list(target.joining) if target.postponed and rest and not urgent else []
-    if together:
-        target = _target(now, active, leavers, [])
-    if not target.joining and not target.leaving:
-        reason = _standstill(now, target, ready, coming, alive)
-        if together:
-            reason = f"{names(together)} are ready and move together with {', '.join(rest)}"
+    Args:
+        healthy: the members of the job that count, by id; all members of the ring are among them.
+        unresponsive: workers whose port did not answer just now.
+    """
+    active, before = current.members, now.assigned
+    now = _with_allowed_size(now, active, ages, limits)
+    arriving = _arriving(healthy)
+    answers, leavers = departures_of(now, active, healthy, ages, limits)
+    # Horovodrun's driver assigns slots, and sends SIGTERM to each worker when it ends: no worker
+    # would be started for those that leave.
+    if not arriving and _all_terminated(now, active, leavers):
+        return end(now, term, "all workers were asked to leave, as when horovodrun ends")
+    newcomers = _sort_newcomers(arriving, now, current, leavers, unresponsive, ages, limits)
+    evict = newcomers.evict
+    refused = tuple(answer for answer in answers if not answer.accepted)
+    # Newcomers that come up together join in one switch, for each switch costs a pause.
+    if newcomers.ready and newcomers.coming and newcomers.ready_s < limits.gather_s:
+        reason = f"{names(newcomers.ready)} are ready and wait for {names(newcomers.coming)}"
         return MembershipDecision(reason, None, None, evict, refused)
-    # Fewer are wanted when those leave who are wanted no more, and not before: else it would be
-    # one fewer with each look. So the drain of who is held stays open, too.
-    held = {one.id for one in target.postponed}
-    answers = tuple(one for one in answers if not (one.accepted and one.worker in held))
+    target = _target(now, active, leavers, newcomers.ready)
+    # Newcomers that take the places of other workers wait for the last of them: meanwhile the ring
+    # lacks no worker, and the migration of several workers is one switch.
+    awaited = _awaited(now, active, leavers, newcomers, healthy)
+    may_wait = _may_wait(now, active, leavers, target, newcomers, healthy, limits)
+    together = target.joining if awaited and may_wait else ()
+    if together:
+        target = _target(now, active, leavers, ())
+    # Without a worker that joins or leaves, the next generation would be the present one.
+    if not target.joining and not target.leaving:
+        reason = _standstill(now, target, newcomers, healthy)
+        if together:
+            reason = f"{names(together)} are ready and move together with {', '.join(awaited)}"
+        return MembershipDecision(reason, None, None, evict, refused)
+    return _switch(now, before, current, healthy, term, target, answers, evict)
+
+
+def _arriving(healthy: Mapping[int, Member]) -> list[Member]:
+    """Return the workers that have not been in a ring yet and are on the way into one."""
+    stages = (Stage.PREPARING, Stage.READY)
+    return [
+        member for member in healthy.values() if member.generation == 0 and member.stage in stages
+    ]
+
+
+def _all_terminated(
+    now: Snapshot, active: Sequence[RingMember], leavers: Sequence[Departure]
+) -> bool:
+    """Return whether each worker of a ring got SIGTERM, under a launcher that assigns slots."""
+    terminated = sum(one.why is Why.SIGNAL for one in leavers)
+    return now.assigned.by_slot and terminated == len(active)
+
+
+def _switch(
+    now: Snapshot,
+    before: Assigned,
+    current: Generation,
+    healthy: Mapping[int, Member],
+    term: int,
+    target: Target,
+    answers: Sequence[Request],
+    evict: Mapping[int, str],
+) -> MembershipDecision:
+    """Decide the generation of a target, with the desired workers and the answers that it changes.
+
+    Args:
+        before: what was assigned before an allowed size took the place of one that is not.
+    """
+    # The desired number falls with the switch in which a worker leaves, and not before: else it
+    # would fall again with each decision. So the drain of a postponed worker stays open, too.
+    postponed = {one.id for one in target.postponed}
+    closed = tuple(one for one in answers if not (one.accepted and one.worker in postponed))
     lowered = without(now.assigned.hosts, target.leaving)
     leaving = [one.id for one in target.leaving]
-    new = _generation(current, alive, term, sum(lowered.values()), target.joining, leaving)
-    changed = _changed(now, before, lowered, leaving)
-    return MembershipDecision(new.reason, new, changed, evict, answers)
+    new = _generation(current, healthy, term, sum(lowered.values()), target.joining, leaving)
+    return MembershipDecision(
+        new.reason, new, _changed(now, before, lowered, leaving), evict, closed
+    )
 
 
 def _changed(
@@ -112,71 +172,101 @@ def _changed(
     return set_desired(now.desired, before, lowered, RequestedBy.LEADER, why)
 
 
-def _settled(
+def _with_allowed_size(
     now: Snapshot, active: Sequence[RingMember], ages: Ages, limits: Limits
-) -> dict[str, int] | None:
-    """What to assign, with the next smaller size, when a crash has left one that is not allowed.
+) -> Snapshot:
+    """Return ``now`` with fewer workers assigned, if a crash has left a size that is not allowed.
 
-    Not while somebody can start who is lacking, nor before a host could have come back; and not
-    where slots are assigned, which would be filled again.
+    The next smaller allowed size is assigned. ``now`` itself is returned if nothing changes.
     """
     sizes, assigned = now.job.sizes, now.assigned
     left, size = len(active), sizes.below(len(active))
-    kept = attainable(now, active, assigned.hosts)
-    waits = assigned.by_slot or sum(kept.values()) != left or ages.generation_s < limits.start_s
-    if waits or size in (None, left) or left == assigned.np:
-        return None
-    return place(now.job.name, size, kept, now.hosts)
+    # A launcher that assigns slots fills them again.
+    if assigned.by_slot:
+        return now
+    # The size is allowed, or as many are assigned, or the job may have no smaller size.
+    if size is None or left in (size, assigned.np):
+        return now
+    # An agent can start the workers that are lacking, or a host may still come back.
+    attained = attainable(now, active, assigned.hosts)
+    if sum(attained.values()) != left or ages.generation_s < limits.start_s:
+        return now
+    hosts = place(now.job.name, size, attained, now.hosts)
+    return replace(now, assigned=replace(assigned, hosts=hosts))
 
 
 # --- 2. who is ready
 
 
-def _newcomers(
-    newcomers: Sequence[Member],
+def _sort_newcomers(
+    arriving: Sequence[Member],
     now: Snapshot,
-    active: Sequence[RingMember],
+    current: Generation,
     leavers: Sequence[Departure],
-    assigned: Placement,
-    generation: int,
-    silent: Collection[int],
+    unresponsive: Collection[int],
     ages: Ages,
     limits: Limits,
-) -> tuple[dict[int, str], list[int], list[int]]:
-    """Sort newcomers into those evicted, those that may join now and those still to come.
-
-    Who is ``silent``, or behind with taking note of the present ``generation``, may be stuck;
-    who builds a ring with it would wait in vain. Nor does a newcomer join that is ready for an
-    earlier fit than another one.
-    """
-    fits = max((m.fits for m in newcomers if m.stage is Stage.READY), default=0)
-    behind = {m.id for m in newcomers if m.newest_generation < generation or m.fits < fits}
-    by_slot = now.assigned.by_slot
-    misplaced = {m.id for m in newcomers if by_slot and m.slot >= assigned.get(m.host, 0)}
-    newcomers = [m for m in newcomers if m.id not in misplaced]
-    evict = dict.fromkeys(sorted(misplaced), "its launcher has taken back its slot")
-    joining: list[int] = []
+) -> Newcomers:
+    """Sort the workers that are arriving by whether they join, are awaited, or are evicted."""
+    assigned = without(now.assigned.hosts, leavers)
+    misplaced = _beyond(arriving, now.assigned, assigned)
+    placed = [m for m in arriving if m.id not in misplaced]
+    evict = dict.fromkeys(misplaced, "its launcher has taken back its slot")
+    unaware = _unaware(arriving, current.number)
+    ready: list[int] = []
     coming: list[int] = []
-    leaving = {one.id for one in leavers}
-    ready = {m.id for m in newcomers if m.stage is Stage.READY}
-    unaware, able = ready & behind, ready.difference(behind, silent)
-    staying = Counter(ring_member.host for ring_member in active if ring_member.id not in leaving)
-    lacking = {m.host: max(0, assigned.get(m.host, 0) - staying[m.host]) for m in newcomers}
-    for member in sorted(newcomers, key=lambda m: (m.host, m.id not in able, m.id)):
-        if lacking[member.host] == 0:
+    able = {m.id for m in placed if m.stage is Stage.READY}.difference(unaware, unresponsive)
+    lacking = _lacking(current.members, leavers, assigned)
+    for member in sorted(placed, key=lambda m: (m.host, m.id not in able, m.id)):
+        # A host has as many workers as are assigned to it.
+        if lacking[member.host] <= 0:
             wanted = assigned.get(member.host, 0)
             evict[member.id] = f"host {member.host} has the {workers(wanted)} wanted there"
             continue
         lacking[member.host] -= 1
-        if is_stuck(member, ages, limits):
-            evict[member.id] = f"it was not ready after {limits.prepare_s:g} s"
-        elif member.id in unaware and _asleep(member, ages, limits):
-            evict[member.id] = (
-                f"it was ready and takes no note of what goes on for {limits.notice_s:g} s"
-            )
+        if late := _too_late(member, unaware, ages, limits):
+            evict[member.id] = late
         else:
-            (joining if member.id in able else coming).append(member.id)
-    return evict, joining, coming
+            (ready if member.id in able else coming).append(member.id)
+    ready_s = max((ages.stage_s.get(worker, 0.0) for worker in ready), default=0.0)
+    return Newcomers(tuple(ready), tuple(coming), evict, ready_s)
+
+
+def _beyond(arriving: Sequence[Member], launcher: Assigned, assigned: Placement) -> list[int]:
+    """Return the newcomers whose slots a launcher that assigns by slot has taken back, by id."""
+    if not launcher.by_slot:
+        return []
+    return sorted(m.id for m in arriving if m.slot >= assigned.get(m.host, 0))
+
+
+def _unaware(arriving: Sequence[Member], generation: int) -> set[int]:
+    """Return the newcomers that no ring can be built with now, even if they are ready.
+
+    A newcomer that did not take note of the present ``generation`` may be stuck. A newcomer that
+    is ready for an earlier fit than another one is about to go on to that of the other.
+    """
+    fits = max((m.fits for m in arriving if m.stage is Stage.READY), default=0)
+    return {m.id for m in arriving if m.newest_generation < generation or m.fits < fits}
+
+
+def _lacking(
+    active: Sequence[RingMember], leavers: Sequence[Departure], assigned: Placement
+) -> Counter[str]:
+    """Count the workers that each host lacks once ``leavers`` have left; less than 0: too many."""
+    leaving = {one.id for one in leavers}
+    lacking = Counter(dict(assigned))
+    lacking.subtract(member.host for member in active if member.id not in leaving)
+    return lacking
+
+
+def _too_late(member: Member, unaware: Collection[int], ages: Ages, limits: Limits) -> str:
+    """Return why a newcomer is evicted that has used up its time; empty: it has time."""
+    if is_stuck(member, ages, limits):
+        return f"it was not ready after {limits.prepare_s:g} s"
+    ready = member.stage is Stage.READY
+    if ready and member.id in unaware and _asleep(member, ages, limits):
+        return f"it was ready and takes no note of what goes on for {limits.notice_s:g} s"
+    return ""
 
 
 def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
@@ -190,12 +280,12 @@ def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
 def _target(
     now: Snapshot, active: Sequence[RingMember], leavers: Sequence[Departure], ready: Sequence[int]
 ) -> Target:
-    """The size of the ring after the switch: that for which the fewest of ``leavers`` are held.
+    """Choose the ring after the switch: one in which as few departures as possible are postponed.
 
-    It is judged by what is assigned with that switch: who is held still counts there.
+    The size is judged by what is assigned with that switch: postponed workers still count there.
     """
     order = _hold_order(active, leavers)
-    # Somebody has to bring the state into a new ring; that one goes with the next switch.
+    # A worker has to bring the state into a new ring; that one goes with the next switch.
     source = order[:1] if ready and len(leavers) == len(active) else []
     can_wait = [one for one in order if not one.must and one not in source]
     for count in range(len(can_wait) + 1):
@@ -263,46 +353,68 @@ def _floor(now: Snapshot, active: Sequence[RingMember], leaving: Sequence[Depart
 # --- 4. the pairs, or who they wait for
 
 
-def _absent(
+def _may_wait(
     now: Snapshot,
     active: Sequence[RingMember],
     leavers: Sequence[Departure],
-    assigned: Placement,
-    arrived: Sequence[str],
-) -> list[str]:
-    """Workers that are about to start, by host. ``arrived``: hosts of newcomers.
+    target: Target,
+    newcomers: Newcomers,
+    healthy: Mapping[int, Member],
+    limits: Limits,
+) -> bool:
+    """Return whether newcomers that take the places of other workers may wait for further ones."""
+    # No worker waits for its replacement, so nothing is gained.
+    if not target.postponed:
+        return False
+    # A worker that got SIGTERM has little time left.
+    if any(healthy[member.id].stage is Stage.LEAVING for member in active):
+        return False
+    # The ring lacks workers, so training is slower meanwhile.
+    if len(active) < attainable_size(now, active, without(now.assigned.hosts, leavers)):
+        return False
+    # The last ones had as much time as any newcomer has to become ready.
+    return newcomers.ready_s < limits.prepare_s
 
-    Who starts them is there: an agent, or under horovodrun an `edl-worker`.
+
+def _awaited(
+    now: Snapshot,
+    active: Sequence[RingMember],
+    leavers: Sequence[Departure],
+    newcomers: Newcomers,
+    healthy: Mapping[int, Member],
+) -> list[str]:
+    """Describe the workers that are preparing, and those that are about to be started.
+
+    An agent starts workers, or under horovodrun an `edl-worker`.
     """
-    leaving = {one.id for one in leavers}
-    here = Counter([*(member.host for member in active if member.id not in leaving), *arrived])
-    starting = {host.name for host in now.hosts} | {slot.host for slot in now.slots}
-    lacking = {host: assigned.get(host, 0) - here[host] for host in starting}
-    return [f"{count} more of {host}" for host, count in sorted(lacking.items()) if count > 0]
+    lacking = _lacking(active, leavers, without(now.assigned.hosts, leavers))
+    lacking.subtract(healthy[w].host for w in (*newcomers.ready, *newcomers.coming))
+    hosts = {host.name for host in now.hosts} | {slot.host for slot in now.slots}
+    coming = [f"w{worker}" for worker in newcomers.coming]
+    return coming + [
+        f"{lacking[host]} more of {host}" for host in sorted(hosts) if lacking[host] > 0
+    ]
 
 
 def _standstill(
-    now: Snapshot,
-    target: Target,
-    ready: Sequence[int],
-    coming: Sequence[int],
-    alive: Mapping[int, Member],
+    now: Snapshot, target: Target, newcomers: Newcomers, healthy: Mapping[int, Member]
 ) -> str:
-    """Why there is nothing to change now."""
+    """Say why there is nothing to change now."""
     train, wanted = target.size, now.assigned.np
-    held = sorted(one.id for one in target.postponed)
-    if held:
+    ready, coming = newcomers.ready, newcomers.coming
+    postponed = sorted(one.id for one in target.postponed)
+    if postponed:
         when = verb(
-            len(held), "leaves when its replacement is", "leave when their replacements are"
+            len(postponed), "leaves when its replacement is", "leave when their replacements are"
         )
-        return f"{names(held)} {when} ready"
+        return f"{names(postponed)} {when} ready"
     if ready:
         wait = verb(len(ready), "is ready and waits", "are ready and wait")
         return f"{names(ready)} {wait}: the job may have {now.job.sizes}; {train} of {wanted} train"
-    mute = [w for w in coming if alive[w].stage is Stage.READY]
-    if mute:
-        do = verb(len(mute), "does", "do")
-        return f"{names(mute)} {do} not answer; {train} of {wanted} train"
+    unresponsive = [w for w in coming if healthy[w].stage is Stage.READY]
+    if unresponsive:
+        do = verb(len(unresponsive), "does", "do")
+        return f"{names(unresponsive)} {do} not answer; {train} of {wanted} train"
     if coming:
         return f"{names(coming)} {verb(len(coming))} preparing; {train} of {wanted} train"
     return f"{workers_train(train)}; {wanted} {verb(wanted)} wanted"
@@ -310,16 +422,16 @@ def _standstill(
 
 def _generation(
     current: Generation,
-    alive: Mapping[int, Member],
+    healthy: Mapping[int, Member],
     term: int,
     wanted: int,
     joining: Sequence[int],
     leaving: Sequence[int],
 ) -> Generation:
-    """Those who stay, in their order, then those who join."""
+    """Return the next generation: the members that stay, in their order, then those that join."""
     active = current.members
     stay = [member for member in active if member.id not in leaving]
-    members = (*stay, *(seat_of(alive[w]) for w in sorted(joining)))
+    members = (*stay, *(seat_of(healthy[w]) for w in sorted(joining)))
     parts = []
     if joining:
         parts.append(f"{names(sorted(joining))} joined")
@@ -335,5 +447,5 @@ def _generation(
         left=tuple(sorted(leaving)),
         reason=reason if members else f"{reason}; the job ends",
         previous=active,
-        fits=max((alive[worker].fits for worker in joining), default=0),
+        fits=max((healthy[worker].fits for worker in joining), default=0),
     )
