@@ -35,7 +35,8 @@ Draw = Callable[[str, int], Sequence[SubmittedJob]]
 NARROW = (0, 0)  # so that a row fits into 80 columns
 SUMMED = ("p50 s", "p99 s", "worst ρ", "span h", "resizes")
 COMPARED = ("published", "same second", "took s")
-DRAWN = (JSA, MIX)  # by seed
+DEFAULT_ARRIVALS = {JSA: "high", MIX: mix.ARRIVALS}  # of the sets that are drawn by seed
+DRAWN = tuple(DEFAULT_ARRIVALS)
 LABELS = {POLLUX: ("load", "workload")} | dict.fromkeys(DRAWN, ("arrivals", "seed"))
 
 
@@ -193,18 +194,12 @@ def simulate(
     if list_all:
         console().print(_listed())
         return
-    chosen = _set(workload_set, trace_file, compared)
+    chosen = _set(workload_set, trace_file, compared, applications_mix)
     nodes = chosen.nodes if nodes is None else nodes
     slots = chosen.slots if slots is None else slots
     if nodes < 1 or slots < 1 or processes < 1:
         raise UsageError("--nodes, --slots and --jobs must be at least 1")
-    drawn = _numbers(seeds, "seed")
-    if min(drawn) < 0:
-        raise UsageError(f"--seed is {min(drawn)}; write 0 or more")
-    if len(drawn) > 1 and workload_set not in DRAWN:
-        raise UsageError(f"several seeds are for {' and '.join(DRAWN)}; say one")
-    if applications_mix and workload_set != MIX:
-        raise UsageError("--mix is for mix; leave it out")
+    drawn = _seeds(seeds, workload_set)
     rules = Rules(
         interval_s=chosen.interval_s if interval_s is None else interval_s,
         resize=chosen.resize if resize_cost is None else parse(resize_cost),
@@ -213,21 +208,15 @@ def simulate(
         failures=_failures(mtbf_s, repair_s, drawn[0]),
         drop=drop,
     )
-    names = [name.strip() for name in policies.split(",")]
-    for name in names:
-        policy(name)
+    names = _policies(policies)
     if trace_file is not None:
         runs = _of_trace(trace_file, names, rules, nodes, slots)
-    elif workload_set == JSA:
-        draw: Draw = jsa.jobs
-        runs = _of_drawn(JSA, draw, names, arrivals or "high", drawn, rules, nodes, slots)
-    elif workload_set == MIX:
-        pollux.check(slots)
-        draw = partial(mix.jobs, mix=applications_mix)
-        runs = _of_drawn(MIX, draw, names, arrivals or mix.ARRIVALS, drawn, rules, nodes, slots)
+    elif workload_set in DRAWN:
+        shapes = arrivals or DEFAULT_ARRIVALS[workload_set]
+        draw = _draw_of(workload_set, applications_mix, slots)
+        runs = _of_drawn(workload_set, draw, names, shapes, drawn, rules, nodes, slots)
     elif workload_set == VIRTUALFLOW:
-        jobs = tuple(virtualflow.jobs())
-        runs = [Run(name, rules, nodes, slots, jobs=jobs, built_in=VIRTUALFLOW) for name in names]
+        runs = _of_virtualflow(names, rules, nodes, slots)
     else:
         runs = _of_pollux(names, loads, workloads, rules, nodes, slots)
     if workload_set not in DRAWN:
@@ -242,8 +231,20 @@ def simulate(
         figure_of([outcome for outcome, _ in done]).savefig(plot)
 
 
-def _set(name: str | None, trace_file: Path | None, compared: bool) -> JobSet:
-    """Which jobs, with what they are meant for."""
+def _policies(text: str) -> list[str]:
+    """Return the names in ``text``, which has commas between; each is a policy."""
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        policy(name)
+    return names
+
+
+def _set(
+    name: str | None, trace_file: Path | None, compared: bool, applications_mix: str
+) -> JobSet:
+    """Return the set of jobs that the options choose, with its usual cluster and rules."""
+    if applications_mix and name != MIX:
+        raise UsageError("--mix is for mix; leave it out")
     if trace_file is not None:
         if name is not None or compared:
             raise UsageError(
@@ -258,6 +259,16 @@ def _set(name: str | None, trace_file: Path | None, compared: bool) -> JobSet:
     if compared and name != POLLUX:
         raise UsageError("--compare is for the published answers of pollux; leave it out")
     return SETS[name]
+
+
+def _seeds(text: str, workload_set: str | None) -> list[int]:
+    """Return the seeds in ``text``; several only for workloads that are drawn."""
+    drawn = _numbers(text, "seed")
+    if min(drawn) < 0:
+        raise UsageError(f"--seed is {min(drawn)}; write 0 or more")
+    if len(drawn) > 1 and workload_set not in DRAWN:
+        raise UsageError(f"several seeds are for {' and '.join(DRAWN)}; say one")
+    return drawn
 
 
 def _failures(mtbf_s: float | None, repair_s: float, seed: int) -> Failures | None:
@@ -287,6 +298,19 @@ def _of_pollux(
         for load in chosen
         for number in numbers
     ]
+
+
+def _of_virtualflow(names: Sequence[str], rules: Rules, nodes: int, slots: int) -> list[Run]:
+    jobs = tuple(virtualflow.jobs())
+    return [Run(name, rules, nodes, slots, jobs=jobs, built_in=VIRTUALFLOW) for name in names]
+
+
+def _draw_of(workload_set: str, applications_mix: str, slots: int) -> Draw:
+    """Return the function that draws the jobs of a set from a shape of arrivals and a seed."""
+    if workload_set == JSA:
+        return jsa.jobs
+    pollux.check(slots)
+    return partial(mix.jobs, mix=applications_mix)
 
 
 def _of_drawn(
