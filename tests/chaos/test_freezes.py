@@ -47,7 +47,7 @@ def test_in_a_switch(one: Fault, tmp_path: Path, zk_hosts: str) -> None:
 
 def test_on_its_way_out(tmp_path: Path, zk_hosts: str) -> None:
     """It leaves in a switch, and the other one waits for it to close their ring."""
-    faults = [[fault("agreed", "plain", signal="STOP")]]
+    faults = [[fault("agreed", "last", signal="STOP")]]
     with fault_scenario(tmp_path, zk_hosts, np=2, max_np=2, faults=faults) as job:
         job.wait_for_step(5)
         job.scale(1)

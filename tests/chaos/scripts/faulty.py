@@ -8,7 +8,8 @@ A group is armed when all groups before it have struck. A fault:
 
     point   a name of edl.failpoints
     role    plain (in the ring, does not lead), leader, any (of these), root (of these, rank 0),
-            new (not in the ring yet), first (in edl.init() of a job that starts)
+            last (of these, the highest rank: `edl scale` takes that one out first), new (not in
+            the ring yet), first (in edl.init() of a job that starts)
     after   steps since the last strike (since the start for the first one)
     size    how many workers the ring must have at least
             (after and size are asked of workers in the ring only)
@@ -76,8 +77,8 @@ def strike(point):
     for index, fault in enumerate(group):
         wanted = fault.get("role", "any")
         fits = in_ring if wanted == "any" else wanted == mine
-        if wanted == "root":
-            fits = in_ring and edl.rank() == 0
+        if wanted in ("root", "last"):
+            fits = in_ring and edl.rank() == (0 if wanted == "root" else edl.size() - 1)
         if fault["point"] != point or not fits:
             continue
         if in_ring and (
