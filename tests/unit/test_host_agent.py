@@ -867,6 +867,16 @@ def test_a_long_end_of_a_finished_job_is_mentioned() -> None:
     assert warnings == ("w0 still running 30 s after the job has finished",)
 
 
+def test_an_evicted_worker_of_a_finished_job_is_not_waited_for() -> None:
+    """It is frozen; the others may still save what they have trained, for as long as it takes."""
+    facts = snapshot(1, generation(0), job=state(JobState.FINISHED), evicted={1: "it is frozen"})
+    decision = decide(facts, own(trainer(0), trainer(1)), NOW)
+    assert ended(decision) == [("t-1", False)]
+    assert decision.endings[0].reason == "it is frozen"
+    asked = trainer(1, ending_since=NOW, why="it is frozen")
+    assert ended(decide(facts, own(trainer(0), asked), NOW + LIMITS.kill_s)) == [("t-1", True)]
+
+
 @pytest.mark.parametrize("over", [JobState.FINISHED, JobState.STOPPED, JobState.FAILED])
 def test_the_agent_ends_after_its_workers(over: JobState) -> None:
     facts = snapshot(1, generation(0), job=state(over))

@@ -106,12 +106,14 @@ def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> Supervis
         return SupervisorDecision(reason, endings=end(living, limits, now, reason))
     finished = job.state is JobState.FINISHED
     patience = limits.finish_s if finished else limits.stop_s
-    late = living if waited >= patience else [p for p in living if not p.seated]
+    evicted = snapshot.evicted  # what such a worker has trained is not the job's
+    late = [p for p in living if waited >= patience or not p.seated or p.worker in evicted]
     warnings: tuple[str, ...] = ()
     if finished and waited >= limits.stop_s:
         names = ", ".join(p.name for p in living)
         warnings = (f"{names} still running {limits.stop_s:g} s after the job has finished",)
-    return SupervisorDecision(reason, endings=end(late, limits, now, reason), warnings=warnings)
+    reasons = {p: reason if p.worker is None else evicted.get(p.worker, reason) for p in late}
+    return SupervisorDecision(reason, endings=end_each(reasons, limits, now), warnings=warnings)
 
 
 def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
