@@ -433,17 +433,12 @@ def test_it_chooses_the_global_batch_without_any_policy() -> None:
     """40 samples of each of two: 80. One batch tells nothing; what more it costs is known then."""
     leader, now = Leader(), replace(snapshot(2), policy=JobPolicy())
     leader.batching = Batching(batch_range=(80, 800))
-    outcome = leader.trains(now, 60)
+    outcome = until(leader, now, "the global batch stays 80: the gradient noise scale")
     assert outcome.batch == 0
     assert outcome.says == "the global batch stays 80: the gradient noise scale is not known"
     leader.noise = known_noise(1e6, 1.0, 80)
-    told: list[Any] = []
-    for _ in range(200):
-        outcome = leader.trains(now, 1)
-        told += [details for details, _ in outcome.news]
-        if told:
-            break
-    assert told == [GlobalBatchDetails(80, 160)]
+    outcome = until(leader, now, "the global batch becomes 160")
+    assert [details for details, _ in outcome.news] == [GlobalBatchDetails(80, 160)]
     assert outcome.batch == 160
     assert outcome.decision is None
     leader.batching = leader.batching.choosing(160)
