@@ -12,7 +12,7 @@ setup(
     package_data={
         "edl": ["py.typed"],
         "edl.install": ["patches/*.patch"],
-        "edl.simulator": ["data/pollux/*", "data/virtualflow/*"],
+        "edl.simulator.published": ["data/pollux/*", "data/virtualflow/*"],
     },
     python_requires=">=3.11",
     install_requires=[

@@ -19,7 +19,7 @@ from edl.core.cluster.state import (
 from edl.simulator.engine import Rules, simulate
 from edl.simulator.resize import constant
 from edl.simulator.results import JobResult, Result
-from edl.simulator.trace import TimedWork
+from edl.simulator.timed_work import TimedWork
 from edl.simulator.work import SubmittedJob
 
 

@@ -11,7 +11,8 @@ from benchmarks.scheduling.jobs import on_virtualflow
 from benchmarks.scheduling.published import percent
 from benchmarks.scheduling.scope import Scope
 from benchmarks.scheduling.store import Found, key
-from edl.simulator import virtualflow
+from edl.simulator.published.virtualflow_answers import measured_ends
+from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
 from edl.simulator.runs import Run
 
 PRIORITY, WEIGHTED = "priority", "virtualflow"
@@ -51,7 +52,7 @@ def blocks(scope: Scope, found: Found) -> dict[str, str]:
 
 
 def _ours(found: Found) -> str:
-    jobs, measured = virtualflow.jobs(), virtualflow.measured()
+    jobs, measured = virtualflow_jobs(), measured_ends()
     rows, ratios = [], {}
     first_s = min(job.arrival_s for job in jobs)
     for number, policy in enumerate((PRIORITY, WEIGHTED)):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from edl.simulator import jsa, virtualflow
 from edl.simulator.built_in import JSA, POLLUX, SETS, VIRTUALFLOW
 from edl.simulator.engine import Rules
+from edl.simulator.published.workloads.jsa_workload import jsa_jobs
+from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
 from edl.simulator.resize import constant
 from edl.simulator.runs import Run
 from edl.simulator.work import SubmittedJob
@@ -36,11 +37,11 @@ def on_jsa(policy: str, arrivals: str, seed: int, drop: bool) -> Run:
 
 @cache
 def _drawn(arrivals: str, seed: int) -> tuple[SubmittedJob, ...]:
-    return tuple(jsa.jobs(arrivals, seed))
+    return tuple(jsa_jobs(arrivals, seed))
 
 
 def on_virtualflow(policy: str) -> Run:
     """VirtualFlow's 20 jobs."""
-    of, jobs = SETS[VIRTUALFLOW], tuple(virtualflow.jobs())
+    of, jobs = SETS[VIRTUALFLOW], tuple(virtualflow_jobs())
     rules = Rules(of.interval_s, of.resize)
     return Run(policy, rules, of.nodes, of.slots, jobs=jobs, built_in=VIRTUALFLOW)

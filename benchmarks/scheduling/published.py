@@ -10,12 +10,12 @@ from benchmarks.page import table
 from benchmarks.scheduling.jobs import on_pollux
 from benchmarks.scheduling.scope import Scope, Workloads
 from benchmarks.scheduling.store import Found, key
-from edl.simulator import pollux
 from edl.simulator.built_in import POLLUX, SETS
 from edl.simulator.fairness import with_isolated
-from edl.simulator.published import Comparison, answers, compare_times
+from edl.simulator.published.pollux_answers import Comparison, answers, compare_times
+from edl.simulator.published.workloads.pollux_workload import pollux_jobs
 from edl.simulator.results import JobResult, Result
-from edl.simulator.runs import Run
+from edl.simulator.runs import Run, equal_nodes
 
 TO_THE_SECOND = ("tiresias", "optimus")
 SEARCHED = "pollux"
@@ -60,13 +60,13 @@ def blocks(scope: Scope, found: Found) -> dict[str, str]:
 
 def as_published(policy: str, load: str, workload: int) -> Result:
     """A published run, as far as it follows from when each job ended."""
-    jobs, of = pollux.jobs(load, workload), SETS[POLLUX]
+    jobs, of = pollux_jobs(load, workload), SETS[POLLUX]
     times = answers(policy, load, workload)
     ended = [
         JobResult(job.name, job.kind, job.arrival_s, math.nan, job.arrival_s + times[job.name], 0.0)
         for job in jobs
     ]
-    return Result(with_isolated(jobs, ended, pollux.nodes(of.nodes, of.slots)), decisions=0)
+    return Result(with_isolated(jobs, ended, equal_nodes(of.nodes, of.slots)), decisions=0)
 
 
 def _beside(policy: str, load: str, workload: int, found: Found) -> Comparison:

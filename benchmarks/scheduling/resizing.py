@@ -13,11 +13,11 @@ from benchmarks.scheduling.jobs import on_pollux
 from benchmarks.scheduling.published import SEARCHED, listed_numbers, percent
 from benchmarks.scheduling.scope import OURS, Scope, Workloads
 from benchmarks.scheduling.store import Found, key
-from edl.simulator import pollux
+from edl.simulator.published.workloads.pollux_workload import INTERVAL_S, RESIZE
 from edl.simulator.runs import Run
 
-USUAL_S = pollux.INTERVAL_S  # between two decisions
-STOP_S, LIVE_S = pollux.RESIZE.join, 0.3  # a restart from a checkpoint; what edl takes
+USUAL_S = INTERVAL_S  # between two decisions
+STOP_S, LIVE_S = RESIZE.join, 0.3  # a restart from a checkpoint; what edl takes
 FIGURE = "resize-cost.svg"
 STYLES = [(colour, style) for style in ("-", "--") for colour in drawing.COLOURS]
 

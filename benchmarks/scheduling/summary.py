@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.simulator import jsa
+from edl.simulator.published.workloads.jsa_workload import UNTIL_S
 from edl.simulator.runs import Outcome
 
 
@@ -53,7 +53,7 @@ def summary(outcome: Outcome) -> Summary:
     result = outcome.result
     return Summary(
         offered=len(result.jobs),
-        completed=sum(1 for job in result.ended if job.end_s <= jsa.UNTIL_S),
+        completed=sum(1 for job in result.ended if job.end_s <= UNTIL_S),
         jcts_s={job.name: job.jct_s for job in result.ended},
         makespan_s=result.makespan_s,
         worst_fairness=result.worst_finish_time_fairness,

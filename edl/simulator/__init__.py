@@ -1,6 +1,8 @@
-"""Many jobs on one cluster under virtual time: what each cluster policy does to their completion.
+"""Simulate many jobs on one cluster under virtual time, to see what a policy does to each of them.
 
-The policies are those of :mod:`edl.core.cluster`. :mod:`edl.simulator.engine` moves time;
-:mod:`edl.simulator.pollux` has the published workloads of Pollux, :mod:`edl.simulator.trace` reads
-others; :mod:`edl.simulator.published` compares with the published answers.
+:mod:`edl.simulator.engine` moves time and asks a policy of :mod:`edl.core.cluster`.
+:mod:`edl.simulator.published` has the workloads and the answers of papers, and the policies that
+exist to be compared. :mod:`edl.simulator.registry`, :mod:`edl.simulator.built_in`,
+:mod:`edl.simulator.trace` and :mod:`edl.simulator.runs` bring both together; nothing else here
+imports what is published.
 """

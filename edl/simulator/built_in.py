@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.simulator import jsa, mix, pollux, trace, virtualflow
+from edl.simulator import trace
 from edl.simulator.arrivals import SHAPES
+from edl.simulator.published.workloads import (
+    jsa_workload,
+    mixed_workload,
+    pollux_workload,
+    virtualflow_workload,
+)
 from edl.simulator.resize import ResizeCost, constant
 
 POLLUX, JSA, MIX, VIRTUALFLOW = "pollux", "jsa", "mix", "virtualflow"
@@ -29,34 +35,38 @@ class JobSet:
 
 SETS = {
     POLLUX: JobSet(
-        f"loads {', '.join(pollux.LOADS)}; workloads 1 to 8",
-        pollux.NODES,
-        pollux.SLOTS,
-        pollux.INTERVAL_S,
-        pollux.RESIZE,
+        f"loads {', '.join(pollux_workload.LOADS)}; workloads 1 to 8",
+        pollux_workload.NODES,
+        pollux_workload.SLOTS,
+        pollux_workload.INTERVAL_S,
+        pollux_workload.RESIZE,
     ),
     JSA: JobSet(
         f"arrivals {', '.join(SHAPES)}, or a number a minute; drawn by --seed",
-        jsa.NODES,
-        jsa.SLOTS,
-        jsa.INTERVAL_S,
-        constant(jsa.RESIZE_S),
+        jsa_workload.NODES,
+        jsa_workload.SLOTS,
+        jsa_workload.INTERVAL_S,
+        constant(jsa_workload.RESIZE_S),
     ),
     MIX: JobSet(
-        f"Pollux' applications in any --mix; by default {mix.ARRIVALS} arrive a minute",
-        pollux.NODES,
-        pollux.SLOTS,
-        pollux.INTERVAL_S,
-        pollux.RESIZE,
+        f"Pollux' applications in any --mix; by default {mixed_workload.ARRIVALS} arrive a minute",
+        pollux_workload.NODES,
+        pollux_workload.SLOTS,
+        pollux_workload.INTERVAL_S,
+        pollux_workload.RESIZE,
     ),
     VIRTUALFLOW: JobSet(
         "20 jobs with weights, measured on 8 slots",
-        virtualflow.NODES,
-        virtualflow.SLOTS,
+        virtualflow_workload.NODES,
+        virtualflow_workload.SLOTS,
         0.0,
-        virtualflow.RESIZE,
+        virtualflow_workload.RESIZE,
     ),
 }
 TRACE = JobSet(
-    f"columns {', '.join(trace.COLUMNS)}", pollux.NODES, pollux.SLOTS, 0.0, pollux.RESIZE
+    f"columns {', '.join(trace.COLUMNS)}",
+    pollux_workload.NODES,
+    pollux_workload.SLOTS,
+    0.0,
+    pollux_workload.RESIZE,
 )

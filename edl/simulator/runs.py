@@ -10,9 +10,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from edl.core.cluster.policies import policy
-from edl.simulator import pollux
+from edl.core.cluster.state import Node
 from edl.simulator.engine import OnTime, Rules, simulate
+from edl.simulator.published.workloads.pollux_workload import pollux_jobs
+from edl.simulator.registry import policy
 from edl.simulator.results import Result
 from edl.simulator.work import SubmittedJob
 
@@ -64,11 +65,16 @@ def do(run: Run, on_time: OnTime | None = None) -> Outcome:
         UsageError: see :func:`edl.simulator.engine.simulate`.
     """
     began_s = time.perf_counter()
-    jobs = run.jobs or pollux.jobs(run.load, run.workload)
-    nodes = pollux.nodes(run.nodes, run.slots)
+    jobs = run.jobs or pollux_jobs(run.load, run.workload)
+    nodes = equal_nodes(run.nodes, run.slots)
     rule = policy(run.policy, run.seed, run.rules.resize.resize_s)
     result = simulate(jobs, nodes, rule, run.rules, on_time)
     return Outcome(run, result, time.perf_counter() - began_s)
+
+
+def equal_nodes(count: int, slots: int) -> list[Node]:
+    """Return ``count`` nodes of ``slots`` slots each, named n0, n1, and so on."""
+    return [Node(f"n{number}", slots) for number in range(count)]
 
 
 def do_all(

@@ -24,74 +24,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edl.core.policy.step_time import Measured
 from edl.errors import UsageError
-from edl.simulator import pollux
-from edl.simulator.applications import interpolator
-from edl.simulator.measurements import applications
-from edl.simulator.work import Observation, SubmittedJob
+from edl.simulator.published.workloads.application import interpolator
+from edl.simulator.published.workloads.pollux_measurements import measured_applications
+from edl.simulator.published.workloads.pollux_workload import MOST_SLOTS, application_job
+from edl.simulator.timed_work import TimedWork
+from edl.simulator.work import SubmittedJob
 
 REQUIRED = ("name", "time_s", "slots")
 OPTIONAL = ("min_slots", "max_slots", "duration_s", "parallel_fraction", "application", "weight")
 COLUMNS = (*REQUIRED, *OPTIONAL, "batch_size")
-
-
-@dataclass(frozen=True)
-class TimedWork:
-    """Work that takes a known time with some number of slots; progress is a part of it, 0 to 1."""
-
-    duration_s: float
-    slots: int
-    parallel_fraction: float = 1.0
-
-    @property
-    def epochs(self) -> int:
-        """See :class:`edl.simulator.work.JobWork`."""
-        return 1
-
-    def end_of(self, epoch: int) -> float:
-        """See :class:`edl.simulator.work.JobWork`."""
-        return 1.0
-
-    def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """See :class:`edl.simulator.work.JobWork`: by Amdahl's law, wherever the slots are."""
-        return 1 / self.whole_s(sum(slots))
-
-    def model(self, epoch: int, progress: float) -> TimedModel:
-        """See :class:`edl.simulator.work.JobWork`."""
-        return TimedModel(self, 1 - progress)
-
-    def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
-        """See :class:`edl.simulator.work.JobWork`. Each slot computes its share all the time."""
-        whole_s = self.whole_s(sum(slots))
-        return Measured(sum(slots), len(slots), batch / sum(slots), whole_s, whole_s), None
-
-    def whole_s(self, slots: int) -> float:
-        """Seconds for all of it."""
-        return self.duration_s * self._time(slots) / self._time(self.slots)
-
-    def _time(self, slots: int) -> float:
-        return 1 - self.parallel_fraction + self.parallel_fraction / slots
-
-
-@dataclass(frozen=True)
-class TimedModel:
-    """What policies are told of such work: the truth, all of it being one step."""
-
-    work: TimedWork
-    left: float
-
-    def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """See :class:`edl.core.cluster.state.Model`."""
-        return self.work.whole_s(sum(slots))
-
-    def efficiency(self, batch: int) -> float:
-        """See :class:`edl.core.cluster.state.Model`."""
-        return 1.0
-
-    def steps_left(self, batch: int) -> float:
-        """See :class:`edl.core.cluster.state.Model`."""
-        return self.left
 
 
 def read(path: Path, cluster_slots: int) -> list[SubmittedJob]:
@@ -191,7 +133,7 @@ class _Row:
         return SubmittedJob(name, arrival_s, work, slots, least, most)
 
     def _measured(self, name: str, arrival_s: float, slots: int) -> SubmittedJob:
-        known, wanted = applications(), self._text("application")
+        known, wanted = measured_applications(), self._text("application")
         if wanted not in known:
             raise UsageError(
                 f"{self.where}: there is no application {wanted!r}; measured are {', '.join(known)}"
@@ -204,15 +146,15 @@ class _Row:
                 f"{self.where}: {wanted} was measured with batches of {smallest} to {largest}, "
                 f"not of {batch}"
             )
-        fit = min(batch // application.min_local_batch, pollux.MOST_SLOTS)
+        fit = min(batch // application.min_local_batch, MOST_SLOTS)
         if slots > fit:
             raise UsageError(
                 f"{self.where}: {wanted} with a batch of {batch} was measured on at most {fit} "
                 f"slots, not on {slots}"
             )
         least, most = self._limits(slots)
-        job = pollux.submission(name, arrival_s, application, slots, batch)
-        widest = min(job.batches[1] // application.min_local_batch, pollux.MOST_SLOTS)
+        job = application_job(name, arrival_s, application, slots, batch)
+        widest = min(job.batches[1] // application.min_local_batch, MOST_SLOTS)
         return replace(job, min_slots=least, max_slots=min(most, widest))
 
     def _limits(self, slots: int) -> tuple[int, int]:

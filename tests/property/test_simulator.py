@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from edl.core.cluster.edl_policy import EdlPolicy
 from edl.core.cluster.max_min import MaxMin
-from edl.core.cluster.policies import POLICIES, policy
-from edl.core.cluster.pollux import Pollux
 from edl.core.cluster.state import Allocation, ClusterJob, Policy, QueuePolicy, size
 from edl.simulator.failures import Failures
+from edl.simulator.published.policies.pollux_policy import Pollux
+from edl.simulator.registry import POLICIES, policy
 from edl.simulator.results import Result
 from edl.simulator.work import SubmittedJob
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from clusters import decide, job, nodes, result, sizes, submitted
 
-from edl.core.cluster.policies import policy
-from edl.core.cluster.pollux import Pollux
 from edl.core.cluster.state import ClusterJob
 from edl.core.policy.step_time import Measured
+from edl.simulator.published.policies.pollux_policy import Pollux
+from edl.simulator.registry import policy
 
 RULE = Pollux(population=40, generations=40)
 

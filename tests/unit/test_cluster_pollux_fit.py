@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from edl.core.cluster.pollux_fit import fit_parts
 from edl.core.policy.step_time import TINY, Measured, StepTime
-from edl.simulator.measurements import applications
+from edl.simulator.published.policies.pollux_fit import _Errors, fit_parts
+from edl.simulator.published.workloads.pollux_measurements import measured_applications
 
 TRUE = StepTime(
     compute_s=0.1,
@@ -73,7 +73,7 @@ def objective(values: np.ndarray, seen: list[Measured]) -> float:
 @pytest.mark.parametrize("name", ["bert", "cifar10", "deepspeech2", "imagenet", "yolov3"])
 def test_it_is_as_good_as_the_published_search_for_parameters(name: str) -> None:
     # Theirs is L-BFGS-B from these values on; of measurements on 1 to 16 slots, the batches differ.
-    application = applications()[name]
+    application = measured_applications()[name]
     least, most = application.batches
     seen = []
     for slots, times in [((1,), 2), ((2,), 4), ((4,), 1), ((4, 4), 2), ((4,) * 4, 1)]:

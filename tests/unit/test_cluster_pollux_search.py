@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edl.core.cluster.pollux_search import (
+from edl.simulator.published.policies.pollux_search import (
     Effort,
     Problem,
     fronts,

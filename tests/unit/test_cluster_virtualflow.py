@@ -6,11 +6,11 @@ import pytest
 from clusters import decide, job, just_submitted, nodes, sizes
 
 from edl.core.cluster.state import ClusterJob
-from edl.core.cluster.virtualflow import VirtualFlow, shares
-from edl.simulator import virtualflow
+from edl.simulator.published.policies.virtualflow_policy import VirtualFlow, shares
+from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
 
 RULE = VirtualFlow()
-VIEWS = {one.name: just_submitted(one) for one in virtualflow.jobs()}
+VIEWS = {one.name: just_submitted(one) for one in virtualflow_jobs()}
 
 
 def named(names: str) -> list[ClusterJob]:

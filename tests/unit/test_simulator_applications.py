@@ -8,9 +8,15 @@ import pytest
 
 from edl.core.policy.step_time import Measured
 from edl.errors import UsageError
-from edl.simulator import applications, pollux
-from edl.simulator.applications import Application, Scaled, Timed, Validation
-from edl.simulator.measurements import applications as measured
+from edl.simulator.published.workloads import application
+from edl.simulator.published.workloads.application import Application, Scaled, Timed, Validation
+from edl.simulator.published.workloads.pollux_measurements import measured_applications
+from edl.simulator.published.workloads.pollux_workload import (
+    LOADS,
+    WORKLOADS,
+    ApplicationWork,
+    pollux_jobs,
+)
 
 
 def made(**changes) -> Application:
@@ -70,7 +76,7 @@ def test_what_lies_outside_is_refused() -> None:
 def test_without_scipy_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "scipy.interpolate", None)
     with pytest.raises(UsageError, match=r"scipy, which is not installed: `pip install 'edl"):
-        applications.interpolator()
+        application.interpolator()
     assert made().parts((1,), 8) == (1.0, 0.0)  # measured as it is
 
 
@@ -118,18 +124,18 @@ def test_ends_of_epochs_and_steps() -> None:
 
 
 def test_what_policies_are_told() -> None:
-    model = pollux.Measured(made()).model(0, 0.0)
+    model = ApplicationWork(made()).model(0, 0.0)
     # 16 on one slot: two batches of 8, 1 s each, without synchronisation.
     assert model.step_s((1,), 16) == 2.0
     # Of batches of 64 20 are left after the first epoch; in the last epoch it is always 1.
     assert model.steps_left(64) == 20.0
-    assert pollux.Measured(made()).model(1, 0.0).steps_left(64) == 1.0
+    assert ApplicationWork(made()).model(1, 0.0).steps_left(64) == 1.0
     # A step of 64 brings 2.8 of the initial ones with 4 times the samples.
     assert model.efficiency(64) == pytest.approx(0.7)
 
 
 def test_the_published_applications_are_there() -> None:
-    known = measured()
+    known = measured_applications()
     assert {name: one.epochs for name, one in known.items()} == {
         "bert": 2,
         "cifar10": 100,
@@ -145,13 +151,13 @@ def test_the_published_applications_are_there() -> None:
 
 
 def test_the_published_jobs_are_there() -> None:
-    counts = {load: {len(pollux.jobs(load, n)) for n in pollux.WORKLOADS} for load in pollux.LOADS}
+    counts = {load: {len(pollux_jobs(load, n)) for n in WORKLOADS} for load in LOADS}
     assert counts == {"0.5": {80}, "1.0": {160}, "1.5": {240}, "2.0": {320}, "realistic": {160}}
-    first = pollux.jobs("0.5", 1)[0]
+    first = pollux_jobs("0.5", 1)[0]
     assert (first.name, first.arrival_s, first.requested_slots) == ("deepspeech2-0", 110, 6)
     # Local batches are at least 10: 320 samples are for at most 32 slots, 640 for 64.
     assert (first.min_slots, first.max_slots, first.batch, first.batches) == (1, 64, 320, (20, 640))
     assert first.local_batches == (10, 80)
     # ncf has one slot, and the batch that its user wants.
-    short = {(job.max_slots, job.batches) for job in pollux.jobs("1.0", 1) if job.kind == "ncf"}
+    short = {(job.max_slots, job.batches) for job in pollux_jobs("1.0", 1) if job.kind == "ncf"}
     assert short == {(1, (32768, 32768))}

@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from edl.errors import UsageError
-from edl.simulator import jsa
 from edl.simulator.arrivals import SHAPES, shape, times
+from edl.simulator.published.workloads.jsa_workload import KINDS, job_of_kind, jsa_jobs
 
 
 class Dealt(random.Random):
@@ -38,7 +38,7 @@ def test_arrivals_follow_a_rate_that_changes() -> None:
     [("low", 96), ("high", 480), ("mixed", 288), ("bursts", 280), ("0.5", 240)],
 )
 def test_so_many_come_in_eight_hours(text: str, expected: int) -> None:
-    counts = [len(jsa.jobs(text, seed)) for seed in range(10)]
+    counts = [len(jsa_jobs(text, seed)) for seed in range(10)]
     # The standard deviation of a mean of 10 such counts.
     assert sum(counts) / 10 == pytest.approx(expected, abs=4 * (expected / 10) ** 0.5)
     assert len(set(counts)) > 1
@@ -46,16 +46,16 @@ def test_so_many_come_in_eight_hours(text: str, expected: int) -> None:
 
 def test_mixed_arrivals_alternate_each_hour() -> None:
     hours = Counter(
-        int(job.arrival_s // 3600) for seed in range(10) for job in jsa.jobs("mixed", seed)
+        int(job.arrival_s // 3600) for seed in range(10) for job in jsa_jobs("mixed", seed)
     )
     assert all(hours[number] < 200 < hours[number + 1] for number in range(0, 8, 2))
 
 
 def test_the_same_seed_draws_the_same_jobs() -> None:
-    jobs = jsa.jobs("low", 3)
-    assert jobs == jsa.jobs("low", 3) != jsa.jobs("low", 4)
+    jobs = jsa_jobs("low", 3)
+    assert jobs == jsa_jobs("low", 3) != jsa_jobs("low", 4)
     assert all(one.arrival_s < other.arrival_s for one, other in pairwise(jobs))
-    assert {job.kind for job in jobs} == {kind.name for kind in jsa.KINDS}
+    assert {job.kind for job in jobs} == {kind.name for kind in KINDS}
 
 
 def test_unknown_arrivals() -> None:
@@ -64,11 +64,11 @@ def test_unknown_arrivals() -> None:
             shape(text)
     assert shape("low") is SHAPES["low"]
     with pytest.raises(UsageError, match="no job arrives in 8 hours at"):
-        jsa.jobs("0.0001", 0)
+        jsa_jobs("0.0001", 0)
 
 
 def test_a_step_of_a_balanced_job() -> None:
-    kind = jsa.KINDS[2]
+    kind = KINDS[2]
     # 0.03 s, and 0.002 s for each of 64 samples: 0.158 s.
     assert kind.step_s(1, 64) == pytest.approx(0.158)
     assert kind.step_s(1, 128) == pytest.approx(2 * 0.158)  # in two parts: 64 samples fit
@@ -79,10 +79,10 @@ def test_a_step_of_a_balanced_job() -> None:
 
 
 def test_a_job_takes_its_time_on_one_full_slot() -> None:
-    job = jsa.submission("a", 5.0, jsa.KINDS[2], 1580.0)
+    job = job_of_kind("a", 5.0, KINDS[2], 1580.0)
     assert job.work.end_of(0) == pytest.approx(640_000)  # 10,000 steps of 64 samples
     assert job.work.end_of(0) / job.work.rate((1,), 64, 0) == pytest.approx(1580)
     assert job.work.model(0, 320_000.0).steps_left(64) == pytest.approx(5000)
     assert (job.requested_slots, job.max_slots, job.batch, job.batches) == (1, 10, 64, (64, 512))
-    durations = [one.work.end_of(0) / one.work.rate((1,), one.batch, 0) for one in jsa.jobs("1", 0)]
+    durations = [one.work.end_of(0) / one.work.rate((1,), one.batch, 0) for one in jsa_jobs("1", 0)]
     assert 1800 <= min(durations) < 1900 < 3500 < max(durations) <= 3600

@@ -11,12 +11,12 @@ from clusters import Steps, nodes, result, run, submitted
 
 from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.max_min import MaxMin
-from edl.core.cluster.srtf import Srtf
 from edl.core.cluster.state import Allocation, ClusterState, Node
 from edl.core.policy.step_time import Measured
 from edl.errors import UsageError
 from edl.simulator.engine import Rules
 from edl.simulator.failures import Failures
+from edl.simulator.published.policies.srtf import Srtf
 from edl.simulator.resize import Change, ResizeCost, change_of, constant, parse
 from edl.simulator.results import BatchChange
 from edl.simulator.work import Observation, SubmittedJob

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.cluster.pollux import Pollux
 from edl.errors import UsageError
-from edl.simulator import pollux
 from edl.simulator.engine import Rules, simulate
-from edl.simulator.published import answers, compare
-from edl.simulator.runs import Run, do
+from edl.simulator.published.policies.pollux_policy import Pollux
+from edl.simulator.published.pollux_answers import answers, compare
+from edl.simulator.published.workloads.pollux_workload import (
+    INTERVAL_S,
+    NODES,
+    RESIZE,
+    SLOTS,
+    pollux_jobs,
+)
+from edl.simulator.runs import Run, do, equal_nodes
 
-RULES = Rules(pollux.INTERVAL_S, pollux.RESIZE, whole_seconds=True)
+RULES = Rules(INTERVAL_S, RESIZE, whole_seconds=True)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +35,7 @@ RULES = Rules(pollux.INTERVAL_S, pollux.RESIZE, whole_seconds=True)
 def test_each_job_ends_in_the_published_second(
     policy: str, load: str, workload: int, mean_jct_s: float | None
 ) -> None:
-    outcome = do(Run(policy, RULES, pollux.NODES, pollux.SLOTS, load, workload))
+    outcome = do(Run(policy, RULES, NODES, SLOTS, load, workload))
     found = compare(outcome.result, answers(policy, load, workload))
     assert found.differing == ()
     assert found.matches == found.jobs == (160 if load == "1.0" else 80)
@@ -43,14 +49,17 @@ def test_pollux_is_near_its_published_mean() -> None:
     # docs/explanation/simulator.md has the means of all workloads with the search as it is by
     # default.
     rule = Pollux(population=40, generations=40, patience=10)
-    jobs, nodes = pollux.jobs("0.5", 3), pollux.nodes(pollux.NODES, pollux.SLOTS)
+    jobs, nodes = (
+        pollux_jobs("0.5", 3),
+        equal_nodes(NODES, SLOTS),
+    )
     found = compare(simulate(jobs, nodes, rule, RULES), answers("pollux", "0.5", 3))
     assert found.published_mean_jct_s == pytest.approx(1310.5, abs=0.1)
     assert found.mean_jct_s == pytest.approx(found.published_mean_jct_s, rel=0.1)
 
 
 def test_a_difference_is_named() -> None:
-    outcome = do(Run("tiresias", RULES, pollux.NODES, pollux.SLOTS, "0.5", 3))
+    outcome = do(Run("tiresias", RULES, NODES, SLOTS, "0.5", 3))
     published = dict(answers("tiresias", "0.5", 3))
     name = next(iter(published))
     published[name] += 1

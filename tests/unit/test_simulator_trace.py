@@ -9,7 +9,8 @@ from clusters import nodes, run
 
 from edl.core.cluster.fifo import Fifo
 from edl.errors import UsageError
-from edl.simulator.trace import TimedWork, parse, read
+from edl.simulator.timed_work import TimedWork
+from edl.simulator.trace import parse, read
 
 
 def lines(text: str) -> list[str]:

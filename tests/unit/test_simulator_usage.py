@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clusters import nodes, result, submitted
 
-from edl.core.cluster.policies import policy
+from edl.simulator.registry import policy
 from edl.simulator.results import JobResult, Result
 from edl.simulator.usage import Span, Usage, levels, spans
 

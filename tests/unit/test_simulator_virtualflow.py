@@ -7,31 +7,31 @@ from statistics import fmean
 
 import pytest
 
-from edl.simulator import virtualflow
 from edl.simulator.built_in import SETS, VIRTUALFLOW
 from edl.simulator.engine import Rules
+from edl.simulator.published.virtualflow_answers import MeasuredEnds, measured_ends
+from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
 from edl.simulator.results import Result
 from edl.simulator.runs import Run, do
-from edl.simulator.virtualflow import Measured
 
 
 def simulated(policy: str) -> Result:
     of = SETS[VIRTUALFLOW]
     rules = Rules(of.interval_s, of.resize)
-    return do(Run(policy, rules, of.nodes, of.slots, jobs=tuple(virtualflow.jobs()))).result
+    return do(Run(policy, rules, of.nodes, of.slots, jobs=tuple(virtualflow_jobs()))).result
 
 
 def ends(number: int) -> Sequence[float]:
-    return [one[number] for one in virtualflow.measured().values()]
+    return [one[number] for one in measured_ends().values()]
 
 
 def mean_jct_s(measured: Sequence[float]) -> float:
-    jobs = virtualflow.jobs()
+    jobs = virtualflow_jobs()
     return fmean(end_s - job.arrival_s for job, end_s in zip(jobs, measured, strict=True))
 
 
 def test_the_jobs() -> None:
-    jobs = virtualflow.jobs()
+    jobs = virtualflow_jobs()
     assert len(jobs) == 20
     # 655.4 s with 8 slots, 77.4 s of them until it had joined with all.
     assert jobs[0].work.whole_s(8) == pytest.approx(578)
@@ -40,7 +40,7 @@ def test_the_jobs() -> None:
     assert jobs[0].work.whole_s(4) == pytest.approx(578 * 0.3025 / 0.18625)
     # One slot: its start is not in the logs, 80 s in the mean of the others.
     assert jobs[4].work.whole_s(1) == pytest.approx(833 - 80)
-    assert virtualflow.measured()["19"] == Measured(7180.2, 6494.5)
+    assert measured_ends()["19"] == MeasuredEnds(7180.2, 6494.5)
 
 
 def test_by_priority_jobs_end_as_they_did() -> None:

@@ -1,35 +1,34 @@
-"""The policies by name."""
+"""Register the cluster policies of the product by name.
+
+Policies that exist to be compared with these are in :mod:`edl.simulator.published`; the simulator
+registers them beside the product's (:mod:`edl.simulator.registry`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
 
-from edl.core.cluster.afs_l import AfsL
 from edl.core.cluster.edl_policy import EdlPolicy
 from edl.core.cluster.elastic_tiresias import ElasticTiresias
 from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.jsa import LARGEST, RANDOM, SMALLEST, Jsa
 from edl.core.cluster.max_min import MaxMin
-from edl.core.cluster.optimus import Optimus
-from edl.core.cluster.pollux import Pollux
-from edl.core.cluster.srtf import Srtf
 from edl.core.cluster.state import Policy
 from edl.core.cluster.tiresias import Tiresias
-from edl.core.cluster.virtualflow import VirtualFlow
 from edl.errors import UsageError
 
-POLICIES: dict[str, tuple[Policy, str]] = {
+Registry = Mapping[str, tuple[Policy, str]]
+"""Name -> the policy with its published parameters, and what it does."""
+
+POLICIES: Registry = {
     "fifo": (Fifo(), "in the order of submission; a job that does not fit holds up later ones"),
     "fifo_backfill": (Fifo(backfill=True), "the same, and later ones that fit go ahead"),
     "priority": (Fifo(by_weight=True), "as fifo, heavier ones first among those that wait"),
     "max_min": (MaxMin(), "equal shares of the slots, within each job's limits"),
-    "virtualflow": (VirtualFlow(), "shares by weight, in powers of two, of those let in"),
-    "srtf": (Srtf(), "shortest remaining time first, with preemption"),
     "tiresias": (Tiresias(), "least attained service in two queues, with preemption"),
     "elastic_tiresias": (ElasticTiresias(), "the same, and slots left over where most is gained"),
-    "optimus": (Optimus(), "each slot to the job that gains most time by it"),
-    "afs_l": (AfsL(), "each slot where it is worth most if nobody knows what comes"),
-    "pollux": (Pollux(), "slots and batches by goodput, found by a genetic search"),
     "edl": (EdlPolicy(), "least mean completion time: goodput, what is left, cost of a resize"),
     "jsa": (Jsa(), "batches and slots with the highest throughput of all jobs together"),
     "jsa_max": (Jsa(LARGEST), "as jsa, each job with its largest batch"),
@@ -39,22 +38,29 @@ POLICIES: dict[str, tuple[Policy, str]] = {
     "jsa_min_fixed": (Jsa(SMALLEST, False), "on the fewest slots that hold that batch"),
     "jsa_random_fixed": (Jsa(RANDOM, False), "on the fewest slots that hold that batch"),
 }
-"""Name -> the policy with its published parameters, and what it does."""
+"""The policies of the product."""
 
 
-def policy(name: str, seed: int = 0, resize_s: float | None = None) -> Policy:
-    """The policy of that name.
+def policy(
+    name: str, seed: int = 0, resize_s: float | None = None, known: Registry = POLICIES
+) -> Policy:
+    """Return the policy that is registered as ``name``.
 
     Args:
-        seed: of what it draws at random, if it does.
-        resize_s: what a change of a job's size costs, for who weighs that; None: as by default.
+        name: a key of ``known``.
+        seed: for a policy with a parameter ``seed``, which draws numbers; 0: the registered one.
+        resize_s: for a policy with a parameter ``resize_s``: the seconds that a change of a job's
+            size is taken to cost. None: the registered ones.
+        known: the registry in which the policy is looked up.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no policy is registered as ``name``.
     """
-    if name not in POLICIES:
-        raise UsageError(f"there is no policy {name!r}; use one of {', '.join(POLICIES)}")
-    rule = POLICIES[name][0]
-    if resize_s is not None and isinstance(rule, EdlPolicy):
-        return replace(rule, resize_s=resize_s)
-    return replace(rule, seed=seed) if seed and isinstance(rule, Pollux | Jsa) else rule
+    if name not in known:
+        raise UsageError(f"there is no policy {name!r}; use one of {', '.join(known)}")
+    rule: Any = known[name][0]  # a frozen dataclass with the policy's parameters
+    given = {"seed": seed or None, "resize_s": resize_s}
+    own = {one.name for one in fields(rule)}
+    changes = {key: value for key, value in given.items() if key in own and value is not None}
+    found: Policy = replace(rule, **changes) if changes else rule
+    return found

@@ -1,4 +1,4 @@
-"""VirtualFlow's 20 jobs on 8 slots of one node, and when they ended on real ones.
+"""VirtualFlow's 20 jobs on 8 slots of one node.
 
 ``data/virtualflow/NOTICE`` says where they come from. A job's work is what it took with all its
 slots, without its start. With fewer its virtual nodes take turns: by how much that is slower is
@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import csv
 from importlib.resources import files
-from typing import NamedTuple
 
 from edl.simulator.resize import ResizeCost
-from edl.simulator.trace import TimedWork
+from edl.simulator.timed_work import TimedWork
 from edl.simulator.work import SubmittedJob
 
 NODES, SLOTS = 1, 8
@@ -32,17 +31,10 @@ PARALLEL = {
 }
 
 
-class Measured(NamedTuple):
-    """When a job ended by their two schedulers, in seconds since the run began."""
-
-    priority_end_s: float
-    weighted_end_s: float
-
-
-def jobs() -> list[SubmittedJob]:
+def virtualflow_jobs() -> list[SubmittedJob]:
     """The jobs, in the order of their submission."""
     made = []
-    for row in _rows():
+    for row in virtualflow_rows():
         slots = int(row["slots"])
         duration_s = float(row["took_s"]) - float(row["startup_s"] or START_S)
         work = TimedWork(duration_s, slots, PARALLEL[row["kind"]])
@@ -61,14 +53,7 @@ def jobs() -> list[SubmittedJob]:
     return made
 
 
-def measured() -> dict[str, Measured]:
-    """What was measured of each job."""
-    return {
-        row["name"]: Measured(float(row["priority_end_s"]), float(row["weighted_end_s"]))
-        for row in _rows()
-    }
-
-
-def _rows() -> list[dict[str, str]]:
-    text = (files("edl.simulator") / "data" / "virtualflow" / "jobs.csv").read_text()
+def virtualflow_rows() -> list[dict[str, str]]:
+    """Return the published table, one row a job: column name -> text."""
+    text = (files("edl.simulator.published") / "data" / "virtualflow" / "jobs.csv").read_text()
     return list(csv.DictReader(text.splitlines()))

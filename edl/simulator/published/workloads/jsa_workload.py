@@ -118,7 +118,7 @@ class SamplesModel:
         return self.left / batch
 
 
-def submission(name: str, arrival_s: float, kind: Kind, duration_s: float) -> SubmittedJob:
+def job_of_kind(name: str, arrival_s: float, kind: Kind, duration_s: float) -> SubmittedJob:
     """A job that takes so long on one slot that is fully used, which is what its user requests."""
     work = Samples(kind, duration_s * kind.local_batch / kind.step_s(1, kind.local_batch))
     return SubmittedJob(
@@ -135,7 +135,7 @@ def submission(name: str, arrival_s: float, kind: Kind, duration_s: float) -> Su
     )
 
 
-def jobs(arrivals: str, seed: int) -> list[SubmittedJob]:
+def jsa_jobs(arrivals: str, seed: int) -> list[SubmittedJob]:
     """The jobs of eight hours.
 
     Args:
@@ -149,7 +149,7 @@ def jobs(arrivals: str, seed: int) -> list[SubmittedJob]:
     for number, arrival_s in enumerate(times(shape(arrivals), UNTIL_S, chance)):
         kind = chance.choice(KINDS)
         duration_s = chance.uniform(SHORTEST_S, LONGEST_S)
-        made.append(submission(f"{kind.name}-{number}", arrival_s, kind, duration_s))
+        made.append(job_of_kind(f"{kind.name}-{number}", arrival_s, kind, duration_s))
     if not made:
         raise UsageError(f"no job arrives in 8 hours at {arrivals} a minute; let more come")
     return made

@@ -5,11 +5,12 @@ searched for is the largest
 
     fitness = 1 / mean of 1 / (0.001 + penalty * speedup * nodes / slots)        over the jobs
 
-the speedup being that of a fair share (:mod:`edl.core.cluster.pollux_goodput`), and the penalty
-below 1 for jobs whose row is not the present one. Beside it the *utility*, the sum of speedups per
-slot of the nodes in use, keeps the population diverse: of parents and children those live on that
-no other one beats in both, then those that only these beat, and so on; within the last such front
-that has room, those which stand apart (NSGA-II: Deb and others, 2002). The winner is the fittest.
+the speedup being that of a fair share (:mod:`edl.simulator.published.policies.pollux_goodput`), and
+the penalty below 1 for jobs whose row is not the present one. Beside it the *utility*, the sum of
+speedups per slot of the nodes in use, keeps the population diverse: of parents and children those
+live on that no other one beats in both, then those that only these beat, and so on; within the last
+such front that has room, those which stand apart (NSGA-II: Deb and others, 2002). The winner is the
+fittest.
 
 Each child is made of two parents, each of which beat another one, drawn at random: up to a random
 job it has the rows of one, then those of the other. Then some rows are set to the present ones,

@@ -11,7 +11,7 @@ counts less, by its age A and how often it was moved before, n times of D = 30 s
 So a young job is left alone, and who is moved often, too. No job has more than twice the slots that
 it has tried so far, and no two jobs on several nodes meet on one, as they would disturb each other.
 Jobs that have attained least go first (Pollux, OSDI 2021, section 4.2 and the simulator of its
-artifact; :mod:`edl.core.cluster.pollux_search` and its neighbours have the parts).
+artifact; :mod:`edl.simulator.published.policies.pollux_search` and its neighbours have the parts).
 
 All may be resized at each decision. A job without slots makes the mean small, so it is served as
 soon as others can be made smaller; where they cannot, or for a job of a minimum above 1, there is
@@ -28,9 +28,6 @@ from itertools import accumulate
 
 import numpy as np
 
-from edl.core.cluster.pollux_fit import fit_parts
-from edl.core.cluster.pollux_goodput import Choices, Limits, Shapes, choices
-from edl.core.cluster.pollux_search import Counts, Effort, Problem, search, started
 from edl.core.cluster.state import (
     Allocation,
     ClusterJob,
@@ -45,6 +42,9 @@ from edl.core.cluster.state import (
 from edl.core.plural import counted
 from edl.core.policy.step_time import StepTime
 from edl.core.settings import setting
+from edl.simulator.published.policies.pollux_fit import fit_parts
+from edl.simulator.published.policies.pollux_goodput import Choices, Limits, Shapes, choices
+from edl.simulator.published.policies.pollux_search import Counts, Effort, Problem, search, started
 
 START = 0.01  # what a job without slots counts for at least, so that its start is better than none
 BEYOND = 2  # times the most slots that a job has tried, it may have

@@ -11,7 +11,7 @@ from functools import cache
 from statistics import fmean
 
 from edl.errors import UsageError
-from edl.simulator.measurements import rows
+from edl.simulator.published.workloads.pollux_measurements import pollux_rows
 from edl.simulator.results import Result
 
 EXPERIMENT = "jobload"  # of the policies at the loads, with an interval of 60 s
@@ -39,7 +39,7 @@ class Comparison:
 @cache
 def _all() -> Mapping[tuple[str, int], Mapping[str, float]]:
     found: dict[tuple[str, int], dict[str, float]] = {}
-    for row in rows("published_jcts"):
+    for row in pollux_rows("published_jcts"):
         if row["experiment"] == EXPERIMENT:
             run = found.setdefault((row["run"], int(row["workload"])), {})
             run[row["job"]] = float(row["jct_s"])

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.core.cluster.state import Node
 from edl.errors import UsageError
-from edl.simulator.applications import Application, interpolator
-from edl.simulator.measurements import applications, rows
+from edl.simulator.published.workloads.application import Application, interpolator
+from edl.simulator.published.workloads.pollux_measurements import measured_applications, pollux_rows
 from edl.simulator.resize import constant
 from edl.simulator.work import Observation, SubmittedJob
 
@@ -52,7 +51,7 @@ class Oracle:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ApplicationWork:
     """The work of a job of one application."""
 
     application: Application
@@ -79,7 +78,7 @@ class Measured:
         return self.application.observed(slots, batch, epoch)
 
 
-def submission(
+def application_job(
     name: str, arrival_s: float, application: Application, slots: int, batch: int
 ) -> SubmittedJob:
     """A job of a measured application, with the limits that it has there."""
@@ -90,7 +89,7 @@ def submission(
     return SubmittedJob(
         name=name,
         arrival_s=arrival_s,
-        work=Measured(application),
+        work=ApplicationWork(application),
         requested_slots=slots,
         min_slots=1,
         max_slots=max(slots, most),
@@ -101,28 +100,28 @@ def submission(
     )
 
 
-def jobs(load: str, workload: int) -> list[SubmittedJob]:
+def pollux_jobs(load: str, workload: int) -> list[SubmittedJob]:
     """The jobs of one workload, in the order of their submission.
 
     Args:
         load: one of LOADS.
         workload: one of WORKLOADS.
     """
-    known = applications()
+    known = measured_applications()
     return [
-        submission(
+        application_job(
             row["name"],
             float(row["time_s"]),
             known[row["application"]],
             int(row["num_replicas"]),
             int(row["batch_size"]),
         )
-        for row in rows("jobs")
+        for row in pollux_rows("jobs")
         if row["load"] == load and int(row["workload"]) == workload
     ]
 
 
-def check(slots: int) -> None:
+def check_measured(slots: int) -> None:
     """Refuse what was not measured, before anything runs.
 
     Args:
@@ -136,8 +135,3 @@ def check(slots: int) -> None:
             f"the published measurements have nodes of 1 to {SLOTS} slots, not of {slots}"
         )
     interpolator()
-
-
-def nodes(count: int, slots: int) -> list[Node]:
-    """So many equal nodes."""
-    return [Node(f"n{number}", slots) for number in range(count)]

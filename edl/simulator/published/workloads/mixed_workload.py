@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from edl.errors import UsageError
-from edl.simulator import pollux
 from edl.simulator.arrivals import HOUR_S, shape, times
-from edl.simulator.measurements import applications, rows
+from edl.simulator.published.workloads.pollux_measurements import measured_applications, pollux_rows
+from edl.simulator.published.workloads.pollux_workload import application_job
 from edl.simulator.work import SubmittedJob
 
 LOAD = "1.0"
@@ -22,7 +22,7 @@ UNTIL_S = 8 * HOUR_S
 ARRIVALS = "0.333"  # a minute: 160 jobs in 8 hours, as at load 1.0
 
 
-def jobs(arrivals: str, seed: int, mix: str = "") -> list[SubmittedJob]:
+def mixed_jobs(arrivals: str, seed: int, mix: str = "") -> list[SubmittedJob]:
     """The jobs of eight hours.
 
     Args:
@@ -33,16 +33,16 @@ def jobs(arrivals: str, seed: int, mix: str = "") -> list[SubmittedJob]:
         UsageError: see there, or nobody comes.
     """
     users: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for row in rows("jobs"):
+    for row in pollux_rows("jobs"):
         if row["load"] == LOAD:
             users[row["application"]].append((int(row["num_replicas"]), int(row["batch_size"])))
     wanted = weights(mix) if mix else Counter({name: len(of) for name, of in users.items()})
-    names, known, made = sorted(wanted), applications(), []
+    names, known, made = sorted(wanted), measured_applications(), []
     chance = random.Random(f"mix {seed}")
     for number, arrival_s in enumerate(times(shape(arrivals), UNTIL_S, chance)):
         (name,) = chance.choices(names, [wanted[each] for each in names])
         slots, batch = chance.choice(users[name])
-        made.append(pollux.submission(f"{name}-{number}", arrival_s, known[name], slots, batch))
+        made.append(application_job(f"{name}-{number}", arrival_s, known[name], slots, batch))
     if not made:
         raise UsageError(f"no job arrives in 8 hours at {arrivals} a minute; let more come")
     return made
@@ -54,7 +54,7 @@ def weights(text: str) -> Mapping[str, float]:
     Raises:
         UsageError: it is something else.
     """
-    known, found = applications(), dict[str, float]()
+    known, found = measured_applications(), dict[str, float]()
     for part in text.split(","):
         name, _, weight = (word.strip() for word in part.partition("="))
         if name not in known:

@@ -38,7 +38,7 @@ class AfsL:
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
         largest = cluster.per_node
-        shares = [Share(job, largest) for job in cluster.jobs if job.name not in fixed]
+        shares = [JobShare(job, largest) for job in cluster.jobs if job.name not in fixed]
         give(shares, left)
         sizes = fixed | {one.job.name: one.slots for one in shares if one.slots}
         reasons = dict.fromkeys(fixed, "keeps its slots: it may not be preempted")
@@ -47,7 +47,7 @@ class AfsL:
 
 
 @dataclass
-class Share:
+class JobShare:
     """What one job has so far, and what one slot more would be to it.
 
     Attributes:
@@ -121,7 +121,7 @@ class Share:
             self.next_s = self.job.model.step_s(compact(wanted, self.slots_a_node), self.job.batch)
 
 
-def give(shares: Sequence[Share], left: int) -> None:
+def give(shares: Sequence[JobShare], left: int) -> None:
     """Give out so many slots."""
     while left:
         candidates = [one for one in shares if one.fits(left)]
@@ -134,7 +134,7 @@ def give(shares: Sequence[Share], left: int) -> None:
         first.take()
 
 
-def preferred(one: Share, other: Share) -> Share:
+def preferred(one: JobShare, other: JobShare) -> JobShare:
     """Which of two candidates gets the next slot; the former where they are equal."""
     if not one.slots and not other.slots:
         return other if other.first_length_s < one.first_length_s else one

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 
-from edl.simulator.applications import Application, Scaled, Timed, Validation
+from edl.simulator.published.workloads.application import Application, Scaled, Timed, Validation
 
 # Epochs after which each application is trained, and the local batch that fits where it is not the
 # largest measured: of the artifact's applications.py.
@@ -23,21 +23,21 @@ MAX_LOCAL_BATCH = {"yolov3": 8}
 Row = dict[str, str]
 
 
-def rows(table: str) -> Iterator[Row]:
+def pollux_rows(table: str) -> Iterator[Row]:
     """The rows of one table, by the names of its columns, as text."""
-    packed = (files("edl.simulator") / "data" / "pollux" / f"{table}.csv.gz").read_bytes()
+    packed = (files("edl.simulator.published") / "data" / "pollux" / f"{table}.csv.gz").read_bytes()
     return csv.DictReader(io.StringIO(gzip.decompress(packed).decode()))
 
 
 @cache
-def applications() -> dict[str, Application]:
+def measured_applications() -> dict[str, Application]:
     """All that were measured, by name."""
     timed: dict[str, list[Timed]] = defaultdict(list)
-    for row in rows("placements"):
+    for row in pollux_rows("placements"):
         slots = tuple(int(digit) for digit in row["placement"])
         timed[row["application"]].append(Timed(slots, int(row["local_bsz"]), *_times(row)))
     scaled: dict[str, list[Scaled]] = defaultdict(list)
-    for row in rows("scalability"):
+    for row in pollux_rows("scalability"):
         numbers = int(row["num_nodes"]), int(row["num_replicas"]), int(row["local_bsz"])
         scaled[row["application"]].append(Scaled(*numbers, *_times(row)))
     trained = _validations()
@@ -55,7 +55,7 @@ def _times(row: Row) -> tuple[float, float]:
 
 def _validations() -> dict[str, list[Validation]]:
     epochs: dict[tuple[str, int], list[Row]] = defaultdict(list)
-    for row in rows("validation"):
+    for row in pollux_rows("validation"):
         epochs[row["application"], int(row["batch_size"])].append(row)
     found: dict[str, list[Validation]] = defaultdict(list)
     for (name, batch), of_it in epochs.items():

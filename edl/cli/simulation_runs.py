@@ -1,0 +1,262 @@
+"""Which runs the options of `edl simulate` ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from edl.errors import UsageError
+from edl.simulator import trace
+from edl.simulator.built_in import JSA, MIX, POLLUX, SETS, TRACE, VIRTUALFLOW, JobSet
+from edl.simulator.engine import Rules
+from edl.simulator.failures import Failures
+from edl.simulator.published.pollux_answers import answers
+from edl.simulator.published.workloads import mixed_workload, pollux_workload
+from edl.simulator.published.workloads.jsa_workload import jsa_jobs
+from edl.simulator.published.workloads.mixed_workload import mixed_jobs
+from edl.simulator.published.workloads.pollux_measurements import measured_applications
+from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
+from edl.simulator.registry import policy
+from edl.simulator.runs import Run
+from edl.simulator.work import SubmittedJob
+
+DRAWN = (JSA, MIX)  # by seed
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all runs of one command share, whatever their jobs.
+
+    Attributes:
+        policies: names of policies; each simulates all jobs.
+        nodes: number of nodes.
+        slots: slots of each node.
+        seeds: at least one; several only for jobs that are drawn by seed.
+    """
+
+    policies: Sequence[str]
+    rules: Rules
+    nodes: int
+    slots: int
+    seeds: Sequence[int]
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """The options of `edl simulate` that choose jobs, as typed.
+
+    Attributes:
+        built_in: name of a built-in set of jobs; None: ``trace_file`` has the jobs.
+        loads, workloads: of ``pollux``.
+        arrivals: of ``jsa`` and ``mix``; None: the default of the set.
+        mix: of ``mix``; empty: the published one.
+    """
+
+    built_in: str | None
+    trace_file: Path | None
+    loads: str
+    workloads: str
+    arrivals: str | None
+    mix: str
+
+
+def job_set(name: str | None, trace_file: Path | None, compared: bool) -> JobSet:
+    """Return the cluster and the costs that the chosen jobs are meant for.
+
+    Args:
+        name: of a built-in set of jobs.
+        compared: the published answers are to be shown, too.
+
+    Raises:
+        UsageError: neither or both of ``name`` and ``trace_file`` are given, ``name`` is unknown,
+            or the jobs have no published answers to compare with.
+    """
+    if trace_file is not None:
+        if name is not None or compared:
+            raise UsageError(
+                f"--trace brings its own jobs: leave {name or POLLUX} and --compare out"
+            )
+        return TRACE
+    if name not in SETS:
+        raise UsageError(
+            "say which jobs: `edl simulate pollux`, or --trace FILE.csv; built in are "
+            f"{', '.join(SETS)}"
+        )
+    if compared and name != POLLUX:
+        raise UsageError("--compare is for the published answers of pollux; leave it out")
+    return SETS[name]
+
+
+def seeds_of(text: str, built_in: str | None) -> list[int]:
+    """Return the seeds in ``text``, like "0", "1,3" or "0..2"; at least one.
+
+    Raises:
+        UsageError: ``text`` has no such form, a seed is negative, or there are several seeds for
+            jobs that are not drawn.
+    """
+    seeds = _numbers(text, "seed")
+    if min(seeds) < 0:
+        raise UsageError(f"--seed is {min(seeds)}; write 0 or more")
+    if len(seeds) > 1 and built_in not in DRAWN:
+        raise UsageError(f"several seeds are for {' and '.join(DRAWN)}; say one")
+    return seeds
+
+
+def failures_of(mtbf_s: float | None, repair_s: float, seed: int) -> Failures | None:
+    """Return when nodes fail, or None without a mean time between failures.
+
+    Raises:
+        UsageError: a time is not positive.
+    """
+    if mtbf_s is None:
+        return None
+    if not (mtbf_s > 0 and repair_s > 0):
+        raise UsageError("--mtbf and --repair must be more than 0 seconds")
+    return Failures(mtbf_s, repair_s, seed)
+
+
+def policy_names(text: str) -> list[str]:
+    """Return the policies in ``text``, which are separated by commas.
+
+    Raises:
+        UsageError: there is no such policy.
+    """
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        policy(name)
+    return names
+
+
+def runs_of(jobs: JobOptions, setup: Setup) -> list[Run]:
+    """Return a run for each policy with each of the chosen workloads.
+
+    Raises:
+        UsageError: an option says something impossible, a trace cannot be read, or the jobs were
+            not measured on such nodes.
+    """
+    if jobs.trace_file is not None:
+        return _alike(setup, _of_trace(jobs.trace_file, setup))
+    if jobs.built_in == JSA:
+        return _drawn(JSA, jsa_jobs, jobs.arrivals or "high", setup)
+    if jobs.built_in == MIX:
+        pollux_workload.check_measured(setup.slots)
+        draw = partial(mixed_jobs, mix=jobs.mix)
+        return _drawn(MIX, draw, jobs.arrivals or mixed_workload.ARRIVALS, setup)
+    if jobs.built_in == VIRTUALFLOW:
+        return _alike(setup, virtualflow_jobs(), VIRTUALFLOW)
+    return _of_pollux(jobs.loads, jobs.workloads, setup)
+
+
+def check_comparable(runs: Sequence[Run]) -> None:
+    """Refuse to compare runs with published answers to another question.
+
+    Raises:
+        UsageError: nothing was published for a run, or its cluster or its rules are others.
+    """
+    rules = Rules(pollux_workload.INTERVAL_S, pollux_workload.RESIZE, whole_seconds=True)
+    published = rules, pollux_workload.NODES, pollux_workload.SLOTS
+    for run in runs:
+        answers(run.policy, run.load, run.workload)
+        if (run.rules, run.nodes, run.slots) != published:
+            raise UsageError(
+                "--compare: the published answers are of 16 nodes of 4 slots, an interval of 60 s, "
+                "a resize cost of 30 s, without interference and failures; leave these options out"
+            )
+
+
+def _alike(setup: Setup, jobs: Sequence[SubmittedJob], built_in: str = "") -> list[Run]:
+    """Return a run of the same jobs for each policy."""
+    (seed, *_) = setup.seeds
+    return [
+        Run(
+            name,
+            setup.rules,
+            setup.nodes,
+            setup.slots,
+            jobs=tuple(jobs),
+            seed=seed,
+            built_in=built_in,
+        )
+        for name in setup.policies
+    ]
+
+
+def _of_trace(path: Path, setup: Setup) -> list[SubmittedJob]:
+    jobs = trace.read(path, setup.nodes * setup.slots)
+    if any(job.kind in measured_applications() for job in jobs):
+        pollux_workload.check_measured(setup.slots)
+    return jobs
+
+
+def _drawn(
+    built_in: str,
+    draw: Callable[[str, int], Sequence[SubmittedJob]],
+    arrivals: str,
+    setup: Setup,
+) -> list[Run]:
+    """Return a run for each policy, each rate of arrival and each seed."""
+    drawn = {
+        (shape.strip(), seed): tuple(draw(shape.strip(), seed))
+        for shape in arrivals.split(",")
+        for seed in setup.seeds
+    }
+    return [
+        Run(name, setup.rules, setup.nodes, setup.slots, shape, seed, jobs, seed, built_in)
+        for name in setup.policies
+        for (shape, seed), jobs in drawn.items()
+    ]
+
+
+def _of_pollux(loads: str, workloads: str, setup: Setup) -> list[Run]:
+    """Return a run for each policy, each load and each workload of Pollux."""
+    chosen = [_load(text) for text in loads.split(",")]
+    numbers = _numbers(workloads, "workload", pollux_workload.WORKLOADS)
+    pollux_workload.check_measured(setup.slots)
+    (seed, *_) = setup.seeds
+    return [
+        Run(
+            name,
+            setup.rules,
+            setup.nodes,
+            setup.slots,
+            load,
+            number,
+            seed=seed,
+            built_in=POLLUX,
+        )
+        for name in setup.policies
+        for load in chosen
+        for number in numbers
+    ]
+
+
+def _load(text: str) -> str:
+    """Return the load of Pollux that ``text`` means: "1" is "1.0"."""
+    same = text.strip()
+    if same.replace(".", "", 1).isdigit():
+        same = str(float(same))
+    if same not in pollux_workload.LOADS:
+        raise UsageError(f"there is no load {text!r}; use {', '.join(pollux_workload.LOADS)}")
+    return same
+
+
+def _numbers(text: str, what: str, known: Sequence[int] = ()) -> list[int]:
+    """Return the numbers in "6", "1,3" or "1..8".
+
+    Args:
+        what: the numbers are, for the message.
+        known: the numbers that are allowed; empty: any.
+    """
+    try:
+        numbers: list[int] = []
+        for part in text.split(","):
+            low, _, high = part.partition("..")
+            numbers += range(int(low), int(high or low) + 1)
+    except ValueError:
+        numbers = []
+    if not numbers or (known and not set(numbers) <= set(known)):
+        limits = f"{known[0]} to {known[-1]}" if known else "numbers"
+        raise UsageError(f"there is no {what} {text!r}; write {limits}, like 6, or 1,3, or 1..8")
+    return numbers

@@ -1,0 +1,126 @@
+"""What `edl simulate` prints of its runs: a table, or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from edl.errors import first
+from edl.simulator.built_in import JSA, MIX, POLLUX, SETS, TRACE
+from edl.simulator.published.pollux_answers import Comparison
+from edl.simulator.registry import POLICIES
+from edl.simulator.runs import Outcome, Run
+from edl.simulator.usage import levels
+
+Done = tuple[Outcome, Comparison | None]
+"""A run that has ended, and how it compares with the published one, if it was to be compared."""
+
+NARROW = (0, 0)  # so that a row fits into 80 columns
+SUMMED = ("p50 s", "p99 s", "worst ρ", "span h", "resizes")
+COMPARED = ("published", "same second", "took s")
+LABELS = {
+    POLLUX: ("load", "workload"),
+    JSA: ("arrivals", "seed"),
+    MIX: ("arrivals", "seed"),
+}
+
+
+def figures(outcome: Outcome, comparison: Comparison | None, history: bool) -> dict[str, Any]:
+    """Return one run as JSON values: what was simulated, its summary, and every job.
+
+    Args:
+        history: add each change of a job's slots and batch, and the usage over time.
+    """
+    run = outcome.run
+    about: dict[str, Any] = {"policy": run.policy, "nodes": run.nodes, "slots": run.slots}
+    if run.load:
+        about |= dict(zip(LABELS[run.built_in], (run.load, run.workload), strict=True))
+    about["interval_s"] = run.rules.interval_s
+    if comparison is not None:
+        about["published"] = {
+            "mean_jct_s": comparison.published_mean_jct_s,
+            "matches": comparison.matches,
+            "differing": [
+                {"name": name, "jct_s": ours, "published_jct_s": theirs}
+                for name, ours, theirs in comparison.differing
+            ],
+        }
+    if history:
+        about["over_time"] = [level.figures() for level in levels(outcome.result)]
+    return about | outcome.result.figures(history)
+
+
+def table(done: Sequence[Done]) -> Table:
+    """Return a table with a row for each run, and one for all runs of a policy at a load."""
+    groups: dict[tuple[str, str], list[Done]] = {}
+    for outcome, comparison in done:
+        groups.setdefault((outcome.run.policy, outcome.run.load), []).append((outcome, comparison))
+    compared = any(comparison for group in groups.values() for _, comparison in group)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=NARROW)
+    labels = {LABELS.get(run.built_in, ("", "")) for run in (one[0].run for one in done)}
+    for column in ("policy", *labels.pop()):
+        shown.add_column(column, no_wrap=True)
+    for column in ("jobs", "mean s", *(COMPARED if compared else SUMMED)):
+        shown.add_column(column, no_wrap=True, justify="right")
+    for (name, load), group in groups.items():
+        for one in group:
+            shown.add_row(name, load, str(one[0].run.workload) if load else "", *_cells([one]))
+        if len(group) > 1:
+            shown.add_row(name, load, "all", *_cells(group))
+        shown.add_section()
+    return shown
+
+
+def _cells(group: Sequence[Done]) -> list[str]:
+    """Return the cells that summarise one run or several.
+
+    Counts and the time to compute are summed, of fairness it is the worst, of all else the mean.
+    """
+    results = [outcome.result for outcome, _ in group]
+    jobs = sum(len(result.jobs) for result in results)
+    ended = sum(len(result.ended) for result in results)
+    count = str(jobs) if ended == jobs else f"{ended}/{jobs}"
+    mean_s = fmean(result.mean_jct_s for result in results)
+    known = [comparison for _, comparison in group if comparison is not None]
+    if known:
+        return [
+            count,
+            f"{mean_s:.1f}",
+            f"{fmean(one.published_mean_jct_s for one in known):.1f}",
+            f"{sum(one.matches for one in known)}/{jobs}",
+            f"{sum(outcome.took_s for outcome, _ in group):.1f}",
+        ]
+    return [
+        count,
+        f"{mean_s:.0f}",
+        f"{fmean(result.jct_percentile_s(50) for result in results):.0f}",
+        f"{fmean(result.jct_percentile_s(99) for result in results):.0f}",
+        f"{max(result.worst_finish_time_fairness for result in results):.2f}",
+        f"{fmean(result.makespan_s for result in results) / 3600:.1f}",
+        str(sum(job.resizes for result in results for job in result.jobs)),
+    ]
+
+
+def difference(run: Run, comparison: Comparison) -> str:
+    """Return a sentence that names the jobs which do not end in the published second."""
+    names = [
+        f"{name} {ours:g} s, published {theirs:g} s" for name, ours, theirs in comparison.differing
+    ]
+    return f"{run.title}: {first(names)}"
+
+
+def listed() -> Table:
+    """Return a table of the sets of jobs and the policies, for ``--list``."""
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=NARROW)
+    for column in ("", "name", ""):
+        shown.add_column(column)
+    for name, built_in in SETS.items():
+        shown.add_row("jobs", name, built_in.what)
+    shown.add_row("jobs", "--trace FILE.csv", TRACE.what)
+    for name, (_, what) in POLICIES.items():
+        shown.add_row("policy", name, what)
+    return shown

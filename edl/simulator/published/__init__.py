@@ -1,0 +1,1 @@
+"""Results of papers that edl is compared with: their policies, workloads and answers."""

@@ -1,0 +1,1 @@
+"""Cluster policies of papers, one a file, that exist to be compared with the product's."""

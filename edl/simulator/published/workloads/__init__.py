@@ -1,0 +1,1 @@
+"""Jobs as papers submitted them, and what they need of published measurements."""

@@ -1,0 +1,47 @@
+"""Register all policies that `edl simulate` knows: the product's, and the published ones."""
+
+from __future__ import annotations
+
+from edl.core.cluster.policies import POLICIES as PRODUCT
+from edl.core.cluster.policies import Registry
+from edl.core.cluster.policies import policy as find
+from edl.core.cluster.state import Policy
+from edl.simulator.published.policies.afs_l import AfsL
+from edl.simulator.published.policies.optimus import Optimus
+from edl.simulator.published.policies.pollux_policy import Pollux
+from edl.simulator.published.policies.srtf import Srtf
+from edl.simulator.published.policies.virtualflow_policy import VirtualFlow
+
+PUBLISHED_BEFORE: dict[str, Registry] = {
+    "tiresias": {
+        "virtualflow": (VirtualFlow(), "shares by weight, in powers of two, of those let in"),
+        "srtf": (Srtf(), "shortest remaining time first, with preemption"),
+    },
+    "edl": {
+        "optimus": (Optimus(), "each slot to the job that gains most time by it"),
+        "afs_l": (AfsL(), "each slot where it is worth most if nobody knows what comes"),
+        "pollux": (Pollux(), "slots and batches by goodput, found by a genetic search"),
+    },
+}
+"""The policies that exist to be compared, by the product's policy that follows them in lists."""
+
+POLICIES: Registry = {
+    name: entry
+    for following, of_product in PRODUCT.items()
+    for name, entry in (*PUBLISHED_BEFORE.get(following, {}).items(), (following, of_product))
+}
+"""All policies, in the order in which `edl simulate --list` shows them."""
+
+
+def policy(name: str, seed: int = 0, resize_s: float | None = None) -> Policy:
+    """Return the policy that is registered as ``name``, of the product or published.
+
+    Args:
+        name: a key of :data:`POLICIES`.
+        seed: see :func:`edl.core.cluster.policies.policy`.
+        resize_s: see :func:`edl.core.cluster.policies.policy`.
+
+    Raises:
+        UsageError: no policy is registered as ``name``.
+    """
+    return find(name, seed, resize_s, POLICIES)
