@@ -10,7 +10,8 @@ import typer
 
 from edl.chaos.fault_schedule import Action, Plan, read_duration, read_order
 from edl.chaos.faults import Chaos, Fault, summary
-from edl.cli.common import JobArgument, JsonOption, ZooKeeperOption, choose_job, connected
+from edl.cli.common import JobArgument, JsonOption, ZooKeeperOption
+from edl.client.connection import choose_job, connected
 
 
 def _option(action: Action, what: str) -> typer.models.OptionInfo:

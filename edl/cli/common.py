@@ -1,4 +1,7 @@
-"""What several verbs share: the connection, the choice of the job, the options' texts."""
+"""What several verbs share: the texts of options, output on a terminal, checks of what is typed.
+
+This module imports nothing of :mod:`edl.client`: `edl simulate` uses it and has no job.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from edl import horovod_build
-from edl.client.connection import choose_job, connected, open_session
 from edl.errors import UsageError
-
-__all__ = ["choose_job", "connected", "open_session"]  # for the other verbs
 
 ZooKeeperOption = Annotated[
     str | None,

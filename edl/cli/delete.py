@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.common import ZooKeeperOption, choose_job, connected
+from edl.cli.common import ZooKeeperOption
+from edl.client.connection import choose_job, connected
 from edl.coordination.lifecycle import delete_ended, job_names
 from edl.errors import UnknownJob
 

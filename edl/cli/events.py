@@ -9,15 +9,8 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.common import (
-    FOLLOW_S,
-    JobArgument,
-    JsonOption,
-    ZooKeeperOption,
-    choose_job,
-    connected,
-    console,
-)
+from edl.cli.common import FOLLOW_S, JobArgument, JsonOption, ZooKeeperOption, console
+from edl.client.connection import choose_job, connected
 from edl.client.events import flat
 from edl.core.event_text import cost
 from edl.core.events import Event

@@ -14,10 +14,9 @@ from edl.cli.common import (
     InterfaceOption,
     ZooKeeperOption,
     check_own_name,
-    choose_job,
-    connected,
 )
-from edl.cli.live import agent_display
+from edl.cli.hosting import joining_agent
+from edl.client.connection import choose_job, connected
 from edl.coordination.paths import check_name
 from edl.launch.host_agent import joining_agent
 

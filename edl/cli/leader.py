@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from edl.cli.common import JobArgument, ZooKeeperOption, choose_job, connected
+from edl.cli.common import JobArgument, ZooKeeperOption
+from edl.client.connection import choose_job, connected
 from edl.errors import EdlError
 
 

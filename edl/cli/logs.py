@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from edl import config
-from edl.cli.common import FOLLOW_S, ZooKeeperOption, choose_job, connected
+from edl.cli.common import FOLLOW_S, ZooKeeperOption
+from edl.client.connection import choose_job, connected
 from edl.errors import UsageError, first
 from edl.launch.log_reader import LogReader
 from edl.launch.workers import earlier_runs

@@ -20,7 +20,6 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from edl import config
-from edl.coordination.secrets import read_file
 from edl.errors import ConfigError, EdlError, UsageError
 
 # typer brings its own copy of click since 0.26; this is the base of its usage errors in any case.
@@ -142,6 +141,9 @@ def _let_know_secret(command: Any) -> None:
 
 
 def _know_secret(_context: Any, _option: Any, path: str | None) -> None:
+    # Imported here, for most verbs are called without it, and `edl simulate` has no job at all.
+    from edl.coordination.secrets import read_file
+
     if path is not None:
         config.set_environment({"EDL_SECRET": read_file(Path(path))})
 

@@ -17,15 +17,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from edl.cli.common import (
-    FOLLOW_S,
-    JobArgument,
-    JsonOption,
-    ZooKeeperOption,
-    choose_job,
-    connected,
-    console,
-)
+from edl.cli.common import FOLLOW_S, JobArgument, JsonOption, ZooKeeperOption, console
+from edl.client.connection import choose_job, connected
 from edl.core.plural import by_host, counted
 from edl.core.records import Reclaim
 from edl.core.status import JobStatus, job_status

@@ -10,7 +10,8 @@ import psutil
 import typer
 
 from edl import config
-from edl.cli.common import JobArgument, ZooKeeperOption, choose_job, connected
+from edl.cli.common import JobArgument, ZooKeeperOption
+from edl.client.connection import choose_job, connected
 from edl.client.waiting import USUAL, ClientLimits, Messages, looks
 from edl.coordination.job_store import JobStore
 from edl.core.host.supervision import Outcome, SupervisorLimits

