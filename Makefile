@@ -64,7 +64,7 @@ churn: setup ## workers spawned and killed all the time, 2,000 kills; ARGS="--ki
 	PYTHONPATH=tests/integration $(PYTHON_BIN) tests/chaos/churn.py $(ARGS)
 
 interleavings: setup ## a million seeded jobs on the loopback ring; ARGS="--count 10000 --first 1"
-	PYTHONPATH=tests/property $(PYTHON_BIN) tests/chaos/interleavings.py $(ARGS)
+	PYTHONPATH=tests:tests/property $(PYTHON_BIN) tests/chaos/interleavings.py $(ARGS)
 
 short-jobs: setup ## ten thousand short jobs through one local ZooKeeper; ARGS="--count 500"
 	PYTHONPATH=tests $(PYTHON_BIN) tests/chaos/short_jobs.py $(ARGS)

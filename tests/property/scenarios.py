@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from counting_judge import judge_finished, judge_stopped
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -44,8 +45,6 @@ class Script(Protocol):
     def __call__(self, one: LoopbackWorker) -> None: ...
 
     def prove(self, results: Any) -> None: ...
-
-    def prove_stopped(self, models: Any) -> None: ...
 
 
 SHORT = Counting(samples=24)
@@ -170,13 +169,13 @@ class Scenario:
         for worker, error in job.errors.items():
             assert self._may_end(job, worker, error), f"w{worker} has ended with {error!r}"
         if state is JobState.FINISHED:
-            self.script.prove(job.results)
+            judge_finished(self.script, job.results)
         elif state is JobState.FAILED:
             assert job.state_lost, "the job has failed, and somebody held its state"
             assert not job.results
         else:
             assert any(change.stop for change in self.changes)
-            self.script.prove_stopped(_stopped(job))
+            judge_stopped(self.script, _stopped(job))
 
     def _may_end(self, job: LoopbackJob, worker: int, error: Any) -> bool:
         """Who was frozen may find itself given up, so may a newcomer; all end when the job fails.

@@ -36,7 +36,7 @@ def test_joins_and_leaves_change_no_global_batch(
     exchange_every: int,
     changes: tuple[Change, ...],
 ) -> None:
-    """No step mixes two global batches (``Counting.prove``), and there are as many steps."""
+    """No step mixes two global batches (``judge_finished``), and there are as many steps."""
     script = Counting(samples, 2, batch_size, prefetch, exchange_every, aligned=True)
     job = Scenario(seed, np, 1, 5, script, (), changes).run()
     assert job.memory.job.state is JobState.FINISHED

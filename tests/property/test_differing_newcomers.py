@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from counting_judge import judge_finished
 from scenarios import struck_around
 
 from edl.core.events import Event, StateDiffersDetails
@@ -59,7 +60,7 @@ def assert_goes_on(job: LoopbackJob, *leavers: int) -> None:
     assert all(isinstance(error, NewcomerDiffers) for error in job.errors.values())
     script = job._script
     assert isinstance(script, Counting)
-    script.prove(job.results)
+    judge_finished(script, job.results)
 
 
 @pytest.mark.parametrize("np", [1, 2, 3])
@@ -123,7 +124,7 @@ def test_a_fault_at_each_point_of_it(worker: int, fault: str) -> None:
         assert job.memory.job.state is JobState.FINISHED, job.describe()
         script = job._script
         assert isinstance(script, Counting)
-        script.prove(job.results)
+        judge_finished(script, job.results)
         assert all(isinstance(error, NewcomerDiffers) for error in job.errors.values())
 
 

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from counting_judge import judge_finished
 from scenarios import points
 
 from edl.core.events import Event, StateDiffersDetails
@@ -50,7 +51,7 @@ def test_a_job_goes_on_with_the_state_of_the_majority(groups: int, seed: int) ->
     script = Straying(samples=96)
     job = of(script, groups=groups, seed=seed)
     job.run()
-    script.prove(job.results)
+    judge_finished(script, job.results)
     assert len(job.results) == 3
     [event] = differing(job)
     assert event.details == StateDiffersDetails(("w1",), resynced_from="w0")
@@ -62,7 +63,7 @@ def test_a_part_whose_turn_does_not_come_is_healed_at_the_end() -> None:
     script = Straying(samples=48)
     job = of(script, groups=1000)
     job.run()
-    script.prove(job.results)
+    judge_finished(script, job.results)
     assert [event.step for event in differing(job)] == [8]
 
 
@@ -78,7 +79,7 @@ def test_two_of_five_are_healed_by_the_three() -> None:
     script = Straying(samples=120, strays=(0, 3))
     job = of(script, np=5)
     job.run()
-    script.prove(job.results)
+    judge_finished(script, job.results)
     assert [e.details for e in differing(job)] == [StateDiffersDetails(("w0", "w3"), "w1")]
 
 
@@ -88,7 +89,7 @@ def test_a_newcomer_gets_no_state_that_is_about_to_be_healed() -> None:
     job = of(script, groups=1, max_np=4)
     job.after_step(5, lambda job: job.scale({"a": 4}))
     job.run()
-    script.prove(job.results)
+    judge_finished(script, job.results)
     [event] = differing(job)
     sizes = job.results[1].sizes
     assert (sizes[event.step], sizes[event.step + 1]) == (3, 4)
@@ -120,4 +121,4 @@ def test_a_fault_at_each_point_of_a_healing(worker: int, what: str) -> None:
         job.at(worker, point, lambda job: getattr(job, what)(worker))
         job.run()
         assert job.memory.job.state is JobState.FINISHED, job.describe()
-        FEW.prove(job.results)
+        judge_finished(FEW, job.results)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
+from several_optimizers import BOTH_FIRST, GAN, ONE, THREE, TOGETHER, CountingSeveral
 
 from edl.core.records import JobState
-from edl.testing.several import BOTH_FIRST, GAN, ONE, THREE, TOGETHER, CountingSeveral
 
 SCHEDULES = {
     "as in a GAN": (GAN,),

@@ -19,13 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
-
-from edl.core.records import JobState
-from edl.framework.steps import Steps
-from edl.ring.ring import Ring
-from edl.testing.counting import Counted, CountingBatchSource, CountingModel, Vector, source_of
-from edl.testing.loopback import LoopbackWorker
-from edl.testing.several import (
+from several_optimizers import (
     BOTH_FIRST,
     GAN,
     ONE,
@@ -36,6 +30,12 @@ from edl.testing.several import (
     Models,
     Optimizer,
 )
+
+from edl.core.records import JobState
+from edl.framework.steps import Steps
+from edl.ring.ring import Ring
+from edl.testing.counting import Counted, CountingBatchSource, CountingModel, Vector, source_of
+from edl.testing.loopback import LoopbackWorker
 from edl.torch import lr_schedule, lr_tuner, pending_allreduces
 from edl.torch.optimizer import listen
 from edl.torch.optimizers import Optimizers
@@ -94,7 +94,7 @@ class Net(torch.nn.Module):
 
 
 class Sgd:
-    """See :class:`edl.testing.several.Optimizer`."""
+    """See :class:`several_optimizers.Optimizer`."""
 
     def __init__(
         self,

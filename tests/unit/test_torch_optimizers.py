@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from several_optimizers import Models
 
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
@@ -14,7 +15,6 @@ from edl.errors import UsageError
 from edl.framework.steps import Steps
 from edl.testing.counting import CountingBatchSource
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
-from edl.testing.several import Models
 from edl.torch.optimizer import listen
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction, LastStep

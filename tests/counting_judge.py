@@ -1,0 +1,100 @@
+"""Judge loopback jobs of the counting model by all that its scripts recorded.
+
+:meth:`edl.testing.counting.Counting.prove` says whether each sample counted once an epoch. The
+functions here also judge what edl's own tests are about: exchanges, the gradient noise scale, the
+size of batches, the rounds of the loop, and jobs that were stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from edl.core.step.noise_scale import NoiseScale
+from edl.testing.counting import Counted, Counting, CountingModel
+
+
+def judge_finished(script: Any, results: Mapping[int, Any]) -> None:
+    """Judge a job that was trained to its end.
+
+    Args:
+        script: what each worker ran: its method ``prove`` judges ``results``; of a
+            :class:`Counting` all else that it recorded is judged as well.
+        results: what the script recorded on each worker, by the worker's number.
+
+    Raises:
+        AssertionError: says what is wrong, and on which worker.
+    """
+    script.prove(results)
+    if isinstance(script, Counting):
+        first = next(iter(results.values()))
+        for worker, result in results.items():
+            _judge_exchanges(worker, result, first)
+            judge_noise(worker, result.noise, first.noise)
+            _judge_largest(script, worker, result)
+            for step, count in result.rounds.items():
+                assert first.rounds.get(step, count) == count, f"w{worker}: {count} at {step}"
+            assert result.batches == first.batches, f"w{worker} had the batches {result.batches}"
+            assert not result.split, f"w{worker}: {result.split} steps mix global batches"
+
+
+def judge_stopped(script: Any, models: Mapping[int, CountingModel]) -> None:
+    """Judge a job that was stopped: no sample was counted more often than once an epoch.
+
+    The models of a :class:`Counting` must have the same counts on all workers, too.
+
+    Args:
+        script: what each worker ran.
+        models: the model of each worker that left in order after the last step.
+
+    Raises:
+        AssertionError: says what is wrong, and on which worker.
+    """
+    for worker, model in models.items():
+        assert not model.wrong, f"w{worker}: {model.wrong}"
+        assert model.count.max() - model.count.min() <= 1, (
+            f"w{worker} counted {np.unique(model.count)}"
+        )
+        if isinstance(script, Counting):
+            first = next(iter(models.values()))
+            assert np.array_equal(model.count, first.count), f"w{worker} differs"
+
+
+def judge_noise(worker: int, noise: NoiseScale, first: NoiseScale) -> None:
+    """Judge the gradient noise scale that a worker measured.
+
+    It must be the same on all workers, and true where workers are compared with each other.
+
+    Args:
+        worker: number of the worker.
+        noise: its measurement.
+        first: the measurement of the first worker.
+
+    Raises:
+        AssertionError: says what the worker measured.
+    """
+    assert noise == first, f"w{worker} knows of another noise: {noise}"
+    if noise.steps and not noise.is_biased:
+        known = [one.means for one in noise.averages]
+        assert np.allclose(known, (1.0, 0.0)), f"w{worker} has measured {noise}"
+
+
+def _judge_exchanges(worker: int, result: Counted, first: Counted) -> None:
+    """Judge what the workers sent each other between steps: it arrived, the same on all."""
+    for step, rows in result.exchanged.items():
+        assert first.exchanged.get(step, rows) == rows, f"w{worker} got {rows} at {step}"
+        said = {str(row).rpartition("step ")[2].rstrip("'") for row in rows}
+        assert said == {f"{step}"}, f"w{worker}: {rows} at {step}"
+
+
+def _judge_largest(script: Counting, worker: int, result: Counted) -> None:
+    """Judge the largest step: it had no more samples than the script allows.
+
+    Each worker of a ring has at least one sample, and a batch that was read ahead keeps its size.
+    """
+    limit = script.batch_range[1] or (0 if script.prefetch_batches else script.max_global_batch)
+    if limit and script.accumulated == 1:
+        most = max(limit, result.ring)
+        assert result.largest <= most, f"w{worker} has seen a step of {result.largest} samples"
