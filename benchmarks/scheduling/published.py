@@ -12,7 +12,7 @@ from benchmarks.scheduling.scope import Scope, Workloads
 from benchmarks.scheduling.store import Found, key
 from edl.simulator.built_in import POLLUX, SETS
 from edl.simulator.fairness import with_isolated
-from edl.simulator.published.pollux_answers import Comparison, answers, compare_times
+from edl.simulator.published.pollux_answers import JctComparison, answers, compare_times
 from edl.simulator.published.workloads.pollux_workload import pollux_jobs
 from edl.simulator.results import JobResult, Result
 from edl.simulator.runs import Run, equal_nodes
@@ -69,12 +69,12 @@ def as_published(policy: str, load: str, workload: int) -> Result:
     return Result(with_isolated(jobs, ended, equal_nodes(of.nodes, of.slots)), decisions=0)
 
 
-def _beside(policy: str, load: str, workload: int, found: Found) -> Comparison:
+def _beside(policy: str, load: str, workload: int, found: Found) -> JctComparison:
     one = found[key(on_pollux(policy, load, workload))]
     return compare_times(one.jcts_s, answers(policy, load, workload))
 
 
-def _cells(policy: str, beside: Mapping[int, Comparison]) -> list[str]:
+def _cells(policy: str, beside: Mapping[int, JctComparison]) -> list[str]:
     ours = [one.mean_jct_s for one in beside.values()]
     theirs = [one.published_mean_jct_s for one in beside.values()]
     parts = [one / other for one, other in zip(ours, theirs, strict=True)]

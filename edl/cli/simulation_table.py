@@ -11,12 +11,12 @@ from rich.table import Table
 
 from edl.errors import first
 from edl.simulator.built_in import JSA, MIX, POLLUX, SETS, TRACE
-from edl.simulator.published.pollux_answers import Comparison
+from edl.simulator.published.pollux_answers import JctComparison
 from edl.simulator.registry import POLICIES
 from edl.simulator.runs import Outcome, Run
 from edl.simulator.usage import levels
 
-Done = tuple[Outcome, Comparison | None]
+Done = tuple[Outcome, JctComparison | None]
 """A run that has ended, and how it compares with the published one, if it was to be compared."""
 
 NARROW = (0, 0)  # so that a row fits into 80 columns
@@ -29,7 +29,7 @@ LABELS = {
 }
 
 
-def figures(outcome: Outcome, comparison: Comparison | None, history: bool) -> dict[str, Any]:
+def figures(outcome: Outcome, comparison: JctComparison | None, history: bool) -> dict[str, Any]:
     """Return one run as JSON values: what was simulated, its summary, and every job.
 
     Args:
@@ -105,7 +105,7 @@ def _cells(group: Sequence[Done]) -> list[str]:
     ]
 
 
-def difference(run: Run, comparison: Comparison) -> str:
+def difference(run: Run, comparison: JctComparison) -> str:
     """Return a sentence that names the jobs which do not end in the published second."""
     names = [
         f"{name} {ours:g} s, published {theirs:g} s" for name, ours, theirs in comparison.differing

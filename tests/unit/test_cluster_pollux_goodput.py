@@ -9,7 +9,7 @@ import pytest
 
 from edl.core.policy.step_time import TINY, StepTime
 from edl.simulator.published.policies.pollux_goodput import (
-    Limits,
+    BatchLimits,
     Shapes,
     _evaluated,
     choices,
@@ -18,7 +18,7 @@ from edl.simulator.published.policies.pollux_goodput import (
 
 # A step takes 1 s and 0.01 s for each sample of a slot; reducing costs nothing.
 MODEL = StepTime(compute_s=1.0, each_sample_s=0.01)
-LIMITS = Limits((100, 400), (10, 400))
+LIMITS = BatchLimits((100, 400), (10, 400))
 ONE_NODE = Shapes((4,), 4)
 
 
@@ -63,7 +63,7 @@ def test_a_share_too_large_for_a_slot_is_accumulated() -> None:
     # each 3 s, if it takes 400, as the noise could not be measured in one.
     for most, wanted_s in ((100, 8.0), (400, 6.0)):
         batches, throughputs = _evaluated(
-            MODEL, Limits((100, 400), (10, most)), np.array([1]), np.array([1])
+            MODEL, BatchLimits((100, 400), (10, most)), np.array([1]), np.array([1])
         )
         assert batches[-1, 0] == 400
         assert throughputs[-1, 0] == pytest.approx(400 / wanted_s)
@@ -72,7 +72,7 @@ def test_a_share_too_large_for_a_slot_is_accumulated() -> None:
 
 def test_a_slot_has_its_least_share() -> None:
     # 8 slots of at least 50 samples need 400; 9 cannot share the largest batch, but nobody asks.
-    found = choices(MODEL, 0.0, Limits((100, 400), (50, 400)), Shapes((8,), 8), fair_slots=1)
+    found = choices(MODEL, 0.0, BatchLimits((100, 400), (50, 400)), Shapes((8,), 8), fair_slots=1)
     assert found.batches[1].tolist() == [0, 100, 100, 150, 200, 250, 300, 350, 400]
 
 
@@ -85,6 +85,6 @@ def test_what_was_never_measured_is_as_fast_as_it_has_slots() -> None:
 def test_a_batch_that_does_not_change_is_shared_evenly() -> None:
     # Amdahl: T(k) = 0.2 + 0.8 / k of one sample.
     model = StepTime(0.2, 0.8, TINY, TINY, TINY, TINY, 1.0)
-    found = choices(model, None, Limits((1, 1), None), ONE_NODE, fair_slots=2)
+    found = choices(model, None, BatchLimits((1, 1), None), ONE_NODE, fair_slots=2)
     assert found.speedups[1, 1:] == pytest.approx([0.6, 1.0, 0.6 / (0.2 + 0.8 / 3), 1.5])
     assert found.batches[1].tolist() == [0, 1, 1, 1, 1]

@@ -14,8 +14,8 @@ from edl.simulator.published.policies.pollux_search import (
     fronts,
     repaired,
     search,
-    started,
     surviving,
+    with_starts,
 )
 
 EFFORT = Effort(population=40, generations=60, patience=60)
@@ -102,7 +102,7 @@ def test_who_waits_is_started_where_there_is_room() -> None:
     one = problem((2, 3), [[1, 0], [0, 0], [0, 0], [0, 0]])
     least = replace(one, least=np.array([1, 3, 4, 1]))
     # The second has its 3 of the second node; then one slot is left, too few for the third.
-    assert started(least).tolist() == [[1, 0], [0, 3], [0, 0], [1, 0]]
+    assert with_starts(least).tolist() == [[1, 0], [0, 3], [0, 0], [1, 0]]
 
 
 def test_slots_are_shared_evenly_where_a_further_one_gains_less() -> None:

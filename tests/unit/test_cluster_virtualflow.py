@@ -6,7 +6,7 @@ import pytest
 from clusters import decide, job, just_submitted, nodes, sizes
 
 from edl.core.cluster.state import ClusterJob
-from edl.simulator.published.policies.virtualflow_policy import VirtualFlow, shares
+from edl.simulator.published.policies.virtualflow_policy import VirtualFlow, weighted_shares
 from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
 
 RULE = VirtualFlow()
@@ -35,7 +35,7 @@ def named(names: str) -> list[ClusterJob]:
     ],
 )
 def test_shares_are_those_of_the_published_run(running: str, said: dict[str, int]) -> None:
-    assert shares(named(running), {}, 8) == said
+    assert weighted_shares(named(running), {}, 8) == said
 
 
 def test_who_would_lower_the_share_of_a_heavier_job_waits() -> None:
@@ -61,10 +61,10 @@ def test_no_more_are_let_in_than_there_are_slots() -> None:
 def test_a_minimum_is_kept() -> None:
     # The share of 3 slots at least is 4 of 8; b's, of weight 7, 7 / 8 of 8, makes 4 then.
     jobs = [job("a", 4, min_slots=3), job("b", 8, weight=7.0)]
-    assert shares(jobs, {}, 8) == {"a": 4, "b": 4}
+    assert weighted_shares(jobs, {}, 8) == {"a": 4, "b": 4}
     # The demand is below the next power of two: it has that.
-    assert shares([job("a", 3, min_slots=3), job("b", 8)], {}, 8) == {"a": 3, "b": 4}
-    assert shares([job("a", 4, min_slots=3)], {}, 3) is None
+    assert weighted_shares([job("a", 3, min_slots=3), job("b", 8)], {}, 8) == {"a": 3, "b": 4}
+    assert weighted_shares([job("a", 4, min_slots=3)], {}, 3) is None
 
 
 def test_where_nodes_were_lost_the_lightest_wait_again() -> None:

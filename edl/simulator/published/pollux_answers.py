@@ -18,7 +18,7 @@ EXPERIMENT = "jobload"  # of the policies at the loads, with an interval of 60 s
 
 
 @dataclass(frozen=True)
-class Comparison:
+class JctComparison:
     """A run beside the published one.
 
     Attributes:
@@ -61,15 +61,15 @@ def answers(policy: str, load: str, workload: int) -> Mapping[str, float]:
     return found
 
 
-def compare(result: Result, published: Mapping[str, float]) -> Comparison:
+def compare(result: Result, published: Mapping[str, float]) -> JctComparison:
     """The run beside the published answers, which are of the same jobs."""
     return compare_times({job.name: job.jct_s for job in result.jobs}, published)
 
 
-def compare_times(ours: Mapping[str, float], published: Mapping[str, float]) -> Comparison:
+def compare_times(ours: Mapping[str, float], published: Mapping[str, float]) -> JctComparison:
     """As :func:`compare`, of the completion time of each job."""
     assert ours.keys() == published.keys()
     differing = tuple(
         (name, ours[name], published[name]) for name in ours if ours[name] != published[name]
     )
-    return Comparison(len(ours), fmean(ours.values()), fmean(published.values()), differing)
+    return JctComparison(len(ours), fmean(ours.values()), fmean(published.values()), differing)

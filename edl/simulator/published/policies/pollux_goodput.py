@@ -32,8 +32,8 @@ TABLES = 128  # that are kept; one takes up to 0.4 MB
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Of a job's batches; see :class:`edl.core.cluster.state.ClusterJob`.
+class BatchLimits:
+    """Of a job's batches; see :class:`edl.core.cluster.state.Job`.
 
     Attributes:
         batches: the smallest and the largest.
@@ -82,7 +82,7 @@ class Choices:
 def choices(
     model: StepTime | None,
     noise_scale: float | None,
-    limits: Limits,
+    limits: BatchLimits,
     shapes: Shapes,
     fair_slots: int,
 ) -> Choices:
@@ -118,7 +118,7 @@ def efficiency(noise_scale: float | None, smallest: int, batch: Vector) -> Vecto
 
 
 def _best(
-    noise_scale: float | None, limits: Limits, candidates: tuple[Vector, Vector]
+    noise_scale: float | None, limits: BatchLimits, candidates: tuple[Vector, Vector]
 ) -> tuple[Vector, Ints]:
     """The largest goodput of each column, and its batch; the first of equal ones."""
     batches, throughputs = candidates
@@ -128,11 +128,13 @@ def _best(
 
 
 @lru_cache(maxsize=TABLES)
-def _candidates(model: StepTime, limits: Limits, shapes: Shapes) -> tuple[Vector, Vector]:
+def _candidates(model: StepTime, limits: BatchLimits, shapes: Shapes) -> tuple[Vector, Vector]:
     return _evaluated(model, limits, *shapes.pairs())
 
 
-def _evaluated(model: StepTime, limits: Limits, nodes: Ints, slots: Ints) -> tuple[Vector, Vector]:
+def _evaluated(
+    model: StepTime, limits: BatchLimits, nodes: Ints, slots: Ints
+) -> tuple[Vector, Vector]:
     """Batches and samples a second, a column for each pair of nodes and slots; 0: not possible."""
     smallest, largest = limits.batches
     if limits.local_batches is None:

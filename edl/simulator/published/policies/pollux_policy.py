@@ -43,8 +43,14 @@ from edl.core.plural import counted
 from edl.core.policy.step_time import StepTime
 from edl.core.settings import setting
 from edl.simulator.published.policies.pollux_fit import fit_parts
-from edl.simulator.published.policies.pollux_goodput import Choices, Limits, Shapes, choices
-from edl.simulator.published.policies.pollux_search import Counts, Effort, Problem, search, started
+from edl.simulator.published.policies.pollux_goodput import BatchLimits, Choices, Shapes, choices
+from edl.simulator.published.policies.pollux_search import (
+    Counts,
+    Effort,
+    Problem,
+    search,
+    with_starts,
+)
 
 START = 0.01  # what a job without slots counts for at least, so that its start is better than none
 BEYOND = 2  # times the most slots that a job has tried, it may have
@@ -82,7 +88,7 @@ class Pollux:
             least=np.array([job.min_slots for job in order]),
             fixed=np.array([job.name in fixed for job in order]),
         )
-        first = np.stack([problem.present, started(problem)])
+        first = np.stack([problem.present, with_starts(problem)])
         if "population" in cluster.state:
             first = np.concatenate([first, _carried(cluster.state, order, cluster.nodes)])
         round_ = int(cluster.state.get("round", 0))
@@ -149,7 +155,7 @@ def _choices(
     for job in jobs:
         _, model = models.get(job.name, (0, None))
         batches = job.batches if job.local_batches else (job.batch, job.batch)
-        limits = Limits(batches, job.local_batches)
+        limits = BatchLimits(batches, job.local_batches)
         shapes = Shapes(room, _most(job, present))
         found.append(choices(model, job.noise_scale, limits, shapes, fair))
     return found

@@ -153,7 +153,7 @@ def repaired(problem: Problem, states: Counts, chance: np.random.Generator) -> C
     return states
 
 
-def started(problem: Problem) -> Counts:
+def with_starts(problem: Problem) -> Counts:
     """The present state, where each job without slots has its least, as far as there is room."""
     state = problem.present.copy()
     for job in np.nonzero(~state.any(axis=1))[0].tolist():

@@ -37,12 +37,12 @@ class VirtualFlow:
         """See :class:`edl.core.cluster.state.Policy`."""
         fixed, slots = cluster.fixed, cluster.slots
         running = _survivors(_running(cluster), fixed, slots)
-        admitted, sizes = list(running), shares(running, fixed, slots) or {}
+        admitted, sizes = list(running), weighted_shares(running, fixed, slots) or {}
         let_in = {job.name for job in running}
         heaviest = _by_weight(job for job in cluster.jobs if job.name not in let_in)
         held_by = ""
         for job in heaviest:
-            then = shares([*admitted, job], fixed, slots)
+            then = weighted_shares([*admitted, job], fixed, slots)
             if then is None:
                 held_by = f"{job.name} does not fit"
                 break
@@ -69,7 +69,7 @@ class VirtualFlow:
         return Allocation(place(sizes, cluster), reasons, {"order": order})
 
 
-def shares(
+def weighted_shares(
     jobs: Sequence[ClusterJob], fixed: Mapping[str, int], slots: int
 ) -> dict[str, int] | None:
     """The slots of each job; None: there are fewer than their minima.

@@ -27,7 +27,7 @@ def mixed_jobs(arrivals: str, seed: int, mix: str = "") -> list[SubmittedJob]:
 
     Args:
         arrivals: see :func:`edl.simulator.arrivals.shape`.
-        mix: see :func:`weights`; empty: as published.
+        mix: see :func:`application_weights`; empty: as published.
 
     Raises:
         UsageError: see there, or nobody comes.
@@ -36,7 +36,9 @@ def mixed_jobs(arrivals: str, seed: int, mix: str = "") -> list[SubmittedJob]:
     for row in pollux_rows("jobs"):
         if row["load"] == LOAD:
             users[row["application"]].append((int(row["num_replicas"]), int(row["batch_size"])))
-    wanted = weights(mix) if mix else Counter({name: len(of) for name, of in users.items()})
+    wanted = (
+        application_weights(mix) if mix else Counter({name: len(of) for name, of in users.items()})
+    )
     names, known, made = sorted(wanted), measured_applications(), []
     chance = random.Random(f"mix {seed}")
     for number, arrival_s in enumerate(times(shape(arrivals), UNTIL_S, chance)):
@@ -48,7 +50,7 @@ def mixed_jobs(arrivals: str, seed: int, mix: str = "") -> list[SubmittedJob]:
     return made
 
 
-def weights(text: str) -> Mapping[str, float]:
+def application_weights(text: str) -> Mapping[str, float]:
     """How often each application comes beside the others: "cifar10=3,bert" is three to one.
 
     Raises:
