@@ -15,7 +15,7 @@ from edl.cli.common import (
     ZooKeeperOption,
     check_own_name,
 )
-from edl.cli.hosting import joining_agent
+from edl.cli.live import agent_display
 from edl.client.connection import choose_job, connected
 from edl.coordination.paths import check_name
 from edl.launch.host_agent import joining_agent

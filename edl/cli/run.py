@@ -21,8 +21,8 @@ from edl.cli.common import (
 from edl.cli.live import agent_display
 from edl.cli.options import with_settings
 from edl.cli.policy import read_policy
-from edl.client.connection import choose_job, open_session
-from edl.client.events import flat
+from edl.client.connection import open_session
+from edl.client.joining import has_finished, same_job
 from edl.client.policies import read
 from edl.client.submitting import create, job_spec, made_up_name, prepare
 from edl.coordination.access import Access

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from edl import config
 from edl.cli.common import check_own_name
-from edl.cli.hosting import worker_environment
 from edl.cli.main import configure_logging, guarded
 from edl.client.connection import open_session
 from edl.config import Config, HorovodSlot

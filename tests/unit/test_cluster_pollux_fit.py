@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 
 from edl.core.policy.step_time import TINY, Measured, StepTime
-from edl.simulator.published.policies.pollux_fit import _Errors, fit_parts
+from edl.simulator.published.policies.pollux_fit import fit_parts
 from edl.simulator.published.workloads.pollux_measurements import measured_applications
 
 TRUE = StepTime(

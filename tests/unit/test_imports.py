@@ -156,6 +156,21 @@ def test_imports_point_one_way(module: str) -> None:
             assert imported in MAY_IMPORT[part] | {part}, f"edl/{module} imports {name}"
 
 
+def test_imports_make_no_circle() -> None:
+    """An import within a function or for a type checker counts, too: it only hides a circle."""
+    files = {dotted(module): module for module in MODULES}
+    imports = {}
+    for module in MODULES:
+        # What is imported from a module is named as a module within a package is.
+        names = {n if n in files else n.rpartition(".")[0] for n in imports_of(module)}
+        imports[module] = {files[name] for name in names & files.keys()}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        circle = error.args[1][::-1]  # each of graphlib's nodes is imported by the next one
+        pytest.fail(" imports ".join(f"edl/{module}" for module in circle))
+
+
 @in_each(m for m in MODULES if m.startswith("simulator/") and m not in WITH_PUBLISHED)
 def test_the_engine_of_the_simulator_knows_no_paper(module: str) -> None:
     """Nor does a paper's workload, policy or answer know what brings it and the engine together."""
