@@ -52,7 +52,6 @@ class Config:
     # For jobs that horovodrun starts; `edl run` has options for them.
     hosts: str = ""  # "host:slots,host:slots": what `edl-discover` may offer to the driver
 
-    session_timeout_s: float = 6.0  # ZooKeeper session; bounds how long a frozen member counts
     connect_timeout_s: float = 10.0  # first connection to ZooKeeper
     backoff_max_s: float = 30.0  # longest pause of a slot whose workers die, before the next start
 

@@ -16,7 +16,7 @@ from edl.cli.common import (
     check_own_name,
 )
 from edl.cli.live import agent_display
-from edl.client.connection import choose_job, connected
+from edl.client.connection import choose_job, connected, in_session_of_job
 from edl.coordination.paths import check_name
 from edl.launch.host_agent import joining_agent
 
@@ -67,7 +67,6 @@ def join(
     )
     check_name("host", settings.host)
     check_own_name()
-    with connected(zookeeper) as session:
-        store = choose_job(session, job)
+    with connected(zookeeper) as session, in_session_of_job(choose_job(session, job)) as store:
         code = joining_agent(store, settings, agent_display(store.name), slots, np).run()
     raise typer.Exit(code)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from edl import config
 from edl.cli.common import check_own_name
 from edl.cli.main import configure_logging, guarded
-from edl.client.connection import open_session
+from edl.client.connection import in_session_of_job, open_session
 from edl.config import Config, HorovodSlot
 from edl.coordination.access import Access
 from edl.coordination.job_store import JobStore
@@ -83,10 +84,13 @@ def _serve(
 ) -> int:
     """Take part in the job, which is to be created first or is there; the exit code."""
     name, secret, hosts = found["job"], found["secret"], found["zookeeper"]
-    with open_session(hosts, settings, Access(name, secret)) as session:
+    with ExitStack() as sessions:
+        session = sessions.enter_context(open_session(hosts, settings, Access(name, secret)))
         store = JobStore(session, name)
         if create:
             _create(store, slot, settings, command, secret)
+        else:
+            store = sessions.enter_context(in_session_of_job(store))
         keep(config.state_dir(), name, secret)
         logs = log_directory(config.state_dir(), name, fresh=create)  # before the others come
         job = store.snapshot().job

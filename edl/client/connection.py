@@ -17,8 +17,29 @@ from edl.errors import AccessDenied, UsageError, first
 
 
 def open_session(hosts: str, settings: config.Config, access: Access | None = None) -> Session:
-    """A session with the settings' time limits, not yet started."""
-    return Session(hosts, settings.session_timeout_s, settings.connect_timeout_s, access)
+    """Return a session with the time limits of ``settings``, not yet started."""
+    timeout_s = settings.job_settings.session_timeout_s
+    return Session(hosts, timeout_s, settings.connect_timeout_s, access)
+
+
+@contextmanager
+def in_session_of_job(store: JobStore) -> Iterator[JobStore]:
+    """Yield the same job in a session that lasts as long as the job's setting says.
+
+    The session of ``store`` was opened before the job could be read. It serves, if it asked
+    ZooKeeper for that time-out; else another session is opened until the end of the block.
+
+    Raises:
+        UnknownJob: the job does not exist.
+        AccessDenied: the session of ``store`` has not proved the job's secret.
+        CoordinationError: ZooKeeper is away.
+    """
+    asked, wanted_s = store.session, store.snapshot().job.spec.settings.session_timeout_s
+    if asked.session_timeout_s == wanted_s:
+        yield store
+        return
+    with Session(asked.hosts, wanted_s, asked.connect_timeout_s, asked.access) as session:
+        yield JobStore(session, store.name)
 
 
 @contextmanager

@@ -224,7 +224,7 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
             alive = [f"host {name}" for name in hosts] + [f"slot {name}" for name in slots]
             alive += [f"w{name}" for name in members]
             starts = ["its start is under way"]
-            raise JobExists(paths.name, alive or starts, session.session_timeout_s)
+            raise JobExists(paths.name, alive or starts, session.granted_s)
         if not old.state.over and generation and generation[0]:
             # Sessions may end under workers that train on, and are soon back.
             ring = Generation.from_json(decode(paths.generation, generation[0])).members

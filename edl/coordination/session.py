@@ -101,17 +101,30 @@ class _Client(KazooClient):  # type: ignore[misc]
     """Kazoo's client, which finds a ZooKeeper again that has come back empty.
 
     A server sends a client away that has seen more than itself, for it may only be behind. An
-    emptied one would do so for ever, and look as if it were away. So after ``forgets_s`` seconds,
-    when the session is over for all we know, the client has seen nothing.
+    emptied one would do so for ever, and look as if it were away. So when the session is over for
+    all we know, the client has seen nothing.
     """
 
-    forgets_s = math.inf
+    granted_s: float | None = None  # the session time-out; None: there was no connection yet
     away_since: float | None = None
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        connect = self._connection._connect
+
+        def connect_and_note(*server: Any) -> tuple[float, float]:
+            # kazoo keeps nothing of what was granted but this part of it, in milliseconds.
+            read_timeout_ms, connect_timeout_ms = connect(*server)
+            self.granted_s = round(read_timeout_ms * 1.5) / 1000.0
+            return read_timeout_ms, connect_timeout_ms
+
+        self._connection._connect = connect_and_note
 
     @property
     def last_zxid(self) -> int:
         away_since = self.away_since
-        if away_since is not None and time.monotonic() - away_since > self.forgets_s:
+        lasts_s = math.inf if self.granted_s is None else self.granted_s
+        if away_since is not None and time.monotonic() - away_since > lasts_s:
             return 0
         return self._last_zxid
 
@@ -176,7 +189,6 @@ class Session:
             raise ConfigError(
                 "zookeeper", f"{self.hosts!r} is not a list of host:port: {error}"
             ) from error
-        client.forgets_s = self.session_timeout_s
         client.add_listener(self._on_state)
         self._client = client
         if not client.start_async().wait(self.connect_timeout_s):
@@ -218,6 +230,15 @@ class Session:
     def connected(self) -> bool:
         """False while SUSPENDED or LOST, before start() and after close()."""
         return not self._closing and self._client is not None and bool(self._client.connected)
+
+    @property
+    def granted_s(self) -> float:
+        """The session time-out that ZooKeeper has granted; before that, what is asked for.
+
+        A server grants what its ``minSessionTimeout`` and ``maxSessionTimeout`` allow.
+        """
+        granted = None if self._client is None else self._client.granted_s
+        return self.session_timeout_s if granted is None else granted
 
     @property
     def epoch(self) -> int:

@@ -26,6 +26,11 @@ class JobSettings(Record):
         "(`--resume=auto`): if there are any, else begin; a path (`--resume-from`): from those "
         "there",
     )
+    session_timeout_s: float = setting(
+        6.0,
+        "the ZooKeeper session of each worker and agent: how long a frozen one counts as alive. "
+        "All of them ask for it, and reckon with what the server grants",
+    )
     start_timeout_s: float = setting(
         120.0, "for the first `np` workers to come up; then `min_np` are enough"
     )

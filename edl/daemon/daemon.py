@@ -98,7 +98,7 @@ class Daemon:
             )
         self._session = Session(
             config.zookeeper,
-            config.session_timeout_s,
+            config.job_settings.session_timeout_s,  # its agent has given it that of the job
             config.connect_timeout_s,
             Access(config.job, config.secret),
         )

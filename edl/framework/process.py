@@ -66,6 +66,7 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
         _refuse_child()
         if said := sorted(settings.keys() & config.OF_THE_JOB):
             logger.warning("edl.init: %s is as the launcher of the job has it", ", ".join(said))
+            settings_now = config.load(**{k: v for k, v in settings.items() if k not in said})
     if _worker is not None and not _end_at_prompt(_worker):
         return
     if config.horovod_slot() is not None:

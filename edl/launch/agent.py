@@ -141,7 +141,7 @@ class Agent(Supervisor[AgentState]):
             if former is None:
                 return
             if former.address != self._host.address:
-                limit = limits.former_sessions * self._store.session.session_timeout_s
+                limit = limits.former_sessions * self._store.session.granted_s
                 who = f"agent {former.pid} at {former.address} if it died, at most {limit:g} s"
             elif has_died(former):
                 limit, who = limits.former_s, f"agent {former.pid}, which died"

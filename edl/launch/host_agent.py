@@ -20,6 +20,7 @@ from edl.core.host.agent import AgentLimits
 from edl.core.plural import counted, workers
 from edl.core.records import Host, Job, Snapshot
 from edl.core.retention import Retention
+from edl.core.settings import variable
 from edl.errors import UsageError
 from edl.launch.address import own_address
 from edl.launch.agent import Agent
@@ -176,6 +177,8 @@ def worker_environment(
         "EDL_ZOOKEEPER": hosts,
         "EDL_HOST": here.name,
         "EDL_ADDRESS": here.address,
+        # Asked of ZooKeeper before the worker can read it in the job's record.
+        variable("session_timeout_s"): f"{job.spec.settings.session_timeout_s:g}",
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -44,7 +44,7 @@ class FailureDetector:
         self._own_progress = progress
         self._worker = worker
         self._run = run  # the start of the job that all belong to
-        self._limits = replace(limits, session_s=config.session_timeout_s)
+        self._limits = limits
         settings = config.job_settings
         self._stall_limits = StallLimits(settings.stall_s, config.frozen_s, settings.stall_limit_s)
         self._clock = clock

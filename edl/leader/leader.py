@@ -30,6 +30,7 @@ from edl.core.events import (
 from edl.core.job.ages import AgeTracker
 from edl.core.job.borrowing import describe_returned, overdue
 from edl.core.job.decision import Limits, MembershipDecision
+from edl.core.job.liveness import USUAL
 from edl.core.job.membership import decide
 from edl.core.job.ring_failure import broke
 from edl.core.job.stall import Activity
@@ -67,8 +68,9 @@ class LeaderTerm:
         self._store = store
         self._decisions = DecisionWriter(store.nodes, leadership)
         self._log = log
+        liveness = replace(USUAL, session_s=store.session.granted_s)
         self._detector = FailureDetector(
-            config, worker, store.nodes.run, progress, activity, clock=clock
+            config, worker, store.nodes.run, progress, activity, liveness, clock
         )
         self._write_events = write_events
         self._stall = ""

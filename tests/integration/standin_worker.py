@@ -200,7 +200,7 @@ assert settings.job is not None
 assert settings.zookeeper is not None
 assert settings.secret is not None
 access = Access(settings.job, settings.secret)
-with Session(settings.zookeeper, settings.session_timeout_s, access=access) as session:
+with Session(settings.zookeeper, settings.job_settings.session_timeout_s, access=access) as session:
     worker = Worker(JobStore(session, settings.job))
     if not args.deaf:
         signal.signal(signal.SIGTERM, worker.sigterm)

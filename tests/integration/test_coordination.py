@@ -14,6 +14,7 @@ import pytest
 from known import DIGITS
 from made import make_job
 
+from edl.client.connection import in_session_of_job
 from edl.coordination.job_store import JobStore
 from edl.coordination.lifecycle import list_jobs
 from edl.coordination.local_server import start_local, stop_local
@@ -105,6 +106,29 @@ class TestSession:
         assert not session.connected
         with pytest.raises(CoordinationError, match="closed"):
             list_jobs(session)
+
+    @pytest.mark.parametrize(("asked_s", "granted_s"), [(0.2, 0.5), (3.0, 3.0), (600.0, 60.0)])
+    def test_it_knows_what_the_server_grants(
+        self, asked_s: float, granted_s: float, zk_hosts: str, wait_until: Wait
+    ) -> None:
+        """The server of the tests grants two of its ticks of 0.25 s at least, and 60 s at most."""
+        session = Session(zk_hosts, session_timeout_s=asked_s)
+        assert session.granted_s == asked_s
+        with session:
+            wait_until(lambda: session.granted_s == granted_s)
+
+    def test_a_joined_host_asks_for_the_session_of_the_job(
+        self, session: Session, wait_until: Wait
+    ) -> None:
+        store = JobStore(session, "digits")
+        store.create(make_job(session_timeout_s=9.0), {"alpha": 2})
+        with in_session_of_job(store) as joined:
+            assert joined.session is not session
+            wait_until(lambda: joined.session.granted_s == 9.0)
+            with in_session_of_job(joined) as same:
+                assert same is joined
+        assert session.connected
+        assert not joined.session.connected
 
     def test_the_random_numbers_of_a_script_are_its_own(self, zk_hosts: str) -> None:
         """Keras' initial weights come from Python's generator, and kazoo's thread drew from it."""

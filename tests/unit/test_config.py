@@ -7,10 +7,13 @@ import socket
 from pathlib import Path
 
 import pytest
+from made import make_job
 
 from edl import config
 from edl.config import Config, load
+from edl.core.records import Host
 from edl.errors import ConfigError, UsageError
+from edl.launch.host_agent import worker_environment
 
 
 @pytest.fixture(autouse=True)
@@ -212,3 +215,11 @@ def test_a_worker_does_not_inherit_what_another_launcher_said(
         monkeypatch.setenv(name, value)
     assert not OF_HOROVODRUN.keys() & config.environment_for_worker().keys()
     assert config.horovod_size() == 4
+
+
+def test_a_worker_asks_for_the_session_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its host's environment says: a leader judges all workers by the job's setting."""
+    monkeypatch.setenv("EDL_SESSION_TIMEOUT_S", "20")
+    job = make_job(session_timeout_s=4.5)
+    environment = worker_environment(job, "127.0.0.1:1", Host("a", 1, "127.0.0.1"), "s" * 32, "")
+    assert load(environment).job_settings.session_timeout_s == 4.5

@@ -39,7 +39,7 @@ class LivenessLimits:
         answer_s: for a worker's port to answer.
         silence_s: for this long after it did not, a worker counts as silent without being asked.
         newcomer_s: of the leader's time, for each newcomer that is ready: so often all are asked.
-        session_s: of ZooKeeper: who freezes leaves it so much later.
+        session_s: of ZooKeeper, as it has granted it: a worker that freezes leaves so much later.
     """
 
     switch_s: float = 0.5

@@ -111,7 +111,8 @@ def _ask(memory: Memory, offered: Mapping[str, int], settings: Config) -> Memory
     access = Access(memory.job, memory.secret)
     limit = min(settings.connect_timeout_s, CONNECT_S)
     try:
-        with Session(memory.zookeeper, settings.session_timeout_s, limit, access) as session:
+        timeout_s = settings.job_settings.session_timeout_s
+        with Session(memory.zookeeper, timeout_s, limit, access) as session:
             slots = _discovered(offered, memory.max_np or memory.np)
             store = JobStore(session, memory.job)
             desired = store.discover(slots, memory.desired, memory.min_np, memory.max_np)
