@@ -1,4 +1,6 @@
-"""Elastic TensorFlow training on Horovod::
+"""Train TensorFlow models elastically on Horovod: the public names of ``edl.tensorflow``.
+
+A script with a training loop of its own::
 
     import edl.tensorflow as edl
     edl.init()
@@ -9,8 +11,8 @@
             train_step(x, y)      # a tf.function; it ends with optimizer.apply_gradients(...)
 
 Keras' ``fit`` (:class:`KerasCallback`) and graphs (:class:`Session`) work too;
-docs/guides/tensorflow.md has all three. The loss must be a mean over the batch. One process has
-one worker, one source and one optimizer.
+docs/guides/tensorflow.md has all three. The loss must be a mean over the batch. A process has one
+worker, one data source and one optimizer.
 
 A script written for Horovod Elastic needs no more than ``import edl.tensorflow as hvd`` (or
 ``edl.tensorflow.keras``) in place of Horovod's import; see docs/guides/horovod-scripts.md and

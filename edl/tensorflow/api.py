@@ -1,6 +1,6 @@
-"""The functions of ``edl.tensorflow`` that know TensorFlow.
+"""Define the functions of ``edl.tensorflow`` that depend on TensorFlow.
 
-The others are :mod:`edl.framework.process`.
+The functions that do not depend on a framework are in :mod:`edl.framework.process`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ EdlError._keras_call_info_injected = True  # type: ignore[attr-defined]  # nor d
 
 
 def init(**settings: Any) -> None:
-    """Take part in the job that the launcher started this process for.
+    """Make this process a worker of the job for which the launcher started the process.
 
-    Without a launcher the script is a job of one worker. In a job that is already training the
-    call returns at once and the script *warms up*: its first batch counts for nothing.
-    A second call does nothing. ``settings``: fields of :class:`edl.config.Config`.
+    Without a launcher the script is a job of one worker. In a job that is already training, the
+    call returns at once and the script *warms up*: this worker trains its first batch alone, and
+    the result is discarded. A second call does nothing. ``settings`` are fields of
+    :class:`edl.config.Config`.
 
     Raises:
         ConfigError: a setting has no usable value.
-        CoordinationError: ZooKeeper or the job is not there.
+        CoordinationError: ZooKeeper is not there, or does not know the job.
         JobFailed: the job did not start in time.
     """
     process.start(TensorFlowCollectives, settings)
@@ -41,10 +42,10 @@ def init(**settings: Any) -> None:
 
 
 def track(**objects: Any) -> None:
-    """Let objects follow the job: their state reaches every newcomer.
+    """Let ``objects`` follow the job: every worker that joins receives their state.
 
-    Each has variables (``tf.Variable``, ``tf.Module``, a Keras layer, a list of variables), or
-    ``state_dict()`` and ``load_state_dict()``.
+    Each object, given under a name of its own, has variables (``tf.Variable``, ``tf.Module``, a
+    Keras layer, a list of variables), or the methods ``state_dict()`` and ``load_state_dict()``.
 
     Raises:
         UsageError: an object has neither.
@@ -53,12 +54,19 @@ def track(**objects: Any) -> None:
 
 
 def step() -> int:
-    """How many optimizer updates the job has made, the one that was applied last included."""
+    """Return how many optimizer updates the job has made, including the update applied last."""
     return process.step() + int(training.current().has_made_update)
 
 
 def mean(value: Any, weight: float | None = None) -> Any:
-    """See :func:`edl.framework.metrics.mean`. The update that was applied last is complete."""
+    """Return the mean of ``value`` over all workers, the same on all of them.
+
+    All workers call this function at the same points, after the update of a batch and before the
+    next batch. The update that was applied last is completed first. Arguments and errors are those
+    of :func:`edl.framework.metrics.mean`: ``value`` is a number or a dict of numbers, and
+    ``weight`` is the number of samples that it stands for (by default the samples of this worker's
+    batch).
+    """
     if process.current_worker().loader.open:
         training.current().finish_step()
     return metrics.mean(value, weight)

@@ -1,19 +1,21 @@
-"""Batch normalisation over the samples of a whole step, of all workers, in Keras.
+"""Normalise Keras batches with the mean and variance of the samples of all workers in a step.
 
 ``keras.layers.BatchNormalization(synchronized=True)`` asks ``tf.distribute`` for other replicas.
-Under edl there are none, so it would take the statistics of one worker for those of all. While edl
-trains, its mean and variance are those of the batches of all workers, over the job's ring.
+Under edl there are none, so the layer would take the statistics of one worker for those of all.
+While edl trains, the layer's mean and variance are computed over the batches of all workers, by
+exchanges over the job's ring.
 
 Let worker i have n_i samples that count in this batch (0 for padding), and L_i be the mean of its
 losses. edl multiplies its gradients by n_i / N, so the job's loss is sum_i n_i / N L_i. Let dm_j,
-dv_j be the derivatives of L_j by the mean and the variance, and M the elements a channel in the
-batches of all workers. Through the statistics, the derivative of the job's loss by an input x of
-worker i is
+dv_j be the derivatives of L_j by the mean and the variance, and M the number of elements per
+channel in the batches of all workers. Through the statistics, the derivative of the job's loss by
+an input x of worker i is
 
     1/M sum_j n_j / N dm_j + 2 (x - mean) / M sum_j n_j / N dv_j
 
-which is returned divided by n_i / N, in which N cancels (:mod:`edl.torch.sync_batch_norm` has the
-same with the rest of the layer). Each layer has two exchanges a step, protected as gradients are
+The backward pass returns this derivative divided by n_i / N, so that N cancels
+(:mod:`edl.torch.sync_batch_norm` has the same formula with the rest of the layer). Each layer has
+two exchanges a step, which survive a broken ring as gradients do
 (:mod:`edl.tensorflow.pass_exchange`).
 """
 
@@ -46,7 +48,11 @@ OTHER_AXIS = (
 
 @functools.cache
 def synchronise_batch_norm() -> None:
-    """Let ``synchronized=True`` mean the workers of the job from now on."""
+    """Patch Keras, for the rest of the process, so that ``synchronized=True`` means all workers.
+
+    Batch normalisation layers with ``synchronized=True`` then take their mean and variance over the
+    batches of all workers of the job. In a job of one worker they stay as Keras has them.
+    """
     plain, of_layer = nn._compute_moments_sync, keras.layers.BatchNormalization._moments
 
     @functools.wraps(plain)
@@ -70,11 +76,11 @@ def synchronise_batch_norm() -> None:
 
 @keras.saving.register_keras_serializable(package="edl")
 class SyncBatchNormalization(keras.layers.BatchNormalization):
-    """``keras.layers.BatchNormalization(synchronized=True)``, under Horovod's name.
+    """A ``keras.layers.BatchNormalization(synchronized=True)`` under Horovod's name.
 
     Args:
         fused: must be False, as in Horovod.
-        options: those of ``keras.layers.BatchNormalization``, by name.
+        options: the options of ``keras.layers.BatchNormalization``, by name.
 
     Raises:
         ValueError: ``fused`` is something else, or ``synchronized`` is False.
@@ -94,7 +100,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
 
 def _has_others() -> bool:
-    """Whether the job may have other workers, now or later."""
+    """Return whether the job may have other workers than this one, now or later."""
     if not (process.is_initialized() and process.current_worker().is_shared):
         return False
     training.current()  # in the thread that trains
@@ -102,9 +108,13 @@ def _has_others() -> bool:
 
 
 def _moments_of_layer(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
-    """Return mean and variance of each channel.
+    """Return the mean and variance of each channel of ``inputs``, over the batches of all workers.
 
-    A batch that is padding on all workers has the layer's moving ones, and so leaves no trace.
+    If the batches of all workers are padding, the result is the moving mean and variance of
+    ``layer``, so that the step leaves no trace in them.
+
+    Raises:
+        UsageError: ``mask`` is given and the layer does not normalise the last axis.
     """
     if mask is not None:
         if layer.axis not in (-1, len(inputs.shape) - 1):
@@ -121,16 +131,16 @@ def _moments_of_layer(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
 
 
 def moments_of_step(x: Any, axes: Any, mask: Any = None) -> tuple[Any, Any, Any]:
-    """Return mean, variance and the number of elements a channel over the batches of all workers.
+    """Return mean, variance and number of elements per channel over the batches of all workers.
 
     Args:
-        x: of a floating type, in which mean and variance are, too.
-        axes: those to reduce, the samples' among them; they have the length 1 in the results.
-        mask: booleans that broadcast to ``x``, with the length 1 in the axes that are kept: which
-            elements count.
+        x: a tensor of a floating type, which is also the type of mean and variance.
+        axes: the axes to reduce, the sample axis among them; they have length 1 in the results.
+        mask: booleans that broadcast to ``x``, with length 1 in the axes that are kept; only
+            elements where the mask is True count. None: all elements count.
 
     Raises:
-        UsageError: XLA is to compile the graph, or asks for a second derivative.
+        UsageError: XLA is to compile the graph, or the script asks for a second derivative.
     """
     number = next_number()
 
@@ -161,7 +171,10 @@ def moments_of_step(x: Any, axes: Any, mask: Any = None) -> tuple[Any, Any, Any]
 
 
 def _own_moments(x: Any, axes: Any, mask: Any) -> tuple[Any, Any, Any]:
-    """Return mean, variance and the elements a channel of this worker's batch; none: zeros."""
+    """Return mean, variance and number of elements per channel of this worker's batch.
+
+    The arguments are those of :func:`moments_of_step`. All results are zeros if the batch is empty.
+    """
     if mask is None:
         mean, variance = tf.nn.moments(x, axes, keepdims=True)
         count = tf.size(x, tf.int64) // tf.maximum(tf.size(mean, tf.int64), 1)
@@ -185,7 +198,21 @@ def _derivative(
     by_mean: Any,
     by_variance: Any,
 ) -> Any:
-    """Return what goes back to ``x`` through the statistics; see the module."""
+    """Return the derivative of the loss by ``x`` through the mean and the variance of the step.
+
+    The formula is in the docstring of the module.
+
+    Args:
+        number: the number of the layer's exchange in the graph or step.
+        x: the input of the layer.
+        mask: which elements of ``x`` count; None: all.
+        mean: the mean of each channel over all workers, as it broadcasts to ``x``.
+        weight: the samples n_i that count in this worker's batch; -1 if the statistics are this
+            worker's own.
+        elements: the number M of elements per channel in the batches of all workers.
+        by_mean: the derivative of this worker's loss by the mean, dm_i.
+        by_variance: the derivative of this worker's loss by the variance, dv_i.
+    """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def derivative(x: Any, by_mean: Any, by_variance: Any) -> Any:
@@ -212,10 +239,14 @@ def _flat(values: Any) -> Any:
 
 
 def _exchange_moments(number: int, row: Vector, exchange: Exchange | None, weight: int) -> Vector:
-    """Return this worker's weight, and elements, means and variances over all workers.
+    """Return this worker's weight, then elements, means and variances over all workers.
 
     Args:
-        row: elements, means and sums of squared deviations, of this worker.
+        number: the number of the exchange in the graph or step, which all workers must agree on.
+        row: elements per channel, means, and sums of squared deviations, of this worker's batch.
+        exchange: sends bytes to all workers and returns theirs; None: the results are this worker's
+            own, and the weight is -1.
+        weight: the number of samples that count in this worker's batch; if it is 0, zeros are sent.
     """
     own = Moments.decode(row.tobytes())
     if exchange is None:
@@ -230,10 +261,14 @@ def _exchange_moments(number: int, row: Vector, exchange: Exchange | None, weigh
 def _exchange_derivatives(
     number: int, row: Vector, exchange: Exchange | None, _weight: int
 ) -> Vector:
-    """Return the sums over all workers of n_j times its derivatives, divided by this one's n_i.
+    """Return the sums over all workers j of n_j times dm_j and dv_j, divided by this worker's n_i.
 
     Args:
-        row: n_i, and the derivatives by the means and by the variances.
+        number: the number of the layer's exchange in the forward pass; this exchange has its
+            negative.
+        row: n_i, then the derivatives by the means, then those by the variances, of this worker.
+        exchange: sends bytes to all workers and returns theirs; None: the derivatives are returned
+            as they are.
     """
     if exchange is None or row[0] == _ALONE:
         return row[1:]

@@ -1,8 +1,8 @@
-"""Horovod's TensorFlow binding as :class:`edl.ring.ring.Collectives`.
+"""Run Horovod's TensorFlow collectives as :class:`edl.ring.ring.Collectives`.
 
 Everything here runs eagerly, also in a script that builds graphs, and blocks the calling thread.
-Horovod's binding has no handles as PyTorch's has, so the step record, which is to travel while
-the model computes, waits in a thread of its own.
+Horovod's TensorFlow binding has no handles to wait on, as its PyTorch binding has. So the step
+record, which travels while the model computes, is gathered in a thread of its own.
 
 Run eagerly, Horovod's operations are known by their type alone, whatever name they are given:
 no two of a type may be under way at once. Step records are the only allgathers, and a state is
@@ -41,11 +41,11 @@ _ADDED = re.compile(  # what TensorFlow adds to a message, before and after it
 
 
 def guarded(function: Any, *arguments: Any, **named: Any) -> Any:
-    """Call Horovod eagerly.
+    """Call a function of Horovod eagerly with the arguments given, and return its result.
 
     Raises:
         CollectiveFailed: the ring is broken.
-        UsageError: Horovod refuses the call, and would again in any ring.
+        UsageError: Horovod refuses the call, and would refuse it again in any ring.
     """
     try:
         with context.eager_mode():
@@ -56,7 +56,10 @@ def guarded(function: Any, *arguments: Any, **named: Any) -> Any:
 
 
 class TensorFlowCollectives:
-    """The collectives of edl itself; gradients go through :mod:`edl.tensorflow.reduction`."""
+    """The collectives that edl itself needs, on Horovod's TensorFlow binding.
+
+    Gradients do not use this class, but :mod:`edl.tensorflow.reduction`.
+    """
 
     def __init__(self) -> None:
         self._rows: SimpleQueue[tuple[Table, Future[Table]]] = SimpleQueue()
@@ -64,6 +67,11 @@ class TensorFlowCollectives:
         self._beside = threading.Thread(target=self._gather, name="edl-records", daemon=True)
 
     def init(self) -> None:
+        """Initialise Horovod, which connects this worker to the other members of the ring.
+
+        Raises:
+            CollectiveFailed: Horovod could not connect.
+        """
         try:
             call_init(hvd.init)
         except (HorovodInternalError, ValueError, RuntimeError) as error:
@@ -72,9 +80,15 @@ class TensorFlowCollectives:
         atexit.unregister(hvd.shutdown)
 
     def shutdown(self) -> None:
+        """Shut Horovod down, which closes this worker's connections to the ring."""
         hvd.shutdown()
 
     def allgather_start(self, row: Table, name: str) -> Future[Table]:
+        """Start to gather the ``row`` of each worker, and return a future of all rows.
+
+        Another thread waits for the rows. ``name`` is not used: step records are the only
+        allgathers, one at a time.
+        """
         if not self._beside.is_alive():
             self._beside.start()
         rows: Future[Table] = Future()
@@ -82,9 +96,25 @@ class TensorFlowCollectives:
         return rows
 
     def allgather_finish(self, handle: Future[Table]) -> Table:
+        """Wait for an allgather that was started, and return the rows of all workers.
+
+        ``handle`` is what :meth:`allgather_start` returned.
+
+        Raises:
+            CollectiveFailed: the ring is broken.
+        """
         return handle.result()
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
+        """Broadcast ``payload`` from the rank ``root``, and return it on all workers.
+
+        ``payload`` is ignored on the other ranks. A short message is one collective, a longer one
+        two.
+
+        Raises:
+            CollectiveFailed: the ring is broken.
+        """
+
         def broadcast(data: bytearray, _piece: str) -> bytearray:
             received = broadcast_array(np.frombuffer(data, dtype=np.uint8), root)
             return bytearray(received.tobytes())
@@ -92,6 +122,7 @@ class TensorFlowCollectives:
         return broadcast_message(payload, hvd.rank() == root, name, broadcast)
 
     def _gather(self) -> None:
+        """Gather the rows that :meth:`allgather_start` queues, one after the other, for ever."""
         while True:
             row, rows = self._rows.get()
             try:
@@ -107,15 +138,25 @@ def _allgather(row: Table) -> Table:
 
 @waits("exchanging the state with the others")
 def broadcast_array(array: np.ndarray[Any, Any], root: int) -> np.ndarray[Any, Any]:
-    """The array of the rank ``root``; all pass one of the same shape and type. Read-only."""
+    """Broadcast ``array`` from the rank ``root``, and return the root's array, which is read-only.
+
+    All workers pass an array of the same shape and type.
+
+    Raises:
+        CollectiveFailed: the ring is broken.
+    """
     return guarded(lambda: mpi_ops.broadcast(tf.convert_to_tensor(array), root).numpy())  # type: ignore[no-any-return]
 
 
 @waits(WAITING)
 def average(tensors: Sequence[Any]) -> list[Any]:
-    """The mean of each tensor over the ring, on a Horovod without the patch for gradients.
+    """Return the mean over the ring of each tensor, on a Horovod without edl's patch for gradients.
 
-    All tensors of a type are one operation: none is reduced before all are there.
+    All tensors of one type are reduced in one operation, so no reduction starts before all tensors
+    of that type are there.
+
+    Raises:
+        CollectiveFailed: the ring is broken.
     """
     averages: dict[int, Any] = {}
     for dtype in sorted({tensor.dtype for tensor in tensors}, key=lambda dtype: dtype.name):

@@ -1,4 +1,4 @@
-"""The columns of a data set: arrays, lists and the like, with one value for each sample."""
+"""Read columns of a data set (arrays, lists, tensors, files), with one value for each sample."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Columns(Protocol):
 
 
 class ArrayColumn:
-    """A column that is an array in memory.
+    """A column whose values are an array in memory.
 
     Raises:
         DataError: the array is a single number, or TensorFlow has no type for its values.
@@ -60,15 +60,17 @@ class ArrayColumn:
         return len(self._array)
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
+        """Return the elements of the array at ``positions``, stacked along the first axis."""
         found: Array = self._array[positions]
         return found
 
     def row(self, position: int) -> Any:
+        """Return the element of the array at ``position`` on the first axis."""
         return self._array[position]
 
 
 class LazyColumn:
-    """A column whose rows are read from a file when they are needed, as a data set of h5py.
+    """A column whose rows are read from a file when they are needed, such as a data set of h5py.
 
     Args:
         rows: an object with ``shape`` and ``__getitem__(position)``.
@@ -81,16 +83,18 @@ class LazyColumn:
         return int(self._rows.shape[0])
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
+        """Read the rows at ``positions`` one by one, and return them stacked along a first axis."""
         return np.stack([self.row(position) for position in positions.tolist()])
 
     def row(self, position: int) -> Any:
+        """Read the row at ``position`` and return it as an array."""
         return np.asarray(self._rows[position])
 
 
 class ListColumn:
-    """A column that is a list of Python values or arrays.
+    """A column that is a list of Python values or arrays, one for each sample.
 
-    Their shapes may differ where the data set has a collate function, which pads them.
+    The values may differ in shape where the data set has a collate function that pads them.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
@@ -100,6 +104,11 @@ class ListColumn:
         return len(self._values)
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
+        """Return the values at ``positions``, stacked along a first axis.
+
+        Raises:
+            DataError: the values have different shapes.
+        """
         values = [np.asarray(self._values[position]) for position in positions.tolist()]
         if odd := [value.shape for value in values if value.shape != values[0].shape]:
             raise DataError(
@@ -111,6 +120,7 @@ class ListColumn:
         return stacked.astype(object) if stacked.dtype.kind == "U" else stacked
 
     def row(self, position: int) -> Any:
+        """Return the value at ``position`` as it is in the list."""
         return self._values[position]
 
 
@@ -121,7 +131,7 @@ def structure_of(source: Any) -> Any:
         A column, or tuples and dicts of columns; None if ``source`` is a sequence of samples.
 
     Raises:
-        DataError: a part of ``source`` is no column, beside others that are.
+        DataError: a part of ``source`` cannot be a column although other parts are columns.
     """
     if isinstance(source, (tuple, dict)):
         parts = list(source.values()) if isinstance(source, dict) else list(source)
@@ -134,10 +144,10 @@ def structure_of(source: Any) -> Any:
 
 
 def column_of(part: Any) -> Columns | None:
-    """Return ``part`` as a column; None if it has no values by position.
+    """Return ``part`` as a column; None if ``part`` has no values by position.
 
     Raises:
-        DataError: the rows of ``part`` have different shapes, or TensorFlow has no type for them.
+        DataError: ``part`` is ragged or sparse, or TensorFlow has no type for its values.
     """
     if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)) or hasattr(part, "toarray"):
         dense = "to_tensor()" if isinstance(part, tf.RaggedTensor) else "tf.sparse.to_dense"
@@ -160,6 +170,7 @@ def column_of(part: Any) -> Columns | None:
 
 
 def _of_array(array: Array) -> Columns:
+    """Return ``array`` as a column: an array of lists or arrays becomes a :class:`ListColumn`."""
     values = array.tolist() if array.dtype.hasobject and array.ndim == 1 else []
     if values and all(isinstance(value, (list, np.ndarray)) for value in values):
         return ListColumn(values)
@@ -171,7 +182,7 @@ def _is_column(part: Any) -> bool:
 
 
 def _lengths(source: Any) -> set[int]:
-    """Return the lengths of those columns of ``source`` that are no lists."""
+    """Return the lengths of all columns in ``source``, except those given as lists or ranges."""
     if isinstance(source, (tuple, dict)):
         parts = source.values() if isinstance(source, dict) else source
         return set().union(*(_lengths(part) for part in parts))
@@ -180,6 +191,16 @@ def _lengths(source: Any) -> set[int]:
 
 
 def _columns(source: Any, lengths: set[int]) -> Any:
+    """Return ``source`` with each of its parts made a column, in the same structure.
+
+    Args:
+        source: a tuple, dict, list or column.
+        lengths: the lengths of the columns of the data set that are no lists; they tell whether a
+            list of arrays holds the inputs of a model or the samples of one column.
+
+    Raises:
+        DataError: a part cannot be a column.
+    """
     if isinstance(source, dict):
         return {key: _columns(part, lengths) for key, part in source.items()}
     if isinstance(source, tuple) and not _is_plain(source):
@@ -200,6 +221,7 @@ def _columns(source: Any, lengths: set[int]) -> Any:
 
 
 def _is_plain(values: Sequence[Any]) -> bool:
+    """Return whether ``values`` is a sequence of numbers and text only, and is not empty."""
     return len(values) > 0 and all(isinstance(value, (*_TEXT, *_NUMBER)) for value in values)
 
 
@@ -208,9 +230,11 @@ def _plain_array(values: list[Any]) -> Array:
 
 
 def _is_inputs(values: list[Any], lengths: set[int]) -> bool:
-    """Return whether a list holds the inputs of a model, each a column of its own.
+    """Return whether the list ``values`` holds the inputs of a model, each a column of its own.
 
-    If not, it is one column, with a value for each sample.
+    If not, the list is one column, with a value for each sample. The list holds inputs if its
+    arrays are as long as the other columns of the data set, whose ``lengths`` are given, or,
+    without other columns, if the arrays are all equally long.
     """
     if not values or not all(isinstance(value, (np.ndarray, tf.Tensor)) for value in values):
         return False
