@@ -1,4 +1,7 @@
-"""``edl.tensorflow.Dataset``: a ``tf.data.Dataset`` of the batches of this worker's leases."""
+"""Define ``edl.tensorflow.Dataset``, a ``tf.data.Dataset`` of the batches of one worker.
+
+It loads the samples that are leased to this worker, in the order of the steps that train them.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +38,16 @@ _LOOKS_ON = ("as_numpy_iterator", "cardinality", "fingerprint", "options")
 
 
 class _Readers(threading.local):
-    """Whether this thread is in a method of an ElasticDataset, which may read it."""
+    """A flag of each thread that says whether it may read an :class:`ElasticDataset`.
+
+    A thread may read one only while it is in a method of that class.
+    """
 
     own = False
 
     @contextmanager
     def ours(self) -> Iterator[None]:
+        """Set the flag of this thread for the length of a ``with`` block."""
         before, self.own = self.own, True
         try:
             yield
@@ -52,7 +59,7 @@ _readers = _Readers()
 
 
 class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
-    """A ``tf.data.Dataset`` of this worker's batches: iterated step by step, in order."""
+    """A ``tf.data.Dataset`` of this worker's batches, which is iterated step by step, in order."""
 
     def __init__(self, batches: tf.data.Dataset) -> None:
         super().__init__(batches, batches._variant_tensor)
@@ -65,12 +72,12 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
     @property
     def _variant_tensor(self) -> Any:
-        """What TensorFlow iterates, or makes other data sets of.
+        """The handle by which TensorFlow iterates this data set, or makes other data sets of it.
 
         Raises:
-            UsageError: this is not asked for by a method of ours: batches that leave in another way
-                (``tf.data.Dataset.zip``, ``copy_to_device``, an iterator of TensorFlow's own, loops
-                that AutoGraph has taken apart) are not those of the steps.
+            UsageError: no method of this class asks for the handle. Batches that leave in another
+                way (``tf.data.Dataset.zip``, ``copy_to_device``, an iterator of TensorFlow's own,
+                loops that AutoGraph has taken apart) would not be the batches of the job's steps.
         """
         if tf.inside_function():
             _check_outside()
@@ -85,8 +92,8 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         """Return ``transformation_func(self)``, which may use ``map`` and ``prefetch`` only.
 
         Raises:
-            UsageError: the function returns another kind of data set: it would not keep the order
-                of the batches.
+            UsageError: the function returns another kind of data set, which would not keep the
+                order of the batches.
         """
         made = transformation_func(self)
         if not isinstance(made, ElasticDataset):
@@ -100,14 +107,14 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         return now.batch if now.fitting else now.worker.loader.progress.update_order.batch
 
     def __len__(self) -> int:
-        """Return how many batches this worker takes in an epoch, rounded up.
+        """Return the number of batches that this worker takes in an epoch, rounded up.
 
-        Before this worker's first step in the job's ring: with as many workers as the job began
-        with, so that a schedule over ``epochs * len(dataset)`` steps is the same on newcomers. From
-        then on: with the present workers.
+        Before this worker's first step in the job's ring the number is that for as many workers as
+        the job began with, so that a schedule over ``epochs * len(dataset)`` steps is the same on
+        newcomers. From then on it is the number for the present workers.
 
         Raises:
-            TypeError: it is a stream, whose length nobody knows.
+            TypeError: the source is a stream, whose length nobody knows.
         """
         loader = training.current().worker.loader
         if not loader.progress.source.known_total:
@@ -117,8 +124,8 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
     def cardinality(self) -> Any:
         """Return ``len(dataset)`` as a tensor, or ``tf.data.UNKNOWN_CARDINALITY`` for a stream.
 
-        Keras' ``fit`` is always told that it is unknown: it would end each epoch after so many
-        batches, and their number changes with the workers.
+        Keras' ``fit`` always gets ``UNKNOWN_CARDINALITY``. If it knew a number, it would end each
+        epoch after that many batches, and the number of batches changes with the workers.
         """
         caller = str(sys._getframe(1).f_globals.get("__name__"))
         stream = not training.current().worker.loader.progress.source.known_total
@@ -127,15 +134,19 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         return tf.constant(len(self), tf.int64)
 
     def epochs(self, count: int | None = None, *, max_steps: int | None = None) -> Iterator[int]:
-        """The numbers of the epochs to train: from the job's current one to ``count - 1``.
+        """Return an iterator over the epochs to train, from the job's current one to ``count - 1``.
 
-        A newcomer first warms up: it gets one batch of one epoch, in a world of one, and what
-        that leaves behind is thrown away; then it goes on with the job's current epoch.
+        A newcomer first warms up: it gets one batch of one epoch, in a ring of its own, and the
+        result is discarded; then it goes on with the job's current epoch.
 
         Args:
-            count: how many epochs; None: as many as ``max_steps`` take.
-            max_steps: the training ends when the job has made so many updates (``edl.step()``),
-                inside an epoch, too.
+            count: the number of epochs; None: as many as ``max_steps`` take.
+            max_steps: the training ends when the job has made this many updates (``edl.step()``),
+                even inside an epoch.
+
+        Raises:
+            UsageError: neither argument says how long to train, there is no ``edl.Optimizer`` yet,
+                or the script has called ``fit`` before.
         """
         asked_length("dataset.epochs()", count, max_steps)
         now = training.current()
@@ -147,11 +158,11 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         return self._epochs(now, count, max_steps)
 
     def steps(self, count: int) -> Iterator[Any]:
-        """Batches until the job has made ``count`` updates, over as many epochs as that takes.
+        """Return an iterator over batches until the job has made ``count`` updates.
 
-        An update is what :func:`edl.step` counts: of the whole job, since its beginning, also when
-        it was resumed. So a newcomer and a resumed job end with the same one. A newcomer first gets
-        one batch to warm up.
+        The batches are of as many epochs as that takes. An update is what :func:`edl.step` counts:
+        the updates of the whole job since its beginning, also when it was resumed. So a newcomer
+        and a resumed job end with the same update. A newcomer first gets one batch to warm up.
         """
         asked_length("dataset.steps()", None, count)
         epochs = self.epochs(max_steps=count)
@@ -159,12 +170,18 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
     @staticmethod
     def _epochs(now: training.Training, count: int | None, max_steps: int | None) -> Iterator[int]:
+        """Yield the numbers of the epochs, and end the step in which the script leaves its loop."""
         for epoch in now.steps.epochs(count, max_steps):
             yield epoch
             now.finish_step()  # of the batch after which the script has left its loop
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of the current epoch."""
+        """Return an iterator over this worker's batches of the current epoch.
+
+        Raises:
+            UsageError: the data set is iterated outside of ``fit`` and of ``dataset.epochs()``, or
+                inside of a ``tf.function`` or a graph.
+        """
         now = training.current()
         _check_outside()
         if now.fitting:
@@ -179,11 +196,13 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         return self._batches(now)
 
     def _raw(self) -> Iterator[Any]:
+        """Return TensorFlow's own iterator over the batches, which begins no steps."""
         with _readers.ours():
             raw: Iterator[Any] = super().__iter__()
         return raw
 
     def _batches(self, now: training.Training) -> Iterator[Any]:
+        """Yield the batches of the current epoch, and begin a step of the job with each."""
         with now.feed.receiving(self._raw()) as receive:
             while now.begin_step():
                 with process.unhiding():
@@ -200,7 +219,7 @@ _OTHER_READER = (
 
 
 def _reader() -> str:
-    """What of TensorFlow asks for an edl.Dataset, by the frames that have called."""
+    """Return a phrase for the part of TensorFlow in the call stack that asks for an edl.Dataset."""
     frame = sys._getframe(2)
     while frame is not None and "/tensorflow/" in frame.f_code.co_filename.replace("\\", "/"):
         other = frame.f_locals.get("self")
@@ -213,11 +232,13 @@ def _reader() -> str:
 
 
 def _called(made: Any) -> str:
+    """Return the public name of the class of the data set ``made``, with an article."""
     name = type(made).__name__.strip("_").removesuffix("V2").removesuffix("V1")
     return f"a {name}"
 
 
 def _check_outside() -> None:
+    """Raise UsageError inside of a ``tf.function``, and in a script that builds graphs."""
     if tf.executing_eagerly():
         return
     if tf.inside_function():
@@ -232,6 +253,10 @@ def _check_outside() -> None:
 
 
 def _keeping(name: str) -> Any:
+    """Return a method that works like ``tf.data.Dataset``'s ``name`` and returns an ElasticDataset.
+
+    It is for ``map`` and the like, which keep the order of the batches.
+    """
     plain = getattr(dataset_ops.UnaryUnchangedStructureDataset, name)
 
     def method(self: ElasticDataset, *arguments: Any, **named: Any) -> ElasticDataset:
@@ -244,6 +269,7 @@ def _keeping(name: str) -> Any:
 
 
 def _looking(name: str) -> Any:
+    """Return the method ``name`` of ``tf.data.Dataset``, allowed to read the data set."""
     plain = getattr(dataset_ops.UnaryUnchangedStructureDataset, name)
 
     @functools.wraps(plain)
@@ -255,6 +281,8 @@ def _looking(name: str) -> Any:
 
 
 def _spoiling(name: str) -> Any:
+    """Return a method that raises UsageError, in place of ``tf.data.Dataset``'s method ``name``."""
+
     def method(*_: Any, **__: Any) -> NoReturn:
         _check_outside()  # AutoGraph makes a scan or a reduce of a loop
         raise UsageError(
@@ -286,37 +314,44 @@ def Dataset(
     global_batch: int | tuple[int, int] | None = None,
     collate_fn: Collate | None = None,
 ) -> ElasticDataset:
-    """A ``tf.data.Dataset`` of this worker's batches::
+    """Return a ``tf.data.Dataset`` of this worker's batches, declaring what the job trains on.
+
+    Use it in a loop::
 
         for epoch in dataset.epochs(10):
             for x, y in dataset:
                 train_step(x, y)
 
-    or ``model.fit(dataset, epochs=10, callbacks=[edl.KerasCallback()])``.
+    or in ``model.fit(dataset, epochs=10, callbacks=[edl.KerasCallback()])``.
 
-    Every sample of an epoch enters the model exactly once, whoever joins or leaves meanwhile. All
-    workers leave an epoch after the same step. When this worker has no samples left before the
-    others do, a batch is repeated with weight zero. ``map`` and ``prefetch`` may follow.
+    Every sample of an epoch enters the model exactly once, whichever workers join or leave
+    meanwhile. All workers leave an epoch after the same step. When this worker has no samples left
+    before the others do, it gets a batch again, with weight zero. ``map`` and ``prefetch`` may
+    follow.
 
     Args:
         source: columns (an array, a list of labels, a data frame, a tensor; a tuple or dict of
             them), anything with ``__len__`` and ``__getitem__(i)``, which returns one sample,
             ``edl.data.stream(shards, open)``, or an iterable set with ``state_dict`` and
             ``load_state_dict``; the same on all workers.
-        batch_size: samples of one worker in a step; the global batch is that times the size.
-        max_global_batch: the global batch at most, in samples: more workers share it out.
+        batch_size: samples of one worker in a step; the global batch is this number times the
+            number of workers.
+        shuffle: whether to shuffle the samples anew in each epoch; the order is a function of
+            (seed, epoch) alone.
+        seed: the seed of that order.
+        max_global_batch: the largest global batch, in samples: more workers divide it among them.
         global_batch: in place of batch_size: the samples of all workers together, the same in each
-            step whoever comes and goes (a worker's part is then loaded when its step begins, not
-            before); or the fewest and the most, among which the job chooses by its goodput.
+            step whichever workers come and go (a worker's part is then loaded when its step begins,
+            not before); or a tuple of the smallest and the largest number, between which the job
+            chooses by its goodput.
         collate_fn: ``collate_fn(samples)`` returns the arrays of a batch, as an array, a tuple or a
-            dict; to pad samples to the longest of a batch. A dimension that differs among the
-            first, the last and some samples between is None in ``element_spec``.
-        shuffle, seed: the order of each epoch is a function of (seed, epoch) alone.
+            dict; for example it pads samples to the longest of a batch. A dimension that differs
+            among the first, the last and some samples between is None in ``element_spec``.
 
     Raises:
         DataError: the source is empty.
-        UsageError: nobody could tell which of its samples are trained, or there is a data set
-            already.
+        UsageError: the samples of the source have no numbers by which edl could tell which are
+            trained, or there is a data set already.
     """
     now = training.current()
     # Of fit, whose default that is: the data set has an order of its own.
@@ -336,7 +371,10 @@ def Dataset(
 
 
 def _probes(load: Load, first: Batch) -> Iterator[Any]:
-    """Batches of one sample each, from the whole data set; of a stream, none."""
+    """Yield batches of one sample each, from up to 16 places spread over the data set.
+
+    Of a stream nothing is yielded. ``load`` loads a batch, and ``first`` is a batch to copy.
+    """
     if not training.current().is_stream:
         total = training.current().worker.loader.progress.source.known_total
         for index in np.unique(np.linspace(0, total - 1, PROBES).astype(np.int64)):
@@ -345,7 +383,10 @@ def _probes(load: Load, first: Batch) -> Iterator[Any]:
 
 @functools.cache
 def _refuse_validation_split() -> None:
-    """Of fit, which splits arrays only, and says so with a traceback."""
+    """Patch Keras so that ``fit`` raises UsageError for an edl.Dataset with ``validation_split``.
+
+    Keras splits arrays only, and would fail with a traceback of its own.
+    """
     plain = array_slicing.train_validation_split
 
     def train_validation_split(arrays: Any, validation_split: float) -> Any:
@@ -360,11 +401,14 @@ def _refuse_validation_split() -> None:
 
 
 def _batches_of(feed: PipelineBatchSource, load: Load, signature: Any) -> tf.data.Dataset:
-    """What ``feed`` hands out, loaded; each iteration is a reader of its own.
+    """Return a ``tf.data.Dataset`` of the batches of ``feed``, loaded by ``load``.
 
-    Not ``from_generator``: under Python 3.11 its first use makes TensorFlow pin glibc's threshold
-    for mmap at 128 KiB, and from then on every larger tensor of the process is new memory that
-    must be faulted in (measured: a step of 59 ms of CPU time took 113).
+    Each iteration of the data set is a new reader of ``feed``. ``signature`` has the
+    ``tf.TensorSpec``s of a batch.
+
+    ``tf.data.Dataset.from_generator`` is not used: under Python 3.11 its first use makes TensorFlow
+    pin glibc's threshold for mmap at 128 KiB, and from then on every larger tensor of the process
+    is new memory that must be faulted in (measured: a step of 59 ms of CPU time took 113).
     """
     specs = tf.nest.flatten(signature)
     nothing = [
@@ -395,11 +439,12 @@ def _batches_of(feed: PipelineBatchSource, load: Load, signature: Any) -> tf.dat
 
 
 def _without_autotuning() -> tf.data.Options:
-    """Iterators without the thread that tunes them, for their end waits for it, once an epoch.
+    """Return ``tf.data`` options that start no autotuning thread for an iterator.
 
-    Often it does not notice the end, and sleeps until its next round (OptimizeLoop in TensorFlow's
-    model.cc), which comes 0.01, 0.02, ... 5, 10 s after the one before. The prefetching above has a
-    fixed size, and AUTOTUNE in a map that follows still uses every core.
+    The end of an iterator, once an epoch, waits for that thread. Often the thread does not notice
+    the end, and sleeps until its next round (OptimizeLoop in TensorFlow's model.cc), which comes
+    0.01, 0.02, ... 5, 10 s after the one before. The prefetching of edl.Dataset has a fixed size,
+    and AUTOTUNE in a map that follows still uses every core.
     """
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -1,4 +1,4 @@
-"""``edl.diagnose``: how a model trains, in TensorFlow and Keras."""
+"""Define ``edl.tensorflow.diagnose``, which records how the layers of a TensorFlow model train."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["LayerBalance", "Phases", "Row", "layer_balance"]
 def layer_balance(
     model: Any, layers: Iterable[str] | None = None, matrices: bool = False
 ) -> JobBalance:
-    """What tells how the layers of ``model`` grow: see :class:`edl.diagnose.LayerBalance`.
+    """Return a recorder of how the layers of ``model`` grow, an :class:`edl.diagnose.LayerBalance`.
 
-    Nothing is sent, for all workers have the same weights.
+    Nothing is sent between the workers, since all of them have the same weights.
 
     Args:
-        model: a Keras model or layer that is built, a ``tf.Module``, a list of variables.
+        model: a Keras model or layer that is built, a ``tf.Module``, or a list of variables.
         layers: paths (Keras) or names of variables with two or more dimensions, in the order of the
-            net; None: all of them that are trained, in the order of ``model.variables``.
-        matrices: record D_i, too.
+            network; None: all such variables that are trained, in the order of ``model.variables``.
+        matrices: whether to record the matrices D_i, too (see :mod:`edl.diagnose`).
 
     Raises:
         UsageError: there are fewer than two such variables, one is not there, the model is not
@@ -53,7 +53,10 @@ def layer_balance(
 
 
 def _read(variable: Any) -> Array:
-    """One row an output: a kernel of Keras has a column for each."""
+    """Return the value of ``variable`` in float64, with one row for each output of the layer.
+
+    A Keras kernel has one column for each output, so a matrix is transposed.
+    """
     (weights,) = EagerAccess().read([variable])
     weights = np.asarray(weights, dtype=np.float64)
     return weights.T if weights.ndim == 2 else weights

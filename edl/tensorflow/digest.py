@@ -1,4 +1,4 @@
-"""Digests of variables and arrays of TensorFlow; see :mod:`edl.framework.digest`."""
+"""Compute digests of TensorFlow's variables and arrays; see :mod:`edl.framework.digest`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def size_of(value: Any) -> int | None:
 
 
 def digests(access: Access, parts: Iterable[ByteRange]) -> dict[str, int]:
-    """Return a digest of each part, by name; parts that cannot be compared are left out.
+    """Return a digest of each part by its name, without the parts that cannot be compared.
 
     Args:
         access: how the values of variables are read: eagerly, or in a session.

@@ -1,6 +1,6 @@
-"""``hvd.elastic`` of a TensorFlow script whose import became ``import edl.tensorflow as hvd``.
+"""Define ``hvd.elastic`` for TensorFlow scripts that ``import edl.tensorflow as hvd``.
 
-What it means: :mod:`edl.framework.elastic`.
+:mod:`edl.framework.elastic` describes what states and ``run`` do.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _SAID = re.compile(r"^(Horovod has been shut down.*|.*/gloo/.*)$", re.MULTILINE)
 
 
 class _VariablesState(State):
-    """Groups of variables under one attribute each, and further attributes.
+    """An elastic state of groups of variables, one attribute each, and further attributes.
 
-    What has ``state_dict()`` and ``load_state_dict()`` keeps its identity; other attributes are
-    replaced by copies when the state is restored or received.
+    An attribute that has ``state_dict()`` and ``load_state_dict()`` keeps its identity; other
+    attributes are replaced by copies when the state is restored or received.
     """
 
     _access: Access
 
     @abstractmethod
     def _variables(self) -> dict[str, list[Any]]:
-        """The groups by name."""
+        """Return the variables of each group, by the name of the group."""
 
     _size_of = staticmethod(size_of)
 
@@ -97,12 +97,13 @@ class _VariablesState(State):
 
 
 class TensorFlowKerasState(_VariablesState):
-    """A Keras model, its optimizer, and further attributes: numbers, objects.
+    """The elastic state of a Keras model, its optimizer, and further attributes: numbers, objects.
 
     Args:
-        model: built, so that its variables exist.
-        optimizer: the one that the model is compiled with, unless another is given.
-        backend: accepted for Horovod's sake; Keras knows its own.
+        model: a model that is built, so that its variables exist.
+        optimizer: None: the optimizer that the model is compiled with.
+        backend: accepted because Horovod has it; Keras knows its own backend.
+        attributes: further attributes of the state, by name.
 
     Raises:
         UsageError: the model is not built, or has no optimizer.
@@ -137,6 +138,7 @@ class TensorFlowKerasState(_VariablesState):
         return {"model": named(self.model.trainable_variables), "optimizer": named(shared)}
 
     def learning_rates(self) -> dict[str, float]:
+        """Return the optimizer's present learning rate by a name for messages; empty if unknown."""
         rate = present_rate(self.optimizer)
         if isinstance(rate, tf.Variable):
             (rate,) = self._access.read([rate])
@@ -144,14 +146,16 @@ class TensorFlowKerasState(_VariablesState):
 
 
 class TensorFlowState(_VariablesState):
-    """Variables, and further attributes.
+    """The elastic state of TensorFlow variables, and further attributes.
 
     Args:
-        variables: those to follow the job; in a graph all global ones, unless given.
-        session: the one that holds them, in a graph; the default session, unless given.
+        variables: the variables that follow the job; None: all global variables of the graph.
+        session: the session that holds the variables of a graph; None: the default session.
+        attributes: further attributes of the state, by name.
 
     Raises:
-        UsageError: without a graph, and no variables are named.
+        UsageError: no variables are named and there are no global ones, or there is a graph without
+            a session.
     """
 
     def __init__(self, variables: Any = None, session: Any = None, **attributes: Any) -> None:
@@ -173,19 +177,21 @@ class TensorFlowState(_VariablesState):
         return {"variables": named(each for each in self.variables if each.trainable)}
 
     def learning_rates(self) -> dict[str, float]:
+        """Return an empty dict: this state does not know the optimizer of its variables."""
         return {}  # of an optimizer that the state does not know
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let ``function(state, ...)`` train while workers come and go.
+    """Return ``function(state, ...)`` wrapped so that it trains while workers join and leave.
 
-    It may be broken off at any collective and at any commit, and is then called again.
-    All workers return after the same commit; whom a death catches in its last steps returns with
-    the state of one that has returned.
+    The function may be interrupted at any collective and at any commit, and is then called again.
+    All workers return after the same commit; a worker that is caught in its last steps by the crash
+    of another one returns with the state of a worker that has returned. The errors below are those
+    of a call of the wrapped function.
 
     Raises:
         UsageError: the state is not one of edl's; a second function is run; or Horovod refuses a
-            collective, as it would again.
+            collective, and would refuse it again.
         WorkerEvicted, JobFailed: this worker or the job cannot go on.
     """
     failures = (HorovodInternalError, tf.errors.OpError)
@@ -193,6 +199,7 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _broken(error: Exception) -> str | None:
+    """Return what Horovod says about the broken ring in ``error``; None if it is another error."""
     message = _FRAME.sub("", str(error))
     if not isinstance(error, HorovodInternalError) and not _OF_HOROVOD.search(message):
         return None
