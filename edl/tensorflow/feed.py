@@ -1,8 +1,9 @@
-"""From the leases through ``tf.data`` to the step: batches in one order, in two threads.
+"""Pass a worker's batches from its leases through ``tf.data`` to the steps, in one order.
 
-The training thread forms batches, at step boundaries only, a little ahead of need. A reader, in
-whatever thread ``tf.data`` runs it, takes them in the same order and loads their samples. Nothing
-but order ties the two: the k-th batch that leaves the pipeline is the k-th that was formed.
+Two threads take part. The training thread forms batches, at step boundaries only, a little ahead of
+need. A reader, in whatever thread ``tf.data`` runs it, takes them in the same order and loads their
+samples. Nothing but order ties the two: the k-th batch that leaves the pipeline is the k-th that
+was formed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ UNBEGUN_S = 120.0  # how long it waits for the very first step
 
 @dataclass
 class _Entry:
+    """A batch in the pipeline, with how far it has come."""
+
     batch: Batch
     padding: bool
     handed_s: float = math.inf  # when it was handed to a step
@@ -40,11 +43,16 @@ class _Entry:
 
 
 class PipelineBatchSource:
-    """See :class:`edl.framework.steps.BatchSource`; :meth:`read` is the other end.
+    """The batches of one worker on their way from its leases through ``tf.data`` to its steps.
+
+    The training thread forms batches and takes them by :meth:`next`, as from any
+    :class:`edl.framework.steps.BatchSource`. The thread of ``tf.data`` loads them by :meth:`read`,
+    or by :meth:`open` and :meth:`take`.
 
     Attributes:
-        ahead: batches that are formed before they are needed. 0: a change of the workers finds
-            none in the pipeline, which cannot take back what it has read.
+        ahead: how many batches are formed before they are needed. With 0, a change of the workers
+            finds none in the pipeline, which cannot take back what it has read.
+        trial: whether a batch was read before any step had begun.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -67,13 +75,16 @@ class PipelineBatchSource:
 
     @property
     def is_trial(self) -> bool:
-        """A session that does not know the job runs its graph for the first time."""
+        """Whether a session that does not know the job is running its graph for the first time."""
         return self.trial and not self._worker.loader.begun
 
     # --- training thread
 
     def restart(self) -> None:
-        """See :class:`edl.framework.steps.BatchSource`. Batches in the pipeline do not count."""
+        """Discard the batches that are formed, since this worker has new leases.
+
+        Batches that ``tf.data`` has read already still come out of it, and count as padding.
+        """
         with self._change:
             self._unread.clear()
             self._formed = deque(entry for entry in self._formed if entry.read)
@@ -81,7 +92,11 @@ class PipelineBatchSource:
                 entry.padding = True
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """See :class:`edl.framework.steps.BatchSource`. It waits unless it receives the data, too.
+        """Return the batch of the next step, and whether the batch counts for nothing.
+
+        Args:
+            waits: False: if it can be told that the data of the next batch are not loaded yet, the
+                batch of the warm-up is returned again, which counts for nothing.
 
         Raises:
             DataError: the batch could not be loaded.
@@ -107,8 +122,11 @@ class PipelineBatchSource:
 
     @contextmanager
     def receiving(self, arriving: Iterator[Any]) -> Iterator[Callable[[], Any]]:
-        """For a loop over ``arriving``, which the pipeline yields: what gets the data of the batch
-        that :meth:`next` has handed out.
+        """Let a loop take the data of its batches from ``arriving``, within a ``with`` block.
+
+        ``arriving`` is an iterator of the ``tf.data`` pipeline. The block gets a function that
+        returns the data of the batch that :meth:`next` has handed out. All readers end with the
+        block.
         """
         if self._arriving is not None:  # a loop that was left, and whose iterator is kept
             self.end()
@@ -121,6 +139,11 @@ class PipelineBatchSource:
             self.end()
 
     def _receive(self, arriving: Iterator[Any]) -> Any:
+        """Return the data of the batch that :meth:`next` has handed out, taken from ``arriving``.
+
+        Raises:
+            UsageError: a newer iterator of the data set takes the batches.
+        """
         if self._repeats:
             return self._warm_up
         first, self._first = self._first, None
@@ -135,7 +158,11 @@ class PipelineBatchSource:
         return data
 
     def _has_come(self) -> bool:
-        """Whether the next batch is loaded, as far as can be told; begins to await it."""
+        """Return whether the data of the next batch are loaded, as far as that can be told.
+
+        If not, another thread waits for the data from then on. The answer is True where it cannot
+        be told.
+        """
         if self._arriving is None or self._warm_up is None or not self._formed:
             return True
         if self._first is None:
@@ -143,19 +170,19 @@ class PipelineBatchSource:
         return self._first.has_come
 
     def _form(self) -> Batch | None:
-        """The next batch, unless enough are formed."""
+        """Form the next batch of the leases and return it; None if enough batches are formed."""
         worker = self._worker
         if worker.warming_up or len(self._formed) > self.ahead:
             return None
         return worker.loader.sampler.form(worker.loader.ledger)
 
     def skip(self) -> None:
-        """The batch of the step that has begun is not read through the pipeline."""
+        """Remove the batch of the open step from the pipeline, which need not load it."""
         with self._change:
             self._unread.popleft()
 
     def end(self) -> None:
-        """End all readers: no batch follows. What they have read and nobody trained is gone."""
+        """End all readers, and drop the batches in the pipeline that no step has trained."""
         with self._change:
             self._abandoned |= any(not entry.padding for entry in self._formed)
             self._reader += 1
@@ -164,32 +191,41 @@ class PipelineBatchSource:
             self._change.notify_all()
 
     def form_lost_again(self) -> None:
-        """See :class:`edl.framework.steps.BatchSource`. A reader that ended early has lost some."""
+        """Let the sampler form the batches again that :meth:`end` has dropped.
+
+        Call it between two steps.
+        """
         with self._change:
             gave_up, self._abandoned = self._abandoned, False
         if gave_up:
             self._worker.loader.sampler.restart()
 
     def close(self) -> None:
-        """End all readers, and let them leave, for the interpreter is about to go."""
+        """End all readers, and wait up to a second until they have left Python.
+
+        Called before the interpreter exits.
+        """
         self.end()
         with self._change:
             self._change.wait_for(lambda: self._inside == 0, LEAVE_S)
         time.sleep(0.02)  # for the way from here out of Python
 
     def watch(self, iterator: object) -> None:
-        """End the readers when ``iterator``, a new one of the pipeline, goes.
+        """End the readers when ``iterator``, the newest one of the pipeline, is deleted.
 
-        TensorFlow's destructor waits for its thread, which may wait in a reader for a batch.
+        TensorFlow's destructor of an iterator waits for its thread, and that thread may wait in a
+        reader for a batch.
         """
         self._iteration += 1
         weakref.finalize(iterator, self._end_iteration, self._iteration)
 
     def _end_iteration(self, number: int) -> None:
+        """End the readers if the iterator ``number``, which is deleted, is the newest one."""
         if number == self._iteration:
             self.end()
 
     def _put(self, batch: Batch, padding: bool) -> None:
+        """Add ``batch`` to the batches that are formed and not yet read."""
         entry = _Entry(batch, padding)
         self._formed.append(entry)
         self._unread.append(entry)
@@ -197,23 +233,30 @@ class PipelineBatchSource:
     # --- tf.data's thread
 
     def read(self, load: Callable[[Any], Any]) -> Iterator[Any]:
-        """The batches in order, loaded; see :meth:`take`. A newer reader ends this one."""
+        """Yield the data of the batches in order, until a newer reader begins; see :meth:`take`."""
         number = self.open()
         while (samples := self.take(number, load)) is not None:
             yield samples
 
     def open(self) -> int:
-        """The number of a new reader, for :meth:`take`; all older ones end."""
+        """Begin a new reader, which ends all older ones, and return its number for :meth:`take`."""
         with self._change:
             self._reader += 1
             self._change.notify_all()
             return self._reader
 
     def take(self, number: int, load: Callable[[Any], Any]) -> Any:
-        """The next batch, loaded as soon as it is formed; None when this reader has ended.
+        """Return the data of the next batch, loaded as soon as the batch is formed.
 
-        What ``load`` raises of edl's errors, for a damaged file, is raised in the thread that
-        trains, where it takes that batch.
+        Called in the thread of ``tf.data``. An error of edl's that ``load`` raises, for a damaged
+        file say, is raised in the training thread, where that thread takes the batch.
+
+        Args:
+            number: the number of the reader, from :meth:`open`.
+            load: a function that loads the samples of a batch.
+
+        Returns:
+            What ``load`` returned; None when this reader has ended.
         """
         if (entry := self._take(number)) is None:
             return None
@@ -227,6 +270,7 @@ class PipelineBatchSource:
         return loaded
 
     def _fail(self, entry: _Entry, error: EdlError) -> None:
+        """Note that the batch of ``entry`` could not be loaded, and tell the training thread."""
         with self._change:
             entry.error = error
             waited_for = all(entry is not other for other in self._formed)
@@ -234,11 +278,18 @@ class PipelineBatchSource:
             self._raise_in_trainer(error)
 
     def _raise_in_trainer(self, error: EdlError) -> None:
-        """The thread that trains waits for TensorFlow, which waits for us."""
+        """Raise ``error`` in the training thread, which waits for TensorFlow and this reader.
+
+        If the training thread is the calling one, ``error`` is raised here.
+        """
         if not raise_in(self._thread, error):
             raise error
 
     def _take(self, number: int) -> _Entry | None:
+        """Return the next entry to load for the reader ``number``; None when this reader has ended.
+
+        The reader counts as inside while it waits, so that :meth:`close` waits for it.
+        """
         with self._change:
             self._inside += 1
             try:
@@ -248,6 +299,12 @@ class PipelineBatchSource:
                 self._change.notify_all()
 
     def _wait(self, number: int) -> _Entry | None:
+        """Wait for a batch to load and return its entry; None when the reader ``number`` has ended.
+
+        If no step has begun, the batch of a warm-up is returned once, for the trial run of a
+        session that does not know the job. After that, UsageError is raised in the training thread
+        if no step has begun within ``UNBEGUN_S`` seconds.
+        """
         if not (self._begun or self.trial):
             # A session that does not know the job: its first run is a trial for nothing.
             self.trial = True

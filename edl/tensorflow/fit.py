@@ -1,32 +1,34 @@
-"""``edl.tensorflow.KerasCallback``: Keras' own training loop takes part in the job.
+"""Define ``edl.tensorflow.KerasCallback``, by which Keras' own training loop takes part in the job.
 
-Keras tells of each batch before it takes it and after it has trained it, so a callback can do
-what the loop of :mod:`edl.framework.steps` does elsewhere. What it cannot know by itself:
+Keras calls its callbacks before it takes a batch and after it has trained the batch, so a callback
+can do what the loop of :mod:`edl.framework.steps` does elsewhere. Three things a callback cannot
+know by itself:
 
 - in which epoch to begin, when the job is already training: ``fit`` reads that from the model
   after ``on_train_begin``, where the newcomer has warmed up and joined;
 - when an epoch ends, since a resize changes how many steps it has. If the data set simply ended,
   Keras would take the steps of the first epoch for those of every epoch. So an epoch ends with
-  Keras' ``stop_training``, which is taken back when the epoch has ended;
-- what the other callbacks are up to. So it runs before them, and :class:`_Last` after them:
+  Keras' ``stop_training``, which is reset when the epoch has ended;
+- what the other callbacks change. So KerasCallback runs before them, and :class:`_Last` after them:
 
   =====================  =================================  =====================================
   hook                   first: ``KerasCallback``           last: ``_Last``
   =====================  =================================  =====================================
   ``on_train_begin``     builds the model                   warms up, joins: the job's state
                                                             replaces what the others have set up
-  ``on_epoch_begin``     the job's next epoch               a newcomer in the midst of an epoch
-                                                            takes back what the others did again
+  ``on_epoch_begin``     begins the job's next epoch        in a newcomer that joined inside the
+                                                            epoch: undoes what the others did again
   ``on_batch_begin``     (the list itself hands out the
                          batch before, for its number)
-  ``on_batch_end``       the ledger moves                   takes a wish to stop into the job; after
-                                                            the last one, metrics become the job's
+  ``on_batch_end``       completes the step in the ledger   turns ``stop_training`` into a request
+                                                            to the job; after the last batch,
+                                                            metrics become the job's
   ``on_epoch_end``       other numbers become the job's     all agree whether to stop
-  ``on_train_end``       the fit is done
+  ``on_train_end``       ends the fit in the job
   =====================  =================================  =====================================
 
-A script may call ``fit`` again, with a model of which more is unfrozen, or another optimizer: see
-:mod:`edl.tensorflow.fits`. The job has finished when the script has ended.
+A script may call ``fit`` again, with a model of which more is unfrozen, or with another optimizer:
+see :mod:`edl.tensorflow.fits`. The job has finished when the script has ended.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ STEPS_ARE_MADE = (
 
 
 class _EpochIsOver:
-    """True, but not what another callback sets ``stop_training`` to."""
+    """A true value of ``stop_training`` by which edl, and nobody else, ends an epoch."""
 
     def __bool__(self) -> bool:
         return True
@@ -76,22 +78,25 @@ EPOCH_IS_OVER = _EpochIsOver()
 
 
 class KerasCallback(keras.callbacks.Callback):
-    """``model.fit(dataset, epochs=10, callbacks=[edl.KerasCallback(), ...])``.
+    """The callback that lets ``model.fit`` train as one worker of the job.
 
-    A further ``fit`` of the model goes on with the data set.
+    Give it among the callbacks, as in ``model.fit(dataset, epochs=10,
+    callbacks=[edl.KerasCallback(), ...])``. A further ``fit`` of the model goes on with the data
+    set.
 
     ``dataset`` is an ``edl.Dataset``, and the model is compiled with an ``edl.Optimizer``. All
     workers are given the same callbacks, in any order. At the end of an epoch these see metrics
-    that are averaged over all workers, weighted with the samples that each has trained in it.
+    that are averaged over all workers, weighted with the samples that each has trained in the
+    epoch.
 
     Args:
-        max_steps: training ends when the job has made so many updates (``edl.step()``), inside an
-            epoch, too, on all workers alike; give ``fit`` as many epochs as that may take.
+        max_steps: training ends when the job has made this many updates (``edl.step()``), even
+            inside an epoch, on all workers alike; give ``fit`` as many epochs as that may take.
 
     Raises:
-        UsageError: the model was compiled with another optimizer, ``fit`` was given something
-            else than an ``edl.Dataset``, or callbacks that differ between workers or cannot work
-            in a job.
+        UsageError: the model was compiled with another optimizer, or ``fit`` was given something
+            else than an ``edl.Dataset``, or callbacks that differ between workers or cannot work in
+            a job.
     """
 
     def __init__(self, max_steps: int | None = None) -> None:
@@ -108,12 +113,22 @@ class KerasCallback(keras.callbacks.Callback):
 
     @property
     def last(self) -> _Last:
+        """The callback that runs after all others of this ``fit``.
+
+        Raises:
+            UsageError: this callback was not given to ``fit`` among its callbacks.
+        """
         if self._last is None:
             raise UsageError("give edl.KerasCallback() to model.fit itself, among its callbacks")
         return self._last
 
     def _arranged(self, others: list[Any], model: Any) -> list[Any]:
-        """The whole list: this one first, writers under guard, the last one."""
+        """Return all callbacks of ``fit`` in the order in which they run.
+
+        This callback is the first, then come ``others`` (in place of each one that writes files, a
+        wrapper which lets it write on rank 0 only), and a :class:`_Last` is the last. If the job
+        has done this fit already, the list has a :class:`~edl.tensorflow.fits.PassedOver` instead.
+        """
         now, worker = self._training, self._training.worker
         _check_compiled(model, now)
         now.fit_with(model)
@@ -139,6 +154,7 @@ class KerasCallback(keras.callbacks.Callback):
         return [self, *shown, self._last]
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Check the arguments of ``fit``, begin a fit of the job, and build the model."""
         now = self._training
         if now.newest_dataset is None:
             raise UsageError("model.fit needs an edl.Dataset to train on")
@@ -150,6 +166,7 @@ class KerasCallback(keras.callbacks.Callback):
             _build(self.model, now.newest_dataset)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begin the job's epoch that Keras numbers ``epoch``."""
         self._training.fits.begin_epoch(epoch)
         self._samples, self._whole = 0, {}
         self.metrics.restore()
@@ -164,11 +181,15 @@ class KerasCallback(keras.callbacks.Callback):
 
     @property
     def batch(self) -> int:
-        """The index in the epoch of the batch that was handed out last; the same on all workers."""
+        """The index in its epoch of the batch that was handed out last; the same on all workers."""
         return self._training.batch
 
     def begin_batch(self) -> int:
-        """Hand out the next batch, before any callback hears of it; return its index."""
+        """Hand out the next batch, before any callback hears of it; return its index in the epoch.
+
+        Raises:
+            UsageError: the epoch is over.
+        """
         now = self._training
         if not now.begin_step():
             raise UsageError("the epoch is over, and Keras goes on with it")
@@ -184,7 +205,7 @@ class KerasCallback(keras.callbacks.Callback):
         """Return ``params`` with the job's number of steps of an epoch, in place of Keras' None.
 
         The number is that of ``len(dataset)`` until the first batch of this worker, and then that
-        of the present workers. Of a stream nobody knows it.
+        of the present workers. For a stream, whose length nobody knows, it is None.
         """
         loader = self._training.worker.loader
         progress = loader.progress  # without data, on_train_begin says so
@@ -193,6 +214,11 @@ class KerasCallback(keras.callbacks.Callback):
         return self._params
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Complete the step of the batch, so that the ledger counts its samples as done.
+
+        Raises:
+            UsageError: ``fit`` has trained a batch that is not from the edl.Dataset.
+        """
         now = self._training
         if now.worker.loader.open and not now.is_reduced:
             raise UsageError(
@@ -204,18 +230,28 @@ class KerasCallback(keras.callbacks.Callback):
         now.worker.loader.end_batch()
 
     def end_batches(self, logs: Any) -> None:
-        """Let the metrics be those of the whole job: the last batch of the epoch is trained.
+        """Combine the metrics of all workers after the last batch of the epoch.
 
-        Keras asks them next for the numbers of the epoch, unless ``train_step`` returns others.
+        Keras asks the metrics next for the numbers of the epoch, unless ``train_step`` returns
+        others. ``logs`` are what ``train_step`` has returned for this worker's last batch.
         """
         worker = self._training.worker
         end_batch(worker)  # who has missed the last step gets what is kept here, not later
         self._whole = self.metrics.of_job(logs or {}, worker, self._samples)
 
     def on_test_begin(self, logs: Any = None) -> None:
+        """Let the metrics compute their results from their own states again, for the validation.
+
+        Until then they have the job's results of the epoch, which ``fit`` has read.
+        """
         self.metrics.restore()  # fit has taken the numbers of the epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Replace the numbers in ``logs`` by those of the job, and end this worker's epoch.
+
+        Numbers of metrics were combined by :meth:`end_batches`; of all others the mean over the
+        workers is taken, weighted with the samples that each has trained in the epoch.
+        """
         now = self._training
         self.metrics.restore()
         now.feed.end()
@@ -229,6 +265,7 @@ class KerasCallback(keras.callbacks.Callback):
             logs.update({**self._whole, **job_metrics(rows, list(numbers))})
 
     def on_train_end(self, logs: Any = None) -> None:
+        """End the fit in the job, or pass over it if the job has done this fit already."""
         now = self._training
         now.fitting, self.model._initial_epoch = False, None
         if self.last.passed:
@@ -241,11 +278,12 @@ class KerasCallback(keras.callbacks.Callback):
 
 
 class _Last(keras.callbacks.Callback):
-    """Runs after all other callbacks of the ``fit``.
+    """The callback that runs after all other callbacks of the ``fit``.
 
     Attributes:
         passed: the fits that the job has done, if the present one is among them.
         history: Keras' ``History`` of the fit, if it has one.
+        states: the states of the callbacks, which follow the job.
     """
 
     def __init__(
@@ -265,16 +303,23 @@ class _Last(keras.callbacks.Callback):
         now.replica.track({NAME: self.states})
 
     def set_params(self, params: Any) -> None:
+        """Keep the parameters of ``fit``, and let its ``verbose`` follow the job."""
         super().set_params(params)
         self.states.verbose = params.get("verbose", 0)
         self.states.told_verbose = self._show
 
     def _show(self, verbose: Any) -> None:
+        """Give the progress bars the level ``verbose`` of the job's ``fit``."""
         for writer in self._writers:
             if isinstance(writer, GatedProgress):
                 writer.set_params({**self.params, "verbose": verbose})
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Warm up, join the job, and tell ``fit`` with which epoch to begin.
+
+        Raises:
+            UsageError: the job has already made the updates that ``max_steps`` allows.
+        """
         now, epochs = self._training, self.params["epochs"]
         now.worker.loader.progress.epochs = epochs + now.fits.shift
         begin = epochs  # where fit looks for the epoch to begin with; so many: it runs none
@@ -292,7 +337,7 @@ class _Last(keras.callbacks.Callback):
         self.model._initial_epoch = begin
 
     def _describe(self) -> None:
-        """Let newcomers ask for the variables of this fit."""
+        """Publish the names and shapes of this fit's variables, for newcomers to compare."""
         now = self._training
         if now.worker.is_shared and not now.reduction.several:
             assert now.replica is not None
@@ -300,7 +345,11 @@ class _Last(keras.callbacks.Callback):
             now.worker.describe_model(now.replica.shapes)
 
     def before_epoch(self, epoch: int) -> None:
-        """Before any callback begins the epoch: it has begun already, where the state is from?"""
+        """Keep the job's state if this worker received it from inside the epoch ``epoch``.
+
+        The callbacks are about to begin that epoch once more; :meth:`on_epoch_begin` restores the
+        state.
+        """
         assert self._training.replica is not None
         if self.states.begun == epoch:
             self._entered = self._training.replica.state()
@@ -308,6 +357,7 @@ class _Last(keras.callbacks.Callback):
             self._entered["tracked"][NAME] = self.states.received
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Restore the state that :meth:`before_epoch` kept, after all callbacks have begun."""
         entered, self._entered = self._entered, None
         if entered is not None:
             assert self._training.replica is not None
@@ -316,6 +366,7 @@ class _Last(keras.callbacks.Callback):
         self.states.begun = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """End the epoch or the training when the job does, and then combine the metrics."""
         worker = self._training.worker
         self._take_back()
         if worker.loader.progress.stop:
@@ -330,6 +381,10 @@ class _Last(keras.callbacks.Callback):
             self._first.end_batches(logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Agree with all workers whether to stop and whether rank 0 has written its files.
+
+        If rank 0 died before it wrote them, its successor does.
+        """
         worker = self._training.worker
         if not worker.loader.progress.stop:
             self._take_back()
@@ -341,7 +396,10 @@ class _Last(keras.callbacks.Callback):
             self._stop(now.stop)
 
     def _take_back(self) -> None:
-        """What this worker alone wants is not done before all know it."""
+        """Turn ``stop_training``, set by a callback of this worker, into a request to the job.
+
+        ``stop_training`` is reset, and all workers stop after the same step.
+        """
         if self.model.stop_training and self.model.stop_training is not EPOCH_IS_OVER:
             worker = self._training.worker
             if not worker.loader.wants_to_stop:
@@ -350,6 +408,7 @@ class _Last(keras.callbacks.Callback):
             self.model.stop_training = False
 
     def _stop(self, reason: str) -> None:
+        """Set ``stop_training``, and log ``reason``, as all workers stop after this step."""
         self.model.stop_training = True
         worker = self._training.worker
         message = f"all workers stop training after step {worker.step}: {reason}"
@@ -357,7 +416,7 @@ class _Last(keras.callbacks.Callback):
         worker.log_event(TrainingStoppedDetails(), message)
 
     def _warm_up(self) -> None:
-        """Train the first batch for nothing, so that the graph is built before the join."""
+        """Train the first batch to build the graph before joining, and discard the result."""
         now = self._training
         now.steps.warm_up()
         arriving = iter(now.newest_dataset)
@@ -374,6 +433,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_compiled(model: Any, now: training.Training) -> None:
+    """Refuse a compiled ``model`` that edl cannot train, and turn off XLA in it.
+
+    Raises:
+        UsageError: its optimizer is no ``edl.Optimizer``, or it has ``steps_per_execution``.
+    """
     optimizer = model.optimizer
     if not is_elastic(optimizer) and not now.reduction.several:  # which its train_step applies
         inner = getattr(optimizer, "inner_optimizer", None)
@@ -390,7 +454,7 @@ def _check_compiled(model: Any, now: training.Training) -> None:
 
 
 def _build_all(now: training.Training, model: Any) -> None:
-    """Create the variables of model and optimizer, as a fit does that is not passed over."""
+    """Create the variables of model and optimizer in a worker that passes over the present fit."""
     if not now.reduction.several:
         _build(model, now.newest_dataset)
         assert now.replica is not None
@@ -398,9 +462,10 @@ def _build_all(now: training.Training, model: Any) -> None:
 
 
 def _build(model: Any, dataset: Any) -> None:
-    """Create the variables of a model that would create some in its first step.
+    """Create the variables of ``model`` if it would create some only in its first step.
 
-    A subclassed model may have layers without any after ``model.build()``, as Keras warns.
+    A subclassed model may have layers without any variables after ``model.build()``, as Keras
+    warns. ``dataset`` says of which shapes its inputs are.
     """
     if _lacks_variables(model):
         spec = dataset.element_spec
@@ -413,4 +478,5 @@ def _build(model: Any, dataset: Any) -> None:
 
 
 def _lacks_variables(layer: Any) -> bool:
+    """Return whether ``layer``, or a layer in it, is not built."""
     return not layer.built or any(map(_lacks_variables, getattr(layer, "layers", ())))

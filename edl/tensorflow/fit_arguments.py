@@ -1,7 +1,7 @@
-"""What ``model.fit`` was given, seen from its callbacks: refused before it trains a wrong step.
+"""Check the arguments of ``model.fit`` from its callbacks, before it trains a wrong step.
 
-Keras tells its callbacks neither the data nor the number of steps, so they are read where Keras
-has them: in the frame of ``fit`` that has called. Where there is none, nothing is checked.
+Keras tells its callbacks neither the data nor the number of steps, so they are read from the frame
+of the call of ``fit`` on the stack. If there is no such frame, nothing is checked.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ _READ = ("x", "validation_data", "steps_per_epoch", "initial_epoch")
 
 
 def check_arguments(model: Any) -> int:
-    """Return ``initial_epoch`` of the ``model.fit`` that has called; 0 where there is none.
+    """Return ``initial_epoch`` of the running ``model.fit``, and check its other arguments.
+
+    Returns:
+        The number of the first epoch; 0 if there is no call of ``fit`` on the stack.
 
     Raises:
-        UsageError: it would not train the edl.Dataset as it is.
+        UsageError: ``fit`` was not given the edl.Dataset to train on, or was given it to validate
+            on, or was given ``steps_per_epoch``.
     """
     given = _arguments(model)
     if given is None:
@@ -47,7 +51,7 @@ def check_arguments(model: Any) -> int:
 
 
 def _arguments(model: Any) -> Mapping[str, Any] | None:
-    """The local variables of the call of ``model.fit`` that we are in."""
+    """Return the arguments of the running ``model.fit``; None if no such call is on the stack."""
     frame = sys._getframe()
     while (caller := frame.f_back) is not None:
         frame = caller
@@ -66,6 +70,7 @@ def _flat(data: Any) -> list[Any]:
 
 
 def _called(data: Any) -> str:
+    """Return a phrase that says what kind of data ``data`` is."""
     if isinstance(data, tf.data.Dataset):
         return "another tf.data.Dataset"
     return f"a {type(data).__name__}"
