@@ -1,8 +1,9 @@
-"""The calls of ``model.fit`` in a script, one after the other: freeze, ``fit``, unfreeze, ``fit``.
+"""Keep track of the calls of ``model.fit`` in a script: freeze, ``fit``, unfreeze, ``fit``.
 
 Keras numbers the epochs of each ``fit`` as its arguments say, and the job counts its epochs over
-all fits. :class:`Fits` knows what lies between the two numbers. A fit that the job has done already
-is passed over (:mod:`edl.core.job.fits`): no epoch of it is run, and its ``History`` is the job's.
+all fits. :class:`Fits` knows the difference between the two numbers. A fit that the job has done
+already is passed over (:mod:`edl.core.job.fits`): Keras runs no epoch of it, and its ``History`` is
+the job's.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ LOOP_AFTER_FIT = (
 
 
 class Fits:
-    """The fits of this process's script.
+    """The calls of ``model.fit`` in this process's script, as far as it has come.
 
     Attributes:
-        done: those that are done, or passed over.
-        shift: what the job's number of an epoch is above Keras' number in the present fit.
+        done: the fits that are done or passed over, in order.
+        shift: the job's number of an epoch minus Keras' number of it, in the present fit.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -45,29 +46,29 @@ class Fits:
 
     @property
     def _before(self) -> int:
-        """The epochs of the job in all fits before the present one."""
+        """The number of epochs that the job has trained in all fits before the present one."""
         return self.done[-1].until if self.done else 0
 
     def begin(self, first: int) -> None:
-        """Begin a fit; ``first`` is Keras' number of its first epoch."""
+        """Begin a fit whose first epoch has the number ``first`` in Keras."""
         self.shift = self._before - first
         self._worker.fits.begin(self.done)
 
     @property
     def is_fresh(self) -> bool:
-        """The job has trained nothing in the present fit, which is not its first one."""
+        """Whether the present fit follows another one and the job has trained nothing in it yet."""
         return self._worker.loader.epoch < self._before
 
     @property
     def next_epoch(self) -> int:
-        """Keras' number of the epoch in which the job is, or which it begins next."""
+        """Keras' number of the epoch in which the job is, or which the job begins next."""
         return max(self._worker.loader.epoch, self._before) - self.shift
 
     def begin_epoch(self, epoch: int) -> None:
-        """Let the job be in the epoch that Keras calls ``epoch``.
+        """Move the job to the epoch that Keras numbers ``epoch``.
 
         Raises:
-            UsageError: it is in another one.
+            UsageError: the job is in another epoch.
         """
         loader = self._worker.loader
         if loader.ledger.finished:
@@ -82,7 +83,11 @@ class Fits:
             )
 
     def end(self, history: Any) -> None:
-        """End the present fit; ``history``: Keras' ``History`` of it, or None."""
+        """End the present fit, and note it as done with the numbers in ``history``.
+
+        ``history`` is Keras' ``History`` of the fit, or None. All workers compare their states
+        first.
+        """
         self._worker.fits.compare_states()
         ledger = self._worker.loader.ledger
         until = max(self._before, ledger.epoch + int(ledger.finished or ledger.done > 0))
@@ -92,7 +97,13 @@ class Fits:
         self._worker.fits.end(self.done, self._worker.rank, self._worker.generation)
 
     def pass_over(self, done: Sequence[DoneFit], history: Any) -> None:
-        """Leave the present fit, which is among those that the job has ``done``."""
+        """Leave the present fit, which the job has done already, without training.
+
+        Args:
+            done: all fits that the job has done.
+            history: Keras' ``History`` of this call, which gets the job's numbers; None: there is
+                none.
+        """
         fit = done[len(self.done)]
         if history is not None:
             history.epoch = list(fit.epochs)
@@ -101,10 +112,10 @@ class Fits:
         self._worker.fits.pass_over(self.done)
 
     def check_model(self, model: Any, before: Any) -> None:
-        """Refuse a further fit of a model that has nothing in common with the one ``before``.
+        """Refuse a further fit of a ``model`` that shares no variable with the model ``before``.
 
         Raises:
-            UsageError: it has not.
+            UsageError: the two models have no variable in common.
         """
         if not self.done or before is None or model is before:
             return
@@ -114,15 +125,16 @@ class Fits:
 
 
 class PassedOver(keras.callbacks.Callback):
-    """Lets a worker pass over a fit that the job has done: Keras runs no epoch of it.
+    """A callback that lets a worker pass over a fit that the job has done: Keras runs no epoch.
 
-    This callback takes the place of all that the script has given to ``fit``.
+    It takes the place of all callbacks that the script has given to ``fit``.
 
     Args:
-        fits: of this worker.
+        fits: the fits of this worker's script.
         done: all fits that the job has done.
         history: Keras' ``History`` of this call, which gets the job's numbers; None: there is none.
-        build: creates the variables of model and optimizer, as the first step would.
+        build: a function that creates the variables of model and optimizer, as the first step
+            would.
     """
 
     def __init__(
@@ -132,16 +144,18 @@ class PassedOver(keras.callbacks.Callback):
         self._fits, self._done, self._history, self._build = fits, done, history, build
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Create the variables, and tell ``fit`` that all its epochs are over."""
         self._build()
         self.model._initial_epoch = self.params["epochs"]  # where fit looks for its first epoch
 
     def on_train_end(self, logs: Any = None) -> None:
+        """Note the fit as passed over, and give its ``History`` the job's numbers."""
         self.model._initial_epoch = None
         self._fits.pass_over(self._done, self._history)
 
 
 def history_among(callbacks: Sequence[Any]) -> Any:
-    """Return Keras' ``History`` among the callbacks; None: there is none."""
+    """Return Keras' ``History`` among ``callbacks``; None if there is none."""
     found = (one for one in callbacks if isinstance(one, keras.callbacks.History))
     return next(found, None)
 

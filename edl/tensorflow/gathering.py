@@ -1,4 +1,4 @@
-"""``edl.gather`` and ``edl.sum`` for tensors and arrays, between two steps."""
+"""Define ``edl.gather`` and ``edl.sum``, which combine arrays of all workers between two steps."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from edl.framework.gathering import Array, check_rows, check_same_shape, gather_
 
 
 def gather(value: Any) -> Array:
-    """Return the rows of all workers' arrays in one, in rank order: the same on all workers.
+    """Return the rows of all workers' arrays in one array, in rank order, the same on all workers.
 
-    All workers call it at the same point, between two steps; not inside of a ``tf.function``. The
-    first dimension may differ; of a number the answer has one element for each worker.
+    All workers call it at the same point, between two steps and outside of a ``tf.function``. The
+    first dimension may differ between workers. If ``value`` is a number, the result has one element
+    for each worker.
 
     Args:
         value: an array, a tensor or a number.
 
     Raises:
-        UsageError: shapes differ beyond the first dimension, or types differ; in the midst of a
-            step, or outside of the training.
+        UsageError: shapes differ beyond the first dimension, or types differ; or the call is in the
+            midst of a step, or outside of the training.
     """
     own = _array(value)
     parts = [each[""] for each in gather_arrays({"": own.reshape(1) if own.ndim == 0 else own})]
@@ -30,15 +31,16 @@ def gather(value: Any) -> Array:
 
 
 def sum(value: Any) -> Array:
-    """Return the sum of all workers' arrays, the same on all, in the type of this one.
+    """Return the sum of all workers' arrays, the same on all, in the type of this worker's array.
 
-    Integers, and booleans counted as int64, are added exactly, others in double precision.
+    Integers, and booleans counted as int64, are added exactly, other numbers in double precision.
 
     Args:
         value: an array, a tensor or a number, of the same shape on all workers.
 
     Raises:
-        UsageError: shapes or types differ; in the midst of a step, or outside of the training.
+        UsageError: shapes or types differ; or the call is in the midst of a step, or outside of the
+            training.
     """
     own = _array(value)
     parts = [each[""] for each in gather_arrays({"": own})]
@@ -52,6 +54,7 @@ def _array(value: Any) -> Array:
 
 
 def _wide(kind: Any) -> Any:
+    """Return the type in which values of the type ``kind`` are added."""
     if np.issubdtype(kind, np.integer) or kind == np.bool_:
         return np.int64
     # bfloat16 is no floating type to NumPy

@@ -1,10 +1,10 @@
-"""Horovod's allreduce as an operation of a graph, one a gradient.
+"""Reduce gradients by operations of a TensorFlow graph, one of Horovod's allreduces for each.
 
 So each gradient is on its way while backward computes the next, as in plain Horovod. What plain
 Horovod's operations cannot do needs a patch of its source (gradients-outlive-the-ring in
-edl/install/patches): when the ring breaks, an operation named ``edl_gradient*`` ends without an
-error that would end the whole graph, and is counted here as failed; and while nothing is to be
-sent it hands on what it got.
+edl/install/patches). With the patch, when the ring breaks, an operation named ``edl_gradient*``
+ends without an error that would end the whole graph, and is counted here as failed; and while
+nothing is to be sent, such an operation returns its input.
 
 Horovod matches what the workers send by name, and knows an operation that runs eagerly by its type
 alone. So Python sends through a graph of its own (:func:`averages`), under the same names: in one
@@ -35,20 +35,27 @@ AVAILABLE = hasattr(_library, "horovod_edl_send_gradients")  # this Horovod has 
 
 
 def on_wire(gradient: Any) -> Any:
-    """The gradient in a type that Horovod's binding knows."""
+    """Return ``gradient`` in a type that Horovod's binding can send: bfloat16 becomes float32."""
     return tf.cast(gradient, WIRE_DTYPE.get(gradient.dtype, gradient.dtype))
 
 
 def weighted(gradient: Any, weight: Any) -> Any:
-    """``gradient`` times ``weight``, a scalar float64 tensor; zeros if that is 0, for inf too."""
+    """Return ``gradient`` times ``weight``, a scalar float64 tensor.
+
+    If ``weight`` is 0, the result is zeros, even where ``gradient`` is infinite.
+    """
     product = gradient * tf.cast(weight, gradient.dtype)
     return tf.where(tf.equal(weight, 0), tf.zeros_like(gradient), product)
 
 
 def average(sent: Any, number: int, optimizer: int = 0) -> Any:
-    """The mean over the ring of the gradient ``number``, as an operation of the graph.
+    """Return the mean of one gradient over the ring, as an operation of the graph.
 
-    ``optimizer``: whose it is; each has names of its own.
+    Args:
+        sent: this worker's gradient, in a type that Horovod can send.
+        number: the number of the gradient among those of its optimizer; part of the operation's
+            name.
+        optimizer: the number of the optimizer; each optimizer has operation names of its own.
     """
     return mpi_ops.MPI_LIB.horovod_allreduce(
         sent,
@@ -63,9 +70,10 @@ def average(sent: Any, number: int, optimizer: int = 0) -> Any:
 
 @waits(WAITING)
 def averages(sent: Sequence[Any], optimizer: int = 0) -> list[Any]:
-    """The means over the ring, from Python; all are under way at once.
+    """Average gradients over the ring from Python, all at once, and return their means.
 
-    Traced once for tensors of these shapes and types.
+    ``optimizer`` is the number of the optimizer, as in :func:`average`. The graph that does the
+    work is traced once for tensors ``sent`` of these shapes and types.
     """
     with context.eager_mode():
         # Not by calling it: that would run operation by operation while the script has
@@ -77,6 +85,8 @@ def averages(sent: Sequence[Any], optimizer: int = 0) -> list[Any]:
 
 @functools.cache
 def _averages(optimizer: int) -> Any:
+    """Return the ``tf.function`` that averages all gradients of one optimizer over the ring."""
+
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def average_all(*sent: Any) -> list[Any]:
         return [average(each, number, optimizer) for number, each in enumerate(sent)]
@@ -85,17 +95,20 @@ def _averages(optimizer: int) -> Any:
 
 
 def send(sends: bool) -> None:
-    """From now on the graph's gradients are sent, or handed on. Counts begin anew."""
+    """Let the graph's gradient operations send from now on, or return their inputs unsent.
+
+    The counts behind :func:`sent` and :func:`failure` begin anew.
+    """
     _library.horovod_edl_send_gradients(ctypes.c_bool(sends))
 
 
 def sent() -> int:
-    """How many gradients the graph has sent since."""
+    """Return how many gradients the graph has sent since the last call of :func:`send`."""
     return int(_library.horovod_edl_sent_gradients())
 
 
 def failure() -> str | None:
-    """Why gradients could not be reduced since; None: all were."""
+    """Return why gradients could not be reduced since the last :func:`send`; None if all were."""
     reason = ctypes.create_string_buffer(_REASON_BYTES)
     if not _library.horovod_edl_failed_gradients(reason, ctypes.c_size_t(_REASON_BYTES)):
         return None

@@ -1,8 +1,8 @@
-"""The names of ``horovod.tensorflow`` that ``edl.tensorflow`` has, for scripts written for Horovod.
+"""Define the names of ``horovod.tensorflow`` that ``edl.tensorflow`` offers to Horovod scripts.
 
 ``import horovod.tensorflow as hvd`` becomes ``import edl.tensorflow as hvd``. The collectives are
-Horovod's own, in the ring of the moment; they fail when it breaks, and ``elastic.run`` deals with
-that. A newcomer that prepares is alone in a ring of one, whatever its ``rank()`` says.
+Horovod's own, in the present ring; they fail when it breaks, and ``elastic.run`` deals with that. A
+newcomer that warms up is alone in a ring of one, whatever its ``rank()`` says.
 """
 
 from __future__ import annotations
@@ -66,11 +66,12 @@ _TAPE = inspect.signature(_horovod.DistributedGradientTape)
 
 
 def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
-    """Horovod's, for a script with ``elastic.run``; arguments as there.
+    """Return ``optimizer`` wrapped to average gradients as Horovod does, for ``elastic.run``.
 
-    Gradients of all workers count equally, as Horovod does it. (``edl.Optimizer`` weights them by
-    their samples, and belongs to ``edl.Dataset``.) A Keras optimizer stays the same object:
-    Horovod's own wrapper overrides methods that Keras 3 does not call, and so averages nothing.
+    The arguments are those of Horovod's function of this name. Gradients of all workers count
+    equally. (``edl.Optimizer`` weights them by their samples, and belongs to ``edl.Dataset``.) A
+    Keras optimizer is changed and stays the same object: Horovod's own wrapper overrides methods
+    that Keras 3 does not call, and so averages nothing.
 
     Raises:
         UsageError: edl is not initialised, or an argument has no meaning for this optimizer.
@@ -82,11 +83,12 @@ def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
 
 
 def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
-    """A tape whose ``gradient`` returns the job's gradients.
+    """Return a tape whose ``gradient`` returns the mean gradients over all workers.
 
-    With ``edl.Dataset`` and ``edl.Optimizer``: see :class:`edl.tensorflow.tape.JobTape`. Without
-    them the script is one for Horovod, which may make a step before it has its elastic state:
-    Horovod's tape, whose ``gradient`` takes the variables of Keras 3, too; arguments as there.
+    In a script with ``edl.Dataset`` and ``edl.Optimizer`` the tape is a
+    :class:`edl.tensorflow.tape.JobTape` around ``gradtape``. Without them the script is one for
+    Horovod, which may make a step before it has its elastic state. Then the tape is Horovod's, with
+    Horovod's further arguments, and its ``gradient`` takes the variables of Keras 3, too.
 
     Raises:
         UsageError: the script has ``edl.Optimizer``, and further arguments were given.
@@ -103,14 +105,19 @@ def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any
 
 
 def broadcast_variables(variables: Iterable[Any], *arguments: Any, **named: Any) -> Any:
-    """Horovod's, for variables of Keras 3, too; arguments as there."""
+    """Broadcast the values of variables, also those of Keras 3, from one rank to all workers.
+
+    ``arguments`` and ``named`` are those of Horovod's function of this name, ``root_rank`` first.
+    """
     return _horovod.broadcast_variables([plain(each) for each in variables], *arguments, **named)
 
 
 def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
-    """Return Horovod's tape, with what it lacks: Keras 3, and local sources in an elastic job.
+    """Return Horovod's tape, changed so that it works with Keras 3 and in an elastic job.
 
-    There it divides a gradient by the size as an integer, which TensorFlow refuses.
+    Its methods take Keras 3 variables. The gradients of variables that the script has registered as
+    local are divided by the number of workers here: in an elastic job Horovod's tape would divide
+    them by an integer, which TensorFlow refuses. The arguments are those of Horovod's class.
     """
     asked = _TAPE.bind(gradtape, *arguments, **named)
     scales = asked.arguments.get("scale_local_gradients", True)
@@ -142,7 +149,10 @@ def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
 
 
 def _by_size(gradient: Any) -> Any:
-    """Return a local gradient over the number of workers: the sum of all is a mean then."""
+    """Return a local ``gradient`` divided by the number of workers; None if it is None.
+
+    The sum of these results over all workers is a mean then.
+    """
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
@@ -168,6 +178,14 @@ def _keras_optimizer(  # noqa: PLR0913 (the signature of Horovod's function for 
     scale_local_gradients: bool = True,
     use_locking: bool = False,
 ) -> Any:
+    """Let a Keras optimizer average its gradients over the workers before it applies them.
+
+    The method ``apply`` is replaced on ``optimizer``, which is returned. The arguments are those of
+    Horovod's ``DistributedOptimizer`` for Keras.
+
+    Raises:
+        UsageError: an argument is not supported, or the optimizer was wrapped before.
+    """
     del average_aggregated_gradients  # says something of more than one backward pass
     del scale_local_gradients, use_locking  # of local variables; of TensorFlow 1
     if process_set is not global_process_set:

@@ -1,4 +1,8 @@
-"""``import edl.tensorflow.keras as hvd`` in place of ``import horovod.tensorflow.keras as hvd``."""
+"""Define ``edl.tensorflow.keras``, which takes the place of ``horovod.tensorflow.keras``.
+
+A Keras script changes ``import horovod.tensorflow.keras as hvd`` into
+``import edl.tensorflow.keras as hvd``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hvd.callbacks`` of a Keras script, for the Keras of today."""
+"""Define ``hvd.callbacks`` for Keras scripts: Horovod's callbacks, written for Keras 3."""
 
 from __future__ import annotations
 
@@ -21,9 +21,14 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Gives all workers the variables of ``root_rank`` after the first batch.
+    """A callback that gives all workers the variables of ``root_rank`` after the first batch.
 
-    In a function that ``elastic.run`` has wrapped it has nothing to do: the state does so.
+    Within a function that ``elastic.run`` has wrapped it does nothing, since the state is broadcast
+    there.
+
+    Args:
+        root_rank: the rank whose model and optimizer variables are broadcast.
+        device: the TensorFlow device on which the broadcast runs; empty: TensorFlow chooses.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -33,6 +38,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._done = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcast the variables of model and optimizer after the first batch."""
         if self._done or elastic.is_running():
             return
         variables = [*self.model.weights, *self.model.optimizer.variables]
@@ -42,13 +48,18 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Averages the metrics of an epoch over all workers. Put it before callbacks that read them."""
+    """A callback that replaces the metrics of an epoch by their means over all workers.
+
+    Put it before callbacks that read the metrics. ``device`` is the TensorFlow device on which the
+    allreduce runs.
+    """
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
         self._device = device
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Replace each number in ``logs`` by its mean over all workers."""
         if not logs:
             return
         names = sorted(logs)
@@ -59,16 +70,20 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Sets the learning rate to ``initial_lr * multiplier(epoch)``.
+    """A callback that sets the learning rate to ``initial_lr * multiplier(epoch)``.
+
+    Horovod's ``momentum_correction`` does not exist here: Keras 3 has the momentum in the compiled
+    step.
 
     Args:
+        initial_lr: the learning rate that is multiplied.
         multiplier: a function of the epoch, or a factor for each epoch after ``start_epoch``.
-        start_epoch, end_epoch: leave the learning rate alone before and from then on.
-        staircase: once an epoch; otherwise before each batch, with fractions of an epoch.
-        steps_per_epoch: for those fractions; needed where ``fit`` does not know it.
-
-    Horovod's ``momentum_correction`` does not exist: Keras 3 has the momentum in the compiled
-    step.
+        start_epoch: the learning rate is left alone before this epoch.
+        end_epoch: the learning rate is left alone from this epoch on; None: it never is.
+        staircase: True: set the rate once an epoch; False: before each batch, with fractions of an
+            epoch.
+        steps_per_epoch: the number of batches of an epoch, for those fractions; needed where
+            ``fit`` does not know it.
     """
 
     def __init__(
@@ -93,15 +108,22 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Take the steps of an epoch from ``fit`` if they are needed and were not given.
+
+        Raises:
+            ValueError: ``fit`` does not know them.
+        """
         if not self.staircase and self.steps_per_epoch is None:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
                 raise ValueError(f"{type(self).__name__} needs steps_per_epoch")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Remember the number of the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Set the learning rate before each batch, or only before the first with ``staircase``."""
         ended = self.end_epoch is not None and self._epoch >= self.end_epoch
         if self._epoch < self.start_epoch or ended:
             return
@@ -112,18 +134,27 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self._set(self._epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Add the present learning rate to ``logs`` as ``lr``."""
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
     def _set(self, epoch: float) -> None:
+        """Set the optimizer's learning rate to that of ``epoch``, which may be a fraction."""
         self.model.optimizer.learning_rate.assign(self.initial_lr * self.multiplier(epoch))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from ``initial_lr / size`` to ``initial_lr`` in the first epochs.
+    """A callback that raises the learning rate over the first epochs, for large batches.
 
-    After Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.2. ``initial_lr`` is the
-    one for all workers together.
+    The rate goes from ``initial_lr / size``, size being the number of workers, to ``initial_lr``,
+    the rate for all workers together (Goyal et al., "Accurate, Large Minibatch SGD", 2017, section
+    2.2).
+
+    Args:
+        initial_lr: the learning rate that is reached.
+        warmup_epochs: the number of epochs that it takes.
+        steps_per_epoch: the number of batches of an epoch; needed where ``fit`` does not know it.
+        verbose: if it is above 0, rank 0 prints the rate that was reached.
     """
 
     def __init__(
@@ -148,6 +179,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Add the learning rate to ``logs``, and print it at the end of the warm-up if asked."""
         super().on_epoch_end(epoch, logs)
         assert self.end_epoch is not None
         if epoch == self.end_epoch - 1 and self.verbose > 0 and process.rank() == 0:

@@ -1,4 +1,4 @@
-"""``hvd.elastic`` of a Keras script: the state, and the callbacks that commit it in ``fit``."""
+"""Define ``hvd.elastic`` for Keras scripts: the state, and callbacks that commit it in ``fit``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ __all__ = [
 
 
 class KerasState(TensorFlowKerasState):
-    """A Keras model, its optimizer, and further attributes; see the class it is derived from."""
+    """The elastic state of a Keras model, its optimizer, and further attributes.
+
+    It is a :class:`~edl.tensorflow.elastic.TensorFlowKerasState` under the name that Horovod has
+    for Keras scripts.
+    """
 
 
 class CommitStateCallback(keras.callbacks.Callback):
-    """Commits ``state`` after every ``batches_per_commit`` batches, and after each epoch.
+    """A callback that commits ``state`` after every ``batches_per_commit`` batches and each epoch.
 
-    Put it behind the callbacks that update the state.
+    Put it after the callbacks that update the state.
     """
 
     def __init__(self, state: TensorFlowKerasState, batches_per_commit: int = 1) -> None:
@@ -36,9 +40,14 @@ class CommitStateCallback(keras.callbacks.Callback):
         self._left = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Begin to count batches anew, alike on all workers, which begin ``fit`` together."""
         self._left = self._batches_per_commit  # alike on all, who begin together
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commit the state if enough batches were trained since the last commit.
+
+        A worker that warms up commits after each batch.
+        """
         worker = current_worker()
         worker.script.beat()
         self._left -= 1
@@ -47,14 +56,15 @@ class CommitStateCallback(keras.callbacks.Callback):
             self._state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commit the state at the end of an epoch."""
         self._state.commit()
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """Keeps in ``state.batch`` how many batches of the epoch are trained.
+    """A callback that keeps in ``state.batch`` how many batches of the epoch are trained.
 
-    When ``fit`` is called again in the middle of an epoch, and knows its steps an epoch, it ends
-    the first epoch that much earlier.
+    If ``fit`` is called again in the middle of an epoch, and knows its steps per epoch, this
+    callback ends the first epoch that many batches earlier.
     """
 
     def __init__(self, state: Any) -> None:
@@ -63,22 +73,25 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self._before = 0  # batches of this epoch that were trained before fit was called
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Remember how many batches of the epoch were trained before ``fit`` was called."""
         self._before = self._state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count the batch in ``state.batch``, and end the epoch if all its batches are trained."""
         self._state.batch = self._before + batch + 1
         steps = self.params.get("steps")
         if steps and self._state.batch >= steps and not self.model.stop_training:
             self.model.stop_training = EPOCH_IS_OVER
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Set ``state.batch`` to 0, and let ``fit`` go on with the next epoch."""
         if self.model.stop_training is EPOCH_IS_OVER:
             self.model.stop_training = False
         self._state.batch = self._before = 0
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Keeps in ``state.epoch`` how many epochs are trained, over all calls of ``fit``."""
+    """A callback that counts in ``state.epoch`` the epochs of all calls of ``fit`` so far."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -86,7 +99,9 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         self._before = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Remember how many epochs were trained before ``fit`` was called."""
         self._before = self._state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Count the epoch in ``state.epoch``."""
         self._state.epoch = self._before + epoch + 1
