@@ -1,6 +1,8 @@
-"""The other callbacks of a ``fit``: in which order they run, what they remember, who writes.
+"""Fit the other callbacks of a ``fit`` into the job: their order, their states, and who writes.
 
-:class:`edl.tensorflow.fit.KerasCallback` ties them to the job. One concern a module: ``order`` has
-the list of callbacks, ``memory`` their states and ``values`` what these are made of, ``writers``
-those that write files, ``agreement`` what the workers exchange at the end of an epoch.
+:class:`edl.tensorflow.fit.KerasCallback` ties them to the job. There is one concern a module:
+``order`` has the list of callbacks, ``memory`` their states, ``values`` the values of which states
+are made, ``writers`` the callbacks that write files, ``agreement`` the rows that the workers
+exchange at the end of an epoch, ``metrics`` the results of metrics over all workers, and
+``additive`` the question whether a metric's state is a sum.
 """

@@ -1,10 +1,10 @@
 """Decide whether the state of a Keras metric is a sum over the batches.
 
-The states of Keras' own metrics are. The source of a user's metric is read: ``update_state``, and
-the methods that it calls, may use a variable of the state only to add to it, by
-``v.assign_add(...)`` or ``v.assign(v + ...)``, or through other metrics that the metric holds. So a
-maximum is no sum, a running mean ``v.assign_add((x - v) / n)`` is none, and neither is code that is
-not understood. The attribute ``edl_additive`` of a metric's class overrules this.
+The states of Keras' own metrics are such sums. The source code of a user's metric is read:
+``update_state``, and the methods that it calls, may use a variable of the state only to add to it,
+by ``v.assign_add(...)`` or ``v.assign(v + ...)``, or through other metrics that the metric holds.
+So a maximum is no sum, a running mean ``v.assign_add((x - v) / n)`` is none, and neither is code
+that is not understood. The attribute ``edl_additive`` of a metric's class overrules this.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def is_additive(metric: Any) -> bool:
 
 
 def _only_adds(metric: Any) -> bool:
-    """Return whether all that the user's classes do with the state is to add to it."""
+    """Return whether a user's metric changes the variables of its state only by adding to them.
+
+    The classes of the metric that are not Keras' are read. Metrics of Keras' own classes only add.
+    """
     own = []
     for kind in type(metric).__mro__:
         if kind.__module__.partition(".")[0] == "keras":
@@ -54,9 +57,10 @@ def _only_adds(metric: Any) -> bool:
 
 
 def _definitions(kinds: list[type], name: str) -> Iterator[ast.FunctionDef | None]:
-    """Yield the method of this name, and those that it reaches by ``super()``.
+    """Yield the method ``name`` of the first of the classes ``kinds`` that has one.
 
-    None stands for a method whose source cannot be read, as at a prompt.
+    Then follow the methods that it reaches by ``super()``. None stands for a method whose source
+    cannot be read, as at a prompt.
     """
     for kind in kinds:
         if name in vars(kind):
@@ -69,6 +73,7 @@ def _definitions(kinds: list[type], name: str) -> Iterator[ast.FunctionDef | Non
 
 
 def _parsed(function: Any) -> ast.FunctionDef | None:
+    """Return the syntax tree of a method or property; None if its source cannot be read."""
     if isinstance(function, property):
         function = function.fget
     if isinstance(function, staticmethod | classmethod):
@@ -83,7 +88,7 @@ def _parsed(function: Any) -> ast.FunctionDef | None:
 
 
 def _own_attributes(tree: ast.AST) -> Iterator[ast.Attribute]:
-    """Yield each ``self.name``."""
+    """Yield each expression ``self.name`` in ``tree``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and _is_self(node.value):
             yield node
@@ -113,7 +118,15 @@ def _uses_state(method: ast.FunctionDef, metric: Any) -> bool:
 
 
 def _added_to(call: ast.Call, function: ast.Attribute) -> set[int]:
-    """Return the ids of the nodes that stand for the variable to which a call adds."""
+    """Return the ids of the nodes that stand for the variable to which a call adds.
+
+    Args:
+        call: a call of a method.
+        function: the expression that is called, as ``self.total.assign_add``.
+
+    Returns:
+        The ids of nodes in ``call``; an empty set if the call does not add to a variable.
+    """
     target = function.value
     if function.attr in ADDITIONS:
         return {id(_bare(target))}
@@ -124,7 +137,10 @@ def _added_to(call: ast.Call, function: ast.Attribute) -> set[int]:
 
 
 def _addend(value: ast.AST, target: str) -> ast.AST | None:
-    """Return the node of ``target`` in ``target + ...``; None if this is something else."""
+    """Return the node of ``target`` in a sum ``target + ...``; None if ``value`` is something else.
+
+    ``target`` is the dump of a node, as of ``ast.dump``.
+    """
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):
         terms = [value.left, value.right][: 1 + isinstance(value.op, ast.Add)]
     elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
@@ -136,13 +152,14 @@ def _addend(value: ast.AST, target: str) -> ast.AST | None:
 
 
 def _bare(node: ast.AST) -> ast.AST:
-    """Return ``self.parts`` of ``self.parts[0]``."""
+    """Return ``node`` without its subscripts: ``self.parts`` in place of ``self.parts[0]``."""
     while isinstance(node, ast.Subscript):
         node = node.value
     return node
 
 
 def _has_variables(value: Any) -> bool:
+    """Return whether ``value`` is a variable or another metric, or a container that holds one."""
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, list | tuple):

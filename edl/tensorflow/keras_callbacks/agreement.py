@@ -1,4 +1,4 @@
-"""What the workers exchange at the end of an epoch: rows of floats, equally long."""
+"""Build and read the rows of floats, equally long, that workers exchange at the end of an epoch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ ROOM = 32  # for metrics in a row; with more of them, as much again
 
 
 def metrics_row(worker: int, samples: int, metrics: Mapping[str, float]) -> list[float]:
-    """This worker's ``metrics``, of an epoch in which it has trained ``samples``.
+    """Return the row with this worker's ``metrics`` of an epoch, for :func:`job_metrics`.
 
-    Filled up, so that the rows of workers with other metrics are as long, as a rule.
+    The row is filled up to a multiple of ``ROOM`` metrics, so that the rows of workers with other
+    metrics are as long, as a rule.
+
+    Args:
+        worker: this worker's id.
+        samples: how many samples this worker has trained in the epoch.
+        metrics: numbers by name.
     """
     names = zlib.crc32("\n".join(metrics).encode())
     room = -(-max(len(metrics), 1) // ROOM) * ROOM
@@ -25,10 +31,14 @@ def metrics_row(worker: int, samples: int, metrics: Mapping[str, float]) -> list
 
 
 def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[str, float]:
-    """The means over the workers, weighted with the samples that each has trained.
+    """Return the means of metrics over the workers, by name, weighted with their samples.
+
+    Args:
+        rows: the rows of :func:`metrics_row` of all workers.
+        names: the names of this worker's metrics.
 
     Raises:
-        UsageError: naming workers that have other metrics than the first of them.
+        UsageError: some workers have other metrics than the first one; the message names them.
     """
     odd = [f"w{row[0]:.0f}" for row in rows if row[2] != rows[0][2]]
     if odd:
@@ -42,18 +52,29 @@ def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[s
 
 @dataclass(frozen=True)
 class Met:
-    """All workers have come to the end of an epoch and run its callbacks."""
+    """What all workers know when they have come to the end of an epoch and have run its callbacks.
+
+    Attributes:
+        stop: why all workers stop training; empty if they go on.
+        written: whether rank 0 had written its files.
+    """
 
     stop: str  # why all stop; empty when they do not
     written: bool  # rank 0 had written what there was to write
 
 
 def end_row(worker: int, wants_to_stop: bool, wrote: bool) -> list[float]:
-    """This worker has run its callbacks at the end of an epoch."""
+    """Return the row that a worker sends when it has run its callbacks at the end of an epoch.
+
+    Args:
+        worker: this worker's id.
+        wants_to_stop: whether a callback of this worker wants to stop the training.
+        wrote: whether this worker, as rank 0, has written its files.
+    """
     return [worker, float(wants_to_stop), float(wrote)]
 
 
 def met(rows: Sequence[Sequence[float]]) -> Met:
-    """What follows from the rows of :func:`end_row`."""
+    """Return what all workers conclude from the rows of :func:`end_row` of all of them."""
     stops, reason = stopping([int(row[0]) for row in rows if row[1]])
     return Met(stop=reason if stops else "", written=any(row[2] for row in rows))

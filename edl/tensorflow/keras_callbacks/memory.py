@@ -1,10 +1,10 @@
-"""What the callbacks of a ``fit`` remember: it follows the job, to newcomers and into checkpoints.
+"""Share what the callbacks of a ``fit`` remember: with newcomers, and in checkpoints.
 
-A callback with ``state_dict()`` and ``load_state_dict()`` says itself what that is. Of any other
-it is the attributes that have changed since ``fit`` began, if they are data (:mod:`values`). So
-what a script gives to a constructor stays the script's, also in a job that is resumed with other
-settings. The model, functions and open files are not data; other objects are left as they are,
-which is logged.
+A callback with ``state_dict()`` and ``load_state_dict()`` says itself what it remembers. Any other
+callback remembers the attributes that have changed since ``fit`` began, if they are data
+(:mod:`values`). So what a script gives to a constructor stays the script's, also in a job that is
+resumed with other settings. The model, functions and open files are not data. Other objects are
+left as they are, which is logged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MISSING: Any = object()
 
 
 class _Memory:
-    """One callback and the values that its attributes had at first."""
+    """One callback of a ``fit``, and the values that its attributes had at first."""
 
     def __init__(self, callback: Any, model: Any) -> None:
         self._of = weakref.ref(callback)
@@ -53,13 +53,15 @@ class _Memory:
 
     @property
     def callback(self) -> Any:
+        """The callback; None if it is deleted."""
         return self._of()
 
     def is_of(self, model: Any) -> None:
-        """From now on this is the model that the callback sees."""
+        """Note that the callback belongs to ``model`` now; the model is no part of its state."""
         self._models = {id(plain(each)) for each in variables_of(model) or []}
 
     def state(self) -> Any:
+        """Return the callback's state: its ``state_dict()``, or its data that have changed."""
         if isinstance(self.callback, Stateful):
             return self.callback.state_dict()
         stored = {name: self._taken(name, value) for name, value in self._attributes()}
@@ -70,6 +72,11 @@ class _Memory:
         }
 
     def load(self, state: Any) -> None:
+        """Give the callback a ``state`` that :meth:`state` of another worker has returned.
+
+        Attributes that the state does not have get their first values again, unless these were
+        large.
+        """
         if isinstance(self.callback, Stateful):
             self.callback.load_state_dict(state)
             return
@@ -82,9 +89,15 @@ class _Memory:
                 setattr(self.callback, name, self._put(name, stored))
 
     def _attributes(self) -> list[tuple[str, Any]]:
+        """Return names and values of the callback's attributes, without the model and ``params``."""
         return [pair for pair in vars(self.callback).items() if pair[0] not in _KEPT_OUT]
 
     def _taken(self, name: str, value: Any) -> Any:
+        """Return ``value`` as plain data; ``_MISSING`` if it does not belong to the state.
+
+        ``value`` is the value of the attribute ``name``. :func:`values.taken` makes plain data of
+        it. Data of the model do not belong to the state of a callback.
+        """
         if isinstance(self.callback, MonitorCallback) and name == "min_delta":
             value = abs(value)  # it has the sign of the direction once this is known
         if self._is_of_the_model(value):
@@ -96,13 +109,17 @@ class _Memory:
             return _MISSING
 
     def _put(self, name: str, stored: Any) -> Any:
+        """Return the value of an attribute from ``stored``, the inverse of :meth:`_taken`."""
         mine = put(stored, getattr(self.callback, name, None))
         if isinstance(self.callback, MonitorCallback) and name == "min_delta":
             return -mine if self.callback.monitor_op is keras.ops.less else mine
         return mine
 
     def _is_of_the_model(self, value: Any) -> bool:
-        """The model itself, its layers and weights: they are with the others anyway."""
+        """Return whether ``value`` is the model, a layer or weights of it, or a list of these.
+
+        The job shares these with newcomers anyway.
+        """
         if isinstance(value, PLAIN):
             return False
         if isinstance(value, (list, tuple)) and value:
@@ -111,7 +128,10 @@ class _Memory:
         return bool(found) and self._models.issuperset(id(plain(each)) for each in found or [])
 
     def _warn_once(self, name: str, value: Any, what: NoData) -> None:
-        """Log once that something is left as it is, if it came up in the training."""
+        """Log once that the attribute ``name`` does not follow the job, if training has set it.
+
+        ``value`` is its value, and ``what`` the error that names the type which cannot be shared.
+        """
         expected = callable(value) or isinstance(value, (io.IOBase, logging.Logger))
         if expected or name in self._warned or self._objects.get(name, _MISSING) is value:
             return
@@ -126,11 +146,14 @@ class _Memory:
 
 
 class CallbackStates:
-    """The memory of all callbacks of a ``fit``; tracked as one object.
+    """The states of all callbacks of a ``fit``, which follow the job as one tracked object.
 
-    ``verbose``: as the job's ``fit`` has it. ``begun``: the newest epoch whose ``on_epoch_begin``
-    has been called, on all workers but those that join in it; -1 before the first. ``received``:
-    the newest state that was taken over.
+    Attributes:
+        verbose: the ``verbose`` of the job's ``fit``.
+        begun: the newest epoch whose ``on_epoch_begin`` has been called, on all workers but those
+            that join in it; -1 before the first.
+        received: the state that this worker has loaded last.
+        told_verbose: a function that is called with ``verbose`` when a newcomer receives it.
     """
 
     edl_compared = False  # a callback may remember times and other numbers of its worker's own
@@ -147,9 +170,15 @@ class CallbackStates:
         self.told_verbose: Callable[[Any], None] = lambda _verbose: None
 
     def follow(self, callbacks: Sequence[Any], remembers: Sequence[bool], model: Any) -> None:
-        """From now on these are the callbacks; those that do not remember are only named.
+        """Let the states be those of the callbacks of a new fit.
 
-        What a callback had at first is what it had in its first fit: a newcomer has passed over it.
+        The first values of a callback's attributes are those that it had in its first fit, also on
+        a newcomer, which has passed over that fit.
+
+        Args:
+            callbacks: all callbacks of the fit, in order.
+            remembers: for each callback, whether it has a state; if not, only its name is compared.
+            model: the model that is fitted.
         """
         self._callbacks = list(callbacks)
         self._names = [type(callback).__name__ for callback in callbacks]
@@ -160,6 +189,7 @@ class CallbackStates:
         self.begun = -1
 
     def _memory_of(self, callback: Any, model: Any) -> _Memory:
+        """Return the memory of ``callback``, a new one if it is in its first fit."""
         memory = self._known.get(id(callback))
         if memory is None:
             self._known[id(callback)] = memory = _Memory(callback, model)
@@ -168,6 +198,7 @@ class CallbackStates:
         return memory
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the names and states of the callbacks, with ``verbose`` and ``begun``."""
         return {
             "names": list(self._names),
             "states": [memory.state() if memory else None for memory in self._memories],
@@ -176,14 +207,14 @@ class CallbackStates:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what the job's callbacks remember.
+        """Restore the states of the job's callbacks in those of this worker.
 
-        From a checkpoint, whose script may have had others, each takes what the one of the same
-        class had.
+        If ``state`` is from a checkpoint, whose script may have had other callbacks, each callback
+        gets the state of one of the same class.
 
         Raises:
             JobFailed: the job begins with different callbacks on its workers.
-            UsageError: this newcomer has others than the job.
+            UsageError: this newcomer has other callbacks than the job.
         """
         saved = self._worker.steps.sync_root == self._worker.id  # nobody else has sent it
         if not saved and state["names"] != self._names:
@@ -203,6 +234,10 @@ class CallbackStates:
                 memory.load(found[1])
 
     def _refuse(self, theirs: Sequence[str]) -> None:
+        """Raise an error that says how this worker's callbacks differ from ``theirs``.
+
+        ``theirs`` are the names of the callbacks of another worker.
+        """
         mine, worker = self._names, self._worker
         here = _without(mine, theirs)
         there = _without(theirs, mine)
@@ -222,6 +257,7 @@ class CallbackStates:
 
 
 def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return ``names`` without those in ``others``, each of which removes one."""
     left = list(names)
     for name in others:
         if name in left:

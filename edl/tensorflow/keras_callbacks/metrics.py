@@ -35,7 +35,7 @@ State = list[Any]
 
 
 class EpochMetrics:
-    """The metrics of a model that is fitted."""
+    """The metrics of a model that is fitted, with results over the samples of all workers."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -45,14 +45,14 @@ class EpochMetrics:
         self._replaced: list[Any] = []  # metrics whose result is the job's mean for now
 
     def begin_batch(self, weight: int) -> None:
-        """Remember the states if the next batch is a padding batch, of weight 0."""
+        """Remember the states of the metrics before a padding batch, which has the ``weight`` 0."""
         self._shown = None
         if weight == 0:
             variables = self._variables()
             self._before = dict(zip(map(id, variables), _read(variables), strict=True))
 
     def end_batch(self) -> None:
-        """Put back the states from before a padding batch."""
+        """Restore the states of the metrics after a padding batch, which must not count in them."""
         before, self._before = self._before, None
         if before is None:
             return
@@ -69,7 +69,7 @@ class EpochMetrics:
         return {name: float(v) if v.ndim == 0 else v for name, v in arrays.items()}
 
     def of_job(self, logs: Mapping[str, Any], worker: Worker, samples: int) -> dict[str, Any]:
-        """Combine the metrics, and return the job's values of those numbers in ``logs``.
+        """Combine the metrics of all workers; return the job's values of the numbers in ``logs``.
 
         All workers call it between two steps, after the last one of the epoch.
 
@@ -77,6 +77,7 @@ class EpochMetrics:
             logs: what ``train_step`` has returned for this worker's last batch. A number there
                 belongs to a metric if it equals the metric's result, or if all names in ``logs``
                 are the names of metrics.
+            worker: this worker.
             samples: how many samples this worker has trained in the epoch.
 
         Returns:
@@ -101,11 +102,12 @@ class EpochMetrics:
         }
 
     def combine(self, worker: Worker, samples: int) -> None:
-        """Add up the states of the metrics over all workers, until the metrics are reset.
+        """Add up the states of the metrics over all workers; the sums stay until Keras resets them.
 
         All workers call it between two steps, after the last one of the epoch.
 
         Args:
+            worker: this worker.
             samples: how many samples this worker has trained in the epoch.
 
         Raises:
@@ -124,11 +126,12 @@ class EpochMetrics:
                 self._take_mean(metric, worker, samples)
 
     def hand_over(self, worker: Worker, leaving: frozenset[int]) -> None:
-        """Add the states of workers that leave to the state of the first worker that stays.
+        """Add the metric states of workers that leave to the states of the first worker that stays.
 
         All workers of the ring call it between two steps.
 
         Args:
+            worker: this worker.
             leaving: the ids of the workers that leave.
         """
         sums = [metric for metric in _leaves(self._model.metrics) if is_additive(metric)]
@@ -152,13 +155,13 @@ class EpochMetrics:
     def _take_mean(self, metric: Any, worker: Worker, samples: int) -> None:
         """Let ``metric.result()`` be the mean of all workers' results, weighted by their samples.
 
-        For a metric whose state is no sum; the first time a warning says so. :meth:`restore` takes
-        it back.
+        This is for a metric whose state is no sum; the first time a warning says so.
+        :meth:`restore` reverses it.
 
         Args:
-            metric: of Keras, on this worker.
-            worker: this one; all workers call this at the same point.
-            samples: how many this worker has trained in the epoch.
+            metric: a metric of the model on this worker.
+            worker: this worker; all workers call this method at the same point.
+            samples: how many samples this worker has trained in the epoch.
         """
         if metric.name not in self._told:
             self._told.add(metric.name)
@@ -177,11 +180,12 @@ class EpochMetrics:
         self._replaced.append(metric)
 
     def _variables(self) -> list[Any]:
+        """Return the variables in which the metrics of the model hold their states."""
         return [v for metric in _leaves(self._model.metrics) for v in metric.variables]
 
 
 def _leaves(metrics: Iterable[Any]) -> list[Any]:
-    """Return single metrics: in place of a metric that holds others, those that it holds."""
+    """Return single metrics: a metric that holds other metrics is replaced by these."""
     found: list[Any] = []
     for metric in metrics:
         inner = getattr(metric, "metrics", None)
@@ -190,7 +194,13 @@ def _leaves(metrics: Iterable[Any]) -> list[Any]:
 
 
 def _source(name: str, value: Any, results: Mapping[str, Any]) -> str | None:
-    """Return the name of the metric whose result is ``value``; None if no single one is."""
+    """Return the name of the metric whose result equals ``value``; None if no single metric fits.
+
+    Args:
+        name: the name of the number in the logs; a metric of this name is preferred.
+        value: the number.
+        results: the results of all metrics, by name.
+    """
     same = [other for other, result in results.items() if _is_same(value, result)]
     if name in same:
         return name
@@ -198,7 +208,7 @@ def _source(name: str, value: Any, results: Mapping[str, Any]) -> str | None:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two results are equal, but for the rounding of a compiled step."""
+    """Return whether two results are equal but for the rounding of a compiled step (1e-5)."""
     if np.shape(one) != np.shape(other):
         return False
     try:
@@ -212,7 +222,10 @@ def _read(variables: Sequence[Any]) -> State:
 
 
 def _wide(kind: Any) -> Any:
-    """Return the type in which states of this type are added: exact for integers."""
+    """Return the type in which states of the type ``kind`` are added: int64 or float64.
+
+    Integers are so added exactly.
+    """
     return np.int64 if np.issubdtype(kind, np.integer) or kind == np.bool_ else np.float64
 
 
@@ -225,7 +238,7 @@ def _added(payloads: Sequence[bytes], like: State) -> State:
 
     Args:
         payloads: the bytes of each worker's state.
-        like: a state, for the shapes and types.
+        like: a state that has the shapes and types of all of them.
 
     Raises:
         UsageError: the states have different sizes.

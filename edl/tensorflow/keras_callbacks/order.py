@@ -1,8 +1,8 @@
-"""The list of callbacks of a ``fit``, as edl needs it: in order, complete, with nothing refused.
+"""Put the callbacks of a ``fit`` in the order that edl needs, and refuse those that cannot work.
 
-Keras makes that list inside of ``fit``, and hands it to nobody. So its class is changed once, for
-the process: a list that has a ``KerasCallback`` is put in order before its callbacks hear of the
-model. Other lists are left alone.
+Keras makes the list of callbacks inside of ``fit``, and gives no access to it. So the class of the
+list is changed once, for the process: a list that has a ``KerasCallback`` is put in order before
+its callbacks are told of the model. Other lists are left alone.
 
 Keras numbers the batches that this process has taken in the epoch. A worker that joins in the midst
 of an epoch would begin at 0, and a callback that computes a learning rate from the number would set
@@ -35,13 +35,13 @@ Arrange = Callable[[Any, list[Any], Any], list[Any]]  # (edl's callback, the oth
 
 
 class Numbering(Protocol):
-    """The job's numbers, in place of those that Keras counts in this process."""
+    """The job's numbers of batches, in place of those that Keras counts in this process."""
 
     batch: int
     """The index in the epoch of the batch that was handed out last."""
 
     def begin_batch(self) -> int:
-        """Hand out the next batch; return its index in the epoch."""
+        """Hand out the next batch, and return its index in the epoch."""
 
     def with_steps(self, params: dict[str, Any]) -> dict[str, Any]:
         """Return ``params`` of a ``fit`` with the job's number of steps of an epoch."""
@@ -49,10 +49,18 @@ class Numbering(Protocol):
 
 @functools.cache
 def watch_lists(kind: type[Any], arrange: Arrange) -> None:
-    """From now on every list with a callback of ``kind`` consists of what ``arrange`` returns.
+    """Patch Keras so that each list with a callback of ``kind`` becomes what ``arrange`` returns.
 
-    Raises, as the list is made:
-        UsageError: two callbacks of ``kind``, or one that cannot work in a job.
+    The patch lasts for the rest of the process.
+
+    Args:
+        kind: the class of edl's callback.
+        arrange: a function of edl's callback, the other callbacks and the model, which returns all
+            callbacks in order.
+
+    Raises:
+        UsageError: when a list is made later: it has two callbacks of ``kind``, or one that cannot
+            work in a job.
     """
     plain = keras.callbacks.CallbackList.set_model
 
@@ -72,7 +80,7 @@ def watch_lists(kind: type[Any], arrange: Arrange) -> None:
 
 
 def _number_batches(callbacks: Any, job: Numbering) -> None:
-    """Let the list hand the job's numbers to its callbacks, in place of Keras'."""
+    """Let the list ``callbacks`` give its callbacks the numbers of ``job``, not Keras'."""
     begin, end, params = (
         callbacks.on_train_batch_begin,
         callbacks.on_train_batch_end,
@@ -84,13 +92,14 @@ def _number_batches(callbacks: Any, job: Numbering) -> None:
 
 
 def with_progress(others: list[Any]) -> list[Any]:
-    """``others`` with the progress bar that Keras leaves out where ``verbose`` is 0."""
+    """Return ``others`` with a progress bar, which Keras leaves out where ``verbose`` is 0."""
     if any(isinstance(callback, ProgbarLogger) for callback in others):
         return others
     return [*others, ProgbarLogger()]
 
 
 def _check(callbacks: list[Any]) -> None:
+    """Raise UsageError if a callback cannot work in a job, and say what to use instead."""
     for callback in callbacks:
         for kind, why in _REFUSED.items():
             if isinstance(callback, kind):

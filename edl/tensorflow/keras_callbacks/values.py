@@ -1,8 +1,9 @@
-"""Values of attributes as they travel: taken apart, put together again, compared.
+"""Convert the values of attributes to data that can be sent, and back, and compare them.
 
-What is data: None, booleans, numbers, text, bytes, numpy arrays and scalars, TensorFlow's tensors,
-and lists, tuples, dicts, sets and deques of these. What has variables (a ``tf.Variable``, a metric,
-a model) travels as their values, which are assigned to those that are there.
+Data are None, booleans, numbers, text, bytes, numpy arrays and scalars, TensorFlow's tensors, and
+lists, tuples, dicts, sets and deques of these. Of an object that has variables (a ``tf.Variable``,
+a metric, a model), the values of the variables are sent, and are assigned to the variables of the
+object that is there.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ NUMBERS = "biufc"  # kinds of arrays; of others those that TensorFlow has, as bf
 
 
 class NoData(Exception):
-    """A value that cannot travel; the text is its type."""
+    """The error that a value cannot be sent; its text is the type of the value."""
 
 
 def taken(value: Any) -> Any:
-    """``value`` in plain lists, dicts and arrays that later changes do not reach.
+    """Return ``value`` in plain lists, dicts and arrays, which later changes of it do not reach.
 
     Raises:
-        NoData: there is something in it that is no data.
+        NoData: something in ``value`` is no data.
     """
     value = plain(value)
     if type(value) in PLAIN:
@@ -55,9 +56,9 @@ def taken(value: Any) -> Any:
 
 
 def put(stored: Any, mine: Any) -> Any:
-    """The inverse: what :func:`taken` has made, in the place of ``mine``.
+    """Return the value of which :func:`taken` has made ``stored``, to replace ``mine``.
 
-    Containers and variables of ``mine`` stay the same objects where they can.
+    Containers and variables of ``mine`` stay the same objects where they can, with new contents.
     """
     if not isinstance(stored, dict):
         return stored.copy() if isinstance(stored, np.ndarray) else stored
@@ -85,6 +86,10 @@ def put(stored: Any, mine: Any) -> Any:
 
 
 def _put_dict(items: list[Any], mine: Any) -> Any:
+    """Return the dict that :func:`taken` has stored as ``items``, to replace ``mine``.
+
+    If ``mine`` is a dict, it stays the same object, with new contents.
+    """
     old = dict(mine) if isinstance(mine, dict) else {}
     keys = [put(key, None) for key, _ in items]
     new = {key: put(item, old.get(key)) for key, (_, item) in zip(keys, items, strict=True)}
@@ -96,7 +101,10 @@ def _put_dict(items: list[Any], mine: Any) -> Any:
 
 
 def fingerprint(stored: Any) -> Any:
-    """What is equal for two values of :func:`taken` when they are; with no array in it."""
+    """Return a value without arrays that is equal for equal values of :func:`taken`.
+
+    An array is replaced by its type, shape and checksum.
+    """
     if isinstance(stored, np.ndarray):
         return ("array", stored.dtype.name, stored.shape, zlib.crc32(bytes_of(stored).data))
     if isinstance(stored, dict):
@@ -107,11 +115,12 @@ def fingerprint(stored: Any) -> Any:
 
 
 def is_small(stored: Any) -> bool:
-    """Whether it costs little to keep it."""
+    """Return whether the arrays in ``stored`` have at most ``SMALL_BYTES`` bytes together."""
     return sum(array.nbytes for array in _arrays(stored)) <= SMALL_BYTES
 
 
 def _arrays(stored: Any) -> list[np.ndarray[Any, Any]]:
+    """Return all arrays in ``stored``, which :func:`taken` has made."""
     if isinstance(stored, np.ndarray):
         return [stored]
     if isinstance(stored, dict):

@@ -1,8 +1,9 @@
-"""Callbacks that write files or to the terminal: given on all workers, they write on rank 0 only.
+"""Let callbacks that write files or to the terminal write on rank 0 only.
 
-Whoever is rank 0 when something is to be written does it, so a successor goes on where rank 0
-died. Until the workers have met at the end of an epoch (:meth:`Writer.met`), each keeps what it
-would have written there: the successor of one that died on the way makes up for it.
+Such callbacks are given on all workers. The worker that is rank 0 when something is to be written
+writes it, so a successor goes on where rank 0 died. Until the workers have met at the end of an
+epoch (:meth:`Writer.met`), each keeps what it would have written there, so that the successor of a
+rank 0 that died on the way can write it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ _HOOKS = [
 
 
 class Writer(keras.callbacks.Callback):
-    """Stands in the list of a ``fit`` for a callback that writes."""
+    """A callback that stands in the list of a ``fit`` for a callback that writes.
+
+    Attributes:
+        remembers: whether the state of the callback follows the job.
+        callback: the callback that writes.
+    """
 
     remembers = False  # what the callback remembers follows the job
 
@@ -35,24 +41,28 @@ class Writer(keras.callbacks.Callback):
 
     @property
     def writes(self) -> bool:
-        """This worker is rank 0 now."""
+        """Whether this worker is rank 0 now, and so writes."""
         return self._worker.rank == 0 and not self._worker.warming_up
 
     def set_params(self, params: Any) -> None:
+        """Keep the parameters of ``fit``, and give them to the callback that writes."""
         super().set_params(params)
         self.callback.set_params(params)
 
     def met(self, written: bool) -> None:
-        """All workers have met at the end of the epoch.
+        """Finish the end of an epoch, where all workers have met.
 
-        ``written``: its rank 0 had written what there was to write. If not, this worker does so,
-        if it is rank 0 now.
+        ``written`` says whether rank 0 of the epoch had written what there was to write. If not,
+        this worker writes it, if it is rank 0 now.
         """
         raise NotImplementedError
 
 
 class Gated(Writer):
-    """No hook of the callback is called, but on rank 0. It begins there when it is first needed."""
+    """A writer that calls the hooks of its callback on rank 0 only.
+
+    The callback begins on a worker when it is first needed there.
+    """
 
     def __init__(self, callback: Any, worker: Worker) -> None:
         super().__init__(callback, worker)
@@ -61,29 +71,37 @@ class Gated(Writer):
         self._unwritten: tuple[int, dict[str, Any]] | None = None  # an epoch's end
 
     def hook(self, name: str, *arguments: Any, **named: Any) -> None:
+        """Call the hook ``name`` of the callback with the arguments given, on rank 0 only."""
         if not self.writes or (name == "on_train_end" and not self._begun):
             return
         self._begin()
         getattr(self.callback, name)(*arguments, **named)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Not yet: this worker may be a newcomer, and the job may be resumed."""
+        """Do nothing yet: this worker may be a newcomer, and the job may be resumed."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Tell the callback on rank 0 that ``epoch`` begins, and keep it for a successor."""
         self._epoch = None
         self.hook("on_epoch_begin", epoch, logs)
         self._epoch = epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Tell the callback on rank 0 that the epoch ends; keep ``logs`` for a successor."""
         self._unwritten = (epoch, dict(logs or {}))
         self._end_epoch()
 
     def met(self, written: bool) -> None:
+        """Write the end of the epoch if its rank 0 had not, and this worker is rank 0 now.
+
+        ``written`` says whether rank 0 had written it.
+        """
         if not written and self._unwritten is not None and not self._has_written():
             self._end_epoch()
         self._epoch = self._unwritten = None
 
     def _end_epoch(self) -> None:
+        """Tell the callback that the epoch ends, if this worker is rank 0."""
         assert self._unwritten is not None
         epoch, logs = self._unwritten
         if self.writes:
@@ -92,10 +110,11 @@ class Gated(Writer):
             self.flush()
 
     def _has_written(self) -> bool:
-        """The end of the epoch, before it died: somebody else."""
+        """Return whether another worker wrote the end of the epoch before it died."""
         return False
 
     def _begin(self) -> None:
+        """Let the callback begin its training on this worker, if it has not begun yet."""
         if self._begun:
             return
         self._begun = True
@@ -108,16 +127,18 @@ class Gated(Writer):
             self.callback.on_epoch_begin(self._epoch)
 
     def resume(self) -> None:
-        """Others have written before: go on with what is there."""
+        """Prepare the callback to go on with what other workers have written before."""
 
     def began(self) -> None:
-        """``on_train_begin`` was called."""
+        """Adjust the callback after its ``on_train_begin`` was called."""
 
     def flush(self) -> None:
-        """What was written at the end of an epoch is to outlive this process."""
+        """Make what was written at the end of an epoch outlive this process."""
 
 
 def _forwarding(name: str) -> Callable[..., None]:
+    """Return a method that calls the hook ``name`` of the callback of a :class:`Gated`."""
+
     def on(self: Gated, *arguments: Any, **named: Any) -> None:
         self.hook(name, *arguments, **named)
 
@@ -130,9 +151,10 @@ for _name in _HOOKS:
 
 
 class GatedCSV(Gated):
-    """One line an epoch, also across the death of who has begun the file."""
+    """A writer for ``CSVLogger``: one line for each epoch, even if rank 0 dies in between."""
 
     def resume(self) -> None:
+        """Let the callback append to its file, after an incomplete last line is cut off."""
         self.callback.append = True
         path = self.callback.filename
         with contextlib.suppress(OSError), open(path, "rb+") as file:
@@ -150,18 +172,20 @@ class GatedCSV(Gated):
 
 
 class GatedTensorBoard(Gated):
-    """Each rank 0 writes event files of its own, in the same directory."""
+    """A writer for ``TensorBoard``: each rank 0 writes event files of its own in one directory."""
 
     def began(self) -> None:
+        """Let the callback count batches from the step of the job."""
         self.callback._global_train_batch = self._worker.step
 
     def flush(self) -> None:
+        """Flush the event files."""
         for writer in self.callback._writers.values():
             writer.flush()
 
 
 class GatedProgress(Gated):
-    """The progress bar. How many steps an epoch has is not known beforehand."""
+    """A writer for the progress bar, without a number of steps, which is not known beforehand."""
 
     callback: ProgbarLogger
 
@@ -170,16 +194,18 @@ class GatedProgress(Gated):
         self._generation = 0
 
     def set_params(self, params: Any) -> None:
+        """Give the callback the parameters of ``fit`` without the number of steps."""
         super().set_params({**params, "steps": None})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begin the bar of an epoch; after a change of the workers, with a new number of steps."""
         if self._generation != self._worker.generation:
             self._generation, self.callback.target = self._worker.generation, None
         super().on_epoch_begin(epoch, logs)
 
 
 class Saver(Writer):
-    """``ModelCheckpoint``: all workers remember what was best, and rank 0 saves."""
+    """A writer for ``ModelCheckpoint``: all workers remember what was best, and rank 0 saves."""
 
     remembers = True
 
@@ -202,6 +228,7 @@ class Saver(Writer):
             callback._should_save_model = should_save
 
     def _save(self, epoch: int, batch: int | None, logs: Any) -> None:
+        """Let the callback save the model of an epoch, without a decision whether it is due."""
         decides = self.callback._should_save_model
         self.callback._should_save_model = lambda *_: True
         try:
@@ -210,20 +237,28 @@ class Saver(Writer):
             self.callback._should_save_model = decides
 
     def set_model(self, model: Any) -> None:
+        """Give the callback the model in a form that only rank 0 saves."""
         super().set_model(model)
         self.callback.set_model(_Unsaved(model, self))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Let the callback decide whether to save, and keep a save that rank 0 may fail to make."""
         self._unsaved = None
         self.callback.on_epoch_end(epoch, logs)
 
     def met(self, written: bool) -> None:
+        """Make a save that was due if the epoch's rank 0 had not, and this worker is rank 0 now.
+
+        ``written`` says whether rank 0 had saved the model.
+        """
         unsaved, self._unsaved = self._unsaved, None
         if unsaved is not None and not written and self.writes:
             unsaved()
 
 
 def _passing(name: str) -> Callable[..., None]:
+    """Return a method that calls the hook ``name`` of the callback of a :class:`Saver`."""
+
     def on(self: Saver, *arguments: Any, **named: Any) -> None:
         getattr(self.callback, name)(*arguments, **named)
 
@@ -236,7 +271,10 @@ for _name in _HOOKS:
 
 
 class _Unsaved:
-    """The model, as a ``Saver`` sees it: saved by rank 0 only."""
+    """The model as the callback of a :class:`Saver` sees it, which only rank 0 saves.
+
+    Its save methods do nothing on other ranks. All else is passed on to the model.
+    """
 
     _SAVES = ("save", "save_weights", "export")
 
@@ -266,7 +304,7 @@ WRITERS: list[tuple[type, type[Writer]]] = [
 
 
 def standing_in(callback: Any, worker: Worker) -> Writer | None:
-    """What stands for ``callback`` in the list, if it writes."""
+    """Return the writer that replaces ``callback`` in the list; None if it writes nothing."""
     for kind, writer in WRITERS:
         if isinstance(callback, kind):
             return writer(callback, worker)
