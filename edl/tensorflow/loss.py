@@ -1,4 +1,4 @@
-"""Warn once of a Keras loss that is no mean over the samples of a batch.
+"""Warn once about a Keras loss that is not a mean over the samples of a batch.
 
 A loss has a ``reduction``, and receives the mask that layers before it have made. Both are known
 when the loss is called. In a graph that is when it is traced, so steps get no slower.
@@ -24,7 +24,10 @@ WEIGHTED = "and edl weights the gradient of each worker with its samples, as for
 
 @functools.cache
 def watch_losses() -> None:
-    """Check each Keras loss that is called in a step, from now on; warn of the first wrong one."""
+    """Patch Keras' losses to warn about the first one called in a step that is no mean.
+
+    The patch lasts for the rest of the process.
+    """
     plain = keras.losses.Loss.__call__
     told: list[str] = []
 

@@ -1,4 +1,4 @@
-"""A learning rate by the samples that the job has trained, for optimizers of Keras."""
+"""Set the learning rate of Keras optimizers by the number of samples that the job has trained."""
 
 from __future__ import annotations
 
@@ -30,24 +30,26 @@ _warned_of: set[int] = set()  # ids of schedules, which live as long as the trai
 
 @keras.saving.register_keras_serializable(package="edl")
 class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """The learning rate of a Keras optimizer, by a schedule in samples.
+    """A learning rate of a Keras optimizer that follows a schedule in samples.
 
     ::
 
         rate = edl.LRSchedule(edl.schedules.Cosine(peak_lr=0.1, total=epochs * samples))
         optimizer = edl.Optimizer(tf.keras.optimizers.SGD(rate), model)
 
-    An update gets that of the samples that the job has trained with it, over all epochs: the same
-    on all workers, also on a newcomer and in a job that is resumed. Between updates it is that of
-    the last one. A graph asks for it with each update, so no change of the job traces it anew.
+    An update gets the rate at the number of samples that the job has trained with it, over all
+    epochs: the same rate on all workers, also on a newcomer and in a job that is resumed. Between
+    updates it is the rate of the last one. A graph asks for the rate with each update, so no change
+    of the job traces the graph anew.
 
     Args:
-        schedule: of :mod:`edl.schedules`; or its configuration, in a saved model.
-        scaling: how the rate follows the global batch; None: it does not. A
-            momentum that holds the rate, as that of Keras' SGD, is multiplied by what it changes.
+        schedule: a schedule of :mod:`edl.schedules`, or its configuration, in a saved model.
+        scaling: how the rate follows the global batch; None: the rate does not follow it. A
+            momentum that holds the rate, such as that of Keras' SGD, is multiplied by each change
+            of the rate.
 
     Raises:
-        UsageError: it is none.
+        UsageError: ``schedule`` is no schedule of :mod:`edl.schedules`.
     """
 
     def __init__(
@@ -65,24 +67,34 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
             current_worker().loader.progress.noise.asked = True
 
     def __call__(self, step: Any) -> Any:
-        """The learning rate now; Keras' ``step`` does not count."""
+        """Return the learning rate of the present update; Keras' count ``step`` is ignored."""
         return asked(self._now)
 
     def momentum_factor(self) -> Any:
-        """What a momentum that holds the rate is multiplied by, before an update."""
+        """Return the factor for a momentum that holds the learning rate, before an update.
+
+        It is the factor by which the scaling has changed the rate since the update before.
+        """
         return asked(self._change)
 
     def last(self) -> float:
-        """That of the last update, for the comparison of all workers' states."""
+        """Return the learning rate of the last update, which workers compare with their states."""
         return self._at(last_update(current_worker().loader.progress))
 
     def _now(self) -> np.float32:
+        """Return the learning rate of the present update."""
         return np.float32(self._at(current_worker().loader.update))
 
     def _at(self, update: Update) -> float:
+        """Return the learning rate of ``update``: the schedule's, multiplied by the scaling."""
         return self._factor(update, update.noise) * self.schedule.at(update.after)
 
     def _change(self) -> np.float32:
+        """Return by which factor the scaling changes from the last update to the present one.
+
+        The factor is 1 if other workers have made the update: the momentum comes from them,
+        changed.
+        """
         loader = current_worker().loader
         if (
             loader.step_input.completed_by_peers
@@ -94,22 +106,31 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return np.float32(self._factor(update, update.noise) / was)
 
     def _factor(self, update: Update, noise: NoiseScale) -> float:
+        """Return the factor of the scaling for ``update`` if the noise scale is ``noise``.
+
+        Without a scaling the factor is 1.
+        """
         scaling = self.scaling
         if scaling is None:
             return 1.0
         return scaling.at(update.number, update.batches, noise.changes)
 
     def get_config(self) -> dict[str, Any]:
-        """For saved models, which are trained on without the job's scaling."""
+        """Return the schedule's name and arguments for a saved model, without the job's scaling."""
         kind = type(self.schedule).__name__
         return {"schedule": {"schedule": kind, **dataclasses.asdict(self.schedule)}}
 
 
 def follow_policy(optimizer: Any, several: bool) -> None:
-    """Let it follow the [learning_rate] of the job's policy, if that has one.
+    """Let ``optimizer`` follow the [learning_rate] of the job's policy, if the policy has one.
+
+    Args:
+        optimizer: the optimizer of the script.
+        several: whether the script has other optimizers, too.
 
     Raises:
-        UsageError: it has a schedule already, or is none of Keras'.
+        UsageError: the optimizer has a schedule already, or is none of Keras'; or the policy has a
+            schedule and the script several optimizers.
     """
     policy = current_worker().follows()
     if policy is None or policy.learning_rate is None:
@@ -141,10 +162,12 @@ def refuse_beside_policy(others: Sequence[Any]) -> None:
 
 
 def check_scaling(optimizer: Any) -> None:
-    """Refuse an optimizer whose learning rate cannot follow the batch.
+    """Refuse an optimizer whose learning rate cannot follow the global batch.
+
+    An optimizer without a scaling is never refused.
 
     Raises:
-        UsageError: it is such a one.
+        UsageError: the rate is no factor of the updates, or some steps make no update.
     """
     for one in with_inner(optimizer):
         if not _is_scaled(one):
@@ -163,11 +186,12 @@ def check_scaling(optimizer: Any) -> None:
 
 
 def warn_of_a_changed_batch(optimizers: Sequence[Any], before: int, now: int) -> None:
-    """Name, once each, Keras' own schedules, as the global batch has changed.
+    """Warn, once for each, that Keras' own schedules do not notice a change of the global batch.
 
     Args:
-        optimizers: of the script.
-        before: samples of the global batch; ``now``: the same after the change.
+        optimizers: the optimizers of the script.
+        before: the global batch before the change, in samples.
+        now: the global batch after the change, in samples.
     """
     kinds = keras.optimizers.schedules.LearningRateSchedule
     for one in (each for optimizer in optimizers for each in with_inner(optimizer)):
@@ -186,15 +210,19 @@ def warn_of_a_changed_batch(optimizers: Sequence[Any], before: int, now: int) ->
 
 
 def last_rates(optimizer: Any) -> list[float]:
-    """Its learning rate, if that is an :class:`LRSchedule`, which is none of its variables."""
+    """Return the last learning rates that ``optimizer`` has by an :class:`LRSchedule`.
+
+    Such a rate is none of the optimizer's variables. The list is empty if there is no such
+    schedule.
+    """
     rates = (getattr(one, "_learning_rate", None) for one in with_inner(optimizer))
     return [rate.last() for rate in rates if isinstance(rate, LRSchedule)]
 
 
 def present_rate(optimizer: Any) -> Any:
-    """Return the learning rate of an optimizer as it is now: a number or a variable.
+    """Return the present learning rate of ``optimizer``: a number or a variable.
 
-    None where it cannot be told: in a graph, that of a schedule or of a tensor.
+    None stands for a rate that cannot be told: that of a schedule or of a tensor in a graph.
     """
     for one in with_inner(optimizer):
         rate = getattr(one, "_learning_rate", None)
@@ -211,12 +239,13 @@ def present_rate(optimizer: Any) -> Any:
 
 
 def check_alone(optimizers: Sequence[Any]) -> None:
-    """Refuse a momentum that is to be corrected beside another optimizer.
+    """Refuse an optimizer whose momentum would be corrected, in a script with several optimizers.
 
-    A ramp goes on with each step of the job, and each optimizer sees only its own.
+    The scaling changes the rate over several steps of the job, and each optimizer sees only its
+    own.
 
     Raises:
-        UsageError: one of the several ``optimizers`` has such a one.
+        UsageError: one of ``optimizers`` has a scaling and a momentum that holds the learning rate.
     """
     for one in (each for optimizer in optimizers for each in with_inner(optimizer)):
         if _is_scaled(one) and isinstance(one, _WITHIN) and one.momentum:
@@ -228,14 +257,21 @@ def check_alone(optimizers: Sequence[Any]) -> None:
 
 
 def correct_momentum(optimizer: Any) -> None:
-    """In each step, before its update: let the momentum be one of the step's learning rate."""
+    """Scale the momentum of ``optimizer`` to the step's learning rate; call it before each update.
+
+    Only a momentum that holds the rate is changed, and only if an :class:`LRSchedule` has a
+    scaling.
+    """
     for one in with_inner(optimizer):
         if _is_scaled(one) and momentums_within(one):
             scale_momentum(one, one._learning_rate.momentum_factor())
 
 
 def momentums_within(one: Any) -> list[Any]:
-    """The momentums of an optimizer that hold its learning rate, as it was in each update."""
+    """Return the momentums of an optimizer that hold the learning rate of each update.
+
+    The list is empty for optimizers other than Keras' SGD and RMSprop.
+    """
     if not isinstance(one, _WITHIN):
         return []
     found = one.momentums if isinstance(one, keras.optimizers.SGD) else one._momentums
@@ -243,25 +279,29 @@ def momentums_within(one: Any) -> list[Any]:
 
 
 def scale_momentum(one: Any, factor: Any) -> None:
-    """Let a momentum that holds the learning rate be one of ``factor`` times that rate."""
+    """Multiply those momentums of an optimizer that hold its learning rate by ``factor``."""
     for momentum in momentums_within(one):
         momentum.assign(momentum * tf.cast(factor, momentum.dtype))
 
 
 def _is_scaled(optimizer: Any) -> bool:
+    """Return whether the learning rate of ``optimizer`` follows the global batch."""
     rate = getattr(optimizer, "_learning_rate", None)
     return isinstance(rate, LRSchedule) and rate.scaling is not None
 
 
 def with_inner(optimizer: Any) -> Iterator[Any]:
-    """It, and the one that a LossScaleOptimizer wraps."""
+    """Yield ``optimizer``, and the optimizer that it wraps if it is a LossScaleOptimizer."""
     yield optimizer
     if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         yield inner
 
 
 def asked(ask: Any) -> Any:
-    """The answer now; in a graph, whenever that runs."""
+    """Return what ``ask`` returns now; in a graph, a tensor that calls ``ask`` whenever it runs.
+
+    ``ask`` is a function without arguments that returns a float32.
+    """
     if tf.executing_eagerly():
         return ask()
     answer = tf.numpy_function(ask, [], tf.float32)

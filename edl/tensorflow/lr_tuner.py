@@ -1,10 +1,10 @@
-"""``edl.LRTuner``: the learning rate is tuned while the job trains, the same on all workers.
+"""Define ``edl.LRTuner``, which tunes the learning rate in training, the same on all workers.
 
-What is measured when, and how all agree on it, is :mod:`edl.framework.lr_tuner`. The learning rate
-stays a variable of the Keras optimizer, which is set in the graph right before each update, when
-every worker knows how many samples that has. There an update that is to be measured is kept, too.
-It is evaluated in the batch of the next one, so that batch is taken by the callback, not by the
-graph, and handed to Keras' step.
+What is measured when, and how all workers agree on it, is in :mod:`edl.framework.lr_tuner`. The
+learning rate stays a variable of the Keras optimizer, which is set in the graph right before each
+update, when every worker knows how many samples that update has. An update that is to be measured
+is kept there, too. It is evaluated in the batch of the next update, so that batch is taken by the
+callback, not by the graph, and is given to Keras' step.
 """
 
 from __future__ import annotations
@@ -46,33 +46,35 @@ JUMP = 0.01
 
 
 class LRTuner(keras.callbacks.Callback):
-    """Tunes the learning rate of ``optimizer`` by the loss along its own updates.
+    """A callback that tunes the learning rate of ``optimizer`` by the loss along its updates.
 
-    With ``fit`` it is a callback, and the loss is that of the compiled model::
+    With ``fit`` it is one of the callbacks, and the loss is that of the compiled model::
 
         optimizer = edl.Optimizer(tf.keras.optimizers.Adam(1e-3))
         tuner = edl.LRTuner(optimizer, total=len(images) * epochs)
         model.compile(optimizer, loss=...)
         model.fit(dataset, epochs=epochs, callbacks=[edl.KerasCallback(), tuner])
 
-    In a loop, ``tuner.step((x, y))`` comes after ``apply_gradients``; ``loss_of`` says the loss.
+    In a loop, ``tuner.step((x, y))`` comes after ``apply_gradients``, and ``loss_of`` computes the
+    loss.
 
-    It explores with a rate that is as high as the loss does not grow, then exploits with the one
-    that minimises it. It begins at a tenth of the optimizer's own rate. A change of more than 1 %
-    is one of a momentum that holds the rate, too, as that of ``SGD``.
+    The tuner begins at a tenth of the optimizer's own rate. First it explores, with the highest
+    rate for which the loss does not grow; then it exploits, with the rate that minimises the loss.
+    When the rate changes by more than 1 %, a momentum that holds the rate, as that of ``SGD``, is
+    scaled, too.
 
     Args:
-        optimizer: that of ``edl.Optimizer``, the script's only one, of Keras.
-        loss_of: the mean loss of a batch, from a forward pass as in training; it is traced. None,
-            with ``fit``: that of the compiled model.
+        optimizer: the ``edl.Optimizer`` of the script, its only one, of Keras.
+        loss_of: a function that returns the mean loss of a batch, from a forward pass as in
+            training; it is traced. None, with ``fit``: the loss of the compiled model.
         total: samples of the whole training: those of an epoch times the epochs.
-        explore: samples of them in which it explores; None: half of them.
-        share: of the time of all steps that measuring may take.
+        explore: samples of them in which the tuner explores; None: half of them.
+        share: the share of the time of all steps that measuring may take.
         max_lr: the highest learning rate; None: 1,000 times the optimizer's own.
 
     Raises:
         UsageError: the optimizer is not edl's, has a schedule, or a rate that is no factor of its
-            updates; the training has begun; or the other arguments cannot be.
+            updates; the training has begun; or the other arguments are out of range.
     """
 
     edl_compared = False  # its script's, as a schedule; the learning rate itself is compared
@@ -107,16 +109,16 @@ class LRTuner(keras.callbacks.Callback):
 
     @property
     def reason(self) -> str:
-        """What was decided last, and why."""
+        """The last decision of the tuner, and the reason for it."""
         return self._tuner.reason
 
     def step(self, batch: Any) -> None:
-        """After the update of ``batch`` and before the next one; all workers call it.
+        """Measure and tune after the update of ``batch`` and before the next; all workers call it.
 
-        With ``fit`` the callback does so.
+        With ``fit`` the callback does so by itself.
 
         Raises:
-            UsageError: its update is not made, or there is no ``loss_of``.
+            UsageError: the update of the batch is not made, or there is no ``loss_of``.
         """
         now, worker = training.current(), current_worker()
         now.finish_step()
@@ -135,17 +137,21 @@ class LRTuner(keras.callbacks.Callback):
         self._tuner.end_update(worker, lambda at: self._probe.losses(at, loss.of(batch)))
 
     def state_dict(self) -> dict[str, Any]:
-        """What all workers know."""
+        """Return the state of the tuning, which is the same on all workers."""
         return self._tuner.snapshot()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what the others know."""
+        """Go on from the state of the tuning that another worker or a checkpoint has."""
         self._tuner.restore(state_dict)
 
     def before_update(self) -> Sequence[Any]:
-        """Where an update is built, in a graph or eagerly: set its learning rate.
+        """Set the learning rate of an update, where the update is built, in a graph or eagerly.
 
-        Returns what the update has to wait for.
+        Returns:
+            The tensors that the update has to wait for.
+
+        Raises:
+            UsageError: the optimizer has been given a schedule.
         """
         _refuse_schedule(self._inner)
         rate = tf.cast(asked(self._begin_update), self._variable.dtype)
@@ -166,6 +172,7 @@ class LRTuner(keras.callbacks.Callback):
     # --- with fit
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Trace the loss, build what measures it, and take the place of Keras' train function."""
         now, model = training.current(), self.model
         _refuse_schedule(self._inner)
         if self._loss is None:
@@ -179,14 +186,19 @@ class LRTuner(keras.callbacks.Callback):
         self._plain, model.train_function = model.train_function, self._train
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Measure and tune after the update of the batch."""
         trained, self._batch = self._batch, None
         self.step(trained)
 
     def on_train_end(self, logs: Any = None) -> None:
+        """Give the model Keras' train function back."""
         self.model.train_function = self._plain
 
     def _train(self, arriving: Any) -> Any:
-        """In the place of Keras' own, which takes its batch inside of the graph."""
+        """Run Keras' train function, on a batch that is kept if the last update is measured in it.
+
+        Keras' own function takes its batch from ``arriving`` inside of the graph, out of sight.
+        """
         if not self._tuner.measures:
             return self._plain(arriving)
         self._batch = next(arriving)
@@ -196,16 +208,24 @@ class LRTuner(keras.callbacks.Callback):
 
     @property
     def _variable(self) -> Any:
+        """The variable that holds the learning rate of the optimizer."""
         return self._inner._learning_rate
 
     def _prepare(self, batch: Any) -> None:
-        """Build what evaluates, while others are not waited for, and outside of what is timed."""
+        """Build what evaluates the loss, outside of the time that is measured.
+
+        No other worker waits for this one meanwhile. ``batch`` has the structure and types of a
+        batch of the training.
+        """
         assert self._loss is not None
         self._probe.prepare(self._loss.of(batch))
         self._prepared = True
 
     def _begin_update(self) -> np.float32:
-        """Right before an update that is made, in whatever thread makes it."""
+        """Keep the variables for a measurement if it is due; return the update's learning rate.
+
+        Called right before an update that this worker makes, in whatever thread makes it.
+        """
         worker = current_worker()
         update = worker.loader.update
         self._tuner.begin_update(worker, update)
@@ -213,19 +233,24 @@ class LRTuner(keras.callbacks.Callback):
         return np.float32(self._tuner.rate(update))
 
     def _set(self, update: Update) -> None:
-        """The learning rate of the last update, which this worker has not made."""
+        """Set the learning rate to that of ``update``, which this worker has not made."""
         rate = np.float32(self._tuner.rate(update))
         if self._variable.numpy() != rate:
             self._variable.assign(rate)
 
 
 def check_callbacks(tuner: LRTuner | None, callbacks: Iterable[Any]) -> None:
-    """Refuse a ``fit`` without the tuner of its optimizer, or with others that set its rate.
+    """Refuse a ``fit`` that lacks the tuner of its optimizer, or has callbacks that set the rate.
 
-    Also beside a rate that the job's policy says.
+    Such callbacks are refused beside a tuner, and beside a policy of the job with a
+    [learning_rate].
+
+    Args:
+        tuner: the tuner of the optimizer; None: there is none.
+        callbacks: the callbacks that ``fit`` was given.
 
     Raises:
-        UsageError: it is such a one.
+        UsageError: the callbacks are refused.
     """
     others = list(callbacks)
     if tuner is None:
@@ -241,11 +266,12 @@ def check_callbacks(tuner: LRTuner | None, callbacks: Iterable[Any]) -> None:
 
 
 def _sets_rate(callback: Any) -> bool:
+    """Return whether ``callback`` is one of Keras' or Horovod's that set the learning rate."""
     return bool(SETS_RATE & {kind.__name__ for kind in type(callback).__mro__})
 
 
 def _check(optimizer: Any, now: training.Training) -> None:
-    """Refuse an optimizer whose learning rate cannot be tuned."""
+    """Raise UsageError if the learning rate of ``optimizer`` cannot be tuned."""
     kind = type(optimizer).__name__
     if not is_elastic(optimizer):
         refuse("give it the optimizer of the job: optimizer = edl.Optimizer(optimizer, model)")
@@ -270,21 +296,22 @@ def _check(optimizer: Any, now: training.Training) -> None:
 
 
 def _refuse_schedule(optimizer: Any) -> None:
+    """Raise UsageError if the learning rate of ``optimizer`` is no variable, but a schedule."""
     rate = optimizer._learning_rate
     if not isinstance(rate, keras.Variable):
         refuse_beside(getattr(rate, "__name__", type(rate).__name__))
 
 
 def _innermost(optimizer: Any) -> Any:
-    """The one that a LossScaleOptimizer wraps, or the optimizer itself."""
+    """Return the optimizer that a LossScaleOptimizer wraps, or ``optimizer`` itself."""
     return [*with_inner(optimizer)][-1]
 
 
 def _compiled(model: Any) -> Callable[[Any], Any]:
-    """The loss that ``fit`` trains.
+    """Return a function that computes the loss of a batch as ``fit`` does for ``model``.
 
     Raises:
-        UsageError: nobody can tell, for the model has a step of its own.
+        UsageError: the model has a ``train_step`` of its own, so its loss is unknown.
     """
     if type(model).train_step is not keras.Model.train_step:
         refuse(f"{type(model).__name__} has a train_step of its own; give it loss_of")

@@ -1,7 +1,8 @@
-"""The squared norms of TensorFlow's gradients, for the gradient noise scale.
+"""Measure the squared norms of TensorFlow's gradients, for the gradient noise scale.
 
-They are handed to Python where a step is due, and nowhere else. Of an optimizer of Adam's kind they
-are those of what it makes of a gradient, g / (sqrt(v) + epsilon), as in :mod:`edl.torch.noise`.
+The gradients are handed to Python in the steps where a measurement is due, and in no others. For an
+optimizer of Adam's kind, the norms are those of what it makes of a gradient,
+g / (sqrt(v) + epsilon), as in :mod:`edl.torch.noise`.
 """
 
 from __future__ import annotations
@@ -20,16 +21,23 @@ Array = npt.NDArray[Any]
 
 
 class KerasNoise(NoiseMeter):
-    """Of one optimizer; ``optimizer``: that of Keras, None where the script has another."""
+    """A meter of the squared norms of one optimizer's gradients.
+
+    Attributes:
+        optimizer: the Keras optimizer; None if the script has another kind.
+    """
 
     optimizer: Any = None
 
     def show_reduced(
         self, own: Sequence[Any], mean: Sequence[Any], variables: Sequence[Any]
     ) -> None:
-        """What the worker has computed, and the mean of the job: tensors, or arrays.
+        """Measure the gradients of a step, as this worker computed them and as the job's means.
 
-        ``variables``: whose they are.
+        Args:
+            own: the gradients of this worker, tensors or arrays.
+            mean: the means over the global batch, tensors or arrays.
+            variables: the variables of these gradients, in the same order.
         """
         denominators = self._denominators(variables)
         self.show(
@@ -38,7 +46,11 @@ class KerasNoise(NoiseMeter):
         )
 
     def _seen(self, gradients: Sequence[Any], denominators: Sequence[Array | None]) -> Looked:
-        """The gradients as the optimizer weighs them, as far as they are looked at."""
+        """Return the parts of ``gradients`` that are looked at, as the optimizer weighs them.
+
+        Each part is a flat array, with the number of times that it counts. ``denominators`` are
+        those of :meth:`_denominators`.
+        """
         seen = []
         for gradient, denominator in zip(gradients, denominators, strict=True):
             numbers, times = self._part(gradient)
@@ -46,12 +58,17 @@ class KerasNoise(NoiseMeter):
         return seen
 
     def _part(self, tensor: Any) -> tuple[Array, int]:
+        """Return the part of ``tensor`` that is looked at, and how often that part counts."""
         numbers = _array(tensor).reshape(-1)
         part, times = self._looked_at(len(numbers))
         return numbers[part], times
 
     def _denominators(self, variables: Sequence[Any]) -> Sequence[Array | None]:
-        """What Adam divides the parts by; None for each: it is no Adam, or too young."""
+        """Return what Adam divides the parts of each gradient by.
+
+        The list has None for each of ``variables`` if the optimizer is not of Adam's kind, or has
+        made fewer than ``LEAST_STEPS`` updates.
+        """
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         velocities = getattr(optimizer, "_velocities", None)
         if not velocities or getattr(optimizer, "beta_2", None) is None:
@@ -69,13 +86,19 @@ class KerasNoise(NoiseMeter):
         ]
 
     def _denominator(self, velocity: Any, correction: float, epsilon: float) -> Array:
+        """Return sqrt(v) + epsilon for the part of a ``velocity`` v that is looked at.
+
+        ``correction`` is Adam's bias correction, by which v is divided first.
+        """
         return np.asarray(np.sqrt(self._part(velocity)[0] / correction) + epsilon)
 
     def _unit(self) -> float:
+        """Return the square of the factor by which a LossScaleOptimizer scales gradients, or 1."""
         scale = getattr(self.optimizer, "dynamic_scale", None)  # of a LossScaleOptimizer
         return 1.0 if scale is None else float(_array(scale)) ** 2
 
     def _square(self, gradients: Looked) -> float:
+        """Return the squared norm of all ``gradients`` together."""
         return float(sum(times * float(np.vdot(each, each)) for each, times in gradients))
 
 

@@ -1,9 +1,10 @@
-"""``edl.tensorflow.Optimizer``: makes an optimizer's updates the steps of the job.
+"""Define ``edl.tensorflow.Optimizer``, which makes an optimizer's updates the steps of the job.
 
-The one method through which an optimizer applies gradients is replaced, on that object only: it
-reduces them first, unless :mod:`edl.tensorflow.tape` has done it, and applies them only if all were
-reduced. One of TensorFlow 1 computes the job's gradients, too. The object keeps its class, which
-Keras looks at, and writes into the files of a saved model.
+The one method through which an optimizer applies gradients is replaced, on that object only. The
+new method reduces the gradients first, unless :mod:`edl.tensorflow.tape` has done it, and applies
+them only if all were reduced. In an optimizer of TensorFlow 1, the method that computes gradients
+is replaced, too, and returns the job's. The object keeps its class, which Keras looks at, and
+writes into the files of a saved model.
 """
 
 from __future__ import annotations
@@ -40,29 +41,29 @@ def Optimizer(
 
 
 def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: int = 1) -> Any:
-    """Let ``optimizer`` apply the mean gradient over the global batch of all workers.
+    """Let ``optimizer`` apply the mean gradient over the global batch of all workers; return it.
 
     The same object is returned. A step is applied as a whole or not at all. Keras' own clipping
     (``clipnorm`` and the like) sees the means. A script that changes gradients before they are
     applied computes them with :func:`edl.tensorflow.DistributedGradientTape`, or, in a graph, with
     ``compute_gradients`` of the optimizer.
 
-    A script may have several of Keras' optimizers, each with its model: those of a GAN, say. With
+    A script may have several of Keras' optimizers, each with its model, for a GAN for example. With
     each batch any of them may apply gradients, in an order that is equal on all workers. Between
     two calls of ``model.fit`` a new optimizer, given to ``compile``, takes the place of the first.
 
     Args:
         optimizer: one of ``tf.keras.optimizers``, its name or its configuration, or, in a graph,
             one of ``tf.compat.v1.train``.
-        model: whose variables reach every newcomer: a Keras model, a ``tf.Module``, or a list of
-            variables. Not needed for ``model.fit``, nor in a graph. Without it, all variables
-            are taken that were created since ``edl.init()``.
+        model: what has the variables that reach every newcomer: a Keras model, a ``tf.Module``, or
+            a list of variables. Not needed for ``model.fit``, nor in a graph. Without it, all
+            variables are taken that were created since ``edl.init()``.
         backward_passes_per_step: must be 1; a Keras optimizer accumulates gradients by itself.
 
     Raises:
-        UsageError: ``edl.init()`` was not called, the optimizer was wrapped already, or it
-            does not fit the mode that TensorFlow is in; one of several names no model, or comes
-            after the first batch.
+        UsageError: ``edl.init()`` was not called, the optimizer was wrapped already, or it does not
+            fit the mode that TensorFlow is in; one of several names no model, or comes after the
+            first batch.
     """
     now = training.current()
     if isinstance(optimizer, str | dict):  # as Keras' compile() takes them
@@ -109,12 +110,16 @@ def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: in
 
 
 def is_elastic(optimizer: Any) -> bool:
-    """Whether it was wrapped by :func:`Optimizer`."""
+    """Return whether ``optimizer`` was wrapped by :func:`Optimizer`."""
     return any(optimizer is one for one in _elastic)
 
 
 def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
-    """Keras' ``apply_gradients`` calls ``apply``, too."""
+    """Replace ``apply`` of a Keras optimizer by a method that reduces gradients first.
+
+    Keras' ``apply_gradients`` calls ``apply``, too. ``reduction`` reduces the optimizer's
+    gradients.
+    """
     plain, reduction.noise.optimizer = optimizer.apply, optimizer
 
     def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
@@ -142,11 +147,15 @@ def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
 
 
 def _graph_apply(optimizer: Any, reduction: GradientReduction) -> None:
-    """``minimize`` of ``tf.compat.v1.train`` calls both methods, too."""
+    """Replace the two methods of a ``tf.compat.v1.train`` optimizer that handle gradients.
+
+    ``compute_gradients`` then returns the job's gradients, and ``apply_gradients`` reduces
+    gradients that are not reduced yet. ``minimize`` calls both methods, too.
+    """
     compute, plain = optimizer.compute_gradients, optimizer.apply_gradients
 
     def compute_gradients(*arguments: Any, **named: Any) -> list[tuple[Any, Any]]:
-        """Those of the job: what follows may clip them."""
+        """Return the gradients of the job with their variables; what follows may clip them."""
         gradients, variables = _unzipped(compute(*arguments, **named))
         return list(zip(reduce_early(gradients, variables), variables, strict=True))
 
@@ -165,6 +174,7 @@ def _graph_apply(optimizer: Any, reduction: GradientReduction) -> None:
 
 
 def _unzipped(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    """Return the gradients and the variables of ``pairs`` in two lists."""
     found = list(pairs)
     return [gradient for gradient, _ in found], [variable for _, variable in found]
 

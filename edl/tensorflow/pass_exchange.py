@@ -1,13 +1,13 @@
-"""Messages that workers exchange inside of forward and backward passes, in Keras and in graphs.
+"""Exchange messages between workers inside of forward and backward passes, in Keras and in graphs.
 
-TensorFlow runs operations that do not depend on each other in any order. An exchange meets those of
-the other workers by its place in the order alone, so :func:`in_turn` gives the exchanges of a
-graph the order in which they were built, which is the same on all workers. Two functions that a
-graph calls may each have exchanges: these are kept in order by a resource that each of them seems
-to write, for TensorFlow never runs two such calls at once.
+TensorFlow runs operations that do not depend on each other in any order. An exchange is matched
+with those of the other workers by its place in the order alone, so :func:`in_turn` gives the
+exchanges of a graph the order in which they were built, which is the same on all workers. Two
+functions that a graph calls may each have exchanges: these are kept in order by a resource that
+each of them seems to write, for TensorFlow never runs two such calls at once.
 
-Each message carries the number of its exchange in the graph. A worker that has come to another
-place than the others, in spite of that, is told.
+Each message carries the number of its exchange in the graph. If a worker has come to another place
+than the others in spite of that, an error is raised.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ WITH_XLA = (
 
 
 class _EagerNumbers:
-    """Numbers for the exchanges of a step that runs operation by operation."""
+    """A counter that numbers the exchanges of a step that runs operation by operation."""
 
     def __init__(self) -> None:
         self._step = (0, 0)
         self._next = 0
 
     def take(self) -> int:
+        """Return the next number; the first one of each step is 1."""
         worker = process.current_worker()
         step = (id(worker), worker.steps.begun)
         if step != self._step:
@@ -71,10 +72,11 @@ def next_number() -> int:
 
 
 def exchange_of_step() -> tuple[Exchange | None, int]:
-    """Return the exchange with the other workers, and what this worker's batch weighs in it.
+    """Return the exchange with the other workers, and the weight of this worker's batch in it.
 
-    None instead of it where there is nobody to ask: in a warm-up, in a job of one, between steps.
-    In a script with an elastic state Horovod's optimizer counts all workers alike.
+    The exchange is None where there is nobody to ask: in a warm-up, in a job of one, between steps.
+    The weight is the number of samples that count. In a script with an elastic state it is 1,
+    because Horovod's optimizer counts all workers alike.
 
     Raises:
         UsageError: the script has several optimizers.
@@ -91,7 +93,12 @@ def exchange_of_step() -> tuple[Exchange | None, int]:
 
 
 def _exchange_of_script(payload: bytes) -> list[bytes]:
-    """Fail as a collective of Horovod's does, which breaks off the script's function."""
+    """Send ``payload`` to all workers and return their payloads, in a script with an elastic state.
+
+    Raises:
+        HorovodInternalError: the ring is broken, as if in a collective of Horovod's; it interrupts
+            the function that ``elastic.run`` has wrapped.
+    """
     try:
         return process.current_worker().script.exchange(payload)
     except RingBroken as error:
@@ -101,8 +108,13 @@ def _exchange_of_script(payload: bytes) -> list[bytes]:
 def numbered(exchange: Exchange, number: int, row: Vector) -> list[bytes]:
     """Return the rows that all workers have sent at the place ``number``, as bytes.
 
+    Args:
+        exchange: sends bytes to all workers and returns theirs.
+        number: the number of the exchange, which is sent with the row.
+        row: this worker's numbers.
+
     Raises:
-        UsageError: some were at another place, or their rows have another length.
+        UsageError: some workers were at another place, or their rows have another length.
     """
     answer = exchange(np.concatenate([[float(number)], row]).tobytes())
     first = np.dtype(np.float64).itemsize
@@ -125,12 +137,13 @@ class Act(Protocol):
 
 
 def in_turn(act: Act, row: Any, length: int | None) -> Any:
-    """Return the result of ``act`` as a tensor: in a graph, after its exchanges before this one.
+    """Return the result of ``act`` as a tensor; in a graph, exchanges run in the order of building.
 
     Args:
-        act: runs in a thread of TensorFlow's where there is a graph.
-        row: a float64 tensor with one axis.
-        length: of the result.
+        act: a function that exchanges numbers; it runs in a thread of TensorFlow's if there is a
+            graph.
+        row: this worker's numbers, a float64 tensor with one axis.
+        length: the length of the result; None: unknown.
 
     Raises:
         UsageError: XLA is to compile the graph.
@@ -152,7 +165,10 @@ def in_turn(act: Act, row: Any, length: int | None) -> Any:
 
 
 def _write_nothing() -> list[Any]:
-    """Build an operation that writes to a resource of its own, which orders calls of functions."""
+    """Return an operation that seems to write a resource, which puts calls of functions in order.
+
+    The result is a list with that operation, or an empty list in a graph of TensorFlow 1.
+    """
     if not tf.compat.v1.executing_eagerly_outside_functions():
         return []  # a graph of TensorFlow 1 calls none
     return [tf.raw_ops.AssignVariableOp(resource=_resource(), value=tf.constant(0))]
@@ -160,13 +176,19 @@ def _write_nothing() -> list[Any]:
 
 @functools.cache
 def _resource() -> Any:
-    """Return a handle; it is no variable that a script, or what follows the job, would see."""
+    """Return the handle of the resource that :func:`_write_nothing` writes.
+
+    It is no variable that a script, or what follows the job, would see.
+    """
     with tf.init_scope(), tf.device("/cpu:0"):
         return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=(), shared_name="edl_exchange")
 
 
 def _from_graph(act: Act) -> Callable[[Vector], Vector]:
-    """Let the training thread raise an error of ``act``; the graph goes on as if alone then."""
+    """Return ``act`` as a function for ``tf.numpy_function``.
+
+    The training thread raises an error of ``act``; the graph goes on as if this worker were alone.
+    """
 
     def from_graph(row: Vector) -> Vector:
         if not process.is_initialized():

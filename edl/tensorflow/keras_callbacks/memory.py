@@ -89,7 +89,7 @@ class _Memory:
                 setattr(self.callback, name, self._put(name, stored))
 
     def _attributes(self) -> list[tuple[str, Any]]:
-        """Return names and values of the callback's attributes, without the model and ``params``."""
+        """Return the callback's attributes with their names, but for the model and ``params``."""
         return [pair for pair in vars(self.callback).items() if pair[0] not in _KEPT_OUT]
 
     def _taken(self, name: str, value: Any) -> Any:
