@@ -1,13 +1,15 @@
-"""The loss along an update that was made, at other learning rates than its own.
+"""Evaluate the loss at other learning rates than the one with which an update was made.
 
-An update with another learning rate would have moved the variables as far as that says on the line
-through where they were before it and where they are after it. So their values at two moments are
-enough, whatever the optimizer is, as long as its update is a multiple of its learning rate. A value
-that is kept is no copy yet: TensorFlow makes one when the variable is written to.
+An update with another learning rate would have moved the variables along the same line, from where
+they were before the update through where they are after it, in proportion to that rate. So their
+values before and after are enough, whatever the optimizer is, as long as its update is a multiple
+of its learning rate. A value that is kept is no copy yet: TensorFlow makes one when the variable is
+written to.
 
 An evaluation leaves no trace: what is trained, and whatever else its graph may change (BatchNorm's
-averages, the state of Keras' random generators, metrics), is bit for bit what it was. All of an
-update begin with the same of these, so dropout takes the same units away at each point.
+averages, the state of Keras' random generators, metrics), is bit for bit what it was. All
+evaluations of an update begin with the same values of these, so dropout removes the same units at
+each point.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ NOT_DENSE = (tf.RaggedTensor, tf.SparseTensor)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The loss of one batch, as often as it is asked for.
+    """A function that computes the loss of one batch, as often as it is called.
 
-    ``graph``: the concrete function; ``batch``: tensors of its structure.
+    Attributes:
+        graph: the concrete function of the loss.
+        batch: tensors in the structure that ``graph`` takes.
     """
 
     graph: Any
@@ -38,21 +42,25 @@ class Evaluation:
 
     @property
     def variables(self) -> list[Any]:
-        """All that it reads, or may change."""
+        """All variables that the graph reads, or may change."""
         return list(self.graph.variables)
 
     def __call__(self) -> float:
-        """The loss now.
+        """Return the loss for the present values of the variables.
 
         Raises:
-            UsageError: it is no number.
+            UsageError: the loss is not a number.
         """
         loss = self.graph(self.batch)
         return mean_loss(loss.numpy() if hasattr(loss, "numpy") else loss)
 
 
 class TracedLoss:
-    """``loss_of`` as a graph, which is traced once for batches of any size."""
+    """The function ``loss_of`` as a graph, which is traced once for batches of any size.
+
+    Args:
+        loss_of: a function that returns the mean loss of a batch.
+    """
 
     def __init__(self, loss_of: Callable[[Any], Any]) -> None:
         def loss(batch: Any) -> Any:
@@ -63,10 +71,11 @@ class TracedLoss:
         self._known: set[int] = set()  # ids of graphs that are kept
 
     def trace(self, spec: Any) -> Any:
-        """The graph for batches of these ``TensorSpec``s.
+        """Return the graph of the loss for batches of the ``tf.TensorSpec``s in ``spec``.
 
         Raises:
-            UsageError: it draws random numbers that cannot be drawn again, or has collectives.
+            UsageError: the graph draws random numbers that cannot be drawn again, or has
+                collectives.
         """
         graph = self._traced.get_concrete_function(spec)
         if id(graph) not in self._known:
@@ -75,7 +84,7 @@ class TracedLoss:
         return graph
 
     def of(self, batch: Any) -> Evaluation:
-        """That of ``batch``: tensors or arrays, in any structure.
+        """Return the evaluation of the loss of ``batch``: tensors or arrays, in any structure.
 
         Raises:
             UsageError: see :meth:`trace`.
@@ -85,7 +94,11 @@ class TracedLoss:
 
 
 class Probe:
-    """What is kept of one update of ``optimizer``, and what is evaluated along it."""
+    """The values of the variables before and after one update, and evaluations along it.
+
+    Args:
+        optimizer: the Keras optimizer that makes the update.
+    """
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -96,34 +109,42 @@ class Probe:
 
     @property
     def holds(self) -> bool:
-        """Whether it has a whole update."""
+        """Whether the values before and after a whole update are kept."""
         return bool(self._after)
 
     def begin(self) -> None:
-        """The update is about to be made, in whatever thread makes it."""
+        """Keep the values of the variables before an update; called in the thread that makes it."""
         with context.eager_mode():
             self._made = self._updates()
             self._before, self._after = _values(self._parameters()), []
 
     def end(self) -> None:
-        """It was made, if it was begun; a LossScaleOptimizer may have skipped it."""
+        """Keep the values after the update that was begun, if it was made.
+
+        A LossScaleOptimizer may have skipped it.
+        """
         if self._before and self._updates() != self._made:
             self._after = _values(self._parameters())
 
     def forget(self) -> None:
-        """Let go of the values."""
+        """Delete the values that are kept."""
         self._before, self._after = [], []
 
     def prepare(self, evaluation: Evaluation) -> None:
-        """Build all that :meth:`losses` needs. The optimizer is built."""
+        """Build all that :meth:`losses` needs for ``evaluation``; the optimizer must be built."""
         now = _values(self._parameters())
         self._along(now, now, (0.0,), evaluation)
 
     def losses(self, at: Sequence[float], evaluation: Evaluation) -> list[float]:
-        """The loss at the points e of the update, see :mod:`edl.core.policy.lr_fit`.
+        """Return the loss at several points along the update that is kept.
+
+        Args:
+            at: the points e, where the learning rate is (1 + e) times that of the update; see
+                :mod:`edl.core.policy.lr_fit`.
+            evaluation: computes the loss of a batch.
 
         Raises:
-            UsageError: it is no number.
+            UsageError: a loss is not a number.
         """
         assert self.holds
         return self._along(self._before, self._after, at, evaluation)
@@ -131,6 +152,10 @@ class Probe:
     def _along(
         self, before: list[Any], after: list[Any], at: Sequence[float], evaluation: Evaluation
     ) -> list[float]:
+        """Return the losses at the points ``at`` on the line from ``before`` to ``after``.
+
+        All variables have their values back afterwards.
+        """
         parameters = self._parameters()
         trained = {id(variable) for variable in parameters}
         others = [v for v in evaluation.variables if id(v) not in trained]
@@ -151,14 +176,16 @@ class Probe:
         return found
 
     def _parameters(self) -> list[Any]:
+        """Return the variables that the optimizer trains."""
         return [plain(variable) for variable in self._optimizer._trainable_variables]
 
     def _updates(self) -> int:
+        """Return how many updates the optimizer has made."""
         return int(plain(self._optimizer.iterations).numpy())
 
 
 def example_of(spec: Any) -> Any:
-    """A batch of one sample, all zeros, of these ``TensorSpec``s."""
+    """Return a batch of one sample, all zeros, with the ``tf.TensorSpec``s in ``spec``."""
 
     def zeros(leaf: Any) -> Any:
         return tf.zeros([1 if size is None else size for size in leaf.shape], leaf.dtype)
@@ -167,7 +194,10 @@ def example_of(spec: Any) -> Any:
 
 
 def _moving(variables: Sequence[Any]) -> Any:
-    """A function that moves ``variables`` to a part of the way from some values to others."""
+    """Return a function that sets ``variables`` to values between two lists of values.
+
+    The function takes both lists, and the part of the way from the first to the second: 0 to 1.
+    """
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def move(begin: list[Any], end: list[Any], part: Any) -> None:
@@ -178,6 +208,7 @@ def _moving(variables: Sequence[Any]) -> Any:
 
 
 def _values(variables: Sequence[Any]) -> list[Any]:
+    """Return the values of ``variables``, which later assignments do not change."""
     return [variable.read_value() for variable in variables]
 
 
@@ -191,7 +222,10 @@ def _tensor(value: Any) -> Any:
 
 
 def _spec(tensor: Any) -> Any:
-    """That of batches like this one, of any number of samples if it is dense."""
+    """Return the ``tf.TensorSpec`` of tensors like ``tensor``, for any number of samples.
+
+    Of a ragged or sparse tensor the result is its type spec.
+    """
     if isinstance(tensor, NOT_DENSE):
         return tf.type_spec_from_value(tensor)
     shape = tensor.shape
@@ -199,10 +233,14 @@ def _spec(tensor: Any) -> Any:
 
 
 def _refuse_operations(graph: Any) -> None:
-    """Refuse what cannot be repeated: random numbers that no variable is behind, and collectives.
+    """Refuse a graph with operations that cannot be repeated.
 
-    The variable of a `tf.random.Generator` is none that the graph names. A worker that has not made
-    the update evaluates nothing, so the others would wait for it.
+    These are random operations whose state is in no variable of the graph (the variable of a
+    ``tf.random.Generator`` is not among them), and collectives: a worker that has not made the
+    update evaluates nothing, so the others would wait for it.
+
+    Raises:
+        UsageError: the graph has such operations.
     """
     definition = graph.graph.as_graph_def()
     functions = definition.library.function
@@ -220,4 +258,5 @@ def _refuse_operations(graph: Any) -> None:
 
 
 def _has_seed(definition: Any) -> bool:
+    """Return whether the operation with this ``definition`` has a seed of its own."""
     return any(each.name == "seed2" for each in definition.attr)

@@ -24,7 +24,7 @@ SEED_STATE = "seed_generator_state"  # the name of a layer's variable for its se
 
 
 def is_seed(name: str) -> bool:
-    """Return whether a variable of this path holds the seed of a layer."""
+    """Return whether the variable with the path ``name`` holds the seed of a Keras layer."""
     return name.partition("#")[0].rpartition("/")[2].partition(":")[0] == SEED_STATE
 
 
@@ -34,16 +34,17 @@ def last_seed() -> int:
 
 
 class Seeder:
-    """Seeds all generators of TensorFlow and Keras in this process.
+    """A function that seeds all random generators of TensorFlow and Keras in this process.
 
     Args:
-        variables: returns the variables of the models, by path.
+        variables: a function that returns the variables of the models, by path.
     """
 
     def __init__(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
         self._variables = variables
 
     def __call__(self, seed: int) -> None:
+        """Seed all generators from ``seed``; do nothing in a script that builds graphs."""
         if not tf.executing_eagerly():  # the seeds of a graph are in its operations
             return
         tf.random.set_seed(seed % 2**31)
@@ -60,8 +61,8 @@ class Seeder:
 def own_operation_seeds(worker: Worker) -> Iterator[None]:
     """Give random operations that are created in this context seeds of this worker's own.
 
-    Such operations are in functions for ``Dataset.map``: all workers create the same ones, and they
-    would draw the same numbers.
+    Such operations are in functions for ``Dataset.map``. All workers create the same operations,
+    which would draw the same numbers on each of them.
     """
     now = context.context()
     first = not worker.warming_up and worker.generation <= 1

@@ -1,14 +1,16 @@
-"""Gradients: reduced once a step, weighted, exact, all of them or none (promise 5).
+"""Reduce the gradients of a step, once, weighted and exact: all of them or none (promise 5).
 
 In a graph each gradient is an operation of its own, on its way while backward computes the next
-(:mod:`edl.tensorflow.gradient_ops`), between two calls back into this process (docs/adr/0008):
-:meth:`GradientReduction._begin` when the first one is there, :meth:`~GradientReduction._end` when
-all are reduced, or some have failed. After the second the local gradients can be sent again, by a
-loop in the graph, in a ring that was repaired without the graph noticing. Nor does the graph know
-how many workers there are, so no change of membership traces it anew.
+(:mod:`edl.tensorflow.gradient_ops`). The graph calls back into this process twice
+(docs/adr/0008): :meth:`GradientReduction._begin` when the first gradient is there, and
+:meth:`~GradientReduction._end` when all are reduced, or some have failed. After the second call the
+local gradients can be sent again, by a loop in the graph, in a ring that was repaired without the
+graph noticing. The graph does not know how many workers there are either, so no change of
+membership traces it anew.
 
-With several optimizers each has a reduction of its own. It is reduced and applied before the next
-one is reduced, in a graph, too; that is the next step of the same batch.
+With several optimizers each has a reduction of its own. The gradients of one optimizer are reduced
+and applied before those of the next are reduced, in a graph, too; that is the next step of the same
+batch.
 
 What becomes of a step is decided in :mod:`edl.framework.reduction`, in a graph and from Python.
 """
@@ -50,7 +52,16 @@ END, AGAIN = REDUCED = ("edl_end", "edl_reduce")  # call backs, as the operation
 
 
 class GradientReduction:
-    """The gradients of one optimizer, step by step."""
+    """The reduction of one optimizer's gradients over all workers, step by step.
+
+    Args:
+        worker: this worker.
+        feed: the source of its batches.
+        rounds: the order in which the script's optimizers reduce in a step.
+
+    Attributes:
+        noise: the meter of the gradients' squared norms.
+    """
 
     def __init__(self, worker: Worker, feed: PipelineBatchSource, rounds: ReductionOrder) -> None:
         self._worker = worker
@@ -70,21 +81,25 @@ class GradientReduction:
         self._one_at_a_time = threading.Lock()
 
     def cannot_repair(self, why: str) -> None:
-        """A ring that breaks inside of a step ends this worker, for the reason ``why``."""
+        """Let this worker end if a ring breaks inside of a step, for the reason ``why``."""
         self._reduction.cannot_repair = why
 
     @property
     def done(self) -> bool:
-        """The gradients of the batch that was handed out last are reduced."""
+        """Whether the gradients of the batch that was handed out last are reduced."""
         return self._reduction.done
 
     @property
     def several(self) -> bool:
-        """The script has other optimizers, too."""
+        """Whether the script has other optimizers, too."""
         return len(self._rounds.optimizers) > 1
 
     def end_step(self) -> None:
-        """The ledger moves, if the gradients of the open step are reduced."""
+        """Complete the open step in the ledger, if its gradients are reduced.
+
+        Raises:
+            Exception: the error that :meth:`raise_pending` raises.
+        """
         self.raise_pending()
         if self._worker.loader.open and self._reduction.step.is_decided:
             if self.several:
@@ -93,7 +108,10 @@ class GradientReduction:
                 self._reduction.end_step()
 
     def raise_pending(self) -> None:
-        """Raise what ended this worker inside a graph, where nothing can be raised in its kind."""
+        """Raise the error that ended this worker inside a graph, if there is one.
+
+        An error that is raised inside a graph would become an error of TensorFlow's.
+        """
         pending, self._pending = self._pending, None
         if pending is not None:
             raise pending
@@ -104,13 +122,13 @@ class GradientReduction:
         """Replace gradients by the means over the global batch, eagerly or in a graph.
 
         Args:
-            gradients: tensors, ``IndexedSlices`` (which become dense), or None, which stays None.
-                A variable has a gradient on all workers, or on none.
-            variables: whose they are.
-            early: the update does not follow at once, and asks :meth:`applies_early`.
+            gradients: tensors, ``IndexedSlices`` (which become dense), or None, which stays None. A
+                variable has a gradient on all workers, or on none.
+            variables: the variables of the gradients, in the same order.
+            early: True if the update does not follow at once, and asks :meth:`applies_early`.
 
         Returns:
-            The means, and whether to apply them: a scalar boolean tensor in a graph.
+            The means, and whether to apply them: a bool, or a scalar boolean tensor in a graph.
         """
         local = [
             _nothing(variable) if gradient is None else tf.convert_to_tensor(gradient)
@@ -132,10 +150,10 @@ class GradientReduction:
         return [None if none else mean for mean, none in zip(means, bare, strict=True)], proceed
 
     def applies_early(self) -> bool:
-        """Whether to apply the gradients that were reduced before in this step; to ask once.
+        """Return whether to apply gradients that were reduced earlier in this step; call it once.
 
         Raises:
-            UsageError: none were, or they are applied already.
+            UsageError: no gradients were reduced, or they are applied already.
         """
         if self._feed.is_trial:
             return False
@@ -149,7 +167,10 @@ class GradientReduction:
         return self._reduction.apply()
 
     def applies_early_in_graph(self) -> Any:
-        """The same as a scalar boolean tensor, when the graph runs."""
+        """Return the answer of :meth:`applies_early` as a scalar boolean tensor.
+
+        The answer is asked for when the graph runs.
+        """
 
         def early() -> Any:
             return np.bool_(self.from_graph(self.applies_early, False))
@@ -161,7 +182,10 @@ class GradientReduction:
     # --- inside of the forward and backward passes
 
     def exchange(self) -> Callable[[bytes], list[bytes]] | None:
-        """Return what exchanges messages in the open step; None where there is nobody to ask.
+        """Return a function that exchanges messages with all workers in the open step.
+
+        It takes this worker's message and returns the messages of all workers. The result is None
+        where there is nobody to ask.
 
         Raises:
             UsageError: the script has several optimizers.
@@ -175,7 +199,16 @@ class GradientReduction:
     # --- in a graph
 
     def _in_graph(self, local: list[Any], first: list[Any]) -> tuple[list[Any], Any]:
-        """``first``: what backward computes first, as a rule that of the last variable."""
+        """Add operations to the graph that reduce the gradients ``local``, and may send them again.
+
+        Args:
+            local: the gradients of this worker.
+            first: tensors to wait for before :meth:`_begin`: the gradient that backward computes
+                first, as a rule that of the last variable.
+
+        Returns:
+            The means, and whether to apply them, a scalar boolean tensor.
+        """
         self._expected = len(local)
         if (before := getattr(tf.compat.v1.get_default_graph(), APPLIED, None)) is not None:
             first = [*first, before]
@@ -205,7 +238,11 @@ class GradientReduction:
             return means, tf.logical_or(applies, tf.equal(branch, int(Branch.SHOW)))
 
     def _show_in_graph(self, branch: Any, local: list[Any], means: list[Any]) -> Any:
-        """Let the gradients be measured where the branch says so."""
+        """Add operations that measure gradients if ``branch`` says so when the graph runs.
+
+        Returns:
+            A tensor that is there when the measurement is made, or skipped.
+        """
         bare = self._without_gradient
         variables = _present(self._variables, bare)
 
@@ -223,7 +260,15 @@ class GradientReduction:
         return tf.cond(measures, shown, lambda: tf.constant(0, tf.int64))
 
     def _again(self, local: list[Any], end: Callable[[], Any]) -> tuple[Any, ...]:
-        """Send the local gradients once more, until a ring holds."""
+        """Add a loop to the graph that sends the local gradients once more, until a ring holds.
+
+        Args:
+            local: the gradients of this worker.
+            end: the call back that follows the gradients, and returns the next branch.
+
+        Returns:
+            The branch that follows, then the means.
+        """
 
         def attempt(_branch: Any, *_means: Any) -> tuple[Any, ...]:
             scalars = [tf.float64, tf.float64]
@@ -249,7 +294,12 @@ class GradientReduction:
         return tuple(found)
 
     def _begin(self) -> Any:
-        """The first gradient is there: whether the gradients are sent as they are."""
+        """Begin the reduction when the first gradient is there; called back by the graph.
+
+        Returns:
+            Whether the graph's gradients are sent as they are; if not, its operations return them
+            unsent.
+        """
 
         def begin() -> bool:
             if self._feed.is_trial or self._is_broken_off:
@@ -263,7 +313,10 @@ class GradientReduction:
         return np.bool_(self.from_graph(begin, False))
 
     def _begin_again(self) -> tuple[Any, Any]:
-        """What to multiply the gradients by before they are sent, and the averages."""
+        """Return the factors of the gradients before they are sent, and of their averages.
+
+        Called back by the graph each time before it sends its gradients again.
+        """
 
         def begin() -> Weights:
             weights = self._reduction.agree()
@@ -275,13 +328,16 @@ class GradientReduction:
         return np.float64(weights.sent), np.float64(weights.received)
 
     def _send(self, sends: bool) -> None:
-        """The operations that follow send gradients, or hand them on."""
+        """Let the gradient operations that follow send their inputs, or return them unsent."""
         gradient_ops.send(sends)
         if sends:
             self._reduction.sending()
 
     def _end(self, early: bool) -> Any:
-        """All gradients of the graph are reduced, handed on, or have failed."""
+        """Return the branch that the graph takes when its gradients have come back or failed.
+
+        Called back by the graph. ``early`` says that the update does not follow at once.
+        """
 
         def end() -> Branch:
             if self._is_broken_off:
@@ -295,14 +351,24 @@ class GradientReduction:
         return np.int64(self.from_graph(end, Branch.SKIP))
 
     def _begin_update(self) -> None:
-        """With several optimizers: it follows at once, and the next one belongs to another step."""
+        """With several optimizers, note the update of this one as made, since it follows at once.
+
+        What the next optimizer reduces belongs to another step.
+        """
         if self.several and self._reduction.step.is_decided:
             self._reduction.apply()
 
     def from_graph(self, act: Callable[[], Answer], otherwise: Answer) -> Answer:
         """Call ``act`` in a thread of TensorFlow's, while the training thread waits for the graph.
 
-        One at a time. Errors are raised by the training thread; ``otherwise`` is returned then.
+        Only one such call runs at a time. Errors are raised by the training thread.
+
+        Args:
+            act: a function without arguments.
+            otherwise: what is returned if ``act`` raises an error.
+
+        Returns:
+            What ``act`` returned, or ``otherwise``.
         """
         try:
             with self._one_at_a_time, activity.training_here():
@@ -322,14 +388,20 @@ class GradientReduction:
             return otherwise
 
     def _unseen(self) -> str | None:
-        """For :mod:`edl.worker.activity`: no thread of Python's waits for the graph's gradients."""
+        """Return the name of what this worker waits for if the graph waits for gradients, or None.
+
+        :mod:`edl.worker.activity` asks, because no thread of Python's waits for them.
+        """
         waits = self._reduction.is_sending and gradient_ops.sent() >= self._expected
         return WAITING if waits else None
 
     # --- from Python
 
     def _complete(self, gradients: list[Any]) -> tuple[list[Any], bool]:
-        """The means over the global batch, and whether to apply them.
+        """Reduce ``gradients`` eagerly over the global batch.
+
+        Returns:
+            The means, and whether to apply them.
 
         Raises:
             UsageError: no batch was handed out for this step, or it was reduced already.
@@ -351,6 +423,12 @@ class GradientReduction:
         return means, applies
 
     def _averages(self, gradients: list[Any], weights: Weights) -> list[Any]:
+        """Send ``gradients`` from Python with the factors ``weights``, and return their means.
+
+        Raises:
+            RingBroken: a worker is gone.
+            UsageError: Horovod refuses the gradients.
+        """
         sent = [gradient_ops.on_wire(gradient) for gradient in gradients]
         if weights.averaging is Averaging.WEIGHTED:
             weight = tf.constant(weights.sent, tf.float64)
@@ -370,7 +448,10 @@ class GradientReduction:
         return _typed(averages, gradients)
 
     def _trace(self, gradients: list[Any]) -> None:
-        """Build once what sends, while nobody waits for it: in a warm-up, say."""
+        """Build once what sends ``gradients`` from Python, while nobody waits for it.
+
+        That is so in a warm-up, for example.
+        """
         if gradient_ops.AVAILABLE and not self._traced:
             self._send(False)
             sent = [gradient_ops.on_wire(gradient) for gradient in gradients]
@@ -378,7 +459,13 @@ class GradientReduction:
         self._traced = True
 
     def _from_python_in_graph(self, local: list[Any]) -> list[Any]:
-        """Without operations that outlive the ring: reduce from Python when all are there."""
+        """Add one operation to the graph that reduces all gradients from Python.
+
+        This is for a Horovod without edl's patch, whose operations do not outlive the ring.
+
+        Returns:
+            The means, then whether to apply them, a scalar boolean tensor.
+        """
 
         def complete(*gradients: Any) -> list[Any]:
             def act() -> tuple[list[Any], bool]:
@@ -400,11 +487,14 @@ class GradientReduction:
 
     @property
     def _is_broken_off(self) -> bool:
-        """An error has shown in the passes of this step, and the training thread will raise it."""
+        """Whether this step has failed with an error that the training thread will raise."""
         return self._reduction.step.state in (StepState.REFUSED, StepState.ENDED)
 
     def _check(self) -> None:
-        """Raise UsageError unless there is a batch whose gradients are yet to be reduced."""
+        """Raise UsageError unless there is a batch whose gradients are yet to be reduced.
+
+        With several optimizers this begins the next step on the same batch if it is due.
+        """
         if self.several:
             if any(each.step.state is StepState.REDUCED for each in self._rounds.optimizers):
                 raise UsageError(
@@ -426,11 +516,11 @@ class GradientReduction:
             )
 
     def _received(self) -> None:
-        """All gradients have come back, or failed.
+        """Check that all gradients that the operations have sent have come back.
 
         Raises:
-            RingBroken: some have failed.
-            UsageError: Horovod refuses them, on all workers alike.
+            RingBroken: some gradients have failed.
+            UsageError: Horovod refuses the gradients, on all workers alike.
         """
         failure = gradient_ops.failure()
         if failure is None:
@@ -448,21 +538,25 @@ def _hold() -> None:
 
 
 def _nothing(variable: Any) -> Any:
-    """What is sent for a variable without a gradient, so that all send the same.
+    """Return what is sent for a variable without a gradient, so that all workers send the same.
 
-    Of another shape than its gradient: where another worker has one, Horovod refuses both.
+    It is of another shape than the variable's gradient: if another worker has a gradient for it,
+    Horovod refuses both.
     """
     rank = tf.TensorShape(variable.shape).rank or 0
     return tf.zeros((1,) * (rank + 1), tf.as_dtype(variable.dtype))
 
 
 def _present(tensors: Sequence[Any], bare: Sequence[bool]) -> list[Any]:
-    """Those of variables that have a gradient."""
+    """Return those of ``tensors`` whose variables have a gradient.
+
+    ``bare`` says of each variable whether it has none.
+    """
     return [each for each, none in zip(tensors, bare, strict=True) if not none]
 
 
 def _typed(means: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-    """The means in the types of the gradients."""
+    """Return ``means`` in the types of the gradients."""
     return [
         mean if mean.dtype == gradient.dtype else tf.cast(mean, gradient.dtype)
         for mean, gradient in zip(means, gradients, strict=True)

@@ -1,6 +1,6 @@
-"""The state that all workers share, as TensorFlow has it: numpy arrays by variable path.
+"""Hold the state that all workers share, in TensorFlow: numpy arrays by the path of a variable.
 
-See :mod:`edl.framework.replica`.
+What all frameworks have in common is in :mod:`edl.framework.replica`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,20 @@ KIND = "tensorflow"
 
 
 class TensorFlowReplica(FrameworkReplica):
-    """Variables and tracked objects of this process.
+    """The variables and tracked objects of this process, which all workers of the job share.
 
     Args:
-        kind: the optimizer's, for checkpoints.
-        model: the model's variables, asked for each time: they may be created late.
-        optimizer: the same for the optimizer's; the learning rate is among them.
-        optimizer_state: the same, with those that a graph counts among its own.
-        updated: the same: those of the model's that an update changes.
-        rates: the learning rates of the last update that are in no variable.
-        present: all learning rates as they are now, numbers or variables, by what each is called.
+        kind: the name of the optimizer's class, for checkpoints.
+        model: returns the model's variables; called each time, because they may be created late.
+        optimizer: returns the optimizer's variables, the learning rate among them.
+        optimizer_state: returns the same, with the variables of the optimizer that a graph counts
+            among its own.
+        updated: returns those of the model's variables that an update changes.
+        rates: returns the learning rates of the last update that are in no variable.
+        present: returns all present learning rates, numbers or variables, by a name for messages.
+
+    Attributes:
+        access: how the values of variables are read and written.
     """
 
     framework = "tensorflow"
@@ -71,6 +75,7 @@ class TensorFlowReplica(FrameworkReplica):
 
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:
+        """Raise UsageError if one of ``objects`` has neither variables nor a state of its own."""
         for name, thing in objects.items():
             if not isinstance(thing, Stateful) and variables_of(thing) is None:
                 raise UsageError(
@@ -79,18 +84,29 @@ class TensorFlowReplica(FrameworkReplica):
                 )
 
     def things(self) -> dict[str, Stateful]:
+        """Return the tracked objects, by name, that have a ``state_dict()`` and no variables."""
         return {name: x for name, x in self._tracked.items() if variables_of(x) is None}
 
     def objects_from_gradients(self) -> Mapping[str, Stateful]:
+        """Return the tracked objects that a script may compute from the gradients of a step.
+
+        An object with variables is replaced by one whose state is their values.
+        """
         tracked = {name: variables_of(thing) for name, thing in self._tracked.items()}
         values = {name: _Values(self.access, own) for name, own in tracked.items() if own}
         return {**self.compared_things(), **values}
 
     def variables(self) -> dict[str, dict[str, Any]]:
-        """What is shared: the variables of the model and those of the optimizer, by name.
+        """Return the variables of the model and those of the optimizer, by name.
+
+        Tracked objects with variables count as part of the model. The optimizer is built if need
+        be.
+
+        Returns:
+            A dict with "model" and "optimizer", of dicts of variables.
 
         Raises:
-            UsageError: the model has none (yet).
+            UsageError: the model has no variables (yet).
         """
         optimizer = self._optimizer()
         model = named(self._model())
@@ -104,7 +120,7 @@ class TensorFlowReplica(FrameworkReplica):
         return {"model": model, "optimizer": named(optimizer)}
 
     def shapes(self) -> dict[str, str]:
-        """The shapes of what is shared by name, as :meth:`variables` has them."""
+        """Return the shapes of the shared variables as text, by group and name."""
         groups = self.variables()
         return {
             f"{group}/{name}": str(tuple(variable.shape))
@@ -113,6 +129,7 @@ class TensorFlowReplica(FrameworkReplica):
         }
 
     def state(self) -> dict[str, Any]:
+        """Return the present values of all shared variables, and the states of tracked objects."""
         groups = self.variables()
         flat = [variable for group in groups.values() for variable in group.values()]
         values = iter(self.access.read(flat))
@@ -123,6 +140,11 @@ class TensorFlowReplica(FrameworkReplica):
         return state
 
     def compared(self) -> dict[str, Any]:
+        """Return what must be equal on all workers: trained variables and states of the optimizer.
+
+        Learning rates are in it, and tracked objects. Averages of a forward pass, which are each
+        worker's own, are not.
+        """
         groups: dict[str, Any] = {"model": named(v for v in self._model() if v.trainable)}
         groups["optimizer"] = named(self._optimizer_state())
         groups["learning_rate"] = dict(enumerate(self._rates()))
@@ -135,6 +157,7 @@ class TensorFlowReplica(FrameworkReplica):
         return {**groups, "tracked": {name: thing.state_dict() for name, thing in things.items()}}
 
     def learning_rates(self) -> dict[str, float]:
+        """Return the present learning rates as numbers, by a name for messages."""
         present = self._present()
         variables = {name: rate for name, rate in present.items() if isinstance(rate, tf.Variable)}
         read = dict(zip(variables, self.access.read([*variables.values()]), strict=True))
@@ -143,9 +166,18 @@ class TensorFlowReplica(FrameworkReplica):
     size_of = staticmethod(size_of)
 
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
+        """Return a digest of each of ``parts``, by name, but for those that cannot be compared."""
         return digests(self.access, parts)
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
+        """Write as much of ``state`` into variables and tracked objects as ``receive`` says.
+
+        Seeds of layers are never written. After a missed step, only what the update changed is.
+
+        Raises:
+            UsageError: the state has other variables or shapes than this script, or other tracked
+                objects.
+        """
         values: list[tuple[Any, Array]] = []
         groups = self.variables()
         updated = {id(plain(variable)) for variable in self._updated()}
@@ -166,27 +198,46 @@ class TensorFlowReplica(FrameworkReplica):
             self.load_things(state["tracked"], receive)
 
     def copied(self, state: dict[str, Any]) -> Any:
+        """Return ``state`` with a copy of each array as a :class:`Blob`, for checkpoints.
+
+        Raises:
+            CheckpointError: an array is of objects.
+        """
         return map_leaves(state, _to_blob)
 
     def uncopied(self, state: Any) -> dict[str, Any]:
+        """Return a state that :meth:`copied` has made, with arrays in place of blobs.
+
+        Raises:
+            CheckpointError: an array has a type that this TensorFlow does not know.
+        """
         found: dict[str, Any] = map_leaves(state, _from_blob)
         return found
 
 
 class _Values:
-    """Tracked variables as an object with a state."""
+    """An object whose state is the values of some variables."""
 
     def __init__(self, access: Access, variables: Sequence[Any]) -> None:
         self._access, self._variables = access, [plain(variable) for variable in variables]
 
     def state_dict(self) -> list[Array]:
+        """Return the values of the variables, in order."""
         return self._access.read(self._variables)
 
     def load_state_dict(self, state: list[Array]) -> None:
+        """Write the values in ``state`` to the variables."""
         self._access.write(list(zip(self._variables, state, strict=True)))
 
 
 def _to_blob(value: Any, where: str) -> Any:
+    """Return ``value`` as a :class:`Blob` with a copy of it, if it is an array; else as it is.
+
+    ``where`` names its place in the state.
+
+    Raises:
+        CheckpointError: the array is of objects.
+    """
     array = array_of(value)
     if array is None:
         return value
@@ -196,6 +247,13 @@ def _to_blob(value: Any, where: str) -> Any:
 
 
 def _from_blob(value: Any, where: str) -> Any:
+    """Return the array of ``value`` if it is a :class:`Blob`; else ``value`` as it is.
+
+    ``where`` names its place in the state.
+
+    Raises:
+        CheckpointError: this TensorFlow does not know the type of the array.
+    """
     if not isinstance(value, Blob):
         return value
     try:

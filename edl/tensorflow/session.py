@@ -1,8 +1,8 @@
-"""Graph mode: sessions that know the job, and the data that flows into their graphs.
+"""Define the graph mode of edl: sessions that take part in the job, and the data of their graphs.
 
-A run that trains is one whose fetches depend on the wrapped optimizer. Before it a batch is
-handed out; how the batch comes into the graph is the script's business: ``from_generator`` with
-:func:`elastic_shard_generator`, or a feed with :func:`next_batch`.
+A run of a session trains if its fetches depend on the wrapped optimizer. Before such a run a batch
+is handed out. The script brings the batch into the graph: by ``from_generator`` with
+:func:`elastic_shard_generator`, or by a feed with :func:`next_batch`.
 """
 
 from __future__ import annotations
@@ -39,20 +39,25 @@ def elastic_shard_generator(
     max_global_batch: int | None = None,
     global_batch: int | tuple[int, int] | None = None,
 ) -> Callable[[], Iterator[Any]]:
-    """What ``tf.data.Dataset.from_generator`` wants: it yields this worker's mini-batches.
+    """Return a function for ``tf.data.Dataset.from_generator`` that yields this worker's batches.
 
-    Every sample of an epoch enters the model exactly once, whoever joins or leaves meanwhile.
-    Only stages that keep the order (``map``, ``prefetch``) may follow. The last batch of an epoch
-    may be smaller, so let the ``output_signature`` have None for the number of samples.
+    Every sample of an epoch enters the model exactly once, whichever workers join or leave
+    meanwhile. Only stages that keep the order (``map``, ``prefetch``) may follow. The last batch of
+    an epoch may be smaller, so let the ``output_signature`` have None for the number of samples.
 
     Args:
-        source, batch_size, shuffle, seed, max_global_batch, global_batch: as for
+        source: the data, as for :func:`edl.tensorflow.Dataset`.
+        batch_size: samples of one worker in a step.
+        epochs: the number of epochs after which ``edl.Session.Done()`` is true.
+        shuffle: whether to shuffle the samples anew in each epoch.
+        seed: the seed of the shuffled order.
+        max_global_batch: the largest global batch, in samples.
+        global_batch: the samples of all workers together, in place of ``batch_size``; see
             :func:`edl.tensorflow.Dataset`.
-        epochs: after so many ``edl.Session.Done()`` is true.
 
     Raises:
         DataError: the source is empty.
-        UsageError: it has no numbered samples, or there is a source already.
+        UsageError: no source is given, it has no numbered samples, or there is a source already.
     """
     now = training.current()
     if source is None:
@@ -70,7 +75,9 @@ def elastic_shard_generator(
 
 
 def next_batch() -> Any:
-    """The samples of the next step, for a feed; :func:`elastic_shard_generator` says of what.
+    """Return the samples of the next step, to be fed to the graph in ``feed_dict``.
+
+    They are of the source that :func:`elastic_shard_generator` has declared.
 
     Raises:
         UsageError: no source was declared, the training is over, or no session knows the job.
@@ -88,7 +95,15 @@ def next_batch() -> Any:
 
 
 class _GraphJob:
-    """The steps of a job whose model lives in one session."""
+    """The steps of a job whose model lives in one session.
+
+    Args:
+        session: the session.
+        tried: whether a run of the graph has trained for nothing already, as a warm-up.
+
+    Raises:
+        UsageError: there is no edl.Optimizer or no data, or the graph shuffles edl's batches.
+    """
 
     def __init__(self, session: tf.compat.v1.Session, tried: bool = False) -> None:
         self._training = training.current()
@@ -118,7 +133,7 @@ class _GraphJob:
             self._training.reduction.cannot_repair(ONE_THREAD)
 
     def done(self) -> bool:
-        """Whether all epochs are trained; then the job is finished."""
+        """Return whether all epochs are trained; if so, finish this worker's part of the job."""
         now, worker = self._training, self._training.worker
         now.finish_step()
         if self._finished or not self._entered:
@@ -134,7 +149,11 @@ class _GraphJob:
         return self._finished
 
     def begin(self) -> None:
-        """Hand out the next batch, if none is in hand."""
+        """Hand out the next batch, if the last one is trained.
+
+        Raises:
+            UsageError: all epochs are trained.
+        """
         now, worker = self._training, self._training.worker
         now.finish_step()
         if worker.loader.open:
@@ -152,10 +171,10 @@ class _GraphJob:
             worker.loader.next_epoch()
 
     def trains(self, fetches: Any) -> bool:
-        """Whether these fetches depend on the reduction of gradients.
+        """Return whether ``fetches`` depend on the reduction of gradients.
 
         Raises:
-            UsageError: they do, and on no update of the optimizer.
+            UsageError: they do, but depend on no update of the optimizer.
         """
         found = [self._look(_operation(self._session.graph, fetch)) for fetch in _flat(fetches)]
         reduces = any(reduced for reduced, _ in found)
@@ -167,9 +186,10 @@ class _GraphJob:
         return reduces
 
     def _look(self, operation: tf.Operation) -> tuple[bool, bool]:
-        """Whether it depends on the reduction of gradients, and on an update.
+        """Return whether ``operation`` depends on a reduction of gradients, and on an update.
 
-        An update in a branch of the script's own cannot be seen: then all may depend on it.
+        An update in a branch of the script's own cannot be seen: then any operation may depend on
+        it.
         """
         found = self._found.get(id(operation))
         if found is None:
@@ -186,13 +206,17 @@ _plain = False  # _current is of a session that does not ask for batches itself
 
 
 def notify_batch_end() -> None:
-    """The update of this batch is complete: the ledger moves. Harmless twice.
+    """Complete the step of the batch that was trained, so that the ledger counts its samples.
 
-    In a graph call it after each training step. Elsewhere taking the next batch does the same;
-    call it if something that follows the update asks for :func:`edl.tensorflow.step`.
+    A second call does nothing. In a graph, call it after each training step. Elsewhere taking the
+    next batch does the same; call it there if code that follows the update asks for
+    :func:`edl.tensorflow.step`.
 
-    In a plain ``tf.compat.v1.Session`` it also hands out the next batch; the first run trained
-    for nothing. When all epochs are trained, the data set is at its end.
+    In a plain ``tf.compat.v1.Session`` this function also hands out the next batch; the first run
+    of the session has trained for nothing. When all epochs are trained, the data set is at its end.
+
+    Raises:
+        UsageError: no session knows the job, and there is no default session.
     """
     global _current, _plain
     now = training.current()
@@ -210,20 +234,27 @@ def notify_batch_end() -> None:
 
 
 def _job() -> _GraphJob:
+    """Return the job of the session in use.
+
+    Raises:
+        UsageError: no session knows the job.
+    """
     if _current is None:
         raise UsageError("no session knows the job: use edl.Session, or edl.SessionHook")
     return _current
 
 
 class Session(tf.compat.v1.Session):
-    """A ``tf.compat.v1.Session`` that knows the job::
+    """A ``tf.compat.v1.Session`` whose training runs are the steps of the job.
+
+    Use it as a context manager::
 
         with edl.Session() as s:
             while not s.Done():
                 s.run(train)
                 edl.notify_batch_end()
 
-    Entering it initialises all variables; before the first step they become the job's. When a
+    Entering it initialises all variables; before the first step they get the job's values. When a
     worker dies in a step, ``run`` completes the step with the survivors.
 
     Raises:
@@ -258,13 +289,17 @@ class Session(tf.compat.v1.Session):
         return self
 
     def Done(self) -> bool:
-        """Whether all epochs are trained. On all workers alike, after the same step."""
+        """Return whether all epochs are trained: on all workers alike, after the same step."""
         return _job().done()
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
     ) -> Any:
-        """As ``tf.compat.v1.Session.run``; a run that trains takes part in one step of the job."""
+        """Run ``fetches`` as ``tf.compat.v1.Session.run`` does, and return their values.
+
+        A run that trains takes part in one step of the job. The arguments are those of TensorFlow's
+        method.
+        """
         job = self._edl
         if job is None or not job.trains(fetches):
             return super().run(fetches, feed_dict, options, run_metadata)
@@ -276,28 +311,33 @@ class Session(tf.compat.v1.Session):
 
 
 class SessionHook(tf.compat.v1.train.SessionRunHook):
-    """For ``tf.compat.v1.train.MonitoredTrainingSession(hooks=[edl.SessionHook()])``.
+    """A hook that lets a ``MonitoredTrainingSession`` of TensorFlow 1 train as part of the job.
 
-    The session stops when all epochs are trained. Leave saving to ``edl.checkpoint``: a
-    ``checkpoint_dir`` of the session's own would be read by newcomers.
+    Give it as in ``tf.compat.v1.train.MonitoredTrainingSession(hooks=[edl.SessionHook()])``. The
+    session stops when all epochs are trained. Leave saving to ``edl.checkpoint``: newcomers would
+    read a ``checkpoint_dir`` of the session's own.
     """
 
     def __init__(self) -> None:
         self._job: _GraphJob | None = None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
+        """Let ``session`` take part in the job."""
         global _current
         self._job = _current = _GraphJob(session)
 
     def before_run(self, run_context: Any) -> None:
+        """Hand out the next batch before a run that trains."""
         if self._trains(run_context):
             _job().begin()
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Stop the session after the run that trains the last batch of all epochs."""
         if self._trains(run_context) and _job().done():
             run_context.request_stop()
 
     def _trains(self, run_context: Any) -> bool:
+        """Return whether the run trains, because its fetches depend on reduced gradients."""
         return self._job is not None and self._job.trains(run_context.original_args.fetches)
 
 
@@ -306,19 +346,20 @@ def _flat(fetches: Any) -> list[Any]:
 
 
 def _operation(graph: tf.Graph, fetch: Any) -> tf.Operation:
+    """Return the operation of ``graph`` that makes ``fetch``: a tensor, an operation or a name."""
     if isinstance(fetch, str):
         fetch = graph.as_graph_element(fetch)
     return fetch if isinstance(fetch, tf.Operation) else fetch.op
 
 
 def _reduces(operation: tf.Operation) -> bool:
-    """Whether it is a call back that ends the reduction of gradients."""
+    """Return whether ``operation`` is the call back at the end of a reduction of gradients."""
     name = operation.name.rpartition("/")[2]
     return bool(operation.type.endswith("PyFunc") and name.startswith(REDUCED))
 
 
 def _before(operation: tf.Operation) -> Iterator[tf.Operation]:
-    """``operation`` and all that it depends on."""
+    """Yield ``operation`` and all operations that it depends on."""
     seen, waiting = {operation}, [operation]
     while waiting:
         each = waiting.pop()
@@ -330,7 +371,11 @@ def _before(operation: tf.Operation) -> Iterator[tf.Operation]:
 
 
 def _check_order(graph: tf.Graph) -> None:
-    """Refuse a shuffle after a generator, which is where it can be seen."""
+    """Refuse a graph that shuffles a data set after its generator.
+
+    Raises:
+        UsageError: it does so.
+    """
     for operation in graph.get_operations():
         if "Shuffle" in operation.type and "Dataset" in operation.type:
             sources = {each.type for each in _before(operation)}

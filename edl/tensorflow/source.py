@@ -1,4 +1,4 @@
-"""What a script trains on, and its samples as the arrays of a batch."""
+"""Read the samples of what a script trains on, as the arrays of a batch."""
 
 from __future__ import annotations
 
@@ -25,26 +25,30 @@ _BATCHES = (
 
 
 def load_read(stream: ShardReader, collate: Collate | None = None) -> Load:
-    """A function that returns what was read of ``stream`` as a batch."""
+    """Return a function that returns the samples of a batch, read from ``stream``, as arrays.
+
+    ``collate`` makes the arrays of a list of samples; None: the samples are stacked.
+    """
     parse = stream.parse or (lambda sample: sample)
     return lambda batch: _collated([parse(sample) for sample in batch.items], collate)
 
 
 def reader_of(source: Any, collate: Collate | None = None) -> tuple[int, Load]:
-    """The number of samples of ``source``, and a function that returns some of them as a batch.
+    """Return the number of samples of ``source``, and a function that returns some as a batch.
 
     A column, or a tuple or dict of columns of one length, gives batches of the same structure. A
-    column is an array, a list, a Series or DataFrame of pandas, a tensor of PyTorch, or what reads
-    its rows when they are asked for, as h5py does (:mod:`edl.tensorflow.columns`); a list of arrays
-    in it is a tuple, as the inputs of a Keras model may be given. Anything else with ``__len__``
-    and ``__getitem__`` is a sequence of samples, which are stacked, tuples and dicts by their parts
-    (``__getitems__``, if there is one, is given all indices of a batch at once).
+    column is an array, a list, a Series or DataFrame of pandas, a tensor of PyTorch, or an object
+    that reads its rows when they are asked for, as h5py does (:mod:`edl.tensorflow.columns`); a
+    list of arrays in it is a tuple, as the inputs of a Keras model may be given. Anything else with
+    ``__len__`` and ``__getitem__`` is a sequence of samples, which are stacked, tuples and dicts by
+    their parts (``__getitems__``, if there is one, is given all indices of a batch at once).
 
     Args:
+        source: columns or a sequence of samples.
         collate: makes a batch of a list of samples, in place of stacking them.
 
     Raises:
-        DataError: it is empty, its columns differ in length, or it is nothing of that kind.
+        DataError: ``source`` is empty, its columns differ in length, or it is nothing of that kind.
     """
     if isinstance(source, keras.utils.PyDataset):
         raise DataError(_BATCHES.format(kind=type(source).__name__))
@@ -57,6 +61,11 @@ def reader_of(source: Any, collate: Collate | None = None) -> tuple[int, Load]:
 
 
 def _reader_of_columns(columns: Any, collate: Collate | None) -> tuple[int, Load]:
+    """Return the length of ``columns``, and a function that returns some of their rows as a batch.
+
+    Raises:
+        DataError: the columns differ in length, or are empty.
+    """
     lengths = sorted({len(column) for column in _leaves(columns)})
     if len(lengths) > 1:
         raise DataError(f"the arrays of the data set have different lengths: {lengths}")
@@ -71,16 +80,18 @@ def _reader_of_columns(columns: Any, collate: Collate | None) -> tuple[int, Load
 
 
 def _check_some(total: int) -> None:
+    """Raise DataError if ``total``, the number of samples, is 0."""
     if total < 1:
         raise DataError("the data set has 0 samples; at least one is needed")
 
 
 def signature_of(batch: Any, others: Iterable[Any] = (), any_shape: bool = False) -> Any:
-    """The ``tf.TensorSpec``s of batches like this one, of any number of samples.
+    """Return the ``tf.TensorSpec``s of batches like ``batch``, for any number of samples.
 
     Args:
-        others: more batches. A dimension that differs between them is None.
-        any_shape: all dimensions are None.
+        batch: the arrays of a batch, in tuples and dicts.
+        others: more batches. A dimension that differs between them is None in the result.
+        any_shape: whether all dimensions are None in the result.
 
     Raises:
         DataError: the batches have different structures.
@@ -101,6 +112,11 @@ def signature_of(batch: Any, others: Iterable[Any] = (), any_shape: bool = False
 
 
 def _common(spec: Any, batch: Any) -> Any:
+    """Return ``spec`` with None for the dimensions in which ``batch`` differs from it.
+
+    Raises:
+        ValueError: the types or the numbers of dimensions differ.
+    """
     if isinstance(spec, dict):
         return {key: _common(item, batch[key]) for key, item in spec.items()}
     if isinstance(spec, tuple):
@@ -112,10 +128,10 @@ def _common(spec: Any, batch: Any) -> Any:
 
 
 def check_fits(batch: Any, spec: Any) -> Any:
-    """Return ``batch``, which a collate function has made, if it is of the signature ``spec``.
+    """Return ``batch``, which a collate function has made, if it has the signature ``spec``.
 
     Raises:
-        DataError: it has other shapes, types or parts.
+        DataError: ``batch`` has other shapes, types or parts.
     """
     try:
         wider = _common(spec, batch)
@@ -134,12 +150,18 @@ def _shapes(value: Any) -> str:
 
 
 def _samples(source: Any, indices: list[int]) -> list[Any]:
+    """Return the samples of ``source`` with these ``indices``, all at once if it can do so."""
     if hasattr(source, "__getitems__"):
         return list(source.__getitems__(indices))
     return [source[index] for index in indices]
 
 
 def _collated(samples: list[Any], collate: Collate | None) -> Any:
+    """Return ``samples`` as the arrays of a batch, made by ``collate`` or by stacking.
+
+    Raises:
+        DataError: the samples cannot be stacked, or ``collate`` does not return arrays.
+    """
     if collate is None:
         return _batch_of(samples)
     made = _without_lists(collate(samples))
@@ -147,6 +169,11 @@ def _collated(samples: list[Any], collate: Collate | None) -> Any:
 
 
 def _part(part: Any) -> Any:
+    """Return a part of what a collate function has returned, as an array.
+
+    Raises:
+        DataError: the part is no array.
+    """
     column = column_of(part)
     if column is None:
         raise DataError(
@@ -157,10 +184,10 @@ def _part(part: Any) -> Any:
 
 
 def _batch_of(samples: list[Any]) -> Any:
-    """Samples one above the other.
+    """Return ``samples`` stacked along a first axis, tuples and dicts by their parts.
 
     Raises:
-        DataError: they differ in shape or structure.
+        DataError: the samples differ in shape or structure.
     """
     try:
         return _stack(samples)
@@ -174,7 +201,7 @@ def _batch_of(samples: list[Any]) -> Any:
 
 
 def _oddity(samples: list[Any]) -> str | None:
-    """Two of the samples that are not alike; None: they are, as far as one can tell."""
+    """Return a phrase about two of the samples that differ; None if no difference shows."""
     if any(isinstance(sample, (dict, tuple)) for sample in samples):
         forms = [str(map_parts(sample, lambda part: type(part).__name__)) for sample in samples]
     elif all(hasattr(sample, "shape") for sample in samples):
@@ -188,6 +215,12 @@ def _oddity(samples: list[Any]) -> str | None:
 
 
 def _stack(samples: list[Any]) -> Any:
+    """Return ``samples`` stacked along a first axis, tuples and dicts by their parts.
+
+    Raises:
+        ValueError: the samples differ in shape, or are neither numbers nor text.
+        KeyError: a sample lacks a part.
+    """
     first = samples[0]
     if isinstance(first, dict):
         return {key: _stack([sample[key] for sample in samples]) for key in first}
@@ -208,6 +241,7 @@ def _without_lists(made: Any) -> Any:
 
 
 def _leaves(value: Any) -> list[Columns]:
+    """Return the single parts of ``value`` in its tuples and dicts."""
     if isinstance(value, dict):
         return [leaf for item in value.values() for leaf in _leaves(item)]
     if isinstance(value, tuple):
@@ -216,7 +250,7 @@ def _leaves(value: Any) -> list[Columns]:
 
 
 def map_parts(value: Any, function: Callable[[Any], Any]) -> Any:
-    """``value``, a tuple or dict or one part, with ``function`` applied to each part."""
+    """Return ``value``, a tuple or dict or one part, with ``function`` applied to each part."""
     if isinstance(value, dict):
         return {key: map_parts(item, function) for key, item in value.items()}
     if isinstance(value, tuple):

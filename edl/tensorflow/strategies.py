@@ -18,10 +18,10 @@ from edl.errors import UsageError
 
 
 def refuse_strategy(strategy: Any = None) -> None:
-    """Raise UsageError for any strategy but the default one.
+    """Raise UsageError for any ``tf.distribute`` strategy but the default one.
 
     Args:
-        strategy: by default the one in whose scope this is called.
+        strategy: the strategy; None: the one in whose scope this function is called.
     """
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
     if not _is_default(strategy):
@@ -35,9 +35,10 @@ def refuse_strategy(strategy: Any = None) -> None:
 
 @functools.cache
 def watch_strategies(kind: type) -> None:
-    """Refuse, from now on, that a strategy distributes a data set of ``kind``.
+    """Patch TensorFlow so that no strategy can distribute a data set of the class ``kind``.
 
-    Keras' ``fit`` lets the strategy do this in a strategy's scope.
+    Keras' ``fit`` lets the strategy do so in a strategy's scope. The patch raises UsageError, and
+    lasts for the rest of the process.
     """
     plain = distribute_lib.StrategyBase.experimental_distribute_dataset
 
@@ -51,6 +52,7 @@ def watch_strategies(kind: type) -> None:
 
 
 def _is_default(strategy: Any) -> bool:
+    """Return whether ``strategy`` is the one of a script that names none."""
     kinds = (
         distribute_lib._DefaultDistributionStrategy,
         distribute_lib._DefaultDistributionStrategyV1,

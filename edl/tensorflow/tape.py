@@ -1,12 +1,13 @@
-"""Whose gradients an ``edl.Optimizer`` is given: this worker's, or the job's.
+"""Tell whether the gradients that an ``edl.Optimizer`` is given are this worker's or the job's.
 
-What a plain ``tf.GradientTape`` returns is this worker's. The optimizer reduces it when it applies
-it, if it is just as the tape returned it. Had the script changed it before (clipped, scaled, added
-up), each worker would have changed its own, and the update would be another than that of one worker
-alone: such gradients are refused. :class:`JobTape` returns the job's means, which may be changed.
+A plain ``tf.GradientTape`` returns the gradients of this worker. The optimizer reduces them when it
+applies them, if they are just as the tape returned them. If the script has changed them before
+(clipped, scaled, added up), each worker has changed its own, and the update would not be the one of
+a single worker that trains the whole batch: such gradients are refused. :class:`JobTape` returns
+the job's means, which may be changed.
 
-A plain gradient carries a mark, which no operation hands on to its result. Nor does the border of a
-``tf.function``.
+A plain gradient carries a mark, an attribute that no operation passes on to its result. The mark is
+also lost where a gradient enters or leaves a ``tf.function``.
 """
 
 from __future__ import annotations
@@ -39,15 +40,19 @@ _OF_LOCAL_VARIABLES = {
 def as_it_is(function: Function) -> Function:
     """Return ``function`` marked so that AutoGraph does not translate it.
 
-    For a function of edl in a graph of the user's: a translation takes processor time at the start
-    of each worker, and changes nothing in a function without a branch or a loop over tensors.
+    This is for a function of edl in a graph of the user's: a translation takes processor time at
+    the start of each worker, and changes nothing in a function without a branch or a loop over
+    tensors.
     """
     marked: Function = tf.autograph.experimental.do_not_convert(function)
     return marked
 
 
 def watch() -> None:
-    """Mark, for the rest of the process, what plain tapes and ``tf.gradients`` return."""
+    """Patch TensorFlow to mark the gradients that plain tapes and ``tf.gradients`` return.
+
+    The patch lasts for the rest of the process.
+    """
     tape, version_1 = tf.GradientTape, tf.compat.v1
     if not hasattr(tape.gradient, _MARK):
         tape.gradient = _marking(tape.gradient)
@@ -55,6 +60,8 @@ def watch() -> None:
 
 
 def _marking(function: Function) -> Function:
+    """Return ``function`` changed so that it marks the gradients that it returns."""
+
     @functools.wraps(function)
     def marking(*arguments: Any, **named: Any) -> Any:
         gradients = function(*arguments, **named)
@@ -68,15 +75,17 @@ def _marking(function: Function) -> Function:
 
 
 class JobTape:
-    """A tape whose ``gradient`` returns the means over the global batch of all workers::
+    """A tape whose ``gradient`` returns the means over the global batch of all workers.
+
+    It wraps another tape::
 
         with tf.GradientTape() as tape:
             loss = ...
         tape = edl.DistributedGradientTape(tape)
         gradients = tape.gradient(loss, model.trainable_variables)
 
-    Call it once for a batch, for all variables. The optimizer applies what is made of its
-    gradients, if the step counts: after a crash others may have completed it already.
+    Call ``gradient`` once for a batch, for all variables. The optimizer applies what is made of its
+    gradients, if the step counts: after a crash other workers may have completed the step already.
 
     Args:
         tape: anything with a ``gradient`` method that returns a gradient for each variable.
@@ -99,14 +108,20 @@ class JobTape:
 
     @as_it_is
     def gradient(self, target: Any, sources: Any, *more: Any, **named: Any) -> Any:
-        """As that of a ``tf.GradientTape``; ``IndexedSlices`` become dense."""
+        """Return the mean gradients of ``target`` by ``sources`` over the global batch.
+
+        The arguments are those of ``tf.GradientTape.gradient``. ``IndexedSlices`` become dense.
+        """
         gradients = self._tape.gradient(target, sources, *more, **named)
         means = reduce_early(tf.nest.flatten(gradients), tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(gradients, means)
 
 
 def reduce_early(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """The means over the global batch, for the script to change before it applies them."""
+    """Return the means of ``gradients`` over the global batch, for the script to change.
+
+    The optimizer of ``variables`` applies them later.
+    """
     now = training.current()
     means, proceed = now.reduction_of(variables).reduce(gradients, variables, early=True)
     now.reduced_early |= {id(plain(variable)) for variable in variables}
@@ -125,9 +140,15 @@ def reduce_early(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any
 def for_update(
     gradients: Sequence[Any], variables: Sequence[Any], reduction: GradientReduction
 ) -> tuple[list[Any], Any]:
-    """What an optimizer is to apply, and whether: a bool, or a scalar boolean tensor.
+    """Return the gradients that an optimizer is to apply, and whether to apply them.
 
-    ``reduction``: that of the optimizer.
+    Args:
+        gradients: the gradients that the optimizer was given.
+        variables: the variables of the gradients, in the same order.
+        reduction: the reduction of the optimizer.
+
+    Returns:
+        The job's gradients, and a bool or a scalar boolean tensor.
 
     Raises:
         UsageError: the gradients are neither those of a plain tape nor made of the job's.
@@ -149,8 +170,13 @@ def for_update(
 
 
 def _proceed(reduction: GradientReduction, gradients: Sequence[Any]) -> Any:
-    """Whether the gradients that were reduced early in this step are to be applied."""
+    """Return whether to apply the gradients that were reduced early in this step.
 
+    The answer is a bool, or a scalar boolean tensor in a graph.
+
+    Raises:
+        UsageError: they are applied already, or none were reduced.
+    """
     if tf.executing_eagerly():
         return reduction.applies_early()
     here = tf.compat.v1.get_default_graph()
@@ -168,6 +194,7 @@ def _proceed(reduction: GradientReduction, gradients: Sequence[Any]) -> Any:
 
 
 def _changed(names: list[str]) -> str:
+    """Return the message for gradients that were changed before the optimizer got them."""
     return (
         f"the gradients of {few(names)} are not as tape.gradient() returned them (or went through "
         "a tf.function): a worker that clips, scales or adds up its own gradients changes others "
@@ -177,10 +204,12 @@ def _changed(names: list[str]) -> str:
 
 
 def _right_way() -> str:
+    """Return the name of what computes the job's gradients, in a graph or elsewhere."""
     if tf.compat.v1.executing_eagerly_outside_functions():
         return "edl.DistributedGradientTape(tape)"
     return "compute_gradients() of the edl.Optimizer"
 
 
 def _name(variable: Any) -> str:
+    """Return the path or name of ``variable``."""
     return str(getattr(variable, "path", variable.name))

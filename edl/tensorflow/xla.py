@@ -1,4 +1,4 @@
-"""Models that Keras would compile with XLA."""
+"""Keep XLA away from steps with collectives, which XLA cannot compile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 def turn_off_xla(model: Any) -> None:
-    """Collectives are no part of XLA programs; nor are Horovod's own."""
+    """Turn off XLA for a Keras ``model``, with a warning if it was on.
+
+    XLA cannot compile collectives, nor can Horovod's own be part of its programs.
+    """
     if model.jit_compile:
         logger.warning("jit_compile is turned off: XLA cannot compile steps with collectives")
         model.jit_compile = False
@@ -25,7 +28,10 @@ APPLIES = (
 
 
 def refuse_xla(why: str = APPLIES) -> None:
-    """Raise UsageError while a ``tf.function(jit_compile=True)`` is traced."""
+    """Raise UsageError while a ``tf.function(jit_compile=True)`` is being traced.
+
+    ``why`` is the text of the error. The functions on the call stack tell what is traced.
+    """
     frame: Any = sys._getframe()
     while frame is not None:
         if getattr(frame.f_locals.get("self"), "_jit_compile", False) is True:
