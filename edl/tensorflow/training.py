@@ -1,4 +1,4 @@
-"""This process's training: what the parts of ``edl.tensorflow`` know of each other."""
+"""Hold this process's training: what the parts of ``edl.tensorflow`` need to know of each other."""
 
 from __future__ import annotations
 
@@ -47,16 +47,18 @@ from edl.worker.worker import Worker
 
 @dataclass(frozen=True)
 class _Trained:
-    """An optimizer, what it trains if the script has said so, and its gradients."""
+    """An optimizer, the model that it trains if the script has named one, and its reduction."""
 
     optimizer: Any
     model: Any
     reduction: GradientReduction
 
     def variables(self) -> list[Any]:
+        """Return the variables of the model; none if the script has named no model."""
         return list(variables_of(self.model) or [])
 
     def variable_ids(self) -> set[int]:
+        """Return the ids of the TensorFlow variables of the model."""
         return {id(plain(variable)) for variable in self.variables()}
 
 
@@ -74,7 +76,29 @@ UNFINISHED = (
 
 
 class Training:
-    """One source, the optimizers, and the step that is under way."""
+    """The data source, the optimizers and the open step of this process.
+
+    Attributes:
+        worker: this worker.
+        fits: the calls of ``model.fit`` so far.
+        feed: the source of this worker's batches.
+        reduction: the reduction of the first optimizer's gradients.
+        steps: hands out batches.
+        reduced_early: ids of the variables whose gradients a tape has reduced, not the optimizer.
+        reduces_eagerly: whether a tape has done so outside of any ``tf.function``.
+        updates: the operations of graphs that apply gradients.
+        fitted: the model whose ``fit`` runs.
+        replica: the state that all workers share; None before there is an optimizer.
+        load: the function that loads a batch; None before there is a source.
+        graph: the graph of the session that knows the job.
+        epochs: the number of epochs of ``elastic_shard_generator``.
+        newest_dataset: the last data set derived from edl.Dataset.
+        batch: in ``fit``, the index in its epoch of the batch that was handed out last.
+        fitting: whether Keras' ``fit`` takes the batches.
+        callback_states: the states of the callbacks of that ``fit``.
+        metrics: the metrics of the model that is fitted.
+        tuner: the edl.LRTuner of the only optimizer.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -127,13 +151,22 @@ class Training:
         what: str = "edl.Dataset",
         collate: Collate | None = None,
     ) -> Load:
-        """Declare what is trained on; returns what loads a batch.
+        """Declare what the job trains on, and return a function that loads a batch.
 
         Args:
+            source: the data, as for :func:`edl.tensorflow.Dataset`.
+            batch_size: samples of one worker in a step.
+            shuffle: whether to shuffle the samples anew in each epoch.
+            seed: the seed of the shuffled order.
+            max_global_batch: the largest global batch, in samples; None: there is no limit.
+            global_batch: the samples of all workers together, in place of ``batch_size``.
+            what: the function that the script called, for messages.
             collate: makes a batch of a list of samples.
 
         Raises:
-            DataError, UsageError: see :func:`edl.tensorflow.source.reader_of`.
+            DataError: see :func:`edl.tensorflow.source.reader_of`.
+            UsageError: there is a source already, edl cannot number the samples, or the arguments
+                of the batch are out of range.
         """
         if self.fits.done:
             raise UsageError(ONE_MODEL_AND_DATA)
@@ -160,7 +193,13 @@ class Training:
         return self.load
 
     def attach_optimizer(self, optimizer: Any, model: Any) -> GradientReduction:
-        """Share ``optimizer``'s and ``model``'s variables with the job; see ``edl.Optimizer``."""
+        """Let the variables of ``optimizer`` and ``model`` follow the job; return their reduction.
+
+        The arguments are those of :func:`edl.tensorflow.Optimizer`.
+
+        Raises:
+            UsageError: the model has no variables, or the optimizer cannot come beside the others.
+        """
         if model is not None and variables_of(model) is None:
             raise UsageError(
                 f"edl.Optimizer(optimizer, model): a {type(model).__name__} has no variables; "
@@ -194,11 +233,11 @@ class Training:
 
     @property
     def replaces_optimizer(self) -> bool:
-        """Whether a new optimizer takes the place of the only one: a fit is done, and none runs."""
+        """Whether a new optimizer, wrapped between two fits, takes the place of the only one."""
         return bool(self.fits.done) and not self.fitting and len(self._trained) == 1
 
     def fit_with(self, model: Any) -> None:
-        """From now on ``model`` is fitted, with the optimizer that it is compiled with.
+        """Let ``model`` be the model that is fitted, with the optimizer that it is compiled with.
 
         Raises:
             UsageError: the job trains another model.
@@ -213,26 +252,36 @@ class Training:
             self.replica.rename([type(optimizer).__name__])
 
     def _hand_over(self, leaving: frozenset[int]) -> None:
+        """Give the metrics of workers that leave the ring to one that stays, inside a fit.
+
+        ``leaving`` are the ids of the workers that leave.
+        """
         if self.fitting and self.metrics is not None:
             self.metrics.hand_over(self.worker, leaving)
 
     def _resized(self, before: int, now: int) -> None:
-        """The job has other workers."""
+        """Report a change of the global batch after a change of the number of workers.
+
+        ``before`` and ``now`` are the numbers of workers before and after it.
+        """
         progress = self.worker.loader.progress
         if progress.attached:
             batching = progress.source.batching
             self._batch_changed(batching.of_all(before), batching.of_all(now))
 
     def _batch_changed(self, before: int, now: int) -> None:
-        """Name what goes by updates, if these have other samples now."""
+        """Warn, on rank 0, about learning rate schedules that do not follow the global batch.
+
+        ``before`` and ``now`` are the samples of the global batch before and after a change.
+        """
         if self.worker.rank == 0 and before != now:
             warn_of_a_changed_batch([each.optimizer for each in self._trained], before, now)
 
     def _check_several(self, optimizer: Any, model: Any) -> None:
-        """Make sure that this one may come beside the others.
+        """Make sure that ``optimizer``, which trains ``model``, may come beside the others.
 
         Raises:
-            UsageError: it may not.
+            UsageError: the script, the graph or the time does not allow another optimizer.
         """
         self.worker.check_trains()
         if self.tuner is not None:
@@ -256,13 +305,14 @@ class Training:
 
     @property
     def has_optimizer(self) -> bool:
+        """Whether the script has an ``edl.Optimizer``."""
         return bool(self._trained)
 
     def reduction_of(self, variables: Sequence[Any]) -> GradientReduction:
-        """The reduction of the optimizer that trains ``variables``.
+        """Return the reduction of the optimizer that trains ``variables``.
 
         Raises:
-            UsageError: they belong to several.
+            UsageError: the variables belong to several optimizers.
         """
         if len(self._trained) < 2:
             return self.reduction
@@ -276,11 +326,18 @@ class Training:
         return found[0].reduction
 
     def _graph_optimizer(self) -> Any:
-        """TensorFlow 1's, whose variables are among the graph's; None: it is Keras'."""
+        """Return the optimizer if it is one of TensorFlow 1; None if it is one of Keras'.
+
+        The variables of an optimizer of TensorFlow 1 are among those of its graph.
+        """
         optimizer = self._trained[0].optimizer
         return optimizer if isinstance(optimizer, tf.compat.v1.train.Optimizer) else None
 
     def _optimizer_variables(self) -> list[Any]:
+        """Return the variables of all Keras optimizers, which are built if they are not yet.
+
+        The list is empty for an optimizer of TensorFlow 1.
+        """
         if self._graph_optimizer() is not None:
             return []
         found: list[Any] = []
@@ -293,12 +350,13 @@ class Training:
         return found
 
     def _optimizer_state(self) -> list[Any]:
+        """Return the variables of all optimizers, also of one of TensorFlow 1."""
         if (optimizer := self._graph_optimizer()) is not None:
             return list(optimizer.variables())
         return self._optimizer_variables()
 
     def _learning_rates(self) -> dict[str, Any]:
-        """The learning rates of all optimizers, by what each is called."""
+        """Return the present learning rates of all optimizers, by a name for messages."""
         several = len(self._trained) > 1
         named = (
             (f"learning rate of optimizer {number}" if several else "learning rate", each.optimizer)
@@ -308,10 +366,15 @@ class Training:
         return {name: rate for name, rate in found.items() if rate is not None}
 
     def _rates(self) -> list[float]:
+        """Return the last learning rates that optimizers have by an ``edl.LRSchedule``."""
         return [rate for each in self._trained for rate in last_rates(each.optimizer)]
 
     def _updated_variables(self) -> list[Any]:
-        """Those of the model that an update changes; a graph counts the optimizer's among them."""
+        """Return those variables of the model that an update changes.
+
+        In a graph, whose variables include the optimizer's, the optimizer's and the global step are
+        among them.
+        """
         if (optimizer := self._graph_optimizer()) is None:
             return [v for each in self._trained for v in each.optimizer._trainable_variables]
         graph = self.graph or tf.compat.v1.get_default_graph()
@@ -320,6 +383,11 @@ class Training:
         return [*trainable, *optimizer.variables(), *([] if counter is None else [counter])]
 
     def _model_variables(self) -> list[Any]:
+        """Return the variables of all models, each once.
+
+        In a graph these are its global variables. If the script has named no model, the result is
+        the variables created since ``edl.init()`` that are not the optimizers'.
+        """
         if self._graph_optimizer() is not None:
             graph = self.graph or tf.compat.v1.get_default_graph()
             return list(graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES))
@@ -333,18 +401,21 @@ class Training:
 
     @property
     def is_stream(self) -> bool:
-        """Whether the samples of the source have no numbers."""
+        """Whether the source is a stream, whose samples have no numbers."""
         return isinstance(self.worker.loader.progress.source, StreamSource)
 
     def batches(self) -> Iterator[Any]:
-        """What ``tf.data`` reads, in a thread of its own: this worker's batches, loaded."""
+        """Return an iterator over the loaded batches of this worker.
+
+        ``tf.data`` reads it in a thread of its own.
+        """
         assert self.load is not None
         return self.feed.read(self.load)
 
     # --- a step
 
     def finish_step(self) -> None:
-        """The update of the open step is applied, if its gradients were: the ledger moves."""
+        """Complete the open step in the ledger, if its gradients were reduced and applied."""
         for each in self._trained:
             each.reduction.raise_pending()
         for each in self._trained:
@@ -352,15 +423,16 @@ class Training:
 
     @property
     def is_reduced(self) -> bool:
-        """Gradients of the open step are."""
+        """Whether gradients of the open step are reduced."""
         return any(each.reduction.done for each in self._trained)
 
     @property
     def has_made_update(self) -> bool:
-        """An update was applied that the job has not counted yet: the next batch counts it.
+        """Whether an update was applied that the job has not counted yet; the next batch counts it.
 
-        A tape that computes the job's gradients does so before the update: then it is one when the
-        optimizer has had its turn. Steps of several optimizers are counted with their updates.
+        A tape that computes the job's gradients reduces them before the update: then there is an
+        update when the optimizer has had its turn. Steps of several optimizers are counted with
+        their updates, so this is False for them.
         """
         loader = self.worker.loader
         if not loader.open or self.worker.warming_up or self.reduction.several:
@@ -370,7 +442,7 @@ class Training:
         return bool(loader.step_input.updates) or not self.reduces_eagerly
 
     def begin_step(self) -> bool:
-        """Hand out the next batch; False when the epoch is over."""
+        """Hand out the next batch, and return True; False when the epoch is over."""
         self.finish_step()
         return self.steps.begin()
 
@@ -379,7 +451,7 @@ _training: Training | None = None
 
 
 def current() -> Training:
-    """This process's training.
+    """Return the training of this process.
 
     Raises:
         UsageError: ``edl.init()`` was not called.

@@ -1,4 +1,4 @@
-"""Arrays on their way through the ring; see :mod:`edl.framework.state`."""
+"""Send TensorFlow's arrays through the ring, for :mod:`edl.framework.state`."""
 
 from __future__ import annotations
 
@@ -19,20 +19,42 @@ LARGE_BYTES = 2**25
 
 
 class TensorFlowArrays:
-    """See :class:`edl.framework.state.Arrays`."""
+    """The way in which the arrays of a TensorFlow state are described and sent.
+
+    It implements :class:`edl.framework.state.Arrays` with numpy arrays.
+    """
 
     def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
+        """Return ``value`` as an array and its description with the number ``index``.
+
+        The result is None if ``value`` is no array.
+        """
         array = array_of(value)
         if array is None:
             return None
         return array, Reference(index, array.shape, array.dtype.name, array.nbytes)
 
     def empty(self, reference: Reference) -> Array:
+        """Return an array of the shape and type in ``reference``; for arrays without elements."""
         return np.empty(reference.shape, dtype_of(reference.dtype))
 
     def broadcast(
         self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
     ) -> dict[int, Array]:
+        """Broadcast arrays from the rank ``root``, in pieces of up to ``LARGE_BYTES``.
+
+        Args:
+            sent: the descriptions of the arrays.
+            arrays: the arrays by index, on the root; None on the other ranks.
+            root: the rank that sends.
+            keep: whether to keep what is received.
+
+        Returns:
+            The arrays received, by index; empty unless ``keep``.
+
+        Raises:
+            CollectiveFailed: a worker is gone.
+        """
         received: dict[int, Array] = {}
         for piece in transfers(sent, LARGE_BYTES):
             if arrays is not None:
@@ -56,17 +78,17 @@ exchange = functools.partial(state.exchange, TensorFlowArrays())
 
 
 def array_of(value: Any) -> Array | None:
-    """The value as an array, None when it is none."""
+    """Return ``value`` as a numpy array; None if it is no tensor, variable or array."""
     if isinstance(value, (tf.Tensor, tf.Variable)):
         value = value.numpy()
     return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
 
 
 def bytes_of(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of an array."""
+    """Return the bytes of ``array`` as a flat array of uint8, in C order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def dtype_of(name: str) -> Any:
-    """The type of that name, as numpy has it; bfloat16, too."""
+    """Return the numpy type that TensorFlow's type ``name`` has, also for bfloat16."""
     return tf.as_dtype(name).as_numpy_dtype

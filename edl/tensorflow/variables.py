@@ -1,6 +1,6 @@
-"""TensorFlow's variables under names that are the same on every worker, read and written.
+"""Name TensorFlow's variables the same on every worker, and read and write their values.
 
-In TensorFlow 2 and Keras a variable holds its value; in a graph the session does.
+In TensorFlow 2 and Keras a variable holds its value; in a graph the session holds it.
 """
 
 from __future__ import annotations
@@ -19,35 +19,43 @@ Array = np.ndarray[Any, Any]
 
 
 class Access(Protocol):
-    """Reads and writes the values of variables."""
+    """A way to read and write the values of variables."""
 
-    def read(self, variables: Sequence[Any]) -> list[Array]: ...
+    def read(self, variables: Sequence[Any]) -> list[Array]:
+        """Return the values of ``variables`` as arrays, in order."""
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """The bytes of each variable that a part names, as an array of its type."""
+        """Return the bytes of the variable that each part names, as a flat array of its type."""
 
-    def write(self, values: Sequence[tuple[Any, Array]]) -> None: ...
+    def write(self, values: Sequence[tuple[Any, Array]]) -> None:
+        """Write an array to each variable, given in pairs."""
 
 
 class EagerAccess:
-    """The variables hold their values."""
+    """An :class:`Access` to variables of TensorFlow 2 and Keras, which hold their values."""
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
+        """Return the values of ``variables`` as arrays, in order."""
         with context.eager_mode():
             return [variable.numpy() for variable in variables]
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """As they are in memory, to be read at once; from a device no more comes than the part."""
+        """Return the parts as they are in memory, to be read at once.
+
+        From a device, no more is copied than the part.
+        """
         with context.eager_mode():
             return [_read_part(part) for part in parts]
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
+        """Assign an array to each variable, given in pairs."""
         with context.eager_mode():
             for variable, value in values:
                 variable.assign(value)
 
 
 def _read_part(part: ByteRange) -> Array:
+    """Return the part of a variable's value as a flat array, without a copy if that is possible."""
     value: Any = part.value.read_value()
     size = value.dtype.size
     extent = slice(None) if part.is_whole else slice(part.start // size, part.stop // size)
@@ -61,16 +69,21 @@ def _read_part(part: ByteRange) -> Array:
 
 
 class SessionAccess:
-    """The values of a graph's variables in a session."""
+    """An :class:`Access` to variables of a graph, whose values are in a session."""
 
     def __init__(self, session: tf.compat.v1.Session) -> None:
         self._session = session
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
+        """Fetch the values of ``variables`` from the session, in order."""
         return [np.asarray(value) for value in self._run(list(variables))]
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """No operation can be added to the graph for a part, so all of a variable is fetched."""
+        """Return the parts of the variables' values, as flat arrays.
+
+        Each variable is fetched as a whole, because no operation can be added to the graph for a
+        part.
+        """
         read = self.read([part.value for part in parts])
         return [
             value.reshape(-1)[part.start // value.itemsize : part.stop // value.itemsize]
@@ -78,6 +91,7 @@ class SessionAccess:
         ]
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
+        """Write an array to each variable, given in pairs, by the variable's initializer."""
         # A variable's initializer assigns its second input; no operation is added to the graph,
         # which may be finalized. Several variables may have been made of one input.
         left = [(variable.initializer, value) for variable, value in values]
@@ -93,6 +107,7 @@ class SessionAccess:
             left = later
 
     def _run(self, fetches: Any, feed: Any = None) -> Any:
+        """Run ``fetches`` in the session, by TensorFlow's own method, so that no step begins."""
         return tf.compat.v1.Session.run(self._session, fetches, feed)
 
 
@@ -104,17 +119,19 @@ class Created:
         self._watching: Any = None
 
     def watch(self) -> None:
-        """From now on; for the rest of the process."""
+        """Begin to record the variables that are created, for the rest of the process."""
         if self._watching is None:
             self._watching = tf.variable_creator_scope(self._create)
             self._watching.__enter__()
 
     def _create(self, creator: Any, **arguments: Any) -> Any:
+        """Create a variable by ``creator``, and record it."""
         variable = creator(**arguments)
         self._created.append(weakref.ref(variable))
         return variable
 
     def alive(self) -> list[Any]:
+        """Return the recorded variables that still exist."""
         return [variable for ref in self._created if (variable := ref()) is not None]
 
 
@@ -122,12 +139,15 @@ CREATED = Created()
 
 
 def plain(variable: Any) -> Any:
-    """The TensorFlow variable that a Keras variable holds."""
+    """Return the TensorFlow variable that a Keras variable holds; others as they are."""
     return variable.value if hasattr(variable, "overwrite_with_gradient") else variable
 
 
 def named(variables: Iterable[Any], prefix: str = "") -> dict[str, Any]:
-    """Variables by path (Keras) or name; the second of a name is told apart by its number."""
+    """Return variables by path (Keras) or name, with ``prefix`` before it.
+
+    Of several variables with one name, the second gets ``#2`` after it, and so on.
+    """
     found: dict[str, Any] = {}
     times: dict[str, int] = {}
     for variable in variables:
@@ -138,7 +158,10 @@ def named(variables: Iterable[Any], prefix: str = "") -> dict[str, Any]:
 
 
 def variables_of(thing: Any) -> list[Any] | None:
-    """The variables of a Keras model or layer, a ``tf.Module``, an iterable; None: it has none."""
+    """Return the variables of ``thing``: a Keras model or layer, a ``tf.Module``, or variables.
+
+    The result is None if it has none: if it is neither one of these, nor a list of variables.
+    """
     if isinstance(thing, tf.Variable):
         return [thing]
     found = getattr(thing, "variables", None)
@@ -150,7 +173,15 @@ def variables_of(thing: Any) -> list[Any] | None:
 
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Array]) -> list[str]:
-    """In what this script's variables are others than those of a state; empty when they fit."""
+    """Return phrases about the differences between a script's variables and those of a state.
+
+    Args:
+        mine: the script's variables, by name.
+        theirs: the arrays of the state, by name.
+
+    Returns:
+        Names that only one of the two has, or else shapes that differ; empty if they fit.
+    """
     odd = [f"only one has {name}" for name in sorted(mine.keys() ^ theirs.keys())]
     return odd or [
         f"{name} has shape {theirs[name].shape} there and {tuple(mine[name].shape)} here"

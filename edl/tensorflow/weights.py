@@ -1,4 +1,7 @@
-"""``edl.tensorflow.load_weights``: what a job has trained, for a script that only uses it."""
+"""Define ``edl.tensorflow.load_weights``, which reads what a job has trained.
+
+It is for a script that only uses the weights, without a job.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,15 @@ from edl.tensorflow.variables import Array, EagerAccess, differences, named, var
 
 
 def load_weights(path: str | os.PathLike[str], model: Any = None) -> dict[str, Array]:
-    """The weights of a checkpoint: arrays by the path or name of their variable. Needs no job.
+    """Return the weights of a checkpoint, as arrays by the path or name of their variable.
+
+    No job is needed.
 
     Args:
         path: a checkpoint, a directory with checkpoints (the newest good one is taken), or a file
             of ``edl checkpoint export``.
-        model: a model, layer or module that has its variables already; it gets them. None: they
-            are only returned.
+        model: a model, layer or module that has its variables already; the weights are written to
+            them. None: the weights are only returned.
 
     Raises:
         CheckpointError: there is no good file, or the model has other variables or shapes.
