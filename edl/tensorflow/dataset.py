@@ -47,7 +47,7 @@ class _Readers(threading.local):
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """Set the flag of this thread for the length of a ``with`` block."""
+        """Allow this thread to read an ElasticDataset, for the length of a ``with`` block."""
         before, self.own = self.own, True
         try:
             yield

@@ -53,9 +53,11 @@ class _VariablesState(State):
     _size_of = staticmethod(size_of)
 
     def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
+        """Return a digest of each of ``parts``, by name."""
         return digests(self._access, parts)
 
     def _values(self) -> dict[str, Any]:
+        """Return the values of all variables and the states of the other attributes, by name."""
         values: dict[str, Any] = {}
         for group, variables in self._variables().items():
             mine = named(variables)
@@ -67,6 +69,11 @@ class _VariablesState(State):
         return values
 
     def _put(self, values: dict[str, Any]) -> None:
+        """Write ``values``, as :meth:`_values` has them, to variables and attributes.
+
+        Raises:
+            UsageError: the variables differ from the job's in names or shapes.
+        """
         written = []
         for group, variables in self._variables().items():
             mine = named(variables)
@@ -82,9 +89,12 @@ class _VariablesState(State):
                 getattr(self, name).load_state_dict(value)
 
     def _parts(self) -> set[str]:
+        """Return the names of all attributes and groups of variables."""
         return {*self._names, *self._variables()}
 
     def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy of ``values`` that later updates do not reach."""
+
         def leaf(value: Any, _where: str) -> Any:
             array = array_of(value)
             return copy.deepcopy(value) if array is None else array.copy()
@@ -93,6 +103,7 @@ class _VariablesState(State):
         return copied
 
     def _exchanged(self, ring: Ring, root: int, values: dict[str, Any] | None, keep: bool) -> Any:
+        """Return the ``values`` of the rank ``root``, on the workers that ``keep`` them."""
         return exchange(ring, root, values, keep, cloudpickle.dumps)
 
 
@@ -129,9 +140,11 @@ class TensorFlowKerasState(_VariablesState):
         super().__init__(**attributes)
 
     def _variables(self) -> dict[str, list[Any]]:
+        """Return the variables of the model and those of the optimizer."""
         return {"model": list(self.model.weights), "optimizer": list(self.optimizer.variables)}
 
     def _trained(self) -> dict[str, Any]:
+        """Return the variables that averaged gradients keep equal on all workers, by group."""
         # What Keras adds up of several batches is each worker's own until it is averaged.
         own = {id(plain(each)) for each in getattr(self.optimizer, "_accumulated_gradients", ())}
         shared = (each for each in self.optimizer.variables if id(plain(each)) not in own)
@@ -171,9 +184,11 @@ class TensorFlowState(_VariablesState):
         super().__init__(**attributes)
 
     def _variables(self) -> dict[str, list[Any]]:
+        """Return the variables of the state as one group."""
         return {"variables": self.variables}
 
     def _trained(self) -> dict[str, Any]:
+        """Return the trainable variables, which averaged gradients keep equal on all workers."""
         return {"variables": named(each for each in self.variables if each.trainable)}
 
     def learning_rates(self) -> dict[str, float]:

@@ -153,7 +153,10 @@ def follow_policy(optimizer: Any, several: bool) -> None:
 
 
 def refuse_beside_policy(others: Sequence[Any]) -> None:
-    """Raise a UsageError if there are ``others`` that set a rate which the job's policy says."""
+    """Raise UsageError if ``others`` set a learning rate that the job's policy sets already.
+
+    ``others`` are the schedules or callbacks of the script that do so; an empty list is accepted.
+    """
     if others:
         raise UsageError(
             "the job's policy has a [learning_rate], and the script a "

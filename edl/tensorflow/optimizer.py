@@ -180,7 +180,7 @@ def _unzipped(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
 
 
 def _if(proceed: Any, apply: Any) -> None:
-    """Call ``apply`` if ``proceed``, a bool or a tensor, is true."""
+    """Call ``apply`` if ``proceed`` is true; if it is a tensor, when the graph runs."""
     if isinstance(proceed, bool):
         if proceed:
             apply()

@@ -152,9 +152,10 @@ class Probe:
     def _along(
         self, before: list[Any], after: list[Any], at: Sequence[float], evaluation: Evaluation
     ) -> list[float]:
-        """Return the losses at the points ``at`` on the line from ``before`` to ``after``.
+        """Return the losses of ``evaluation`` at points on the line from ``before`` to ``after``.
 
-        All variables have their values back afterwards.
+        ``before`` and ``after`` are values of the trained variables, and ``at`` has the points e:
+        -1 is ``before``, 0 is ``after``. All variables have their present values back afterwards.
         """
         parameters = self._parameters()
         trained = {id(variable) for variable in parameters}
@@ -213,6 +214,7 @@ def _values(variables: Sequence[Any]) -> list[Any]:
 
 
 def _put(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Assign ``values`` to ``variables``."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 

@@ -313,7 +313,7 @@ class GradientReduction:
         return np.bool_(self.from_graph(begin, False))
 
     def _begin_again(self) -> tuple[Any, Any]:
-        """Return the factors of the gradients before they are sent, and of their averages.
+        """Return the factors for the gradients before they are sent, and for their averages.
 
         Called back by the graph each time before it sends its gradients again.
         """

@@ -237,6 +237,7 @@ def _stack(samples: list[Any]) -> Any:
 
 
 def _without_lists(made: Any) -> Any:
+    """Return ``made`` as a tuple if it is a list."""
     return tuple(made) if isinstance(made, list) else made
 
 

@@ -61,7 +61,7 @@ class EpochMetrics:
             variable.assign(before.get(id(variable), np.zeros(variable.shape, variable.dtype)))
 
     def results(self) -> dict[str, Any]:
-        """Return the results by name, as Keras gives them to callbacks."""
+        """Return the present results of all metrics by name, as Keras gives them to callbacks."""
         found: dict[str, Any] = {}
         for name, value in self._model.get_metrics_result().items():
             found.update(value if isinstance(value, Mapping) else {name: value})
@@ -147,7 +147,7 @@ class EpochMetrics:
                 variable.assign(value.astype(_numpy_type(variable)))
 
     def restore(self) -> None:
-        """Let each metric compute its result from its state again."""
+        """Let each metric compute its result from its own state again, in place of a job's mean."""
         for metric in self._replaced:
             del metric.result
         self._replaced.clear()

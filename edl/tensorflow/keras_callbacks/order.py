@@ -44,7 +44,7 @@ class Numbering(Protocol):
         """Hand out the next batch, and return its index in the epoch."""
 
     def with_steps(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return ``params`` of a ``fit`` with the job's number of steps of an epoch."""
+        """Return ``params`` of a ``fit`` with the job's number of steps of an epoch in them."""
 
 
 @functools.cache

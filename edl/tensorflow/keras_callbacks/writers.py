@@ -162,6 +162,7 @@ class GatedCSV(Gated):
             file.truncate(text.rfind(b"\n") + 1)  # half a line of one that was killed
 
     def _has_written(self) -> bool:
+        """Return whether the last line of the file is that of the epoch that ends."""
         assert self._unwritten is not None
         try:
             with open(self.callback.filename, "rb") as file:
