@@ -112,8 +112,8 @@ class TensorFlowKerasState(_VariablesState):
 
     Args:
         model: a model that is built, so that its variables exist.
-        optimizer: None: the optimizer that the model is compiled with.
-        backend: accepted because Horovod has it; Keras knows its own backend.
+        optimizer: the optimizer of the model; None: the one that the model is compiled with.
+        backend: ignored; accepted because Horovod's class has it.
         attributes: further attributes of the state, by name.
 
     Raises:

@@ -85,9 +85,9 @@ class KerasCallback(keras.callbacks.Callback):
     set.
 
     ``dataset`` is an ``edl.Dataset``, and the model is compiled with an ``edl.Optimizer``. All
-    workers are given the same callbacks, in any order. At the end of an epoch these see metrics
-    that are averaged over all workers, weighted with the samples that each has trained in the
-    epoch.
+    workers are given the same callbacks, in any order. At the end of an epoch, the callbacks see
+    metrics over the samples that all workers have trained in the epoch. Other numbers are averaged
+    over the workers, weighted with the samples of each.
 
     Args:
         max_steps: training ends when the job has made this many updates (``edl.step()``), even

@@ -24,7 +24,7 @@ WEIGHTED = "and edl weights the gradient of each worker with its samples, as for
 
 @functools.cache
 def watch_losses() -> None:
-    """Patch Keras' losses to warn about the first one called in a step that is no mean.
+    """Patch Keras to warn about the first loss in a training step that is no mean over samples.
 
     The patch lasts for the rest of the process.
     """
@@ -87,7 +87,7 @@ def why_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: bool) -> 
 
 
 def _trains() -> bool:
-    """Return whether this is rank 0 of a job that others may join, in the midst of a step."""
+    """Return whether this worker is rank 0 of a job that others may join, and is inside a step."""
     if not process.is_initialized():
         return False
     worker = process.current_worker()

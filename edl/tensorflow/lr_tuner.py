@@ -113,9 +113,9 @@ class LRTuner(keras.callbacks.Callback):
         return self._tuner.reason
 
     def step(self, batch: Any) -> None:
-        """Measure and tune after the update of ``batch`` and before the next; all workers call it.
+        """Measure and tune after the update of ``batch``, before the next batch.
 
-        With ``fit`` the callback does so by itself.
+        All workers call it, in a loop of their own. With ``fit`` the callback does so by itself.
 
         Raises:
             UsageError: the update of the batch is not made, or there is no ``loss_of``.

@@ -74,9 +74,9 @@ def next_number() -> int:
 def exchange_of_step() -> tuple[Exchange | None, int]:
     """Return the exchange with the other workers, and the weight of this worker's batch in it.
 
-    The exchange is None where there is nobody to ask: in a warm-up, in a job of one, between steps.
-    The weight is the number of samples that count. In a script with an elastic state it is 1,
-    because Horovod's optimizer counts all workers alike.
+    The exchange is None, and the weight 0, if no other worker takes part: in a warm-up, in a job of
+    one, between steps. The weight is the number of samples that count. In a script with an elastic
+    state it is 1, because Horovod's optimizer counts all workers alike.
 
     Raises:
         UsageError: the script has several optimizers.

@@ -195,9 +195,10 @@ def example_of(spec: Any) -> Any:
 
 
 def _moving(variables: Sequence[Any]) -> Any:
-    """Return a function that sets ``variables`` to values between two lists of values.
+    """Return a function that moves ``variables`` along the line between two lists of values.
 
-    The function takes both lists, and the part of the way from the first to the second: 0 to 1.
+    The function takes both lists, and where on the line to go to: 0 is at the first list, 1 at the
+    second, and other numbers between or beyond them.
     """
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
@@ -260,5 +261,5 @@ def _refuse_operations(graph: Any) -> None:
 
 
 def _has_seed(definition: Any) -> bool:
-    """Return whether the operation with this ``definition`` has a seed of its own."""
+    """Return whether an operation with this ``definition`` has a seed as an attribute."""
     return any(each.name == "seed2" for each in definition.attr)

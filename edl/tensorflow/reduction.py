@@ -184,8 +184,8 @@ class GradientReduction:
     def exchange(self) -> Callable[[bytes], list[bytes]] | None:
         """Return a function that exchanges messages with all workers in the open step.
 
-        It takes this worker's message and returns the messages of all workers. The result is None
-        where there is nobody to ask.
+        The function takes this worker's message and returns the messages of all workers. None is
+        returned if no step is open, or no other worker takes part in the step.
 
         Raises:
             UsageError: the script has several optimizers.

@@ -198,7 +198,9 @@ class TensorFlowReplica(FrameworkReplica):
             self.load_things(state["tracked"], receive)
 
     def copied(self, state: dict[str, Any]) -> Any:
-        """Return ``state`` with a copy of each array as a :class:`Blob`, for checkpoints.
+        """Return ``state`` with a copy of each array as a blob, for checkpoints.
+
+        The blobs are of :class:`edl.checkpoint.safetensors.Blob`.
 
         Raises:
             CheckpointError: an array is of objects.
@@ -231,9 +233,9 @@ class _Values:
 
 
 def _to_blob(value: Any, where: str) -> Any:
-    """Return ``value`` as a :class:`Blob` with a copy of it, if it is an array; else as it is.
+    """Return a copy of ``value`` as a blob for a checkpoint, if it is an array; else ``value``.
 
-    ``where`` names its place in the state.
+    ``where`` names the place of ``value`` in the state.
 
     Raises:
         CheckpointError: the array is of objects.
@@ -247,9 +249,9 @@ def _to_blob(value: Any, where: str) -> Any:
 
 
 def _from_blob(value: Any, where: str) -> Any:
-    """Return the array of ``value`` if it is a :class:`Blob`; else ``value`` as it is.
+    """Return the array of ``value`` if ``value`` is a blob of a checkpoint; else ``value``.
 
-    ``where`` names its place in the state.
+    ``where`` names the place of ``value`` in the state.
 
     Raises:
         CheckpointError: this TensorFlow does not know the type of the array.

@@ -289,7 +289,10 @@ class Session(tf.compat.v1.Session):
         return self
 
     def Done(self) -> bool:
-        """Return whether all epochs are trained: on all workers alike, after the same step."""
+        """Return whether all epochs are trained.
+
+        The answer becomes True on all workers after the same step.
+        """
         return _job().done()
 
     def run(

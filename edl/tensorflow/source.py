@@ -1,4 +1,4 @@
-"""Read the samples of what a script trains on, as the arrays of a batch."""
+"""Read the samples of a script's data source, and form the arrays of a batch from them."""
 
 from __future__ import annotations
 

@@ -370,10 +370,10 @@ class Training:
         return [rate for each in self._trained for rate in last_rates(each.optimizer)]
 
     def _updated_variables(self) -> list[Any]:
-        """Return those variables of the model that an update changes.
+        """Return the variables that an update changes: the trained variables of all models.
 
-        In a graph, whose variables include the optimizer's, the optimizer's and the global step are
-        among them.
+        In a graph of TensorFlow 1, the variables of the optimizer and the global step are among
+        them.
         """
         if (optimizer := self._graph_optimizer()) is None:
             return [v for each in self._trained for v in each.optimizer._trainable_variables]

@@ -28,7 +28,7 @@ class Access(Protocol):
         """Return the bytes of the variable that each part names, as a flat array of its type."""
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
-        """Write an array to each variable, given in pairs."""
+        """Assign to each variable the array that stands beside it in the pairs ``values``."""
 
 
 class EagerAccess:
@@ -48,7 +48,7 @@ class EagerAccess:
             return [_read_part(part) for part in parts]
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
-        """Assign an array to each variable, given in pairs."""
+        """Assign to each variable the array that stands beside it in the pairs ``values``."""
         with context.eager_mode():
             for variable, value in values:
                 variable.assign(value)
@@ -91,7 +91,10 @@ class SessionAccess:
         ]
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
-        """Write an array to each variable, given in pairs, by the variable's initializer."""
+        """Assign to each variable the array that stands beside it in the pairs ``values``.
+
+        The variable's initializer does so, because no operation can be added to the graph.
+        """
         # A variable's initializer assigns its second input; no operation is added to the graph,
         # which may be finalized. Several variables may have been made of one input.
         left = [(variable.initializer, value) for variable, value in values]

@@ -63,8 +63,8 @@ class CommitStateCallback(keras.callbacks.Callback):
 class UpdateBatchStateCallback(keras.callbacks.Callback):
     """A callback that keeps in ``state.batch`` how many batches of the epoch are trained.
 
-    If ``fit`` is called again in the middle of an epoch, and knows its steps per epoch, this
-    callback ends the first epoch that many batches earlier.
+    If ``fit`` is called again in the middle of an epoch, this callback ends the first epoch of the
+    call after the batches that are left. ``fit`` must know its number of steps per epoch for that.
     """
 
     def __init__(self, state: Any) -> None:

@@ -1,4 +1,4 @@
-"""Fit the other callbacks of a ``fit`` into the job: their order, their states, and who writes.
+"""Prepare the other callbacks of a ``fit`` for the job: their order, their states, who writes.
 
 :class:`edl.tensorflow.fit.KerasCallback` ties them to the job. There is one concern a module:
 ``order`` has the list of callbacks, ``memory`` their states, ``values`` the values of which states

@@ -95,8 +95,9 @@ class _Memory:
     def _taken(self, name: str, value: Any) -> Any:
         """Return ``value`` as plain data; ``_MISSING`` if it does not belong to the state.
 
-        ``value`` is the value of the attribute ``name``. :func:`values.taken` makes plain data of
-        it. Data of the model do not belong to the state of a callback.
+        ``value`` is the value of the attribute ``name``. Plain data are made by
+        :func:`edl.tensorflow.keras_callbacks.values.taken`. The model and its parts do not belong
+        to the state of a callback.
         """
         if isinstance(self.callback, MonitorCallback) and name == "min_delta":
             value = abs(value)  # it has the sign of the direction once this is known
@@ -236,7 +237,11 @@ class CallbackStates:
     def _refuse(self, theirs: Sequence[str]) -> None:
         """Raise an error that says how this worker's callbacks differ from ``theirs``.
 
-        ``theirs`` are the names of the callbacks of another worker.
+        ``theirs`` are the names of the callbacks of the other workers.
+
+        Raises:
+            UsageError: this worker is a newcomer.
+            JobFailed: the job begins with different callbacks on its workers.
         """
         mine, worker = self._names, self._worker
         here = _without(mine, theirs)

@@ -25,7 +25,7 @@ NUMBERS = "biufc"  # kinds of arrays; of others those that TensorFlow has, as bf
 
 
 class NoData(Exception):
-    """The error that a value cannot be sent; its text is the type of the value."""
+    """The error for a value that cannot be sent to other workers; its text is the value's type."""
 
 
 def taken(value: Any) -> Any:

@@ -25,7 +25,7 @@ _HOOKS = [
 
 
 class Writer(keras.callbacks.Callback):
-    """A callback that stands in the list of a ``fit`` for a callback that writes.
+    """A callback that takes the place of a callback that writes, in the list of a ``fit``.
 
     Attributes:
         remembers: whether the state of the callback follows the job.
