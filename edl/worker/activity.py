@@ -1,8 +1,9 @@
-"""What the training thread is doing right now, seen from outside it, for `/health`.
+"""Tell what the training thread of a worker is doing right now, for the worker's `/health` page.
 
-Nothing is noted down while training goes well: who asks looks at the thread's stack. It waits
-for the others when one of the functions below is on it; otherwise it is in user code, and the
-innermost frame that belongs to neither edl nor a library says where.
+Nothing is recorded while training goes well: the thread that asks reads the Python stack of the
+training thread. The training thread waits for other workers if the stack has a function that
+:data:`_WAITS` lists or :func:`waits` marks. Otherwise it is in user code, and the innermost frame
+that belongs to neither edl nor a library says where.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from edl.core.job.stall import FOR_NUMBERS, FOR_RECORDS, IN_USER_CODE, Activity
 from edl.ring.ring import Ring
 from edl.worker.shared_state import SharedState
 
-_acting = 0  # the thread that trains while the one that called Watch.start() waits for it
+_acting = 0  # id of the thread that trains for the one that called Watch.start(); 0: that one
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -43,7 +44,7 @@ _LIBRARIES = tuple(
     }
 )
 
-# What the user's code may be at for long, by the paths of the modules that do it.
+# The work in user code that may take long, by a part of the path of the module that does it.
 _WORKS = {
     "torch/_dynamo/": "torch.compile",
     "torch/_inductor/": "torch.compile",
@@ -53,14 +54,20 @@ _WORKS = {
     "keras/src/saving/": "saving a model",
     "torch/serialization": "saving or loading a file",
 }
-# Python that a framework has written, in files of its own.
+# Parts of the paths of Python files that a framework has generated.
 _GENERATED = ("torchinductor_", "__autograph_generated_file")
 
 
 def waits(what: str) -> Callable[[Function], Function]:
-    """Declare that a thread in this function does ``what``: it waits for the other workers."""
+    """Return a decorator that registers ``what`` as the activity of a thread inside the function.
+
+    It marks functions in which the training thread waits, mostly for other workers. While such a
+    function is on the stack of the training thread, :meth:`Watch.look` reports ``what`` instead of
+    "in user code". The function itself stays as it is.
+    """
 
     def register(function: Function) -> Function:
+        """Register ``function`` for the description of its decorator, and return it unchanged."""
         _WAITS[function.__code__] = what
         return function
 
@@ -71,7 +78,11 @@ _unseen: list[Callable[[], str | None]] = []
 
 
 def waits_unseen(look: Callable[[], str | None]) -> None:
-    """Let ``look`` say what the training thread waits for where no stack of Python's shows it."""
+    """Register a function that says what the training thread waits for outside Python.
+
+    :meth:`Watch.look` calls ``look`` when no frame of the Python stack shows a wait, as inside a
+    TensorFlow graph. ``look`` returns a description of the wait, or None if there is no wait.
+    """
     _unseen.append(look)
 
 
@@ -79,13 +90,21 @@ _works: list[Callable[[], str]] = []
 
 
 def works_at(look: Callable[[], str]) -> None:
-    """Let ``look`` say what the user's code is at that may take long; empty: nothing is known."""
+    """Register a function that names the work of the user's code which may take long.
+
+    :meth:`Watch.look` calls ``look``, which returns the name of the work, such as "after a fit", or
+    an empty string if it knows of none.
+    """
     _works.append(look)
 
 
 @contextlib.contextmanager
 def training_here() -> Iterator[None]:
-    """While this lasts, the calling thread trains: a framework called it from its own thread."""
+    """Treat the calling thread as the training thread while the context lasts.
+
+    It is for a framework that calls edl from a thread of its own, while the thread that called
+    :meth:`Watch.start` waits.
+    """
     global _acting
     _acting = threading.get_ident()
     try:
@@ -95,22 +114,31 @@ def training_here() -> Iterator[None]:
 
 
 class Watch:
-    """Looks at the thread that called :meth:`start`. Ask it from any thread."""
+    """An observer of the training thread; any thread may ask it what the training thread does."""
 
     def __init__(self) -> None:
         self._thread = 0
         self._passed = ("", 0.0)
 
     def start(self) -> None:
+        """Begin to observe the calling thread, and to note each point that it passes.
+
+        The points are those of :mod:`edl.failpoints`.
+        """
         self._thread = threading.get_ident()
         self._pass("start")
         failpoints.subscribe(self._pass)
 
     def stop(self) -> None:
+        """Stop noting the points of :mod:`edl.failpoints` that the training thread passes."""
         failpoints.unsubscribe(self._pass)
 
     def look(self) -> Activity:
-        """What the thread does, where, and for how long it has passed no point."""
+        """Return what the training thread does, where in the user's code, and since which point.
+
+        The point is the last one of :mod:`edl.failpoints` that the thread has passed; the result
+        has the seconds since then.
+        """
         point, at = self._passed
         frame = sys._current_frames().get(_acting or self._thread)
         where, doing = "", IN_USER_CODE
@@ -126,28 +154,31 @@ class Watch:
         return Activity(doing, where, point, round(time.monotonic() - at, 3), work)
 
     def _pass(self, name: str) -> None:
-        # The daemon's thread has points of its own.
+        # The daemon's thread passes points, too.
+        """Note when the training thread passes the point ``name``; ignore other threads."""
         if threading.get_ident() == (_acting or self._thread):
             self._passed = (name, time.monotonic())
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield ``frame`` and then its callers, from the innermost to the outermost."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def _work(file: str) -> str:
-    """What the function in ``file`` is part of, if that may take long."""
+    """Return the name of the long work that the code in ``file`` does; empty if none is known."""
     return next((work for path, work in _WORKS.items() if path in file), "")
 
 
 def _of_library(file: str) -> bool:
+    """Return whether ``file`` belongs to edl or a library, or was generated by a framework."""
     generated = any(part in file for part in _GENERATED)
     return generated or file.startswith(("<", *_LIBRARIES))
 
 
 def _short(file: str) -> str:
-    """Relative to the working directory when it lies below, else the name alone."""
+    """Return ``file`` relative to the working directory if it lies below, else its base name."""
     inside = os.path.relpath(file)
     return os.path.basename(file) if inside.startswith("..") else inside

@@ -1,8 +1,9 @@
-"""What a worker's training thread needs of the side that coordinates the job.
+"""Define what a worker's training thread needs from the side that coordinates the job.
 
-:class:`edl.daemon.daemon.Daemon` keeps it in ZooKeeper, :mod:`edl.testing.memory` in memory, and
-:class:`edl.worker.job_of_one.JobOfOne` is for a script without a launcher. None of the methods
-waits for anybody, but :meth:`Coordinator.flush` and :meth:`Coordinator.script_of_job`.
+There are three implementations: :class:`edl.daemon.daemon.Daemon` keeps the job's membership in
+ZooKeeper, :mod:`edl.testing.memory` keeps it in memory, and :class:`edl.worker.job_of_one.JobOfOne`
+is for a script without a launcher. No method waits for another process, except
+:meth:`Coordinator.flush` and :meth:`Coordinator.script_of_job`.
 """
 
 from __future__ import annotations
@@ -18,46 +19,54 @@ from edl.worker.policy_side import PolicySide
 
 
 class Coordinator(Protocol):
-    """One worker's part in the job's membership, from :meth:`start` to :meth:`close`."""
+    """The interface through which one worker takes part in its job, from start() to close().
 
-    leave_requested: bool  # by a signal handler, which must take no lock
+    Attributes:
+        leave_requested: whether this worker is to leave the job. A signal handler sets it.
+    """
+
+    leave_requested: bool  # set by a signal handler, which must take no lock
 
     @property
     def is_shared(self) -> bool:
-        """Other workers may be in this job, now or later."""
+        """Whether other workers may be in this job, now or later."""
 
     @property
     def settings(self) -> JobSettings:
-        """Those of the job, as its launcher has written them, once :meth:`start` has read them."""
+        """The settings of the job, as its launcher wrote them, once :meth:`start` has read them."""
 
     @property
     def sizes(self) -> Sizes:
-        """How many workers the job may have; too few pause."""
+        """The numbers of workers that the job may have; a ring with too few workers pauses."""
 
     @property
     def away(self) -> bool:
-        """Nobody can be heard and nobody can lead, for now."""
+        """Whether the coordination service is out of reach, so that nobody can lead for now."""
 
     @property
     def policy(self) -> PolicySide:
-        """This worker's side of the job's policy."""
+        """This worker's access to the policy of the job."""
 
     @property
     def run(self) -> str:
-        """An identity of this start of the job."""
+        """The identifier of this start of the job; another start of it has another one."""
 
     def start(self) -> tuple[Member, Generation | None]:
-        """Register this worker; its record, and the job's generation when it has one already."""
-
-    def script_of_job(self) -> ScriptOfJob:
-        """Ask the workers in the ring for model and fits of their script.
+        """Register this worker with the job.
 
         Returns:
-            The answer of the first that answers; an empty one if nobody does in time.
+            The worker's record, and the job's newest generation; None for a job that has none yet.
+        """
+
+    def script_of_job(self) -> ScriptOfJob:
+        """Ask the workers in the ring for the model and the fits of their script.
+
+        Returns:
+            The first answer; an empty one if no worker answers in time.
         """
 
     def campaign(self) -> None:
-        """Become a candidate; from now on this worker may lead."""
+        """Make this worker a candidate for leader; from now on it may lead the job."""
 
     def set_stage(
         self,
@@ -66,36 +75,48 @@ class Coordinator(Protocol):
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> None:
-        """Make a new stage of this worker known, and what else is given."""
+        """Publish a new stage of this worker; what is None stays as it was published before.
+
+        Args:
+            stage: the stage of the worker, such as ready to join, or active in a ring.
+            generation: the number of the generation in whose ring the worker is.
+            newest_generation: the number of the newest generation that the worker has taken note
+                of.
+            fits: the number of fits that are done before the one for which the worker is ready.
+        """
 
     def report_broken(self, failure: RingFailure) -> None:
-        """Say that a ring failed, and what was complete."""
+        """Report that a ring failed, and which step and exchange this worker had completed."""
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Make known that a checkpoint of ``step`` is in ``directory``."""
+        """Publish that ``directory`` holds a checkpoint of the step ``step``."""
 
     def last_step(self) -> int:
-        """The last step that a leader has reported."""
+        """Return the number of the last step that a leader of the job has reported."""
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
-        """Make known how the job ended; the first worker to say so counts, and logs ``event``."""
+        """Publish how the job ended, and log ``event``, unless another worker was first."""
 
     def release_others(self, generation: Generation | None) -> None:
-        """The script of this worker has ended: cut the ring of ``generation`` if others need it to.
+        """Break the ring of ``generation`` if another worker waits for this one in vain.
 
-        That is when one of them waits for gradients, or for numbers, which this worker will not
-        send. None: no more.
+        The script of this worker has ended. Another worker waits in vain for gradients, or for
+        numbers, which this worker will not send. None for ``generation`` takes the request back.
         """
 
     @property
     def released_from(self) -> str:
-        """What another worker waited for when the ring was cut for that; empty: nothing."""
+        """What another worker waited for when :meth:`release_others` broke the ring; else empty."""
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all of the above is known; False at the deadline."""
+        """Wait until all that was to be published is published, at most ``timeout_s`` seconds.
+
+        Returns:
+            Whether all is published; False when the time is over.
+        """
 
     def resign(self) -> None:
-        """Take no more part in ring and election; what is to be made known still is."""
+        """Leave the ring and the election of the leader; what is to be published still is."""
 
     def close(self) -> None:
-        """Leave the job for good. Idempotent."""
+        """Leave the job for good; a second call does nothing."""

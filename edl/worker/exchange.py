@@ -1,18 +1,18 @@
-"""Messages that workers exchange, each with all others: the same answer on all, always.
+"""Exchange messages among all workers, so that all get the same answer even if some die.
 
-The answer of an exchange that broke may be known to some survivors and not to others. So each
-worker counts the exchanges that it has completed, beside its steps, and reports both when its
-ring breaks (:class:`edl.core.records.RingFailure`). The state source of the repair is one that has
-completed most, and its answer goes to all with its progress
-(:meth:`edl.worker.loader_progress.LoaderProgress.header`,
-:meth:`edl.worker.switching.Switching.synchronise`).
-If nobody has it, the survivors exchange once more, in the new ring.
+When a ring breaks during an exchange, some survivors may know the answer and others not. So each
+worker counts the exchanges that it has completed, beside its steps, and reports both numbers when
+its ring breaks (:class:`edl.core.records.RingFailure`). The state source of the repair is a worker
+that has completed most. If it has the answer, it sends the answer to all others together with its
+progress (:meth:`edl.worker.loader_progress.LoaderProgress.header`,
+:meth:`edl.worker.switching.Switching.synchronise_if_due`). If no survivor has the answer, the
+survivors exchange once more, in the new ring.
 
-Whoever had missed the step before is brought to it by the same repair, and then comes to the
-exchange in its script as the others do.
+A worker that had missed the step before the exchange gets the result of that step in the same
+repair, and then comes to the exchange in its script as the others do.
 
-:func:`exchange` does all this wherever it is called. What a broken ring needs beside it depends on
-the place, and so is an argument; :func:`check_place` is for exchanges between two steps.
+:func:`exchange` does all this wherever it is called. How a broken ring is repaired depends on the
+place of the call, and so is an argument. :func:`check_place` is for exchanges between two steps.
 """
 
 from __future__ import annotations
@@ -40,13 +40,17 @@ def exchange(
     repair: Callable[[RingBroken, float], None],
     now_s: Callable[[], float],
 ) -> list[bytes]:
-    """Return the payloads of all workers in rank order, the same on all, whoever dies meanwhile.
+    """Return the payloads of all workers in rank order, the same on all, even if some die.
 
     Args:
-        repair: goes on with the survivors; it is given the error, and since when this worker
-            waited. It brings the answer if a survivor had it (``progress.exchanges`` has grown
-            then); if nobody had, the survivors exchange once more.
-        now_s: a monotonic clock.
+        payload: the bytes that this worker sends; the sizes of the workers' payloads may differ.
+        ring: the ring over which the payloads are sent.
+        progress: counts the exchanges, and holds the answer of the last one.
+        repair: called when the ring breaks, with the error and the time since when this worker
+            waited; it builds a ring of the survivors. If a survivor had the answer, ``repair`` has
+            brought it and ``progress.exchanges`` has grown. Otherwise the survivors exchange once
+            more.
+        now_s: returns the time of a monotonic clock, in seconds.
     """
     failpoints.reached("exchange")
     before = progress.exchanges
@@ -61,15 +65,15 @@ def exchange(
 
 
 def packed(values: Sequence[float]) -> bytes:
-    """Return numbers as the payload of an exchange."""
+    """Return numbers as the payload of an exchange: eight bytes (float64) for each."""
     return np.array(values, dtype=np.float64).tobytes()
 
 
 def unpacked(answer: Sequence[bytes]) -> list[list[float]]:
-    """Return the numbers that each worker has sent, in rank order.
+    """Return the numbers of each worker, in rank order, from the payloads of an exchange.
 
     Raises:
-        UsageError: some have sent more than others.
+        UsageError: some workers sent more numbers than others.
     """
     rows: list[list[float]] = [np.frombuffer(payload).tolist() for payload in answer]
     if len(sizes := {len(row) for row in rows}) > 1:
@@ -82,10 +86,10 @@ def unpacked(answer: Sequence[bytes]) -> list[list[float]]:
 
 
 def check_place(progress: LoaderProgress) -> None:
-    """Make sure that the training is between two steps.
+    """Raise an error unless the training is between two steps, where workers may exchange numbers.
 
     Raises:
-        UsageError: it is not.
+        UsageError: training has not begun, or a batch was handed out and is not trained yet.
     """
     why = None
     if progress.step_input.is_open:

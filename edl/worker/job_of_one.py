@@ -1,4 +1,4 @@
-"""The job of a script that no launcher started: one worker, and nobody to coordinate with."""
+"""Coordinate the job of a script that no launcher started: it has one worker and no others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from edl.core.records import Generation, JobEnd, Member, RingFailure, RingMember
 from edl.core.sizes import Sizes
 from edl.worker.policy_side import NoPolicy
 
-NUMBER = 0  # of its only generation
+NUMBER = 0  # of the job's only generation
 
 
 class JobOfOne:
-    """A :class:`edl.worker.coordinator.Coordinator` that makes nothing known to anybody."""
+    """A :class:`edl.worker.coordinator.Coordinator` of one worker, which publishes nothing."""
 
     is_shared = False
     away = False
@@ -29,6 +29,7 @@ class JobOfOne:
         self.policy = NoPolicy()
 
     def start(self) -> tuple[Member, Generation | None]:
+        """Return the record of the only worker, and the only generation, whose one member it is."""
         config, attempt = self._config, ""
         member = Member(0, config.host, config.slot, config.own_address, 0, os.getpid(), attempt)
         ring_member = RingMember(member.id, member.host, member.slot, member.address, member.port)
@@ -36,9 +37,11 @@ class JobOfOne:
         return member, Generation(NUMBER, 0, (ring_member,), member.id, (member.id,), (), reason)
 
     def script_of_job(self) -> ScriptOfJob:
+        """Return an empty answer, since no other worker can be asked."""
         return ScriptOfJob()
 
-    def campaign(self) -> None: ...
+    def campaign(self) -> None:
+        """Do nothing, since a job of one worker needs no leader."""
 
     def set_stage(
         self,
@@ -46,24 +49,33 @@ class JobOfOne:
         generation: int | None = None,
         newest_generation: int | None = None,
         fits: int | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Do nothing, since nobody else needs to know the stage of the only worker."""
 
-    def report_broken(self, failure: RingFailure) -> None: ...
+    def report_broken(self, failure: RingFailure) -> None:
+        """Do nothing, since nobody could repair the ring of the only worker."""
 
-    def put_saved(self, directory: str, step: int) -> None: ...
+    def put_saved(self, directory: str, step: int) -> None:
+        """Do nothing, since nobody else needs to know where the checkpoint of ``step`` is."""
 
     def last_step(self) -> int:
+        """Return 0, since no leader has reported a step."""
         return 0
 
-    def end_job(self, end: JobEnd, event: Event | None = None) -> None: ...
+    def end_job(self, end: JobEnd, event: Event | None = None) -> None:
+        """Do nothing, since nobody else needs to know how the job ended."""
 
     released_from = ""
 
-    def release_others(self, generation: Generation | None) -> None: ...
+    def release_others(self, generation: Generation | None) -> None:
+        """Do nothing, since no other worker can wait for this one."""
 
     def flush(self, timeout_s: float) -> bool:
+        """Return True at once, since nothing has to be published."""
         return True
 
-    def resign(self) -> None: ...
+    def resign(self) -> None:
+        """Do nothing, since there is no election to leave."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Do nothing, since no connection to a coordination service is open."""
