@@ -1,7 +1,8 @@
-"""How a job begins, is saved, and ends for good: what its workers do about state on disk.
+"""Save the state of a job to disk, load it when the job begins, and record how the job ends.
 
-A job begins afresh, from a checkpoint that the user asked for, or, when all workers have died,
-from the newest one of its own. Only the state source looks: its state then goes to all others.
+A job begins afresh, from a checkpoint that the user asked for, or, when all workers have died, from
+the newest checkpoint of its own. Only the state source reads the checkpoint; it then sends the
+state to all other workers.
 """
 
 from __future__ import annotations
@@ -40,9 +41,13 @@ _AUTO = "auto"
 
 
 class Checkpointing:
-    """One worker's part in it. Runs in the training thread.
+    """One worker's part in saving, resuming and ending its job; it runs in the training thread.
 
-    ``progress``: how far the job is; what is saved is always a place in edl's own data.
+    Attributes:
+        progress: how far the job is. What is saved is always a position in the data of edl's
+            loader.
+        replica: the model, optimizer and tracked objects to save; None until the script declares
+            them.
     """
 
     def __init__(
@@ -63,14 +68,21 @@ class Checkpointing:
 
     @property
     def saves(self) -> bool:
-        """The script has called ``edl.checkpoint``."""
+        """Whether the script has called ``edl.checkpoint``, so that this job saves checkpoints."""
         return self._checkpoints is not None
 
     def attach(self, directory: Path, every_s: float, keep: int) -> None:
-        """Save into ``directory`` from now on.
+        """Save checkpoints of the job into ``directory`` from now on.
+
+        Args:
+            directory: a directory that all hosts of the job share; it is created if it does not
+                exist.
+            every_s: the time from one checkpoint to the next, in seconds; above 0.
+            keep: how many of the newest checkpoints are kept; at least 1.
 
         Raises:
-            UsageError: it is too late, a second call, or values out of range.
+            UsageError: ``edl.checkpoint`` was called before, or training has begun, or ``every_s``
+                or ``keep`` is out of range.
             CheckpointError: the directory cannot be written.
         """
         if self._checkpoints is not None:
@@ -100,6 +112,12 @@ class Checkpointing:
 
     @staticmethod
     def _resume_from(resume: str, directory: Path) -> Path | None:
+        """Return the directory to resume from, as the setting ``resume`` says; None: begin afresh.
+
+        ``resume`` says no (empty, ``0``, ``no``, ``false``), yes (``1``, ``yes``, ``true``) or
+        ``auto``, or it is the path of another directory. For yes and ``auto`` the result is
+        ``directory``, into which this job saves.
+        """
         if resume.lower() in _NO:
             return None
         if resume.lower() in (*_YES, _AUTO):
@@ -108,20 +126,25 @@ class Checkpointing:
 
     @property
     def settings(self) -> JobSettings:
-        """What the job is asked to be; in an elastic one as ZooKeeper has it, once it was read."""
+        """The settings of the job; in an elastic job those in ZooKeeper, once they were read."""
         return self._coordinator.settings
 
     def begin(self, generation: Generation, warmed_up: bool) -> None:
-        """This worker is to bring the job's state and has none: load it, or start afresh.
+        """Load the job's state from a checkpoint on the state source, or let the job start afresh.
 
-        A checkpoint of a later fit is not loaded: its fits are then those that the job passes over
-        (``LoaderProgress.fits_ahead``), and this is called again in the next one.
+        The state source calls it when it has no state yet. A checkpoint of a later fit is not
+        loaded: its fits become those that the job passes over (``LoaderProgress.fits_ahead``), and
+        this method is called again in the next fit. Any error ends the job as failed.
 
-        ``warmed_up``: its model has trained a batch for nothing, so it cannot start afresh.
+        Args:
+            generation: the generation of the ring that gets the state.
+            warmed_up: whether this worker's model has trained a warm-up batch, so it cannot start
+                afresh.
 
         Raises:
-            CheckpointError, UsageError: what was asked for cannot be resumed.
-            JobFailed: nobody is left who holds the state, and none was saved.
+            CheckpointError, UsageError: the checkpoint that was asked for cannot be resumed.
+            JobFailed: no worker is left that holds the state, and the state was not saved; or the
+                script has passed over too many fits.
         """
         self._generation = generation.number
         try:
@@ -142,6 +165,16 @@ class Checkpointing:
             self._log_resumed(generation, found, warmed_up)
 
     def _restore(self) -> Checkpoint | None:
+        """Load the newest checkpoint that this job may resume from; None: the job starts afresh.
+
+        If the checkpoint belongs to another fit than the present one, it is returned but not
+        loaded.
+
+        Raises:
+            UsageError: the script has no ``edl.Optimizer`` yet, or the job is to resume and the
+                script does not call ``edl.checkpoint``.
+            CheckpointError: see :meth:`edl.checkpoint.store.Checkpoints.restore`.
+        """
         if self._checkpoints is not None:
             if self.replica is None:
                 raise UsageError("create an edl.Optimizer before `for epoch in loader.epochs(n)`")
@@ -154,10 +187,13 @@ class Checkpointing:
         return None
 
     def _is_of_another_fit(self, found: Checkpoint, worker: int) -> bool:
-        """Whether the script has to pass over fits before it can take over the checkpoint.
+        """Return whether the script has to pass over fits before it can load the checkpoint.
+
+        The fits that were done before the checkpoint go into ``LoaderProgress.fits_ahead``.
+        ``found`` is the checkpoint, and ``worker`` is the id of this worker, for the error message.
 
         Raises:
-            JobFailed: it has passed over too many.
+            JobFailed: the script has passed over more fits than were done before the checkpoint.
         """
         fits, done = fits_of(found.manifest.fits), len(self._loader.fits)
         if done > len(fits):
@@ -166,11 +202,19 @@ class Checkpointing:
         return done < len(fits)
 
     def save_soon(self) -> None:
-        """Save at the next boundary: the job has begun another fit."""
+        """Save at the next boundary between two steps, though no checkpoint is due by time.
+
+        It is for the first boundary of another fit.
+        """
         if self._checkpoints is not None:
             self._checkpoints.hasten()
 
     def _log_resumed(self, generation: Generation, found: Checkpoint, warmed_up: bool) -> None:
+        """Log that the job was resumed from the checkpoint ``found``.
+
+        ``warmed_up`` means that all workers had died; the event then says how many steps were lost
+        at least.
+        """
         step = self.progress.step
         lost_steps: int | None = None
         reason = f"resumed from step {step}"
@@ -187,13 +231,14 @@ class Checkpointing:
     # --- while it trains
 
     def save_if_due(self, rank: int, generation: int) -> None:
-        """At a boundary: rank 0 saves when it is time.
+        """Let rank 0 save a checkpoint at a boundary between two steps, when one is due.
 
-        In a job of one, a SIGTERM ends the process here (SystemExit 143), with all saved.
+        ``rank`` is this worker's rank in the ring of ``generation``. In a job of one worker, a
+        SIGTERM ends the process here (SystemExit 143), after a last save.
 
         Raises:
-            JobFailed: another ring of the job has begun to save there.
-            CheckpointError: the script's state is nothing that can be saved; at the first step.
+            JobFailed: another ring of the job has begun to save into the directory.
+            CheckpointError: the script's state cannot be saved; this shows at the first step.
         """
         if self._checkpoints is None or self.replica is None:
             return
@@ -212,7 +257,10 @@ class Checkpointing:
             raise
 
     def save_now(self, rank: int, generation: int) -> None:
-        """Between two steps: rank 0 saves, whenever it has before."""
+        """Let rank 0 save a checkpoint between two steps, however recent the one before is.
+
+        ``rank`` is this worker's rank in the ring of ``generation``.
+        """
         self.save_soon()
         self.save_if_due(rank, generation)
 
@@ -220,10 +268,13 @@ class Checkpointing:
 
     @waits(SAVING)
     def save_last(self) -> str:
-        """Save before the end, if this job saves and this worker has a state; bounded in time.
+        """Save a last checkpoint and wait until it is written, at most ``save_timeout_s`` seconds.
+
+        Nothing is saved if the job saves no checkpoints or this worker does not hold the job's
+        state.
 
         Returns:
-            Why the last checkpoint was not written; empty: it was, or there is none to write.
+            Why the last checkpoint was not written; empty if it was, or if there is none to write.
         """
         if self._checkpoints is None or self.replica is None or not self._loader.has_state:
             return ""
@@ -231,33 +282,50 @@ class Checkpointing:
         return self._checkpoints.save_last(self._loader.place, self.replica, timeout_s)
 
     def finish(self, end: JobEnd) -> str:
-        """:meth:`save_last` when all have trained to the end; the first to say if it failed."""
+        """Save a last checkpoint when all workers have trained to the end; record if that failed.
+
+        Rank 0 calls it, so that no other worker is first to record ``end``, which says that all
+        went well.
+
+        Returns:
+            Why the last checkpoint was not written; empty if it was, or if there is none to write.
+        """
         unsaved = self.save_last()
         if unsaved:
             self.end_unsaved(end, unsaved)
         return unsaved
 
     def end_unsaved(self, end: JobEnd, unsaved: str) -> None:
-        """Let the job have finished without its last checkpoint: not all is done."""
+        """Record that the job finished without its last checkpoint, with exit code 1.
+
+        Args:
+            end: the end that would be recorded if the checkpoint had been written.
+            unsaved: why the checkpoint was not written.
+        """
         reason = f"{end.reason}, but {unsaved}"
         self._coordinator.end_job(replace(end, reason=reason, exit_code=1))
         self._coordinator.flush(FLUSH_S)
 
     def wait_for_writes(self) -> None:
-        """Let a checkpoint that is being written come to its end; bounded in time."""
+        """Wait for a checkpoint that is being written, at most ``save_timeout_s`` seconds."""
         if self._checkpoints is not None:
             self._checkpoints.wait_for_writes(self.settings.save_timeout_s)
 
     def fail(self, reason: str, error: type[JobFailed] = JobFailed) -> NoReturn:
-        """End the job as failed, for all."""
+        """End the job as failed for all workers, with ``reason``, and raise ``error``.
+
+        Raises:
+            JobFailed: always, or the kind of it that ``error`` names.
+        """
         self._end_job(reason)
         raise error(reason)
 
     @waits(SAVING)
     def fail_together(self, reason: str, rank: int) -> NoReturn:
-        """End the job as failed where all of the ring are; rank 0 saves before it says so.
+        """End the job as failed where all workers of the ring call this; rank 0 saves before.
 
-        The others wait for it, for their launchers end whoever is left of a job that has failed.
+        The other workers wait for rank 0, because the launchers end all workers that are left of a
+        failed job. ``reason`` says why the job failed, ``rank`` is this worker's rank.
 
         Raises:
             JobFailed: always.
@@ -270,7 +338,7 @@ class Checkpointing:
         self.fail(reason)
 
     def _end_job(self, reason: str) -> None:
-        """Let the job have failed, so that nobody waits for it or starts it again."""
+        """Record that the job has failed, so that nobody waits for it or starts it again."""
         step = self.progress.step
         event = Event(time.time(), self._generation, step, reason, JobFailedDetails())
         self._coordinator.end_job(JobEnd(JobState.FAILED, reason, exit_code=1), event)
@@ -278,4 +346,5 @@ class Checkpointing:
             logger.warning("the end of the job could not be recorded: %s", reason)
 
     def _log_event(self, details: Details, step: int, reason: str) -> None:
+        """Add an event with these details and ``reason``, at ``step``, to the job's event log."""
         self._shared.log(Event(time.time(), self._generation, step, reason, details))

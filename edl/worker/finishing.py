@@ -1,10 +1,11 @@
-"""The end of one worker's training: all of it is done, or its script has ended before that.
+"""End the training of one worker: all epochs are trained, or its script has ended before that.
 
 A job has *finished* when all workers of its ring end after the same step, whether they have trained
-all epochs or their scripts have ended inside one. They exchange records once more, so that a worker
-that missed the last step can still be served, and then learn whether rank 0 has saved. A worker
-that ends while others train on ends the job: it has failed, in a sentence that names who left
-(:func:`edl.core.step.step_record.check_together`), and rank 0 saves before.
+all epochs or their scripts have ended inside one. They exchange step records once more, so that a
+worker that missed the last step can still receive its result, and then learn whether rank 0 has
+saved the last checkpoint. If a worker ends while others train on, the job fails, after rank 0 has
+saved; the error names the workers that have left
+(:func:`edl.core.step.step_record.check_together`).
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ ENDED_IN_WARM_UP = (
 
 
 class Finishing:
-    """One worker's part in the end of the job. Runs in the training thread.
+    """One worker's part in the end of the job; it runs in the training thread.
 
     Attributes:
-        finished: this worker has trained to its end.
-        told_to_leave: a signal has asked this worker to leave.
-        has_trained_all: the script has come to the end of a fit; another one may follow.
-        settle: completes an update that was made, or skipped, just before the script has ended.
+        finished: whether this worker has trained to its end.
+        told_to_leave: whether a signal has asked this worker to leave.
+        has_trained_all: whether the script has come to the end of a fit; another one may follow.
+        end_batch: completes an update that was made, or skipped, just before the script ended.
     """
 
     def __init__(
@@ -66,29 +67,34 @@ class Finishing:
         self._log_event = log_event
 
     def finish(self, early: bool = False) -> None:
-        """The script has trained all its epochs.
+        """End this worker's training, together with all others: the script has trained all epochs.
 
         Args:
-            early: it ends its training on purpose, perhaps inside an epoch.
+            early: whether the script ends its training on purpose, perhaps inside an epoch.
 
         Raises:
-            WorkerEvicted: it was evicted: what it has trained is not the job's.
-            JobFailed: others train on.
+            WorkerEvicted: this worker was evicted, so what it has trained does not belong to the
+                job.
+            JobFailed: other workers train on.
         """
         self._shared.check()
         self._steps().leave()
         self._conclude(Stop.FINISHED, cuts_epoch=not early)
 
     def script_ended(self) -> None:
-        """The script has ended with success: if all have, after the same step, the job is finished.
+        """End the training of this worker when its script has ended with success.
 
-        Nothing is done where there is nothing to agree on: training has not begun here, or is over;
-        this worker leaves; the script keeps its own place in its data.
+        If the scripts of all workers have ended after the same step, the job is finished. Nothing
+        is done if training has not begun here or is over, if this worker is leaving, or if the
+        script keeps its own place in its data.
 
         Raises:
-            UsageError: this worker has not joined yet.
-            NewcomerDiffers: nor can it: the job is in a fit that this script has not.
-            WorkerEvicted, JobFailed: see :meth:`finish`.
+            UsageError: the script ended while this worker warmed up, before it joined the job.
+            NewcomerDiffers: the worker cannot join either, since the job is in a fit that its
+                script lacks.
+            WorkerEvicted: see :meth:`finish`.
+            JobFailed: other workers train on; or the job was resumed from a checkpoint of a later
+                fit than the script has.
         """
         switching, steps = self._switching, self._steps()
         if self.finished or self.told_to_leave or not switching.is_in_ring:
@@ -113,10 +119,13 @@ class Finishing:
             self._coordinator.release_others(None)
 
     def _row(self, stop: Stop) -> StepRecord | None:
-        """This worker's record of the end, in the present ring.
+        """Return this worker's step record about the end of its training, for the present ring.
+
+        If the script has ended (``stop`` is ``ENDED``), workers that wait for this one are
+        released, too. The result is None for a script that keeps its own place in its data.
 
         Raises:
-            JobFailed: the script has ended, and others wait for the numbers of all workers.
+            JobFailed: the script has ended, and other workers wait for the numbers of all workers.
         """
         steps, coordinator = self._steps(), self._coordinator
         row = steps.last_record(stop)
@@ -131,14 +140,20 @@ class Finishing:
         return row
 
     def _conclude(self, stop: Stop, cuts_epoch: bool = False) -> None:
-        """``cuts_epoch``: the script may not know that it leaves samples of its last epoch out."""
+        """Agree on the end with all other workers, save a last checkpoint, and record the end.
+
+        Args:
+            stop: how the training of this worker ended.
+            cuts_epoch: whether the script may not know that it leaves out samples of its last
+                epoch; they are counted and logged then.
+        """
         steps, switching = self._steps(), self._switching
         self.finished = True
         steps.log_switch_if_due()
         trained_in = steps.trained_in
         switching.finish_together(partial(self._row, stop), steps.compare)
-        # A script may end long after its last step, as after an evaluation: who fails in that has
-        # trained to the end, too.
+        # A script may end long after its last step, as after an evaluation. A worker that fails in
+        # that time has trained to the end, too.
         finished_in = trained_in if stop is Stop.ENDED else switching.number
         failpoints.reached("finish")
         if cuts_epoch:
@@ -151,7 +166,7 @@ class Finishing:
         unsaved = steps.save_together(partial(self._checkpointing.finish, end))
         if not unsaved:
             self._coordinator.end_job(end)
-        else:  # rank 0 has said so before all others, if it could
+        else:  # rank 0 has recorded this before all others, if it could
             self._checkpointing.end_unsaved(end, unsaved)
         self._coordinator.set_stage(Stage.FINISHED)
         self._log_event(FinishedDetails(), reason)

@@ -1,4 +1,7 @@
-"""One worker's part in the fits of a script that trains in phases (:mod:`edl.core.job.fits`)."""
+"""Track which fits the script of one worker has done, if the script trains in phases.
+
+A fit is one call of Keras' ``fit``; :mod:`edl.core.job.fits` has the rules.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ RESYNCS = 3  # at the end of a fit; what cannot be resynced shows in each whole 
 
 
 class Fits:
-    """How far this worker's script is in its fits, for newcomers, checkpoints and the end."""
+    """One worker's record of its script's fits, for newcomers, checkpoints and the job's end."""
 
     def __init__(
         self,
@@ -41,25 +44,26 @@ class Fits:
 
     @property
     def begun(self) -> int:
-        """How many fits this script has begun, or passed over."""
+        """The number of fits that this worker's script has begun or passed over."""
         return self._shared.fits.begun
 
     def of_job(self) -> ScriptFits:
-        """Return how far the others are; asks one of them."""
+        """Ask another worker of the ring how far its script is in its fits, and return that."""
         return self._coordinator.script_of_job().fits
 
     def begin(self, done: tuple[DoneFit, ...]) -> None:
-        """Begin the fit that follows those that are ``done``."""
+        """Begin the fit that follows the fits ``done``."""
         self._loader.progress.fits, self._loader.progress.stop = done, ""
         self._loader.wants_to_stop = False
         self._finishing.has_trained_all = False
         self._shared.fits = ScriptFits(done, len(done) + 1)
 
     def compare_states(self) -> None:
-        """Compare the whole state of all workers after the last step of a fit, before it returns.
+        """Compare the whole state of all workers after the last step of a fit.
 
-        The script uses the model next, and the next step, which would compare it, may never come.
-        Workers that differ are resynced, or the job ends, as the job's ``on_divergence`` says.
+        It is called before ``fit`` returns: the script uses the model next, and the next step,
+        which would compare the state, may never come. Workers that differ are resynced, or the job
+        ends, as the job's ``on_divergence`` says.
 
         Raises:
             StateDiffers, NewcomerDiffers: see :meth:`edl.worker.state_check.StateCheck.compare`.
@@ -70,28 +74,32 @@ class Fits:
             self._switching.between_steps(self._check.compare_all)
 
     def end(self, done: tuple[DoneFit, ...], rank: int, generation: int) -> None:
-        """End the last of the fits ``done``, on all workers alike; rank 0 saves.
+        """End the last of the fits ``done`` on all workers together; rank 0 saves a checkpoint.
 
-        The state stays that of this fit until another one begins.
+        The saved state stays the one of this fit until another fit begins, whose first boundary is
+        saved again. ``rank`` is this worker's rank in the ring of ``generation``.
         """
         self._leave(done)
         self._checkpointing.save_now(rank, generation)
         self._checkpointing.save_soon()
 
     def pass_over(self, done: tuple[DoneFit, ...]) -> None:
-        """Leave the last of the fits ``done``, in which this worker has trained nothing."""
+        """Pass over the last of the fits ``done``, in which this worker has trained nothing."""
         self._loader.progress.fits = done
         self._leave(done)
 
     def check(self, theirs: ScriptFits) -> None:
-        """Make sure that this newcomer is in no fit that the others have done.
+        """Raise an error if this newcomer is in a fit that the other workers have done.
+
+        ``theirs`` is how far the other workers are in the fits of the script.
 
         Raises:
-            FitIsDone: it is.
+            FitIsDone: the others have done the fit in which this worker is.
         """
         if self.begun and len(theirs.done) > self._loader.progress.fits_done:
             raise FitIsDone(theirs.done)
 
     def _leave(self, done: tuple[DoneFit, ...]) -> None:
+        """Note that the last of the fits ``done`` is over and that no other fit has begun."""
         self._finishing.has_trained_all = True
         self._shared.fits = ScriptFits(done, len(done))

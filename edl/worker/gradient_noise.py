@@ -1,8 +1,9 @@
-"""One worker's part in measuring the gradient noise scale (:mod:`edl.core.step.noise_scale`).
+"""Measure the gradient noise scale on one worker (:mod:`edl.core.step.noise_scale`).
 
-What it has measured in a step rides on the row of the next one, so it costs no collective, and all
-workers add the same numbers to the same averages. A step counts only when all whose samples are in
-it have measured it: who missed it, and has the others' state instead, has nothing to say of it.
+What a worker measures in a step is sent with its step record of the next step, so it costs no
+collective, and all workers add the same numbers to the same averages. A step counts only if all
+workers with samples in it have measured it: a worker that missed the step, and received the state
+of the others instead, has no measurement of it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ USUAL_STEPS = 50  # between two measurements, where the job does not say: 0.2 % 
 
 
 class GradientNoise:
-    """Runs in the training thread, or in one that it waits for.
+    """The gradient noise scale as one worker knows it, and this worker's measurements.
+
+    It is used by the training thread, or by a thread for which the training thread waits.
 
     Attributes:
-        scale: what is known, equal on all workers that have completed the same steps.
-        before: what was known before the last complete step.
-        asked: the script needs it.
+        scale: the present estimate, equal on all workers that have completed the same steps.
+        before: the estimate before the last complete step.
+        asked: whether the script needs the estimate.
     """
 
     def __init__(self) -> None:
@@ -33,26 +36,35 @@ class GradientNoise:
         self.asked = False
         self._settings: Callable[[], JobSettings] = JobSettings
         self._shared: SharedState | None = None
-        self._open = Squares()  # of the step that is under way
-        self._squares = Squares()  # of the last one
-        self._counted: dict[int, int] = {}  # samples by worker, of the last one
+        self._open = Squares()  # measured in the open step
+        self._squares = Squares()  # measured in the last complete step
+        self._counted: dict[int, int] = {}  # samples by worker in the last complete step
 
     def follow(self, settings: Callable[[], JobSettings], shared: SharedState) -> None:
-        """Measure as the job's settings and its policy say."""
+        """Measure as often as the job's settings and its policy say.
+
+        Args:
+            settings: returns the settings of the job.
+            shared: holds the policy of the job.
+        """
         self._settings, self._shared = settings, shared
 
     def is_due(self, step: int) -> bool:
-        """Whether the gradients of that step are to be measured."""
+        """Return whether the gradients of the step with the number ``step`` are to be measured."""
         every = self._every
         return every > 0 and step % every == 0
 
     def turn(self, step: int) -> int:
-        """The how many-th of those that are measured it is."""
+        """Return the number of the measurement at ``step``, counted from 0 at step 0."""
         return step // max(1, self._every)
 
     @property
     def _every(self) -> int:
-        """Steps between two that are measured; 0: none is."""
+        """The number of steps from one measurement to the next; 0: nothing is measured.
+
+        It is the job's setting or, if that is 0, :data:`USUAL_STEPS` where the script or the policy
+        needs the estimate.
+        """
         every = self._settings().noise_scale_steps
         policy = self._shared.policy if self._shared is not None else None
         if not every and (self.asked or (policy is not None and policy.needs_noise)):
@@ -60,15 +72,23 @@ class GradientNoise:
         return every
 
     def measured(self, own: float, mean: float) -> None:
-        """Squared norms of this worker's gradient and of the job's, in the open step."""
+        """Note the squared norms of this worker's gradient (``own``) and of the job's (``mean``).
+
+        Both are of the open step.
+        """
         self._open = Squares(own, mean)
 
     def row(self) -> dict[str, int]:
-        """What the step record says of the step before."""
+        """Return the fields of the step record that hold what the step before has measured."""
         return {"own_square": _bits(self._squares.own), "mean_square": _bits(self._squares.mean)}
 
     def complete(self, records: StepRecords, step: int) -> None:
-        """Add what the rows of a complete step say of the one before; ``step``: its number."""
+        """Update the estimate from the rows of a complete step, which measure the step before it.
+
+        Args:
+            records: the rows of all workers.
+            step: the number of the complete step.
+        """
         own, mean = records.column("own_square"), records.column("mean_square")
         self.before = self.scale
         if own.any():
@@ -84,7 +104,7 @@ class GradientNoise:
         self._squares, self._open = self._open, Squares()
 
     def header(self) -> dict[str, Any]:
-        """For those who take it over, as JSON values."""
+        """Return the estimate as JSON values, for workers that take over the state of this one."""
         return {
             "scale": self.scale.to_json(),
             "before": self.before.to_json(),
@@ -92,7 +112,13 @@ class GradientNoise:
         }
 
     def take_over(self, header: Mapping[str, Any], missed: bool) -> None:
-        """Take what the state source knows; ``missed``: it has completed one step more."""
+        """Replace this worker's estimate with the one of the state source.
+
+        Args:
+            header: the result of :meth:`header` on the state source.
+            missed: whether the state source has completed one step more than this worker, whose own
+                measurements are then dropped.
+        """
         self.scale = NoiseScale.from_json(header["scale"])
         self.before = NoiseScale.from_json(header["before"])
         self._counted = {int(worker): int(samples) for worker, samples in header["counted"]}
@@ -100,14 +126,15 @@ class GradientNoise:
             self._squares = self._open = Squares()
 
     def resume(self, saved: Mapping[str, Any]) -> None:
-        """From a checkpoint; empty: of a job that did not measure."""
+        """Restore the estimate from a checkpoint; ``saved`` is empty if the job did not measure."""
         self.scale = self.before = NoiseScale.from_json(saved) if saved else NoiseScale()
 
 
 def _bits(value: float) -> int:
-    """A float64 as an int64 of a row."""
+    """Return the float64 ``value`` as the int64 with the same bits, for a step record."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
 def _value(bits: int) -> float:
+    """Return the float64 that has the same bits as the int64 ``bits`` of a step record."""
     return float(struct.unpack("<d", struct.pack("<q", bits))[0])
