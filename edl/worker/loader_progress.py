@@ -1,7 +1,7 @@
-"""Where a worker is in the data of edl's loader: step, epoch, ledger, and the step that is open.
+"""Keep a worker's position in the data of edl's loader: step, epoch, ledger and open step.
 
-It moves when a step is complete, and when a generation is adopted; both by pure functions of what
-all workers know.
+The position moves when a step is complete and when the worker enters a new generation, both by pure
+functions of what all workers know.
 """
 
 from __future__ import annotations
@@ -40,40 +40,40 @@ from edl.worker.sampler import AlignedSampler, BatchSampler
 from edl.worker.step_input import StepInput
 from edl.worker.stream_sampler import Reader, StreamSampler
 
-CHANGES_KEPT = 64  # of the global batch: none of them matters once its ramp is over
+CHANGES_KEPT = 64  # changes of the global batch; an old one no longer affects the learning rate
 
 
 class LoaderProgress(TrainingProgress):
-    """The place of one worker in the epochs of edl's own loader."""
+    """One worker's position in the epochs of edl's own loader."""
 
     unit = "steps"
     without_checkpoint = ", and nothing was saved: call edl.checkpoint(directory) in the script"
 
     def __init__(self) -> None:
         super().__init__()
-        self.epochs = 0  # that the script trains; 0: it has not said
+        self.epochs = 0  # how many epochs the script trains; 0: not known
         self._worker = 0
         self._source: Source | None = None
         self._sampler: BatchSampler | None = None
         self._ledger: Ledger | None = None
-        self._upcoming: Ledger | None = None  # of the epoch that the others have begun
+        self._upcoming: Ledger | None = None  # of the next epoch, if others have begun it
         self.step_input = StepInput()
         self.update_order = UpdateOrder()
         self.noise = GradientNoise()
-        self.optimizers = 0  # of the script
+        self.optimizers = 0  # how many the script has
         self.announces_late = False  # steps may have several batches: records go out at their end
-        self._updated = 0  # the optimizers, as bits, that made updates in the step before
+        self._updated = 0  # the optimizers, as bits, that made updates in the step before this one
         self.step_batches = 1  # the most that a worker had in a step
-        self.samples_total = 0  # trained by all workers, since this one is in the job
-        self.trained = 0  # the same since the job began, over all epochs
-        self.trained_before = 0  # without the last complete step
-        self.batches: tuple[tuple[int, int], ...] = ()  # changes of the global batch: update, size
+        self.samples_total = 0  # trained by all workers since this one joined the job
+        self.trained = 0  # samples trained by all workers since the job began, over all epochs
+        self.trained_before = 0  # the value of trained before the last complete step
+        self.batches: tuple[tuple[int, int], ...] = ()  # changes of the global batch: step, size
         self.on_choice: Callable[[int, int], None] = lambda before, now: None  # of a global batch
-        self.microbatches = 1  # in which each worker trains its next batch
+        self.microbatches = 1  # into how many each worker divides its next batch
         self.untrained = 0  # samples of epochs that all workers have left before their end
         self.has_stepped = False  # this worker has taken part in a step of the ring
         self.stop = ""  # why all stop training after the last complete step, if they do
-        self.fits: tuple[DoneFit, ...] = ()  # that are done before the present one
+        self.fits: tuple[DoneFit, ...] = ()  # done before the present one
         self.fits_ahead: tuple[
             DoneFit, ...
         ] = ()  # before that of the checkpoint, if these are more
@@ -82,11 +82,13 @@ class LoaderProgress(TrainingProgress):
         """Begin the first epoch of ``source``.
 
         Args:
-            reader: reads it, if it is a stream.
+            source: the data that the job trains on.
+            worker: the id of this worker.
+            reader: reads the samples of ``source``, if that is a stream.
 
         Raises:
-            DataError: it is empty.
-            UsageError: there is a source already.
+            DataError: the source is empty.
+            UsageError: this script has a source already.
         """
         if self._source is not None:
             raise UsageError(
@@ -103,7 +105,7 @@ class LoaderProgress(TrainingProgress):
             self._sampler = AlignedSampler(source, worker)
         else:
             self._sampler = BatchSampler(source, worker)
-        if worker in self.members:  # not of a newcomer
+        if worker in self.members:  # a newcomer gets leases when it enters the ring
             self._sampler.take_place(self.members)
             self.microbatches = source.batching.microbatches(len(self.members))
         self._ledger = self._granted(self.source.start(0))
@@ -111,34 +113,53 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def attached(self) -> bool:
+        """Whether the script has created a data loader of edl."""
         return self._source is not None
 
     @property
     def source(self) -> Source:
+        """The data that the job trains on.
+
+        Raises:
+            UsageError: the script has created no data loader of edl yet.
+        """
         if self._source is None:
             raise UsageError("create an edl.DataLoader before training")
         return self._source
 
     @property
     def sampler(self) -> BatchSampler:
+        """The sampler that forms this worker's batches.
+
+        Raises:
+            UsageError: the script has created no data loader of edl yet.
+        """
         if self._sampler is None:
             raise UsageError("create an edl.DataLoader before training")
         return self._sampler
 
     @property
     def ledger(self) -> Ledger:
+        """The record of what is done, leased and free in this worker's epoch.
+
+        Raises:
+            UsageError: the script has created no data loader of edl yet.
+        """
         if self._ledger is None:
             raise UsageError("create an edl.DataLoader before training")
         return self._ledger
 
     @property
     def epoch_left(self) -> EpochLeft:
-        """The current epoch, if all workers leave it now."""
+        """How much of the current epoch is trained, in case that all workers leave it now."""
         ledger = self.ledger
         return EpochLeft(ledger.epoch, ledger.done, self.source.known_total, ledger.finished)
 
     def next_epoch(self) -> None:
-        """Begin the next epoch with everything free; what was left of this one is dropped."""
+        """Begin the next epoch, with all samples free; drop what is not trained of the present one.
+
+        If other workers have begun that epoch already, their ledger of it is used.
+        """
         self.step_input.abandon()
         if self._upcoming is not None:
             self._ledger, self._upcoming = self._upcoming, None
@@ -149,6 +170,10 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def steps_made(self) -> int:
+        """The number of steps that the script has made.
+
+        With several optimizers the open step counts from its first update on.
+        """
         if self.optimizers < 2:  # a step ends with its update
             return self.step
         return (
@@ -157,27 +182,34 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def fits_done(self) -> int:
+        """The number of fits of the script that are done before the present one."""
         return len(self.fits)
 
     @property
     def later_fits(self) -> tuple[DoneFit, ...]:
+        """The fits before that of a checkpoint, if the script has to pass over some; else empty."""
         return self.fits_ahead if len(self.fits_ahead) > len(self.fits) else ()
 
     @property
     def takes_newcomers(self) -> bool:
+        """Whether newcomers may join after the batch that is in training.
+
+        With several optimizers they join only where the order of updates begins anew
+        (:meth:`edl.core.step.update_order.UpdateOrder.takes_newcomers`).
+        """
         if self.optimizers < 2:
             return True
-        # Whether it has nothing left in the epoch when the batch in hand is trained.
+        # What this worker has left in the epoch when the present batch is trained.
         left = self.sampler.left(self.ledger, self.step_input.untrained)
         return self.update_order.takes_newcomers(left <= 0 and not self.ledger.free)
 
     def accumulate(self) -> None:
-        """The gradients of the batch in hand are added up on this worker."""
+        """Note that this worker adds up the gradients of the present batch before it sends them."""
         self.step_input.accumulate()
         self.announces_late = True
 
     def end_batch(self) -> None:
-        """The next batch is due: no optimizer has anything more to do with the last one."""
+        """Note that the next batch is due: all optimizers have made their updates with the last."""
         if self.step_input.in_hand:
             self.update_order = self.update_order.after_batch()
         self.step_input.end_batch()
@@ -185,7 +217,11 @@ class LoaderProgress(TrainingProgress):
             self._ledger = end_batch(self._ledger)
 
     def complete(self, records: StepRecords) -> None:
-        """The step is in the model: the ledger moves."""
+        """Move the ledger and all counters past a step whose update is in the model.
+
+        ``records`` are the rows of all workers. If they ask for another global batch, it begins
+        with the next step.
+        """
         counted_by = self.step_input.updates if self.optimizers > 1 else None
         policy = self.source.policy(len(records))
         self._ledger = complete_step(self.ledger, records, policy, counted_by)
@@ -201,7 +237,7 @@ class LoaderProgress(TrainingProgress):
         self.step_input.trained(self.sampler)
         self.close_step()
         self.step, self.has_stepped = self.step + 1, True
-        self.answer = []  # each worker has it, or could not have come to this step
+        self.answer = []  # each worker has the answer, or could not have come to this step
         size, before = len(records), self.source.batching
         wished = requested_batch(records) if before.is_chosen else 0
         if wished and before.choosing(wished).of_all(size) != before.of_all(size):
@@ -211,17 +247,18 @@ class LoaderProgress(TrainingProgress):
         self.microbatches = self.source.batching.microbatches(size)
 
     def _take_batching(self, batching: Batching) -> None:
+        """Use other batch sizes from the next step on."""
         self._source = replace(self.source, batching=batching)
         if self._worker in self.members:
             self.sampler.use(self._source, self.members, self.step_input.untrained)
 
     def iterations_of_epoch(self, began_with: int) -> int:
-        """Return how often the script's loop goes round in an epoch, rounded up.
+        """Return how many iterations the script's loop makes in an epoch, rounded up.
 
         Before this worker's first step in the ring, that is while its script is set up and while it
-        warms up, the number is that of a job as it began: with ``began_with`` workers, and the
-        global batch that such a job begins with. So a newcomer gets what the first workers have
-        got. From then on the number is that of the present workers and batch.
+        warms up, the number is the one of a job as it began: with ``began_with`` workers, and the
+        global batch with which such a job begins. So a newcomer gets the number that the first
+        workers got. From then on it is the number for the present workers and the present batch.
         """
         if self.has_stepped:
             return self.iterations_now
@@ -229,13 +266,21 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def iterations_now(self) -> int:
-        """How often the script's loop goes round in an epoch of the present workers, rounded up."""
+        """The number of iterations per epoch with the present workers and batch, rounded up."""
         return self.source.batching.iterations(self.source.total, len(self.members))
 
     def batches_with(self, records: StepRecords) -> tuple[tuple[int, int], ...]:
-        """The newest changes of the global batch, that of the open step included.
+        """Return the newest changes of the global batch, including one made by the open step.
 
-        It is that of workers of which each has a whole batch; those of a step add up.
+        The global batch of a step is what all workers train in it if each has whole batches; with
+        accumulated gradients the batches of a step add up.
+
+        Args:
+            records: the rows of the open step.
+
+        Returns:
+            Pairs of the step in which a change took effect and the size in samples, oldest first;
+            at most :data:`CHANGES_KEPT`.
         """
         in_step = max(self.step_batches, int(records.column("batches").max()))
         now = self.source.batching.of_all(len(self.members)) * in_step
@@ -244,21 +289,22 @@ class LoaderProgress(TrainingProgress):
         return (*self.batches, (self.step, now))[-CHANGES_KEPT:]
 
     def close_step(self) -> None:
-        """The open step is complete, here or for the others."""
+        """Close the open step, which is complete on this worker, or which others have completed."""
         updated = self.step_input.close()
         if self.optimizers > 1:
             self._updated, self.update_order = updated, self.update_order.after_step(updated)
 
     def exchanged(self, answer: list[bytes]) -> None:
-        """Note that an exchange is complete: what all workers have sent, in rank order."""
+        """Note that an exchange is complete; ``answer`` has the payloads in rank order."""
         self.exchanges += 1
         self.answer = answer
 
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
-        """Membership changed: what the others have left is free again.
+        """Adapt to a new ring of ``members``: free the leases of workers that left, grant others.
 
-        Nobody starts with empty hands. A batch that some have begun before a crash, and others
-        begin after it, has as many pieces for all.
+        Every member gets leases to start with; with a fixed global batch, not before the end of an
+        open step. If the ring replaces a broken one (``in_step``), some members may have begun a
+        batch and others begin it now; all of them divide it into the same number of microbatches.
         """
         self.members = members
         if not in_step:
@@ -275,7 +321,7 @@ class LoaderProgress(TrainingProgress):
             self._ledger = ledger if waits else self._granted(ledger)
 
     def row(self) -> dict[str, int]:
-        """What a step record says of the ledger (:mod:`edl.core.step.step_record`)."""
+        """Return the fields of this worker's step record about the ledger and the open step."""
         ledger, open_step = self.ledger, self.step_input
         return {
             "epoch": ledger.epoch,
@@ -291,6 +337,7 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def epoch_progress(self) -> dict[str, Any]:
+        """The fields of :class:`edl.core.progress.WorkerProgress` about the data, by name."""
         ledger, noise = self.ledger, self.noise.scale
         return {
             "noise_scale": noise.samples,
@@ -306,18 +353,21 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def _left(self) -> float | None:
-        """The samples to train until the end of the job; None: nobody knows."""
+        """The number of samples to train until the end of the job; None if it is not known."""
         total = self.source.known_total
         if not self.epochs or not total:
             return None
         return float((self.epochs - self.ledger.epoch) * total - self.ledger.done)
 
     def may_pause(self, repaired_at: int) -> bool:
-        """After a repair some are in the midst of a step, and need the others for it."""
+        """Return whether the job has made a step since the step ``repaired_at`` of the last repair.
+
+        Right after a repair some workers are in the midst of a step and need the others for it.
+        """
         return self.step > repaired_at
 
     def header(self) -> dict[str, Any]:
-        """This progress as JSON values, for those who take it over."""
+        """Return this position as JSON values, for workers that take it over."""
         return {
             "step": self.step,
             "joined_after": self.joined_after,
@@ -340,27 +390,41 @@ class LoaderProgress(TrainingProgress):
         }
 
     def passes_over(self, header: Mapping[str, Any], exchange: Exchange) -> bool:
+        """Return whether some workers have to pass over fits before they can get the job's state.
+
+        All workers of the ring exchange how many fits they have done, unless the state source has
+        none.
+
+        Args:
+            header: the result of :meth:`header` on the state source.
+            exchange: sends bytes to all workers, and returns what all have sent, in rank order.
+        """
         fits = fits_of(header["fits"])
-        if not fits:  # nobody asks: all have begun their first one, or the job cannot begin
+        if not fits:  # no worker passes over one: all are in their first, or the job cannot begin
             return False
         counts = [int(count) for count in exchange(str(len(self.fits)).encode())]
         self.fits_ahead = fits
         return any(count < len(fits) for count in counts)
 
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
-        """Move to the state source's progress.
+        """Move to the position of the state source.
 
-        Who missed a step that others completed is done with it: its samples are in the model
-        that it receives. Who missed an exchange that the root has completed gets its
-        :attr:`answer` beside the header. Nobody has missed two of either, or both: an exchange
-        needs all, after the step before it, and so does each step.
+        A worker that missed a step which others completed is done with that step: its samples are
+        in the model that the worker receives. A worker that missed an exchange which the state
+        source has completed gets the ``answer`` beside the header. No worker has missed two steps,
+        two exchanges, or one of each: an exchange needs all workers, after the step before it, and
+        so does each step.
 
-        If the root has left the epoch already, this one is over here, too, and the root's ledger
-        is kept for the next. A root that has not left it yet will begin the next one as all do,
-        with the members that there are now.
+        If the state source has left the epoch already, the epoch is over on this worker, too, and
+        the received ledger is kept for the next one. If the state source has not left it yet, it
+        will begin the next epoch as all do, with the members that there are now.
+
+        Args:
+            header: the result of :meth:`header` on the state source.
+            receive: the part of the job's state that this worker takes from the state source.
 
         Raises:
-            DataError: the root trains on other data.
+            DataError: the state source trains on other data.
         """
         self._check_data(header)
         self._upcoming = None  # it was of members that are no more
@@ -386,8 +450,8 @@ class LoaderProgress(TrainingProgress):
         if batching != self.source.batching:
             self._take_batching(batching)
         if not self.sampler.agrees_with(ledger):
-            # It held leases of a generation that never came to be. What it has loaded from them
-            # is somebody else's now.
+            # This worker held leases of a generation that never came to be. What it has loaded from
+            # them belongs to other workers now.
             self.sampler.enter(ledger.epoch)
             self.step_input.lose()
         is_behind = receive is not Receive.NOTHING and int(header["step"]) != self.step
@@ -397,12 +461,14 @@ class LoaderProgress(TrainingProgress):
         self.trained_before = int(header["trained_before"])
         self.batches = tuple((int(update), int(size)) for update, size in header["batches"])
         self.noise.take_over(header["noise"], is_behind)
-        # The root may have left the epoch already, or this worker.
+        # The state source may have left the epoch already, or this worker.
         self.untrained = max(self.untrained, int(header["untrained"]))
         self.exchanges = int(header["exchanges"])
 
     def _check_data(self, header: Mapping[str, Any]) -> None:
         """Refuse to take over the progress of a job that trains on other data than this worker.
+
+        ``header`` is the result of :meth:`header` on the state source.
 
         Raises:
             DataError: the data differ in fingerprint or size, or are divided into other batches.
@@ -439,7 +505,7 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def place(self) -> Place:
-        """Where the job is, for a checkpoint."""
+        """The job's position in its data (step, epoch, ledger), as a checkpoint stores it."""
         noise = self.noise.scale.to_json()
         fits = as_json(self.fits)
         return Place(self.step, self.source, self.ledger, self.trained, noise, fits)
@@ -452,15 +518,19 @@ class LoaderProgress(TrainingProgress):
         noise: Mapping[str, Any] | None = None,
         chosen: int = 0,
     ) -> None:
-        """Go on from a checkpoint. All leases are free: other workers held them.
+        """Go on from the position in a checkpoint.
+
+        All leases in it become free, since workers of an earlier start held them.
 
         Args:
-            samples: trained over all epochs; -1: of an older edl, which did not say.
-            noise: what was known of the gradient noise scale.
-            chosen: the global batch that the job had chosen; 0: none.
+            step: how many steps the job had completed.
+            ledger: the snapshot of the ledger.
+            samples: how many samples were trained over all epochs; -1: unknown, of an older edl.
+            noise: the estimate of the gradient noise scale; empty or None: none.
+            chosen: the global batch that the job had chosen, in samples; 0: none.
 
         Raises:
-            DataError: it has no usable ledger.
+            DataError: ``ledger`` is not a usable snapshot.
         """
         saved = restore(ledger)
         known = saved.epoch * self.source.known_total + saved.done
@@ -475,7 +545,7 @@ class LoaderProgress(TrainingProgress):
         self.step, self.has_state = step, True
 
     def _granted(self, ledger: Ledger) -> Ledger:
-        """``ledger`` with every member holding what it needs to start with."""
+        """Return ``ledger`` with leases granted to each member of the ring, as many as it needs."""
         source, size = self.source, len(self.members)
         needs = [(w, source.lacks(ledger, w, self.step_batches, size)) for w in self.members]
         return grant(ledger, needs, source.policy(size))

@@ -1,4 +1,4 @@
-"""A worker's access to the policy of its job: it proposes one, and reads what was learned."""
+"""Define a worker's access to the job's policy: it proposes one, and reads what was learned."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ class PolicySide(Protocol):
 class NoPolicy:
     """The :class:`PolicySide` of a job of one worker, which has no leader and no policy."""
 
-    def propose(self, policy: JobPolicy) -> None: ...
+    def propose(self, policy: JobPolicy) -> None:
+        """Do nothing, since a job of one worker follows no policy."""
 
     def learned(self) -> Mapping[str, Any]:
+        """Return an empty profile, since a job of one worker learns none."""
         return {}
 
-    def put_learned(self, learned: Mapping[str, Any]) -> None: ...
+    def put_learned(self, learned: Mapping[str, Any]) -> None:
+        """Do nothing, since a job of one worker needs no scaling profile."""

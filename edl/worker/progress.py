@@ -1,7 +1,7 @@
-"""How far a worker is in its job. All workers of a ring are equally far between two steps.
+"""Define how far a worker is in its job. All workers of a ring are equally far between two steps.
 
-Who leads through the data is either edl's own loader (:mod:`edl.worker.loader_progress`), with a
-ledger of what is trained, or the script itself (:mod:`edl.worker.script_progress`).
+The position in the data is kept either by edl's own loader (:mod:`edl.worker.loader_progress`),
+with a ledger of what is trained, or by the script itself (:mod:`edl.worker.script_progress`).
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ Exchange = Callable[[bytes], list[bytes]]
 class Receive(Enum):
     """The part of the job's state that a worker takes from the broadcast of the state source."""
 
-    NOTHING = "nothing"  # it has it already, and just takes part in the broadcast
-    STEP = "step"  # it missed the last update: what that has changed, and nothing else
-    RESYNC = "resync"  # its state differed: all but what is each worker's own
-    ALL = "all"  # a newcomer
+    NOTHING = "nothing"  # it has the state already, and just takes part in the broadcast
+    STEP = "step"  # it missed the last update: it takes what that update has changed
+    RESYNC = "resync"  # its state differed: it takes all but what is each worker's own
+    ALL = "all"  # it is a newcomer: it takes everything
 
 
 class TrainingProgress(ABC):
     """The steps that the job has made, as one worker knows them.
 
     Attributes:
-        unit: what its steps are, in words.
-        without_checkpoint: what to do before all workers die, as the end of a sentence.
-        members: worker ids of the ring in rank order.
-        has_state: it holds the job's, since the first time it was synchronised.
-        exchanges: how many exchanges of messages (:mod:`edl.worker.exchange`) the job has made.
-        answer: what all workers have sent in the last one, in rank order, as long as one of them
-            may not have it yet; else nothing.
-        joined_after: the step after which the newest workers joined, while the job trained; the
-            same on all workers.
+        unit: what the steps are, in words for a message.
+        without_checkpoint: the end of the message when all workers have died and nothing was saved.
+        members: the ids of the workers in the ring, in rank order.
+        step: how many steps the job has completed.
+        has_state: whether this worker holds the job's state, which it gets in its first ring.
+        exchanges: how many exchanges of messages (:mod:`edl.worker.exchange`) the job has
+            completed.
+        answer: what all workers have sent in the last exchange, in rank order, as long as one of
+            them may not have it yet; else empty.
+        joined_after: the step after which the newest workers joined while the job trained; the same
+            on all workers.
     """
 
     unit: ClassVar[str]
@@ -55,71 +57,88 @@ class TrainingProgress(ABC):
 
     @property
     def steps_made(self) -> int:
-        """How many steps the script has made: an update counts when it is made."""
+        """The number of steps that the script has made; a step counts when its update is made."""
         return self.step
 
     @property
     def fits_done(self) -> int:
-        """How many fits of the script (:mod:`edl.core.job.fits`) are before the present one."""
+        """The number of fits of the script that are done before the present one.
+
+        A fit is one call of Keras' ``fit`` (:mod:`edl.core.job.fits`).
+        """
         return 0
 
     @property
     def later_fits(self) -> tuple[DoneFit, ...]:
-        """The fits before that of the checkpoint, if this script has to pass over some of them."""
+        """The fits before that of a checkpoint, if the script has to pass over some; else empty."""
         return ()
 
     @property
     def takes_newcomers(self) -> bool:
-        """They may come in after the batch that is in training, as far as the script goes."""
+        """Whether the script allows newcomers to join after the batch that is in training."""
         return True
 
     @abstractmethod
     def may_pause(self, repaired_at: int) -> bool:
-        """Whether all workers, which are at this boundary, can pause in the ring that they are in.
+        """Return whether all workers, which are at a boundary now, can pause in their present ring.
 
-        ``repaired_at``: the job's step when its ring was repaired last.
+        ``repaired_at`` is the job's step when its ring was repaired last.
         """
 
     @abstractmethod
     def row(self) -> dict[str, int]:
-        """What a step record says of the ledger (:mod:`edl.core.step.step_record`)."""
+        """Return the fields of a step record about the data (:mod:`edl.core.step.step_record`)."""
 
     @property
     @abstractmethod
     def epoch_progress(self) -> dict[str, Any]:
-        """The fields of :class:`WorkerProgress` about the data."""
+        """The fields of :class:`WorkerProgress` about the data, by name."""
 
     @abstractmethod
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
-        """Membership changed; ``in_step``: after a failure, when some may be in a step."""
+        """Adapt to a new ring of ``members``.
+
+        ``in_step`` says that the ring replaces a broken one, so that some members may be in a step.
+        """
 
     @abstractmethod
     def header(self) -> dict[str, Any]:
-        """This progress as JSON values, for those who take it over."""
+        """Return this progress as JSON values, for workers that take it over."""
 
     @abstractmethod
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
-        """Be as far as the state source is.
+        """Move to the progress of the state source.
+
+        Args:
+            header: the result of :meth:`header` on the state source.
+            receive: the part of the job's state that this worker takes from the state source.
 
         Raises:
-            DataError: the root trains on other data.
+            DataError: the state source trains on other data.
         """
 
     def passes_over(self, header: Mapping[str, Any], exchange: Exchange) -> bool:
-        """Whether some workers pass over fits of the script before they can get the job's state.
+        """Return whether some workers have to pass over fits before they can get the job's state.
 
-        Called by all workers of a ring where none has the state yet.
+        All workers of a ring call it where none of them has the state yet.
 
         Args:
-            header: of the state source.
-            exchange: returns what all workers have sent, in rank order.
+            header: the result of :meth:`header` on the state source.
+            exchange: sends bytes to all workers, and returns what all have sent, in rank order.
         """
         return False
 
     def report(
         self, generation: int, size: int, median_step_s: float, now_s: float
     ) -> WorkerProgress:
-        """What is reported to other processes. ``now_s``: on the monotonic clock."""
+        """Return the progress that this worker reports to other processes.
+
+        Args:
+            generation: the number of the present generation.
+            size: the number of workers in the ring.
+            median_step_s: the usual time of a step, in seconds.
+            now_s: the present time of the monotonic clock, in seconds.
+        """
         return WorkerProgress(
             generation=generation,
             size=size,
