@@ -1,9 +1,9 @@
-"""What the workers of a ring tell each other of their steps, for the job's policy.
+"""Summarise how fast the workers of a ring train, by their step records, for the job's policy.
 
-How fast they are decides which share of a batch each takes. Every worker looks at the same records
-and comes to the same findings, but nobody depends on that: a share is each worker's own affair, and
-says in its record how many samples it brings. The leader replaces who is too slow
-(:mod:`edl.leader.straggler_mitigation`), by what its own worker has found.
+The speeds decide which share of a batch each worker takes. All workers look at the same records and
+come to the same findings, but nothing depends on that: each worker sets its own share, and its
+record says how many samples it brings. The leader replaces workers that are too slow
+(:mod:`edl.leader.straggler_mitigation`), by the findings of its own worker.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from edl.worker.loader_progress import LoaderProgress
 from edl.worker.shared_state import SharedState
 from edl.worker.switching import Switching
 
-EVERY = 10  # steps between two looks
+EVERY = 10  # steps between two reports
 COLUMNS = ("compute_us", "data_us", "reduce_us")
 
 
 class RingWatch:
-    """Adds up what the workers of one ring say of their steps. Used by the training thread."""
+    """A summary of the step times of the workers in one ring; it is used by the training thread."""
 
     def __init__(self, shared: SharedState) -> None:
         self._shared = shared
         self._state: State = {}
         self._generation = 0
-        self._before: npt.NDArray[np.int64] | None = None  # samples of the step before
+        self._before: npt.NDArray[np.int64] | None = None  # samples by rank in the step before
         self._rows: list[npt.NDArray[np.int64]] = []
 
     def look(
@@ -43,7 +43,16 @@ class RingWatch:
         switching: Switching,
         progress: LoaderProgress,
     ) -> None:
-        """A step is complete: let the sampler form what this worker is able to train in time."""
+        """Add a complete step; now and then report on the ring and set this worker's share.
+
+        It does the latter every :data:`EVERY` steps. The share is the part of a full batch that
+        this worker is able to train in time.
+
+        Args:
+            records: the rows of all workers in the step.
+            switching: knows this worker and its present generation.
+            progress: holds the sampler that is given the share, and the batch sizes.
+        """
         sampler, batching = progress.sampler, progress.source.batching
         policy, generation = self._shared.policy, switching.generation
         if generation is None or (policy is None and not batching.is_chosen):
@@ -53,7 +62,7 @@ class RingWatch:
         if generation.number != self._generation:
             self._restart(generation)
         if (times := self._add(records, generation)) is None:
-            if self._shared.ring.batching != batching:  # a choice rests on the present one
+            if self._shared.ring.batching != batching:  # a policy's choice needs it
                 self._shared.ring = replace(self._shared.ring, batching=batching)
             return
         care = NO_CARE
@@ -74,14 +83,17 @@ class RingWatch:
         sampler.share(care.shares.get(switching.worker, 1.0))
 
     def _restart(self, generation: Generation) -> None:
-        """Another ring stands; of who is in it still, the speed is known."""
+        """Begin to measure a new ring; keep the speeds of the workers that stayed."""
         members = map(str, generation.worker_ids)
         self._state = {name: self._state[name] for name in members if name in self._state}
         self._generation, self._before = generation.number, None
         self._rows.clear()
 
     def _add(self, records: StepRecords, generation: Generation) -> list[Times] | None:
-        """What each worker did, each EVERY steps."""
+        """Add the rows of a step; return the times of each worker once every :data:`EVERY` steps.
+
+        The result is None at all other steps. The times in a row are of the step before.
+        """
         before, self._before = self._before, records.column("samples").copy()
         if before is None:  # a record tells of the times of the step before
             return None
@@ -96,9 +108,15 @@ class RingWatch:
 def _times(
     rows: npt.NDArray[np.int64], workers: Sequence[int], generation: Generation
 ) -> list[Times]:
-    """What each worker did; ``rows`` has shape (steps, 1 + len(COLUMNS), workers).
+    """Return what each worker did in its usual steps, on average.
 
-    In its usual steps: the end of an epoch, with a small batch or none, tells nothing of a speed.
+    A step in which the worker has no samples, or at most half of its most, is not usual: a small
+    batch at the end of an epoch says nothing of a speed.
+
+    Args:
+        rows: samples and times of each step, of shape (steps, 1 + len(COLUMNS), workers).
+        workers: the ids of the workers, in rank order.
+        generation: tells the host of each worker.
     """
     hosts: Mapping[int, str] = {member.id: member.host for member in generation.members}
     samples = rows[:, 0]

@@ -1,4 +1,4 @@
-"""This worker's part of the epoch: batches formed from its leases, in order, ahead of need."""
+"""Form this worker's batches of an epoch from its leases, in order and ahead of need."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ LEAST_CHANGE = 0.1  # of the size of a batch
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples that enter one step together. ``position`` is the epoch position of the first.
+    """The samples that one worker trains at once: a whole batch, or a microbatch of it.
 
-    ``counted``: the optimizers, as bits, for which they count for nothing: they have counted them.
-    ``follow``: so many pieces of the same batch follow it.
+    Attributes:
+        position: the epoch position of the first sample.
+        indices: the indices of the samples in the data set, of shape (samples,).
+        counted: the optimizers, as bits, that have counted these samples already, with another
+            worker; for them the samples count for nothing.
+        follow: how many microbatches of the same batch follow this one.
     """
 
     position: int
@@ -34,31 +38,35 @@ class Batch:
 
     @property
     def samples(self) -> int:
+        """The number of samples in this batch."""
         return len(self.indices)
 
     @property
     def items(self) -> list[Any]:
-        """What a framework's loader makes samples of: their indices, or what was read of them."""
+        """What a framework's loader makes the samples of: their indices in the data set."""
         items: list[Any] = self.indices.tolist()
         return items
 
     @property
     def keys(self) -> list[int]:
-        """Which sample of the epoch each item is: numbers that are the same on all workers."""
+        """One number for each sample; it names the sample in the epoch, the same on all workers."""
         keys: list[int] = self.indices.tolist()
         return keys
 
 
 class BatchSampler:
-    """Forms batches from the front of a worker's leases; remembers those not yet trained.
+    """The sampler that forms a worker's batches from the front of its leases, ahead of training.
 
-    The ledger knows only what was trained. Between the two lie the batches formed ahead; their
-    order never changes, so the n samples trained next are always the first n of the leases.
+    It remembers the batches that are formed and not yet trained; the ledger knows only what was
+    trained. The order of the formed batches never changes, so the n samples trained next are always
+    the first n of the leases.
 
     Attributes:
-        size: samples of a batch that is formed from now on; less than others form, if it is slow.
-        takes_shares: it can form smaller batches for a slow worker.
-        rereads: what was formed ahead can be discarded, and read again.
+        size: how many samples the next batches have; fewer than on other workers if this one is
+            slow.
+        takes_shares: whether it can form smaller batches for a slow worker.
+        rereads: whether batches formed ahead can be discarded and read again.
+        restarts: how often batches formed ahead were discarded.
     """
 
     takes_shares = True
@@ -68,8 +76,8 @@ class BatchSampler:
         self.rereads = False
         self._source = source
         self._worker = worker
-        self._ring = 1  # its size
-        self._sizes: deque[int] = deque()  # of the pieces that the batch in formation lacks
+        self._ring = 1  # the number of its workers
+        self._sizes: deque[int] = deque()  # of the microbatches that the present batch lacks
         self._ahead: deque[Batch] = deque()
         self._epoch = -1
         self.restarts = 0  # how often all batches formed ahead were discarded
@@ -77,13 +85,14 @@ class BatchSampler:
 
     @property
     def ahead(self) -> int:
-        """Samples formed into batches and not yet trained."""
+        """The number of samples that are formed into batches and not yet trained."""
         return sum(batch.samples for batch in self._ahead)
 
     def share(self, part: float) -> None:
-        """Form batches of this part of the batch size; not for a difference that is no tenth.
+        """Form batches of ``part`` (above 0, at most 1) of the full batch size from now on.
 
-        For a framework may compile anew for each size that it sees.
+        A size that differs by less than a tenth is not changed, since a framework may compile anew
+        for each size that it sees; the full size is always restored.
         """
         whole = self._whole
         size = min(whole, max(1, round(whole * part)))
@@ -91,58 +100,71 @@ class BatchSampler:
             self.size = size
 
     def take_place(self, members: Sequence[int]) -> None:
-        """A ring of ``members`` stands: form batches as large as this worker's are in it."""
+        """Set the batch size to what this worker trains in a ring of ``members``."""
         self._ring = len(members)
         whole = self._source.batching.of_one(members.index(self._worker), len(members))
         if whole != self._whole:
             self.size = self._whole = whole
 
     def use(self, source: Source, members: Sequence[int], in_hand: Sequence[Batch]) -> None:
-        """The source has other batches after those in hand, and is the same otherwise."""
+        """Form batches of the sizes of ``source``, which is otherwise equal to the present source.
+
+        The batches ``in_hand``, which are trained now, stay as they are. Batches formed ahead are
+        discarded if the loader can read them again (``rereads``).
+        """
         self._source = source
         self.take_place(members)
         if self.rereads:
             self.keep_only(in_hand)
 
     def regroup(self, in_hand: Sequence[Batch]) -> None:
-        """The leases are those of another ring; ``in_hand``: what is trained now."""
+        """Adapt to the leases of a new ring; ``in_hand`` are the batches that are trained now.
+
+        Nothing has to be done here, since leases of a worker that stays do not change.
+        """
 
     def keep_only(self, in_hand: Sequence[Batch]) -> None:
-        """Forget what was formed ahead of ``in_hand``, the first ones."""
+        """Discard the batches formed ahead, except the first ones, ``in_hand``."""
         self._sizes.clear()
         if len(in_hand) < len(self._ahead):
             self._ahead = deque(in_hand)
             self.restarts += 1
 
     def enter(self, epoch: int) -> None:
-        """Forget what was formed and read ``epoch`` from now on."""
+        """Discard all batches that are formed, and form batches of ``epoch`` from now on."""
         self.restart()
         self._epoch, self._order = epoch, self._source.order(epoch)
 
     def row(self, ledger: Ledger, batches: Sequence[Batch]) -> dict[str, int]:
-        """What the step record says of the place of ``batches`` in this worker's leases."""
+        """Return the step record's field with the epoch position at which ``batches`` begin.
+
+        The position is -1 if there are no batches.
+        """
         return {"position": batches[0].position if batches else -1}
 
     def left(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
-        """How much of its leases is left when ``batches`` are trained."""
+        """Return how many samples of this worker's leases are left when ``batches`` are trained."""
         return ledger.held_samples(self._worker) - sum(batch.samples for batch in batches)
 
     def nothing(self, batches: Sequence[Batch]) -> Batch | None:
-        """What was read after ``batches``, those of the open step, and has no samples, if any."""
+        """Return a batch without samples, if one was read after ``batches``; else None.
+
+        Only a stream has such a batch: the end of a shard. ``batches`` are those of the open step.
+        """
         return None
 
     def restart(self) -> None:
-        """Forget what was formed and not trained."""
+        """Discard all batches that were formed and not trained."""
         self._ahead.clear()
         self._sizes.clear()
         self.restarts += 1
 
     def form(self, ledger: Ledger) -> Batch | None:
-        """The next batch, or None when the leases have none to give (now).
+        """Form the next batch, or return None if the leases have no samples for it now.
 
-        A batch is smaller than ``size`` only when nothing is left to be leased, or when what
-        follows is owed to other optimizers. One that is larger than a worker trains at once comes
-        in pieces.
+        A batch is smaller than ``size`` only when nothing is left to be leased, or when the samples
+        that follow were counted by other optimizers than the first ones. A batch that is larger
+        than a worker trains at once comes in microbatches, one in each call.
         """
         spans = _skip(ledger.held_by(self._worker), self.ahead)
         if not self._sizes:
@@ -161,7 +183,7 @@ class BatchSampler:
         return bool(self._sizes) or self._next_size(spans, ledger) > 0
 
     def agrees_with(self, ledger: Ledger) -> bool:
-        """Whether the batches formed ahead are the first ones of this worker's leases."""
+        """Return whether the batches formed ahead are the first samples of this worker's leases."""
         if ledger.epoch != self._epoch:
             return not self._ahead
         spans = ledger.held_by(self._worker)
@@ -177,26 +199,37 @@ class BatchSampler:
         return True
 
     def warm_up(self) -> Batch:
-        """A batch of the epoch's first samples, which will not be counted."""
+        """Return a batch of the epoch's first samples for the warm-up, which is not counted."""
         count = min(self._source.warm_up_batch, self._source.total)
         return self._cut([(0, count)], count)
 
     def trained(self, batch: Batch) -> None:
-        """The oldest batch formed is in the model."""
+        """Remove the oldest formed batch, which must be ``batch``: the model has trained it."""
         oldest = self._ahead.popleft()
         assert oldest is batch, "batches are trained in the order they were formed"
 
     def wanted(self, ledger: Ledger, step_batches: int) -> int:
-        """Samples to ask for, so that batches can be formed as far ahead as the loader reads."""
+        """Return how many more samples this worker needs to lease, so that its loader never waits.
+
+        ``step_batches`` is the number of batches that a worker trains in a step.
+        """
         return self._source.lacks(ledger, self._worker, step_batches, self._ring)
 
     def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
+        """Return the size of the next batch; 0 if it has to wait for leases, or none are left.
+
+        ``spans`` are the leased positions of which no batch is formed yet.
+        """
         available, size = sum(stop - start for start, stop in spans), self.size
         _, alike = ledger.counted(spans)
         waits = available < size and ledger.free and alike == available
         return 0 if waits else min(size, alike)
 
     def _cut(self, spans: list[Span], samples: int, counted: int = 0, follow: int = 0) -> Batch:
+        """Return a batch of the first ``samples`` positions of ``spans``.
+
+        ``counted`` and ``follow`` are the attributes of the batch.
+        """
         positions: list[npt.NDArray[np.int64]] = []
         position = spans[0][0]
         for start, stop in spans:
@@ -209,7 +242,7 @@ class BatchSampler:
 
 
 def _skip(spans: tuple[Span, ...], samples: int) -> list[Span]:
-    """``spans`` without their first ``samples`` positions."""
+    """Return ``spans`` without their first ``samples`` positions."""
     rest: list[Span] = []
     for start, stop in spans:
         skipped = min(samples, stop - start)
@@ -220,26 +253,30 @@ def _skip(spans: tuple[Span, ...], samples: int) -> list[Span]:
 
 
 class AlignedSampler(BatchSampler):
-    """Of a fixed global batch (:mod:`edl.core.step.aligned`): a batch is a slice of it, whole."""
+    """The sampler for a fixed global batch: a worker's batch is its slice of the global batch.
+
+    The slices are assigned by the ledger (:mod:`edl.core.step.aligned`).
+    """
 
     takes_shares = False
 
     def share(self, part: float) -> None:
-        """A slice is as it was dealt."""
+        """Do nothing: a slice has a fixed size, so a slow worker gets no smaller one."""
 
     def take_place(self, members: Sequence[int]) -> None:
-        """Slices are dealt anew."""
+        """Note the number of ``members``, among which each global batch is divided from now on."""
         self._ring = len(members)
 
     def regroup(self, in_hand: Sequence[Batch]) -> None:
-        """What was formed ahead is dealt anew."""
+        """Discard what was formed ahead of ``in_hand``, since its samples are divided anew."""
         self.keep_only(in_hand)
 
     def agrees_with(self, ledger: Ledger) -> bool:
+        """Return whether the batches formed ahead are the first slices of this worker's leases."""
         if not super().agrees_with(ledger):
             return False
         spans, skipped = ledger.held_by(self._worker), 0
-        left = 0  # of the pieces of one slice so far
+        left = 0  # samples in the microbatches of one slice so far
         for batch in self._ahead:
             left += batch.samples
             if batch.follow:
@@ -250,6 +287,7 @@ class AlignedSampler(BatchSampler):
         return True
 
     def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
+        """Return the size of the next slice: what ``spans`` has of its first global batch."""
         if not spans:
             return 0
         end = span_of(spans[0][0] // self._source.batch_size, self._source.batch_size)[1]
