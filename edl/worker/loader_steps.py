@@ -1,20 +1,21 @@
-"""Steps on the batches of edl's own loader, with a ledger of the samples that are trained.
+"""Make the steps of a worker on the batches of edl's own loader, with a ledger of what is trained.
 
-A framework calls four of these at every step (:meth:`edl.worker.worker.Worker.boundary` comes
-before them)::
+A framework calls four of these methods at every step (:meth:`edl.worker.worker.Worker.boundary`
+comes before them)::
 
-    begin()      a batch is handed out: this worker's step record goes out, unless see below
-    records()    before the update is applied: everybody's step records are in
-    recover()    the ring broke meanwhile: go on with the survivors
+    begin()      a batch is handed out; this worker's step record goes out, see below
+    records()    before the update is applied: wait for the step records of all workers
+    recover()    if the ring broke meanwhile: go on with the survivors
     end()        the update is applied: the ledger moves, and all see whether to switch
 
 With several optimizers a batch may have several steps: ``next_part()`` ends one and begins the next
 on the same batch, and ``end_batch()`` comes before the next batch.
 
-Where gradients are accumulated, a step has several batches, and nobody knows at the first how many.
+With accumulated gradients a step has several batches, and nobody knows at the first one how many.
 ``accumulate()`` comes between two of them, and the record goes out *late*: with the first gradient.
-Some may not know yet that records are late, and send theirs at the first batch. Everybody sees it
-in the table, which is worth nothing then; all send once more, and know it.
+Some workers may not know yet that records are late, and send theirs with the first batch. All
+workers see this in the table of records, which does not count then; all send their records again,
+late.
 """
 
 from __future__ import annotations
@@ -55,11 +56,16 @@ LEFT_BY_COUNT = (
 
 
 class Update(NamedTuple):
-    """An update, as all workers know it.
+    """One update of the model, as all workers know it.
 
-    ``before``, ``after``: samples that the job has trained without it, and with it. ``batches``:
-    the changes of the global batch until then, each with the number of its first update. ``noise``:
-    the gradient noise scale, as it is known before it; ``last_noise``: before the one before.
+    Attributes:
+        number: the number of the update, counted from 0.
+        before: how many samples the job has trained without this update.
+        after: how many samples the job has trained with this update.
+        batches: the changes of the global batch until then: the number of the first update and the
+            size in samples of each.
+        noise: the estimate of the gradient noise scale that is known before this update.
+        last_noise: the estimate that was known before the update before this one.
     """
 
     number: int
@@ -71,14 +77,21 @@ class Update(NamedTuple):
 
 
 def last_update(progress: LoaderProgress) -> Update:
-    """The last one that the job has made, this worker or the others."""
+    """Return the newest update of the job, whether this worker or only the others have made it."""
     known = progress.noise.before  # what all have made it with
     before, after = progress.trained_before, progress.trained
     return Update(progress.step - 1, before, after, progress.batches, known, known)
 
 
 class LoaderSteps(Steps):
-    """The steps of one worker whose batches come from its leases."""
+    """The steps of one worker on batches that are formed from its leases.
+
+    Attributes:
+        changes: counts batches that were begun, gradients that were added up, and repairs.
+        before_exchange: called before each exchange between two steps.
+        replica: the model and optimizer, whose state other workers may need after a failure.
+        step_input: the open step and its batches.
+    """
 
     ends_with_script = True
 
@@ -92,11 +105,11 @@ class LoaderSteps(Steps):
         state_check: StateCheck,
     ) -> None:
         super().__init__(ring, shared, switching, wishes)
-        self._leaves = False  # the script has left its loop with a batch in hand
+        self._leaves = False  # whether the script has left its loop during a batch
         self._left_in = 0  # the generation in which the script has left its loop
-        self.changes = 0  # batches handed out, and added up, and repairs; warm-ups included
+        self.changes = 0  # batches begun, gradients added up, and repairs; warm-ups included
         self.before_exchange: Callable[[], None] = lambda: None
-        self.replica: Replica | None = None  # where others may miss an update that is made here
+        self.replica: Replica | None = None  # None where no other worker can miss an update
         self.step_input = progress.step_input
         self._progress = progress
         self._check = state_check
@@ -104,39 +117,42 @@ class LoaderSteps(Steps):
 
     @property
     def progress(self) -> LoaderProgress:
+        """This worker's position in the data of edl's loader."""
         return self._progress
 
     # --- the data
 
     @property
     def ledger(self) -> Ledger:
+        """The record of what is done, leased and free in the current epoch."""
         return self._progress.ledger
 
     @property
     def sampler(self) -> BatchSampler:
+        """The sampler that forms this worker's batches from its leases."""
         return self._progress.sampler
 
     @property
     def epoch(self) -> int:
-        """The job's current epoch."""
+        """The number of the job's current epoch."""
         return self.ledger.epoch
 
     @property
     def iterations_of_epoch(self) -> int:
-        """How often the script's loop goes round in an epoch, rounded up; not of a stream.
+        """The number of iterations of the script's loop in an epoch, rounded up; not for a stream.
 
         See :meth:`edl.worker.loader_progress.LoaderProgress.iterations_of_epoch`.
         """
         return self._progress.iterations_of_epoch(self._switching.began_with)
 
     def next_epoch(self) -> None:
-        """Begin the next epoch with everything free; what was left of this one is dropped."""
+        """Begin the next epoch with all samples free; drop what is left of the present one."""
         self.leave()
         self.note_untrained()
         self._progress.next_epoch()
 
     def note_untrained(self) -> None:
-        """All workers leave the epoch: count and tell what is not trained of it, if anything."""
+        """Count and log the samples of the epoch that are not trained when all workers leave it."""
         left, first = self._progress.epoch_left, self._progress.untrained == 0
         if left.is_over or self.warming_up:
             return
@@ -154,15 +170,20 @@ class LoaderSteps(Steps):
 
     @property
     def open(self) -> bool:
-        """A batch is handed out, and its update not applied yet."""
+        """Whether a batch is handed out whose update is not applied yet."""
         return self.step_input.is_open
 
     @property
     def batch_weight(self) -> int:
+        """The number of samples that count in the batch handed out last; 0 for a padding batch."""
         return self.step_input.weight
 
     def begin(self, batch: Batch, padding: bool = False) -> None:
-        """A batch is handed out. For ``padding`` it takes part with no samples."""
+        """Begin a step on ``batch``, or add the batch to the open step.
+
+        A batch for ``padding`` counts for no samples. This worker's step record goes out with the
+        first batch of a step, unless gradients are accumulated.
+        """
         first = not self.open
         nothing = None
         if padding and not self.warming_up:
@@ -177,10 +198,12 @@ class LoaderSteps(Steps):
             self._progress.update_order = self._progress.update_order.after_batch()
 
     def next_part(self) -> None:
-        """After an update an optimizer begins anew: the next step, on the batch in hand.
+        """End the open step and begin the next one on the same batch, for another update.
+
+        A script with several optimizers comes here when an optimizer begins anew after an update.
 
         Raises:
-            UsageError: that is more than one batch.
+            UsageError: the step has accumulated the gradients of more than one batch.
         """
         self.end()  # if it is open still
         self.step_input.begin_part()
@@ -188,28 +211,37 @@ class LoaderSteps(Steps):
         self._begin_step()
 
     def end_batch(self) -> None:
-        """All optimizers are done with the batch in hand."""
+        """Note that all optimizers are done with the present batch."""
         self._progress.end_batch()
 
     def accumulate(self) -> None:
-        """The gradients of the batch in hand are added up here: its step may have more batches."""
+        """Note that this worker adds up the gradients of the batch: its step may have more batches.
+
+        If the records went out with the batch, they do not count: all workers send theirs again at
+        the end of the step, and so in all later steps.
+        """
         early = not self._progress.announces_late
         self._progress.accumulate()
         self.changes += 1
         if self.warming_up:
             return
-        if early:  # the record went out with this batch, as that of all: it is worth nothing
+        if early:  # all records went out with this batch: they do not count
             with contextlib.suppress(RingBroken):  # the next record will not arrive either
                 super().records()
             self._records = self._pending = None
         failpoints.reached("accumulated")
 
     def announce(self) -> None:
-        """This worker's record of the open step goes out, unless it is on its way."""
+        """Send this worker's record of the open step, unless it was sent before."""
         if self.open and self._pending is None and self._records is None:
             self._send_row()
 
     def records(self) -> StepRecords:
+        """Return the step records of all workers in rank order; send this worker's own, and wait.
+
+        If some workers did not know that gradients are accumulated, all send their records again.
+        For the errors see :meth:`edl.worker.steps.Steps.records`.
+        """
         while True:
             self.announce()
             records = super().records()
@@ -220,10 +252,12 @@ class LoaderSteps(Steps):
             self._records = self._pending = None
 
     def _see_who_left(self, records: StepRecords) -> None:
-        """If others have left their loops with the batch of this step, their gradients never come.
+        """Raise an error if other workers have left their loops during the batch of this step.
+
+        The gradients of these workers never come.
 
         Raises:
-            JobFailed: they have; the next record of each says how.
+            JobFailed: some workers have left; the next record of each worker says how.
         """
         if self._leaves or not (records.column("stop") == Stop.LEFT).any():
             return
@@ -232,7 +266,10 @@ class LoaderSteps(Steps):
 
     @property
     def update(self) -> Update:
-        """That of the open step once its rows are in; else, or if others have made it, the last."""
+        """The update of the open step once its records are in; otherwise the newest one of the job.
+
+        It is the newest one, too, if other workers have completed the open step.
+        """
         progress, step = self._progress, self.step_input
         trained, number = progress.trained, progress.step
         noise = progress.noise.scale, progress.noise.before
@@ -247,7 +284,9 @@ class LoaderSteps(Steps):
         return Update(number, trained, trained + samples, batches, *noise)
 
     def recover(self, error: RingError) -> bool:
-        """The ring broke during a step: go on with the survivors.
+        """Go on with the survivors after the ring broke during a step.
+
+        ``error`` says how the ring broke.
 
         Returns:
             True when others had completed the step: their state is in the model now, and this
@@ -260,13 +299,16 @@ class LoaderSteps(Steps):
         self._repair(error, self.timer.waiting_since)
         self.changes += 1
         if self._progress.announces_late:
-            self._records = self._pending = None  # it goes out with the first gradient
+            self._records = self._pending = None  # the record goes out with the first gradient
         elif not self.step_input.completed_by_peers:
             self._send_row()
         return self.step_input.completed_by_peers
 
     def end(self) -> None:
-        """The update is applied: move the ledger, and see whether to switch before the next."""
+        """Complete the open step after its update: move the ledger, and see whether to switch next.
+
+        Nothing happens if no step is open.
+        """
         progress = self._progress
         if not self.open:
             return
@@ -291,20 +333,35 @@ class LoaderSteps(Steps):
         self._publish()
 
     def joined(self) -> None:
+        """Note for the comparison of states that this worker has joined a job that trains."""
         self._check.joined()
 
     def compare(self, records: StepRecords) -> None:
+        """Compare the states of all workers by the digests in their step records.
+
+        Raises:
+            StateDiffers, NewcomerDiffers, RingBroken: see
+                :meth:`edl.worker.state_check.StateCheck.compare`.
+        """
         self._check.compare(records)
 
     # --- between two steps, and at the end
 
     def exchange(self, payload: bytes) -> list[bytes]:
+        """Return the payloads of all workers in rank order, between two steps.
+
+        While this worker warms up, the answer is its own payload.
+
+        Raises:
+            UsageError: a step is open, or training has not begun.
+            WorkerEvicted, JobFailed: the ring broke, and this worker or the job cannot go on.
+        """
         self.before_exchange()
         if self.warming_up and not self.open:
             return [payload]
         check_place(self._progress)
         if self.replica is not None:
-            # Whoever missed the last update gets what is kept now, not at the next batch.
+            # A worker that missed the last update gets what is kept now, not at the next batch.
             self.replica.end_batch(self._progress.step, self.epoch)
         now_s = self._shared.clock.now_s
         return exchange(payload, self.ring, self._progress, self._repair, now_s)
@@ -314,20 +371,21 @@ class LoaderSteps(Steps):
     ) -> list[bytes]:
         """Return the payloads of all workers in rank order, while a step is open.
 
-        All workers come to it at the same point of the same batch.
+        All workers call it at the same point of the same batch.
 
         Args:
-            payload: this worker's; of any size.
-            repair: see :func:`edl.worker.exchange.exchange`. In a step gradients may be on their
-                way, too.
+            payload: the bytes that this worker sends, of any size.
+            repair: called when the ring breaks; see :func:`edl.worker.exchange.exchange`. In a step
+                gradients may be on their way, too.
         """
         return exchange(payload, self.ring, self._progress, repair, self._shared.clock.now_s)
 
     def leave(self) -> None:
-        """The script has left its loop with a batch in hand: let its record arrive, at least.
+        """Wait for the step records of a batch during which the script has left its loop.
 
-        For the next one has the same name. If only this worker has left, the others wait for its
-        gradients meanwhile: see :func:`edl.core.job.stall.judge`.
+        The records have to arrive before the next ones, which are sent under the same name. If only
+        this worker has left, the others wait for its gradients meanwhile: see
+        :func:`edl.core.job.stall.judge`.
         """
         if self.warming_up or self.step_input.completed_by_peers:
             return
@@ -342,15 +400,21 @@ class LoaderSteps(Steps):
         self._left_in = self.generation
 
     def describe_end(self, stop: Stop) -> str:
+        """Return where the training ended and what it left out, as the end of a sentence.
+
+        ``stop`` says whether the training has finished, or the script has ended before. The result
+        is empty if all epochs were trained in full.
+        """
         left, untrained = self._progress.epoch_left, self._progress.untrained
         here = ended_by_script(left) if stop is Stop.ENDED else ended_by_count(left)
         return here + left_out(untrained)
 
     def last_record(self, stop: Stop) -> StepRecord:
-        """The row of the end; it also reaches those who are in a step still, if any.
+        """Return this worker's row about the end of its training.
 
-        In another ring than that in which this worker has left its batch, all send their records of
-        that batch again: some may have missed them.
+        The row also reaches workers that are still in a step, if there are any. If the ring is
+        another one than that in which this worker has left its batch, all workers first send their
+        records of that batch again, because some may have missed them.
         """
         while self.open and self._left_in != self.generation:
             self._records = self._pending = None
@@ -358,9 +422,15 @@ class LoaderSteps(Steps):
         return self._record(0, stop, self._check.now())
 
     def save_together(self, save: Callable[[], str]) -> str:
+        """Let rank 0 call ``save`` for the last checkpoint while the other workers wait.
+
+        Returns:
+            Why the checkpoint was not written; empty if it was, or if this is not known.
+        """
         unsaved = ""
 
         def saved() -> StepRecord:
+            """Save on rank 0, and return this worker's row, which says whether that succeeded."""
             nonlocal unsaved
             unsaved = save() if self.ring.place.rank == 0 else ""
             return self.last_record(Stop.UNSAVED if unsaved else Stop.SAVED)
@@ -370,16 +440,18 @@ class LoaderSteps(Steps):
             if records is None:
                 return unsaved
             stops = records.column("stop")
-            if (stops >= Stop.SAVED).all():  # who was late, repeats
+            if (stops >= Stop.SAVED).all():  # a worker that was late repeats
                 break
         if unsaved or not (stops == Stop.UNSAVED).any():
             return unsaved
         return "its last checkpoint was not written; the output of rank 0 says why"
 
     def idle_record(self) -> StepRecord:
+        """Return this worker's row while nothing is trained, with the digest of its state."""
         return replace(super().idle_record(), state=self._check.state)
 
     def _begin_step(self) -> None:
+        """Count a new step and, unless records go out late, send this worker's record of it."""
         self.begun += 1
         self._leaves = False
         if not self.warming_up:
@@ -390,6 +462,7 @@ class LoaderSteps(Steps):
             failpoints.reached("step")
 
     def _send_row(self) -> None:
+        """Send this worker's record of the open step, with the position of its batches."""
         step = self.step_input
         stop = Stop.LEFT if self._leaves else Stop.NO
         record = self._record(step.samples, stop, self._check.state)
@@ -397,6 +470,7 @@ class LoaderSteps(Steps):
 
 
 def _slow_event(slow: Slow, generation: int, step: int) -> Event:
+    """Return the event for the log which says that all workers wait for ``slow`` in each step."""
     name = f"w{slow.worker}"
     details = SlowWorkerDetails(name, round(slow.own_s, 6), round(slow.others_s, 6))
     reason = f"the others wait for {name} in each step: {slow}"

@@ -1,7 +1,7 @@
-"""How far a script is that keeps its own place in its data: how often it has saved its state.
+"""Keep the progress of a script that keeps its own place in its data: how often it has saved.
 
-A step is from one save to the next. There is no ledger: which samples are trained, and what is
-redone, is the script's own matter (docs/adr/0010).
+A step is from one save of the script's state to the next. There is no ledger: which samples are
+trained, and what is redone, is up to the script (docs/adr/0010).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edl.worker.progress import Receive, TrainingProgress
 
 
 class Comparable(Enum):
-    """Whether the workers of a script hold the same state when they save it."""
+    """What is known of whether the workers of a script hold the same state when they save it."""
 
     UNKNOWN = "unknown"
     YES = "yes"
@@ -22,11 +22,12 @@ class Comparable(Enum):
 
 
 class ScriptProgress(TrainingProgress):
-    """The saves that all workers have made.
+    """The number of saves that all workers have made of the script's state.
 
     Attributes:
-        ended: the script's training has, somewhere.
-        comparable: as the first save has shown; the same on all workers.
+        ended: whether the script's training has ended on some worker.
+        comparable: whether the states are equal, as the first save has shown; the same on all
+            workers.
     """
 
     unit = "saves of its state"
@@ -38,24 +39,28 @@ class ScriptProgress(TrainingProgress):
         self.comparable = Comparable.UNKNOWN
 
     def saved(self) -> None:
-        """The script has saved its state, as all workers do at this point of it."""
+        """Count a save of the script's state, which all workers make at the same point."""
         self.step += 1
 
     def may_pause(self, repaired_at: int) -> bool:
-        """Always: after a repair the script begins anew on all of them."""
+        """Return True: after a repair at any step (``repaired_at``) all workers begin anew."""
         return True
 
     def row(self) -> dict[str, int]:
+        """Return zeros for the step record's fields about the data: there is no ledger."""
         return {"epoch": 0, "wanted": 0, "ledger": 0}
 
     @property
     def epoch_progress(self) -> dict[str, int]:
+        """An empty report about the data, which the script keeps itself."""
         return {}
 
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
+        """Note the workers of a new ring, in rank order; ``in_step`` makes no difference."""
         self.members = members
 
     def header(self) -> dict[str, Any]:
+        """Return this progress as JSON values, for workers that take it over."""
         return {
             "step": self.step,
             "ended": self.ended,
@@ -64,6 +69,10 @@ class ScriptProgress(TrainingProgress):
         }
 
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
+        """Replace this progress with the one that the state source sent as ``header``.
+
+        ``receive`` makes no difference.
+        """
         self.step, self.has_state = int(header["step"]), True
         self.ended = bool(header["ended"])
         self.joined_after = int(header["joined_after"])

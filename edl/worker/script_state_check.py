@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class ScriptStateCheck(Comparison):
-    """The comparison of states on one worker; it runs in the training thread."""
+    """One worker's part in comparing the states at each save; it runs in the training thread."""
 
     cause: ClassVar[str] = SCRIPT_CAUSE
     unit: ClassVar[str] = "save"
@@ -59,11 +59,11 @@ class ScriptStateCheck(Comparison):
         return checks and self._progress.joined_after != NEVER and not self._ring.alone
 
     def before_save(self) -> None:
-        """Compute the digest of the whole state; call it when :attr:`newcomers_are_due`."""
+        """Compute the digest of the whole state; call it when :attr:`newcomers_are_due` is true."""
         self._saves, self.state = self._progress.step + 1, self.now()
 
     def newcomers_are_right(self) -> None:
-        """Note that the states of the newcomers are equal to the others'."""
+        """Note that the states of the newcomers are equal to the states of the other workers."""
         self._progress.joined_after, self.state = NEVER, 0
 
     def saved(self) -> None:

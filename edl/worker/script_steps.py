@@ -1,6 +1,6 @@
-"""The commits of a script that keeps its own place in its data (docs/adr/0010).
+"""Make the steps of a script that keeps its own place in its data: its commits (docs/adr/0010).
 
-It calls :meth:`ScriptSteps.agree` wherever a switch may happen, and
+The script calls :meth:`ScriptSteps.agree` wherever a switch may happen, and
 :meth:`edl.worker.worker.Worker.boundary` when one is due.
 """
 
@@ -42,10 +42,16 @@ class ScriptSteps(Steps):
 
     @property
     def progress(self) -> ScriptProgress:
+        """The number of saves that the script has made, and what follows from them."""
         return self._progress
 
     @property
     def batch_weight(self) -> int:
+        """Not available: edl knows no batches of a script that keeps its own place in its data.
+
+        Raises:
+            UsageError: always.
+        """
         raise UsageError(
             "edl.batch_weight() is of the batches of edl's data loader; in a script with an "
             "elastic state give the number of samples: edl.mean(value, weight=len(batch))"
@@ -53,22 +59,24 @@ class ScriptSteps(Steps):
 
     @property
     def ended(self) -> bool:
-        """Others have trained to the end; what they have is here."""
+        """Whether other workers have trained to the end, and this worker has their state."""
         return self._progress.ended
 
     def beat(self) -> None:
-        """The gradients of an update are in, says the script's optimizer: the job moves on."""
+        """Note that an update's gradients have reached the optimizer: the job makes progress."""
         self.begun += 1
         if not self.warming_up:
             self.timer.end()
             self._shared.report(replace(self._shared.progress, updated_at=self.timer.ended))
 
     def before_save(self) -> None:
-        """The script is about to save its state: look first whether newcomers hold the same.
+        """Compare the state of newcomers with the others' before the script saves its state.
+
+        Nothing happens if no worker has joined since the last save.
 
         Raises:
             RingBroken: a worker is gone, or a newcomer that differs; see :meth:`repair`.
-            NewcomerDiffers: that is this worker.
+            NewcomerDiffers: this worker is the newcomer that differs.
             StateDiffers: old workers differ from each other; the job ends.
         """
         if self._check.newcomers_are_due:
@@ -78,18 +86,21 @@ class ScriptSteps(Steps):
             self._check.newcomers_are_right()
 
     def saved(self) -> None:
-        """The script has saved its state, as all workers do at this point of it."""
+        """Count a save of the script's state, which all workers make at the same point."""
         self._progress.saved()
 
     def agree(self, compares: bool = False) -> bool:
-        """All are at this point of the script. True when they are to switch: at the boundary.
+        """Exchange step records at the same point of the script on all workers.
 
         Args:
-            compares: the state has just been saved: a part of it is compared.
+            compares: whether the state has just been saved, so that a part of it is compared.
+
+        Returns:
+            Whether all workers have agreed to switch to another generation, at the next boundary.
 
         Raises:
             RingBroken: a worker is gone; see :meth:`repair`.
-            RingError: the workers are not at the same point.
+            RingError: the workers are not at the same point of the script.
             NewcomerDiffers, StateDiffers: the states differ.
         """
         assert not self.warming_up
@@ -110,7 +121,9 @@ class ScriptSteps(Steps):
         return self.target is not None
 
     def repair(self, error: RingError) -> None:
-        """The ring broke: go on with the survivors, all with the state that was saved last.
+        """Go on with the survivors of a broken ring, all with the state that was saved last.
+
+        ``error`` says how the ring broke.
 
         Raises:
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
@@ -119,24 +132,37 @@ class ScriptSteps(Steps):
         self._repair(error, self._shared.clock.now_s())
 
     def end(self) -> None:
-        """The script has trained to its end, and saved: the end of the worker is next."""
+        """Note that the script has trained to its end and saved its state; the worker ends next."""
         self._progress.saved()
         self._progress.ended = True
 
     def exchange(self, payload: bytes) -> list[bytes]:
+        """Return the payloads of all workers in rank order; while this worker warms up, its own.
+
+        Raises:
+            RingBroken: a worker is gone; the script handles it as at any collective.
+        """
         if self.warming_up:
             return [payload]
         failpoints.reached("exchange")
         return self.ring.exchange(payload)
 
     def leave(self) -> None:
-        """It holds no batch."""
+        """Do nothing: such a script holds no batch of edl's loader when it leaves its loop."""
 
     def last_record(self, stop: Stop) -> None:
+        """Return None: the other workers need no record of the end, however it came (``stop``)."""
         return None
 
     def joined(self) -> None:
+        """Note for the comparison of states that this worker has joined a job that trains."""
         self._check.joined()
 
     def compare(self, records: StepRecords) -> None:
+        """Compare the states of all workers by the digests in their step records.
+
+        Raises:
+            StateDiffers, NewcomerDiffers, RingBroken: see
+                :meth:`edl.worker.script_state_check.ScriptStateCheck.compare`.
+        """
         self._check.compare(records)
