@@ -1,4 +1,4 @@
-"""What the daemon thread and the training thread exchange. Nothing else is shared."""
+"""Hold all that the daemon's threads and the training thread of a worker exchange."""
 
 from __future__ import annotations
 
@@ -19,15 +19,26 @@ from edl.errors import UsageError, WorkerEvicted
 
 @dataclass
 class SharedState:
-    """Latest news in both directions, behind one lock.
+    """The newest news between a worker's training thread and its daemon's threads, behind one lock.
 
-    To the training thread: generations, who leads, an eviction, the end of the job, its policy.
-    To the daemon thread: progress, events to log, and what a policy decides from.
+    The training thread learns of generations, the leader, an eviction, the end of the job, and its
+    policy. The daemon learns of progress, events to log, and what a policy decides from.
+
+    Attributes:
+        worker: the id of this worker; -1: not known yet.
+        clock: the clock of all times here.
+        keeps_events: whether events are kept until the daemon writes them.
+        policy: the job's policy while it is switched on, else None.
+        written: the job's policy, also while it is switched off; None: none that can be read.
+        ring: the newest report on the speeds in this worker's ring, for the policy.
+        evicted: the ids of all workers that the leader has evicted.
+        signature: returns the shapes of this worker's model, for newcomers.
+        fits: how far this worker's script is in its fits, for newcomers.
     """
 
     worker: int = -1
     clock: Clock = SYSTEM
-    keeps_events: bool = True  # False: there is no job log, and nobody takes them from here
+    keeps_events: bool = True  # False: there is no job log, so events are dropped
     policy: Policy | None = None
     written: Policy | None = None
     ring: RingReport = NO_REPORT
@@ -48,15 +59,17 @@ class SharedState:
     _events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        """Create the lock and an empty progress, both with the clock that was given."""
         self._lock = self.clock.condition()
         self._progress = WorkerProgress(updated_at=self.clock.now_s())
 
     # --- to the training thread ---
 
     def announce(self, generation: Generation) -> None:
-        """A generation was written by the leader, or the job ends.
+        """Hand a generation that the leader wrote, or the end of the job, to the training thread.
 
-        Every end has the number END, whoever has said it: for all of a ring must know the same.
+        A generation without members is the end. Every end gets the number END, whoever has
+        announced it, because all workers of a ring must know the same number.
         """
         if not generation.members:
             generation = replace(generation, number=END)
@@ -66,57 +79,66 @@ class SharedState:
             self._lock.notify_all()
 
     def leads(self, leader: Leader | None) -> None:
-        """Who leads, as the daemon sees it now."""
+        """Note which worker leads, as the daemon sees it now; None: no leader is known."""
         with self._lock:
             if leader != self._leader:
                 self._leader, self._led_since = leader, self.clock.now_s()
                 self._requested_batch = 0
 
     def policy_is(self, policy: JobPolicy) -> None:
-        """What the job follows now; one that cannot be read counts for nothing."""
+        """Note the policy that the job follows now; a policy that cannot be read counts as none."""
         if policy != self._job_policy:
             written = None
             if policy.text:
-                with suppress(UsageError):  # the leader says so
+                with suppress(UsageError):  # the leader reports the error
                     written = parse(policy.text, policy.source)
             self._job_policy, self.written = policy, written
             self.policy = written if policy.is_on else None
 
     def request_batch(self, samples: int) -> None:
-        """This worker leads, and this is to be the job's global batch."""
+        """Ask for a global batch of so many samples; the leader's daemon calls it.
+
+        The request goes out with this worker's step records while the worker leads.
+        """
         self._requested_batch = samples
 
     @property
     def requested_batch(self) -> int:
-        """That; 0 while it does not lead, or wishes none."""
+        """The global batch that this worker asks for as the leader; 0: it asks for none."""
         leader = self.leader
         leads = leader is not None and leader.worker == self.worker
         return self._requested_batch if leads else 0
 
     def job_is(self, state: JobState, reason: str = "") -> None:
+        """Note the state of the job and its reason, and wake up the threads that wait for news."""
         with self._lock:
             self._job_state, self._job_reason = state, reason
             self._lock.notify_all()
 
     def evict(self, reason: str) -> None:
+        """Note that this worker is evicted, and wake up the threads that wait for news."""
         with self._lock:
             self._evicted = reason
             self._lock.notify_all()
 
     def check(self) -> None:
-        """Raises WorkerEvicted when the leader has given this worker up, or its job is gone."""
+        """Raise an error if this worker may not go on.
+
+        Raises:
+            WorkerEvicted: the leader has evicted this worker, or the worker's job is gone.
+        """
         with self._lock:
             if self._evicted is not None:
                 raise WorkerEvicted(self.worker, self._evicted)
 
     def newest(self, after: int) -> Generation | None:
-        """The newest generation with a number above ``after``, if one is known."""
+        """Return the newest generation with a number above ``after``; None if none is known."""
         with self._lock:
             numbers = [number for number in self._generations if number > after]
             return self._generations[max(numbers)] if numbers else None
 
     def generation(self, number: int) -> Generation:
-        """A generation that was announced. Older ones are dropped."""
+        """Return the announced generation ``number``, and forget all older ones."""
         with self._lock:
             for old in [n for n in self._generations if n < number]:
                 del self._generations[old]
@@ -124,29 +146,31 @@ class SharedState:
 
     @property
     def announced_at(self) -> float:
-        """When this worker heard of the newest generation, on the monotonic clock."""
+        """When this worker heard of the newest generation, in seconds on the monotonic clock."""
         with self._lock:
             return self._announced_at
 
     @property
     def leader(self) -> Leader | None:
+        """The leader of the job, as the daemon knows it; None: no leader is known."""
         with self._lock:
             return self._leader
 
     @property
     def led_since(self) -> float:
-        """When this worker heard of the leader's term, on the monotonic clock."""
+        """When this worker heard of the leader's term, in seconds on the monotonic clock."""
         with self._lock:
             return self._led_since
 
     @property
     def job_state(self) -> JobState:
+        """The state of the job, as the daemon knows it."""
         with self._lock:
             return self._job_state
 
     @property
     def job_end(self) -> str:
-        """How the job ended, and why."""
+        """A phrase that says how the job ended, and why."""
         with self._lock:
             return f"{self._job_state.phrase}: {self._job_reason}"
 
@@ -165,15 +189,19 @@ class SharedState:
     ) -> Generation | None:
         """Wait until the newest generation has a number above ``after``, and return it.
 
-        None when the job is over, or at the ``deadline``.
-
         Args:
-            deadline: on the monotonic clock; None waits as long as the job lives.
-            slice_s: return None after this long even so, to let the caller look around.
-            repairs: wait for one that repairs a broken ring, or that does not know this worker.
+            after: the number that the generation must exceed.
+            deadline: when to stop waiting, on the monotonic clock; None waits as long as the job
+                lives.
+            slice_s: return None after this many seconds even so, to let the caller look around.
+            repairs: wait for a generation that repairs a broken ring, or that does not know this
+                worker.
+
+        Returns:
+            The generation; None when the job is over, or when the time is.
 
         Raises:
-            WorkerEvicted: the leader has given this worker up.
+            WorkerEvicted: the leader has evicted this worker.
         """
         if slice_s is not None:
             sliced = self.clock.now_s() + slice_s
@@ -196,31 +224,37 @@ class SharedState:
     # --- to the daemon thread ---
 
     def report(self, progress: WorkerProgress) -> None:
+        """Replace the progress that the daemon reports for this worker."""
         with self._lock:
             self._progress = progress
 
     @property
     def progress(self) -> WorkerProgress:
+        """The newest progress of this worker, as :meth:`report` has set it."""
         with self._lock:
             return self._progress
 
     def log(self, event: Event) -> None:
-        """An event for the job's log; the daemon thread writes it."""
+        """Keep an event for the job's log, until the daemon thread writes it."""
         with self._lock:
             if self.keeps_events:
                 self._events.append(event)
 
     def next_event(self) -> Event | None:
-        """The oldest event that is not written; it stays until :meth:`event_is_written`."""
+        """Return the oldest event that is not written, which stays until :meth:`event_is_written`.
+
+        The result is None if all events are written.
+        """
         with self._lock:
             return self._events[0] if self._events else None
 
     def event_is_written(self) -> None:
-        """Drop the oldest event."""
+        """Drop the oldest event, which is written into the job's log now."""
         with self._lock:
             self._events.pop(0)
 
     @property
     def has_events(self) -> bool:
+        """Whether there are events that the daemon has not written into the job's log yet."""
         with self._lock:
             return bool(self._events)

@@ -1,4 +1,4 @@
-"""What the script of a worker wishes: so many workers more, or fewer, asked again and again."""
+"""Ask the script of a worker, again and again, how many workers more or fewer it wants."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from edl.core.job.placement import whole
 from edl.core.policy.file import Policy
 from edl.errors import UsageError
 
-MOST = 10**6  # workers; the step record has numbers of 64 bits
+MOST = 10**6  # workers in one answer; the step record has numbers of 64 bits
 
 
 class SizeRequest:
-    """Asks the script's function; used by the training thread.
+    """The script's request for more or fewer workers; it is used by the training thread.
 
     Attributes:
-        wish: the newest answer; 0 before the first.
-        policy: that the script proposes; None: it does not.
+        change: the newest answer: so many workers more, or fewer; 0 before the first answer.
+        policy: the policy that the script proposes; None: it proposes none.
     """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
@@ -30,21 +30,27 @@ class SizeRequest:
         self._asked_s = 0.0
 
     def ask(self, desired_change: Callable[[], Any], every_s: float) -> None:
-        """Ask this function from now on, for the first time in ``every_s`` seconds.
+        """Call the script's function from now on, for the first time in ``every_s`` seconds.
+
+        Args:
+            desired_change: returns how many workers more (above 0) or fewer (below 0) the script
+                wants.
+            every_s: the least time between two calls, in seconds.
 
         Raises:
-            UsageError: another one is asked already.
+            UsageError: the script has given a function before.
         """
         if self._ask is not None:
             raise UsageError("edl.on_interval was called already; a script has one wish at a time")
         self._ask, self._every_s, self._asked_s = desired_change, every_s, self._now_s()
 
     def look(self) -> None:
-        """Between two steps: ask, if it is due.
+        """Call the script's function between two steps, if its time has come, and keep the answer.
+
+        Whatever the function itself raises is passed on.
 
         Raises:
-            UsageError: the answer is no whole number.
-            What the function raises.
+            UsageError: the answer is no whole number, or more than :data:`MOST` workers.
         """
         if self._ask is None or self._now_s() - self._asked_s < self._every_s:
             return

@@ -1,13 +1,14 @@
-"""The state that all workers must hold alike is compared in each step: no split goes unseen.
+"""Compare the state that all workers must share in each step, so that no difference stays unseen.
 
-The digest of a part of the state after a step rides on the row of the next one, so it costs no
-collective: another part after each step, the whole at the first step of each epoch and at the end
-of the training. At the end of a fit the digests are exchanged by themselves, for the script uses
-the model then. See :mod:`edl.core.step.state_check`.
+The digest of a part of the state after a step is sent with the step record of the next one, so it
+costs no collective: another part after each step, the whole at the first step of each epoch and at
+the end of the training. At the end of a fit the digests are exchanged by themselves, because the
+script uses the model then. See :mod:`edl.core.step.state_check`.
 
-Where the job resyncs, a split is noted when the rows arrive, and looked into when all workers are
-between two steps again. Their updates are by the same mean meanwhile, so who was right still is,
-and whoever gets the state then has what it would have with the state before that update.
+If the job resyncs, a difference is noted when the rows arrive, and examined when all workers are
+between two steps again. All apply the same mean gradients meanwhile, so a worker that was right
+stays right, and a worker that receives the state then has what it would have with the state before
+that update.
 
 A newcomer that differs leaves: see :mod:`edl.core.step.newcomers`. It ends with an error, and for
 the others the ring is broken, so they complete the step without it, as after a crash.
@@ -51,27 +52,33 @@ STATE = struct.Struct(">qq")  # a worker, and the digest of its state
 
 
 class Compared(Protocol):
-    """What has parts that are to be equal on all workers."""
+    """The interface of a state whose parts are to be equal on all workers."""
 
     def digests(self, group: Group = WHOLE) -> dict[str, int]:
-        """A digest of each part of a group, by name."""
+        """Return a digest of each part of the state in ``group``, by the name of the part."""
 
     def learning_rates(self) -> dict[str, float]:
-        """The present learning rates, by what each is called in a sentence."""
+        """Return the present learning rates, by the name of each in a message."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """See :class:`edl.worker.switching.Shared`."""
+        """Broadcast the state from the rank ``root``; see :class:`edl.worker.switching.Shared`."""
 
 
 class Comparison:
-    """What a worker does to compare its state with the others'. Runs in the training thread.
+    """One worker's part in comparing its state with the others'; it runs in the training thread.
+
+    Attributes:
+        replica: the state that is compared; None until the script has declared it.
+        state: the digest that is sent with the row of this step; 0: none is due.
 
     Args:
-        checkpointing: knows the settings of the job, too.
-        log_event: writes an event, on one worker.
+        ring: the ring whose workers are compared.
+        progress: how far this worker is.
+        checkpointing: ends the job when states differ, and knows the job's settings.
+        log_event: writes an event to the job's log, on rank 0.
     """
 
-    cause: ClassVar[str] = CAUSE  # of what a newcomer computes otherwise, and what to do
+    cause: ClassVar[str] = CAUSE  # why a newcomer may compute something else, and what to do
     unit: ClassVar[str] = "step"
 
     def __init__(
@@ -88,26 +95,29 @@ class Comparison:
         self._digests: Digests = {}
         self._joined_after: int | None = None  # the step, if the job trained before
         self.replica: Compared | None = None
-        self.state = 0  # what goes with the row of this step; 0: nothing is due
+        self.state = 0  # the digest that goes with the row of this step; 0: none is due
 
     @property
     def _every(self) -> int:
-        """Steps in which all is compared; 0: nothing is."""
+        """The number of steps in which the whole state is compared once; 0: it never is."""
         return self._checkpointing.settings.state_check_steps
 
     def joined(self) -> None:
-        """This worker has joined a job that trains, and has its state."""
+        """Note that this worker has joined a job that trains, and holds the job's state."""
         self._joined_after = self._at.step
 
     def now(self, group: Group = WHOLE) -> int:
-        """The digest of that group of the state as it is; 0: there is nothing to compare."""
+        """Return the digest of a group of the present state; 0 if there is nothing to compare."""
         if self._every == 0 or self._ring.alone or self.replica is None:
             return 0
         self._digests = self.replica.digests(group)
         return fold(self._digests)
 
     def _exchange(self, digests: Digests) -> dict[int, Said]:
-        """Everybody's digests of the parts and learning rates, by worker in rank order."""
+        """Return the digests and learning rates of all workers, by worker id in rank order.
+
+        ``digests`` are those of this worker's parts of the state.
+        """
         rates = self.replica.learning_rates() if self.replica is not None else {}
         mine = Said(digests, rates, on_trial(self._joined_after, self._at.step))
         sent = json.dumps(vars(mine)).encode()
@@ -117,28 +127,44 @@ class Comparison:
         }
 
     def _leave(self, leaving: tuple[int, ...], said: dict[int, Said], step: int) -> NoReturn:
-        """Let newcomers leave the ring: it is broken, and the others go on without them."""
+        """Let newcomers leave the ring; it breaks, and the others go on without them.
+
+        Args:
+            leaving: the ids of the newcomers that differ.
+            said: the digests and learning rates of all workers, by id.
+            step: the step after which the states differ.
+
+        Raises:
+            NewcomerDiffers: this worker is one of the newcomers.
+            RingBroken: this worker stays.
+        """
         why = why_they_leave(leaving, step, said, self.cause, self.unit)
         self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in leaving)), why)
         members, ring = self._at.members, self._ring
         if members[ring.place.rank] in leaving:
             with contextlib.suppress(RingBroken):
-                ring.exchange(b"")  # when it ends, all know
+                ring.exchange(b"")  # all workers know when this has ended
             ring.break_()
             raise NewcomerDiffers(why)
         logger.info("%s", why)
         ring.exchange(b"")
-        # Nobody breaks the ring before those who leave: they have to know it, or would come back.
+        # The newcomers break the ring before anybody else does: unless they know that they have to
+        # leave, they would come back.
         ring.broadcast(b"", members.index(leaving[0]), "edl.leaving")
         raise RingBroken(ring.generation, f"{names(leaving)} did not leave it")
 
     def _end(self, why: str, found: Split) -> NoReturn:
+        """End the job as failed on all workers, because the states in ``found`` differ.
+
+        Raises:
+            StateDiffers: always, with the reason ``why``.
+        """
         self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in found.odd)), why)
         self._checkpointing.fail(why, StateDiffers)
 
 
 class StateCheck(Comparison):
-    """One worker's part in a job whose batches come from edl's loader."""
+    """One worker's comparison of states, in a job whose batches come from edl's loader."""
 
     def __init__(
         self,
@@ -152,9 +178,10 @@ class StateCheck(Comparison):
         self._split_in: int | None = None  # the generation in whose ring states differ
 
     def begin_step(self) -> None:
-        """A batch is handed out, so all that belongs to the step before is done.
+        """Compute the digest of the part of the state that is due, when a batch is handed out.
 
-        The row may have to be sent again, after this step's batch has changed what it may change.
+        All that belongs to the step before is done then. The digest is kept, because the row may
+        have to be sent again after this step's batch has changed what it may change.
         """
         progress = self._progress
         begins_epoch = progress.ledger.done == 0
@@ -162,13 +189,13 @@ class StateCheck(Comparison):
         self.state = self.now(group) if group is not None else 0
 
     def compare(self, records: StepRecords) -> None:
-        """All rows of a step are here, or all workers are at the end.
+        """Compare the digests in the rows of all workers, of a step or of the end of training.
 
         Raises:
-            StateDiffers: the job ends.
+            StateDiffers: states of old workers differ; the job ends.
             NewcomerDiffers: this worker is a newcomer that differs, and ends.
-            RingBroken: for the others then. Or the job ends, or somebody is to be resynced at the
-                end, but a worker went before all knew; the rows come again.
+            RingBroken: another worker is such a newcomer; or the states differ, and a worker went
+                before all knew, so that the rows come again.
         """
         found = split_of(records)
         if found is not None and not self._only_resyncs:
@@ -183,21 +210,21 @@ class StateCheck(Comparison):
         """Compare the digests of the whole state of all workers, which are between two steps.
 
         Args:
-            exchange: gives the bytes of all workers, see
+            exchange: sends bytes to all workers and returns the bytes of all, see
                 :meth:`edl.worker.worker.Worker.exchange_bytes`.
 
         Returns:
-            Whether all hold the same state; every worker gets the same answer.
+            Whether all workers hold the same state; every worker gets the same answer.
         """
         worker = self._progress.members[self._ring.place.rank]
         rows = [STATE.unpack(row) for row in exchange(STATE.pack(worker, self.now()))]
         return split(rows) is None
 
     def compare_all(self) -> None:
-        """Compare the state of all workers, between two steps, part by part, and act on it.
+        """Compare the whole state of all workers between two steps, part by part, and act on it.
 
-        A newcomer that differs leaves. Of the others, those that differ get what most hold, if the
-        job resyncs; else the job ends. Nothing happens where all are equal.
+        A newcomer that differs leaves. Other workers that differ get the state that most workers
+        hold, if the job resyncs; otherwise the job ends. Nothing happens if all states are equal.
 
         Raises:
             StateDiffers, NewcomerDiffers, RingBroken: see :meth:`compare`.
@@ -213,13 +240,14 @@ class StateCheck(Comparison):
             self._resync(found, tables)
 
     def resync(self) -> None:
-        """All workers are between two steps: who differs gets what most hold, if anybody does.
+        """Give workers that differ the state that most workers hold, between two steps.
 
-        In a new ring after a failure nothing is known of it; the parts are compared there again.
+        Nothing happens unless :meth:`compare` has found a difference in the present ring. In a new
+        ring after a failure nothing is known of it; the parts are compared there again.
 
         Raises:
-            StateDiffers: no majority holds the same; the job ends.
-            RingBroken: a worker is gone. Who was not resynced yet is found again.
+            StateDiffers: no majority holds the same state; the job ends.
+            RingBroken: a worker is gone. A worker that was not resynced yet is found again.
         """
         if self._split_in == self._ring.generation:
             self.compare_all()
@@ -227,15 +255,21 @@ class StateCheck(Comparison):
 
     @property
     def _resyncs(self) -> bool:
+        """Whether the job gives workers that differ the state of the others, rather than end."""
         return self._checkpointing.settings.on_divergence == "resync"
 
     @property
     def _only_resyncs(self) -> bool:
-        """Whether nobody who differs has to leave, and the job goes on."""
+        """Whether workers that differ are resynced, and no newcomer is tested in this step."""
         return self._resyncs and self._progress.step != self._progress.joined_after + 1
 
     def _judge(self, found: Split, said: dict[int, Said]) -> None:
-        """Let newcomers that differ leave; else the job ends, unless it resyncs."""
+        """Let newcomers that differ leave; otherwise end the job, unless it resyncs.
+
+        Args:
+            found: the groups of workers whose states differ.
+            said: the digests and learning rates of all workers, by id.
+        """
         step = self._progress.step
         if leaving := who_leaves(found, said):
             self._leave(leaving, said, step)
@@ -245,6 +279,15 @@ class StateCheck(Comparison):
             self._end(reason(found, step, tables, rates), found)
 
     def _resync(self, found: Split, tables: dict[int, Digests]) -> None:
+        """Broadcast the state that most workers hold; the workers that differ take it over.
+
+        Args:
+            found: the groups of workers whose states differ.
+            tables: the digests of the parts of the state, by worker id.
+
+        Raises:
+            StateDiffers: no majority holds the same state; the job ends.
+        """
         assert self.replica is not None
         progress, ring = self._progress, self._ring
         if not found.odd:
