@@ -1,4 +1,4 @@
-"""The step that is open on a worker of edl's loader, and the batch in its hands."""
+"""Keep the open step of a worker on edl's loader, and the batch that is in training."""
 
 from __future__ import annotations
 
@@ -8,74 +8,78 @@ from edl.worker.sampler import Batch, BatchSampler
 
 
 class StepInput:
-    """What this worker brings into the step, from the batch that is handed out until it ends.
+    """What this worker brings into a step, from the batch that is handed out until the step ends.
 
     With several optimizers a batch has several steps; with accumulated gradients a step has several
-    batches.
+    batches. A large batch is divided into microbatches, which are handed out one after the other.
 
     Attributes:
-        is_open: a batch is handed out, its step not complete.
-        in_hand: a batch is, from the moment when it is handed out until the next one is due.
-        batch: the one handed out last, until it is trained.
-        weight: how many samples count of the one handed out last.
-        batches: of the step, padding included; all pieces of one are one.
-        pieces_left: of the batch in hand, that are yet to be handed out.
-        part: 0 in the first step of a batch.
-        summed: gradients of the step are added up, weighted already.
-        may_grow: the step may have one more batch.
-        updates: the optimizers, as bits, that have made theirs in the step.
-        superseded: others have completed it.
-        counted: the optimizers, as bits, that had counted the batch before with another worker.
+        is_open: whether a batch is handed out whose step is not complete.
+        in_hand: whether a batch is in hand: from the moment when it is handed out until the next
+            one is due.
+        batch: the batch handed out last, until it is trained; else None.
+        weight: how many samples count of the batch handed out last.
+        batches: how many batches the step has, padding included; all microbatches of one count as
+            one.
+        pieces_left: how many microbatches of the batch in hand are yet to be handed out.
+        part: 0 in the first step of a batch, 1 in the second, and so on.
+        summed: whether gradients of the step are added up, weighted already.
+        may_grow: whether the step may have one more batch.
+        updates: the optimizers, as bits, that have made their updates in the step.
+        completed_by_peers: whether other workers have completed the step without this one.
+        counted: the optimizers, as bits, that had counted the batch before, with another worker.
     """
 
     def __init__(self) -> None:
         self.is_open = self.in_hand = False
         self.batch: Batch | None = None
         self.weight = self.batches = self.part = self.pieces_left = 0
-        self._follow = 0  # pieces that have samples, of those
+        self._follow = 0  # how many of pieces_left have samples
         self.summed = self.may_grow = False
         self.updates = self.counted = 0
         self.completed_by_peers = False
-        self._theirs = 0  # the updates of those who have completed it
-        self._batches: list[Batch] = []  # those of the step that are no padding
-        self._samples = 0  # of a batch that is trained in a step before this one
+        self._theirs = 0  # the updates of the workers that have completed the step
+        self._batches: list[Batch] = []  # the batches of the step that are no padding
+        self._samples = 0  # of the batch, if it was trained in a step before this one
 
     @property
     def samples(self) -> int:
-        """How many samples this worker contributes."""
+        """The number of samples that this worker brings into the step."""
         return self._samples if self.part else sum(batch.samples for batch in self._batches)
 
     @property
     def untrained(self) -> tuple[Batch, ...]:
-        """Those of its batches that the ledger has to move."""
+        """The batches of the step with positions that the ledger has to mark as done."""
         return tuple(self._batches)
 
     @property
     def is_between_parts(self) -> bool:
-        """An update was made with the batch in hand: what follows belongs to its next step."""
+        """Whether an update was made with the batch in hand: what follows is its next step."""
         return self.in_hand and (self.updates > 0 or not self.is_open)
 
     def share(self, optimizer: int) -> Share:
-        """What this worker brings into the step, for one of the optimizers."""
+        """Return what this worker brings into the step for the optimizer with this number."""
         samples = 0 if self.counted >> optimizer & 1 else self.samples
         return Share(samples, self.batches, self.summed)
 
     @property
     def is_exhausted(self) -> bool:
-        """The next piece of the batch in hand has no samples: its others had them all."""
+        """Whether a microbatch is left to hand out that has no samples; the others had them all."""
         return self.pieces_left > 0 and self._follow == 0
 
     def begin(
         self, batch: Batch, padding: bool, nothing: Batch | None = None, pieces: int = 1
     ) -> None:
-        """A batch, or a piece of one, is handed out: of the next step, or one more of the open one.
+        """Note that a batch, or a microbatch of it, is handed out, for a new step or the open one.
 
         Args:
-            nothing: a batch without samples that goes with one for padding.
-            pieces: in how many each worker trains a batch.
+            batch: the batch or microbatch.
+            padding: whether its samples count for nothing.
+            nothing: a batch without samples, if one goes with a padding batch.
+            pieces: into how many microbatches each worker divides a batch.
 
         Raises:
-            DataError: it counts for other optimizers than those before it in the open step.
+            DataError: the batch counts for other optimizers than the batches before it in the step.
         """
         if not self.is_open:
             self.is_open, self.summed = True, False
@@ -100,14 +104,14 @@ class StepInput:
         self.weight = 0 if padding else batch.samples
 
     def accumulate(self) -> None:
-        """The gradients of the batch in hand are added up on this worker."""
+        """Note that the batch's gradients are added up, so the step may have more batches."""
         self.summed = self.may_grow = True
 
     def begin_part(self) -> None:
-        """Another step on the batch in hand.
+        """Open another step on the batch in hand.
 
         Raises:
-            UsageError: it is more than one.
+            UsageError: the step before has accumulated the gradients of more than one batch.
         """
         if self.batches > 1:
             raise UsageError(
@@ -118,34 +122,46 @@ class StepInput:
         self.is_open, self.summed, self.may_grow = True, False, False
 
     def trained(self, sampler: BatchSampler) -> None:
-        """Its batches are in the model; the next one is formed after them."""
+        """Note that the batches of the step are in the model, and remove them from ``sampler``."""
         self._samples = self.samples
         for batch in self._batches:
             sampler.trained(batch)
         self.batch, self._batches = None, []
 
     def miss(self, theirs: int, sampler: BatchSampler) -> None:
-        """Others have completed it, with the updates ``theirs``: their state is in the model."""
+        """Note that other workers have completed the step, and that their state is in the model.
+
+        Args:
+            theirs: the optimizers, as bits, that have made their updates in the step.
+            sampler: forgets the batches of the step.
+        """
         self.completed_by_peers, self._theirs = True, theirs
         self.trained(sampler)
 
     def lose(self) -> None:
-        """What this worker has loaded is somebody else's now; what is trained already is not."""
+        """Drop the batches of the step, which belong to other workers now.
+
+        What is trained already, in an earlier step of the batch or by others, still counts.
+        """
         self._batches, self._follow = [], 0
         if not self.completed_by_peers and self.part == 0:
             self.weight = 0
 
     def close(self) -> int:
-        """It is complete, here or for the others: the optimizers that have made their updates."""
+        """Close the step, which is complete here or was completed by other workers.
+
+        Returns:
+            The optimizers, as bits, that have made their updates in the step.
+        """
         updated = self._theirs if self.completed_by_peers else self.updates
         self.is_open, self.completed_by_peers, self.updates = False, False, 0
         return updated
 
     def end_batch(self) -> None:
-        """The next batch is due."""
+        """Note that the next batch is due, so that no batch is in hand."""
         self.part, self.in_hand = 0, False
 
     def abandon(self) -> None:
-        """Forget a batch that was handed out and never trained (the script left its loop)."""
+        """Drop a batch that was handed out and never trained: the script has left its loop."""
         self.is_open, self.batch, self.weight, self._batches, self.updates = False, None, 0, [], 0
         self.end_batch()

@@ -1,4 +1,4 @@
-"""How long the steps of one worker take, by its own clock."""
+"""Measure how long the steps of one worker take, by its own clock."""
 
 from __future__ import annotations
 
@@ -13,43 +13,55 @@ MEDIAN_OF_STEPS = 50
 
 
 class StepTimer:
-    """The steps (or agreements) of the present ring, and the usual step of the last ones.
+    """A timer of one worker's steps (or agreements) in its present ring, and of its usual step.
 
-    ``now_s``: a monotonic clock.
+    Attributes:
+        steps_here: how many steps were completed in the present ring.
+        entered_at: the step after which the present ring began.
+        waiting_since: when this worker last began to wait for the others, in seconds.
+        ended: when the last step ended, in seconds.
+        compute_us: the worker's own time in the last step, without the wait for data.
+        data_us: the time for which the worker waited for data in the last step.
+        reduce_us: the time from this worker's gradients to the mean of all, in the last step.
+        first_step_us: the time from the beginning of the ring until its first step was complete; 0:
+            unknown.
+
+    Args:
+        now_s: returns the time of a monotonic clock, in seconds.
     """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self.steps_here = 0  # completed in this generation
-        self.entered_at = 0  # the step after which it began
+        self.steps_here = 0  # steps completed in this generation
+        self.entered_at = 0  # the step after which this generation began
         self.waiting_since = self.ended = self._entered = self._now_s()
         self.compute_us = self.data_us = self.reduce_us = self.first_step_us = 0
-        self._data_s = 0.0  # of the step that is under way
-        self._reduced: float | None = None  # when its gradients were
+        self._data_s = 0.0  # time spent waiting for data in the open step
+        self._reduced: float | None = None  # when its gradients were the mean of all
         self._durations: deque[float] = deque(maxlen=MEDIAN_OF_STEPS)
 
     def enter(self, step: int) -> None:
-        """Begin to measure a new ring, which stands after ``step``.
+        """Begin to measure a new ring, which was built after ``step``.
 
-        What was measured last belongs to the ring before: a switch that is logged after one step
-        would show its first step, and its wait.
+        The times measured last belong to the ring before: a switch that is logged after one step
+        would show the first step and the wait of that ring.
         """
         self.steps_here, self.entered_at, self.first_step_us = 0, step, 0
         self.waiting_since = self._entered = self._now_s()
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """This worker waits for its data meanwhile."""
+        """Count the time in this context as waiting for data."""
         began_s = self._now_s()
         yield
         self.load(self._now_s() - began_s)
 
     def load(self, seconds: float) -> None:
-        """This worker has waited so long for its data."""
+        """Add ``seconds`` to the time for which this worker waits for data in the open step."""
         self._data_s += seconds
 
     def wait(self) -> None:
-        """This worker waits for the others."""
+        """Note that this worker begins to wait for the others; what went before is its own time."""
         self.waiting_since = self._now_s()
         own_us = us(self.waiting_since - max(self.ended, self._entered))
         self.data_us = min(us(self._data_s), own_us)
@@ -57,11 +69,11 @@ class StepTimer:
         self._reduced = None
 
     def reduce(self) -> None:
-        """The step's gradients are the mean of all; what follows is this worker's own affair."""
+        """Note that the mean of all gradients is here; what follows is this worker's own time."""
         self._reduced = self._now_s()
 
     def end(self) -> None:
-        """A step has ended."""
+        """Note the end of a step, and compute its times."""
         now = self._now_s()
         reduced = now if self._reduced is None else self._reduced
         self.reduce_us = us(reduced - self.waiting_since)
@@ -75,5 +87,5 @@ class StepTimer:
 
     @property
     def median_step_s(self) -> float:
-        """The usual step; 0 before the first."""
+        """The median time of the last steps, in seconds; 0 before the first one."""
         return statistics.median(self._durations) if self._durations else 0.0

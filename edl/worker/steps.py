@@ -1,7 +1,8 @@
-"""The steps of one worker in its ring: its record of each goes out, everybody's come back.
+"""Make the steps of one worker in its ring: send its record of each, receive those of all workers.
 
-What a step is depends on who leads through the data: :class:`edl.worker.loader_steps.LoaderSteps`,
-or :class:`edl.worker.script_steps.ScriptSteps`.
+What a step is depends on where the position in the data is kept: by edl's loader
+(:class:`edl.worker.loader_steps.LoaderSteps`) or by the script
+(:class:`edl.worker.script_steps.ScriptSteps`).
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ from edl.worker.switching import Switching
 
 
 class Steps(ABC):
-    """What both kinds have in common. Runs in the training thread.
+    """What the steps on edl's loader and those of a script have in common; for the training thread.
 
     Attributes:
+        ring: the ring over which the records are sent.
         begun: how many batches were handed out here, or updates made; warm-ups included.
-        target: the generation that all agreed to switch to.
-        slowest: the worker that the others wait for, if there is one.
-        ends_with_script: a script that ends ends the training, wherever it is.
+        target: the number of the generation that all workers have agreed to switch to; None: none.
+        slowest: finds the worker for which the others wait, if there is one.
+        ends_with_script: whether the training ends when the script ends, wherever the training is.
         trained_in: the number of the generation in which the last step was completed.
         on_trained: called when this worker has completed its first step in a ring.
-        wants_to_stop: the script: all stop after the next step in whose record it is.
-        pace: how long they take, here.
+        wants_to_stop: whether the script wants all workers to stop after the next step.
+        timer: measures how long the steps take on this worker.
     """
 
     ends_with_script: ClassVar[bool] = False
@@ -63,18 +65,18 @@ class Steps(ABC):
         self.timer = StepTimer(shared.clock.now_s)
         self.slowest = Slowest()
         self._size_request = wishes
-        self._pending: Any = None  # the step record on its way
+        self._pending: Any = None  # the handle of this worker's step record that was sent
         self._records: StepRecords | None = None
 
     @property
     @abstractmethod
     def progress(self) -> TrainingProgress:
-        """How far they are."""
+        """How many steps the job has made, and where it is in its data."""
 
     @property
     @abstractmethod
     def batch_weight(self) -> int:
-        """How many samples count of the batch that was handed out last, trained or not yet.
+        """The number of samples that count in the batch handed out last, whether trained or not.
 
         Raises:
             UsageError: the script keeps its own place in its data.
@@ -82,72 +84,86 @@ class Steps(ABC):
 
     @abstractmethod
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Return all payloads in rank order, between two steps.
+        """Return the payloads of all workers in rank order, between two steps.
 
         See :meth:`edl.worker.worker.Worker.exchange_bytes`.
         """
 
     @abstractmethod
     def leave(self) -> None:
-        """The script has trained all its epochs."""
+        """Note that the script leaves its loop over the batches, as after the last epoch."""
 
     @abstractmethod
     def last_record(self, stop: Stop) -> StepRecord | None:
-        """This worker's row of the end; None: the others can do without."""
+        """Return this worker's row about the end of its training; None: no row is needed.
+
+        ``stop`` says how the training ended.
+        """
 
     def note_untrained(self) -> None:
-        """All workers leave the epoch: tell what is not trained of it, if that is known."""
+        """Count and log the samples of the epoch that are not trained when all workers leave it.
+
+        Here they are not known, so nothing is done.
+        """
         return
 
     def describe_end(self, stop: Stop) -> str:
-        """How much of the last epoch is trained, as the end of a sentence; empty: all of it."""
+        """Return where the training ended and what it left out, as the end of a sentence.
+
+        Here it is not known, so the result is empty. ``stop`` says how the training ended.
+        """
         return ""
 
     def save_together(self, save: Callable[[], str]) -> str:
-        """Let rank 0 ``save`` for the last time while the others wait; why it could not.
+        """Let rank 0 call ``save`` for the last checkpoint; return why it was not written.
 
-        A script that keeps its own place in its data has nothing of edl's to save.
+        The other workers wait meanwhile. Here nothing is saved and the result is empty: a script
+        that keeps its own place in its data has no state of edl to save.
         """
         return ""
 
     @abstractmethod
     def joined(self) -> None:
-        """This worker has joined a job that trains."""
+        """Note that this worker has joined a job that trains."""
 
     @abstractmethod
     def compare(self, records: StepRecords) -> None:
-        """Raises StateDiffers when the workers do not hold the same state."""
+        """Raise an error if the digests in the step records say that the workers' states differ.
+
+        Raises:
+            StateDiffers: the states of workers that are no newcomers differ.
+        """
 
     @property
     def warming_up(self) -> bool:
-        """A newcomer trains alone, for nothing."""
+        """Whether this worker is a newcomer that trains its warm-up batch alone."""
         return self._switching.warming_up
 
     @property
     def generation(self) -> int:
-        """The number of the present ring; 0 while this worker is in none."""
+        """The number of the present generation; 0 while this worker is in no ring of the job."""
         current = self._switching.generation
         return current.number if current is not None else 0
 
     @property
     def median_step_us(self) -> int:
-        """The usual step."""
+        """The median time of the last steps on this worker, in microseconds."""
         return round(self.timer.median_step_s * 1e6)
 
     @property
     def sync_root(self) -> int:
-        """The worker that brings the job's state into the present ring."""
+        """The id of the worker that is the state source of the present ring."""
         current = self._switching.generation
         return self._switching.worker if current is None else current.state_source
 
     def records(self) -> StepRecords:
-        """Everybody's step records, in rank order; waits for them.
+        """Return the step records of all workers in rank order; wait for them.
 
         Raises:
             RingBroken: a worker is gone.
             RingError: the workers are not in the same step.
-            JobFailed: some have left the epoch, or ended, and others have not.
-            StateDiffers: they do not hold the same state.
+            JobFailed: some workers have left the epoch, or ended, and others have not.
+            StateDiffers: the workers do not hold the same state.
         """
         if self._records is None:
             self.timer.wait()
@@ -164,24 +180,24 @@ class Steps(ABC):
         return self._records
 
     def entered(self) -> None:
-        """A new ring stands."""
+        """Begin to measure a new ring, in which no switch is agreed yet."""
         self.timer.enter(self.progress.step)
         self.slowest.restart()
         self.target = None
 
     def log_switch_if_due(self) -> None:
-        """The ring is left or training ends after one step in it: nobody logs it later."""
+        """Log the last switch if its ring ends after one step, since no later step will log it."""
         if self.timer.steps_here == 1:
             self._log_switch()
 
     def idle_record(self) -> StepRecord:
-        """This worker's row while nothing is trained."""
+        """Return this worker's row while nothing is trained."""
         return self._record(samples=0, idle=True)
 
     # --- for the two kinds
 
     def _send(self, record: StepRecord) -> None:
-        """Send this worker's row; that the ring is broken may only show in :meth:`records`."""
+        """Send this worker's row; a broken ring may show only in :meth:`records`."""
         self._records = None
         try:
             self._pending = self.ring.start_record(record)
@@ -189,7 +205,11 @@ class Steps(ABC):
             self._pending = error
 
     def _completed(self) -> str:
-        """A step is complete: whether all are to switch, with the reason."""
+        """Complete a step: note whether all workers have agreed to switch, and to which generation.
+
+        Returns:
+            Why they switch; empty if they do not.
+        """
         self.target, reason = agreed_generation(self.records())
         self.timer.steps_here += 1
         if not self.trained_in and self.generation:
@@ -198,12 +218,13 @@ class Steps(ABC):
         return reason if self.target is not None else ""
 
     def _publish(self) -> None:
-        """The others, and the log, hear of a step that is complete."""
+        """Report a complete step, and log the last switch once its times are known."""
         if self.timer.steps_here == 2:
             self._log_switch()
         self._report()
 
     def _report(self) -> None:
+        """Report the progress of this worker, and the slowest worker of the ring, to the daemon."""
         size, now_s = self.ring.place.size, self._shared.clock.now_s()
         report = self.progress.report(self.generation, size, self.timer.median_step_s, now_s)
         if (slow := self.slowest.found) is not None:
@@ -213,6 +234,7 @@ class Steps(ABC):
         self._shared.report(report)
 
     def _repair(self, error: RingError, waiting_since: float) -> None:
+        """Repair the ring after ``error``; this worker waits since ``waiting_since`` (seconds)."""
         self._switching.repair(error, waiting_since)
 
     def _record(
@@ -222,11 +244,19 @@ class Steps(ABC):
         state: int = 0,
         idle: bool = False,
     ) -> StepRecord:
+        """Return this worker's row for the present step.
+
+        Args:
+            samples: how many samples this worker brings into the step.
+            stop: what the row says about the end of training.
+            state: the digest of the worker's state; 0: none is due.
+            idle: whether nothing is trained, so that newcomers may always join.
+        """
         newest = self._shared.newest(self.generation)
         if newest is not None and newest.joined and not (idle or self.progress.takes_newcomers):
-            newest = None  # it is adopted some batches later
+            newest = None  # the switch waits for some batches
         if newest is not None and newest.joined and newest.fits != self.progress.fits_done:
-            newest = None  # those who join are in another fit of the script; they notice it
+            newest = None  # its newcomers are in another fit of the script; they notice it
         times = replace(self._switching.times, first_step_us=self.timer.first_step_us)
         return StepRecord(
             generation=self.generation,
@@ -247,7 +277,7 @@ class Steps(ABC):
         )
 
     def _log_switch(self) -> None:
-        """Rank 0 logs a switch once its parts are known to all."""
+        """Log the last switch, with its times on all workers, if this worker is rank 0."""
         generation, records = self._switching.generation, self._records
         if generation is None or not records or self.ring.place.rank != 0:
             return
@@ -255,6 +285,7 @@ class Steps(ABC):
             self._shared.log(self._switch_event(generation, records))
 
     def _switch_event(self, generation: Generation, records: StepRecords) -> Event:
+        """Return the event about the switch to ``generation``, with its times from ``records``."""
         details = SwitchDetails(self.ring.place.size, switch_parts(records, generation.joined))
         at, reason = self.timer.entered_at, generation.reason
         return Event(time.time(), generation.number, at, reason, details)

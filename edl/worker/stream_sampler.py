@@ -1,7 +1,8 @@
-"""This worker's part of a stream: batches formed of what it reads of its leases.
+"""Form this worker's batches of a stream, from the samples that it reads in its leases.
 
 A batch is read when it is formed, so its size is known before its step begins. One sample more is
-read than it has: a shard that ends with a batch is known to, and goes with it.
+read than the batch needs: so it shows when a shard ends with the batch, and the rest of the shard's
+positions, which hold no samples, goes with the batch.
 """
 
 from __future__ import annotations
@@ -25,39 +26,55 @@ NO_INDICES = np.empty(0, dtype=np.int64)
 
 
 class Reader(Protocol):
-    """What reads a stream."""
+    """The interface of what reads the samples of a stream."""
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
-        """Up to ``count`` samples of a shard, from the sample ``offset`` on.
+        """Return up to ``count`` samples of a shard, beginning with the sample ``offset``.
 
-        Fewer: the shard ends there.
+        Fewer than ``count`` samples mean that the shard ends there.
         """
 
 
 @dataclass(frozen=True, eq=False)
 class StreamBatch(Batch):
-    """``spans``: what of its worker's leases it takes, the nothing behind a shard included."""
+    """A batch of samples that were read from a stream.
+
+    Attributes:
+        read: the samples.
+        spans: the positions that the batch takes from its worker's leases, including positions
+            behind the end of a shard, which hold no samples.
+    """
 
     read: tuple[Any, ...] = ()
     spans: tuple[Span, ...] = ()
 
     @property
     def samples(self) -> int:
+        """The number of samples in this batch."""
         return len(self.read)
 
     @property
     def items(self) -> list[Any]:
+        """The samples themselves, of which the framework's loader makes the batch."""
         return list(self.read)
 
     @property
     def keys(self) -> list[int]:
+        """The epoch positions of the samples, which identify them on all workers."""
         positions = itertools.chain.from_iterable(range(*span) for span in self.spans)
         return list(itertools.islice(positions, len(self.read)))
 
 
 @dataclass
 class _ReadSpan:
-    """What was read of one span, without a gap: ``stop`` is behind the last sample, or the span."""
+    """The samples that were read from one span of positions, without a gap.
+
+    Attributes:
+        start: the position of the first sample that is in no batch yet.
+        stop: the position behind the last sample; behind the whole span if the shard ended in it.
+        samples: the samples that are in no batch yet.
+        counted: the optimizers, as bits, that have counted these samples already.
+    """
 
     start: int
     stop: int
@@ -66,27 +83,29 @@ class _ReadSpan:
 
 
 class StreamSampler(BatchSampler):
-    """Forms batches from the front of a worker's leases; remembers those not yet trained."""
+    """The sampler that reads a worker's batches of a stream from the front of its leases."""
 
     def __init__(self, source: StreamSource, worker: int, reader: Reader) -> None:
         super().__init__(source, worker)
         self._stream = source
         self._reader = reader
         self._pieces: deque[_ReadSpan] = deque()
-        self._end = -1  # of a shared stream, once this worker has read so far
+        self._end = -1  # the end of a shared stream, once this worker has read so far
         self._ended: list[int] = []  # the lengths of shards that were read from their beginning
         self._first: StreamBatch | None = None
 
     def enter(self, epoch: int) -> None:
+        """Discard all that is read, and read from ``epoch`` from now on."""
         super().enter(epoch)
         self._end = -1
 
     def restart(self) -> None:
+        """Discard all batches that were formed and not trained, and all samples that were read."""
         super().restart()
         self._pieces = deque()
 
     def form(self, ledger: Ledger) -> Batch | None:
-        """See :meth:`~edl.worker.sampler.BatchSampler.form`."""
+        """Form the next batch from what was read; None if the leases have no samples for it."""
         if not self.has_more(ledger):
             return None
         batch = self._cut_off(self.size)
@@ -94,10 +113,10 @@ class StreamSampler(BatchSampler):
         return batch
 
     def has_more(self, ledger: Ledger) -> bool:
-        """See :meth:`~edl.worker.sampler.BatchSampler.has_more`.
+        """Return whether :meth:`form` would return a batch now; read ahead for it.
 
-        A part of a batch waits for the rest only while others are ahead of it: shards may be short,
-        and a smaller batch is worth more than padding.
+        A batch that is not full waits for more leases only while others are formed ahead of it:
+        shards may be short, and a smaller batch is worth more than padding.
         """
         bounded = self._fill(ledger)
         samples = self._samples_alike()
@@ -105,11 +124,20 @@ class StreamSampler(BatchSampler):
         return samples > 0 and not (short and self._ahead and self._may_get(ledger))
 
     def use(self, source: Source, members: Sequence[int], in_hand: Sequence[Batch]) -> None:
+        """Form batches of the sizes of ``source`` from now on.
+
+        See :meth:`edl.worker.sampler.BatchSampler.use`.
+        """
         assert isinstance(source, StreamSource)
         self._stream = source
         super().use(source, members, in_hand)
 
     def nothing(self, batches: Sequence[Batch]) -> Batch | None:
+        """Return a batch that takes only the end of a shard, without samples, if one comes next.
+
+        The result is None if samples come next, or if more than ``batches``, those of the open
+        step, are formed.
+        """
         if not self._pieces or self._pieces[0].samples or len(self._ahead) > len(batches):
             return None
         batch = self._cut_off(0)
@@ -117,6 +145,11 @@ class StreamSampler(BatchSampler):
         return batch
 
     def agrees_with(self, ledger: Ledger) -> bool:
+        """Return whether what was read and not trained is still the front of this worker's leases.
+
+        Positions that turned out to be behind the end of a shared stream may be missing from
+        ``ledger``.
+        """
         if ledger.epoch != self._epoch:
             return not self._ahead
         held, mine = ledger.held_by(self._worker), self._spans()
@@ -134,7 +167,11 @@ class StreamSampler(BatchSampler):
         return all(ledger.counted(common(spans, held))[0] == bits for spans, bits in parts)
 
     def warm_up(self) -> Batch:
-        """A batch of the epoch's first samples, which will not be counted."""
+        """Return a batch of the epoch's first samples for the warm-up, which is not counted.
+
+        Raises:
+            DataError: the stream has no samples.
+        """
         if self._first is None:
             size, read = self._stream.warm_up_batch, list[Any]()
             for place in range(len(self._order)):
@@ -148,7 +185,11 @@ class StreamSampler(BatchSampler):
         return self._first
 
     def wanted(self, ledger: Ledger, step_batches: int) -> int:
-        """See :meth:`~edl.worker.sampler.BatchSampler.wanted`; in shards, if they are leased."""
+        """Return how many more shards this worker needs to lease, so that its loader never waits.
+
+        For a shared stream it is a number of samples; ``step_batches`` is the number of batches
+        that a worker trains in a step.
+        """
         if self._stream.shared:
             return super().wanted(ledger, step_batches)
         unread = by_shard(without(ledger.held_by(self._worker), self._spans()))
@@ -157,14 +198,21 @@ class StreamSampler(BatchSampler):
         return max(0, ahead - len(unread))
 
     def row(self, ledger: Ledger, batches: Sequence[Batch]) -> dict[str, int]:
+        """Return the step record's fields about the positions that ``batches`` take.
+
+        They are the first position (-1: none), the number of positions, and the end of a shared
+        stream, if this worker has found it (else -1).
+        """
         spans = common(_spans(batches), ledger.held_by(self._worker))
         position = spans[0][0] if spans else -1
         return {"position": position, "taken": length(spans), "end": self._end}
 
     def left(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
+        """Return how many positions of the leases are left when ``batches`` are trained."""
         return length(without(ledger.held_by(self._worker), _spans(batches)))
 
     def _shard_at(self, place: int) -> int:
+        """Return the number of the shard that comes at index ``place`` in the present epoch."""
         return int(self._order.at(place, place + 1)[0])
 
     # --- what is read
@@ -173,7 +221,8 @@ class StreamSampler(BatchSampler):
         """Read the samples of one batch and one more, if the leases have them.
 
         Returns:
-            Whether what follows is owed to other optimizers, so that the batch is complete.
+            Whether the samples that follow were counted by other optimizers, so that the batch ends
+            there.
         """
         size = self.size
         while (missing := size + 1 - sum(len(piece.samples) for piece in self._pieces)) > 0:
@@ -188,6 +237,11 @@ class StreamSampler(BatchSampler):
         return False
 
     def _read(self, start: int, stop: int, counted: int, missing: int) -> None:
+        """Read up to ``missing`` samples of the positions from ``start`` to ``stop``, of one shard.
+
+        If the shard ends there, its end is noted. ``counted`` are the optimizers, as bits, that
+        have counted the samples already.
+        """
         place, offset = divmod(start, SHARD)
         count = min(missing, stop - start)
         shard = self._shard_at(place)
@@ -202,11 +256,11 @@ class StreamSampler(BatchSampler):
         )
 
     def _may_get(self, ledger: Ledger) -> bool:
-        """Whether something is left to be leased, as far as this worker knows."""
+        """Return whether positions are free that this worker may lease, as far as it knows."""
         return any(self._end < 0 or start < self._end for start, _ in ledger.free)
 
     def _samples_alike(self) -> int:
-        """How many samples at the front are owed to the same optimizers."""
+        """Return how many samples at the front were counted by the same optimizers."""
         samples, counted = 0, -1
         for piece in self._pieces:
             if piece.samples:
@@ -217,7 +271,10 @@ class StreamSampler(BatchSampler):
         return samples
 
     def _cut_off(self, size: int) -> StreamBatch:
-        """A batch of the first ``size`` samples at most, and of the nothing around them."""
+        """Return a batch of the first ``size`` samples at most, with ends of shards around them.
+
+        The samples are removed from those that were read.
+        """
         read: list[Any] = []
         spans: list[Span] = []
         counted = next((piece.counted for piece in self._pieces if piece.samples), 0)
@@ -237,9 +294,10 @@ class StreamSampler(BatchSampler):
         return StreamBatch(spans[0][0], NO_INDICES, counted, read=tuple(read), spans=tuple(spans))
 
     def _spans(self) -> list[Span]:
-        """All that was read and not trained."""
+        """Return the spans of positions that were read and are not trained."""
         return [*_spans(self._ahead), *((piece.start, piece.stop) for piece in self._pieces)]
 
 
 def _spans(batches: Iterable[Batch]) -> list[Span]:
+    """Return the spans of positions that ``batches`` take from the leases."""
     return [span for each in batches if isinstance(each, StreamBatch) for span in each.spans]
