@@ -1,16 +1,16 @@
-"""From one ring to the next: agreed switches, joins, and repairs after a crash.
+"""Move a worker from one ring to the next: agreed switches, joins, and repairs after a crash.
 
 Rules that make it safe:
 
 1. A planned switch happens between two steps that all old members agree on through their step
    records, and only when all of them have arrived there (a barrier in the old ring).
-2. A worker whose ring broke cuts it, so that the others fail too, reports what it has completed
-   and then accepts nothing but a generation that *repairs*: one that was made from reports.
-3. After a repair everybody takes over the progress of the state source, which has completed as much
-   as any survivor; who missed the last step takes the model that includes it, and who missed the
-   last exchange its result.
-4. A newcomer holds no state until it was synchronised once; if the ring breaks before, the
-   others need not wait for it, and it is a newcomer like any other again.
+2. A worker whose ring broke cuts the ring, so that the others fail too, reports what it has
+   completed, and then accepts only a generation that *repairs*: one that was made from reports.
+3. After a repair all workers take over the progress of the state source, which has completed as
+   much as any survivor. A worker that missed the last step takes the model that includes the step,
+   and a worker that missed the last exchange takes its result.
+4. A newcomer holds no state until it was synchronised once. If the ring breaks before, the others
+   need not wait for the newcomer, and it is a newcomer like any other again.
 """
 
 from __future__ import annotations
@@ -49,35 +49,57 @@ from edl.worker.state_check import Compared
 
 logger = logging.getLogger(__name__)
 
-IDLE = StepRecord(0, 0, 0, 0, 0, 0, 0, 0, 0)  # gives a barrier its shape
-NO_STATE = -1  # the step that a worker reports which does not hold the job's state yet
+IDLE = StepRecord(0, 0, 0, 0, 0, 0, 0, 0, 0)  # the row that workers send in a barrier
+NO_STATE = -1  # reported as the step of a worker that does not hold the job's state yet
 PAUSE_S = 0.2  # between two rounds of records while too few workers are left
-NEWS_SLICE_S = 1.0  # how often a waiting worker looks up
+NEWS_SLICE_S = 1.0  # after so long a waiting worker looks at other news
 
 
 class Shared(Protocol):
-    """What all workers hold alike, in this process."""
+    """The interface of the state that all workers hold alike, in this process."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Send (rank ``root``), or take over what ``receive`` says."""
+        """Broadcast the state over ``ring``, from the rank ``root`` to all others.
+
+        ``receive`` is the part of the state that this worker takes over.
+        """
 
 
 class ScriptState(Shared, Compared, Protocol):
-    """The state of a script that keeps its own place in its data."""
+    """The interface of the state of a script that keeps its own place in its data."""
 
 
 class Replica(Shared, Durable, Compared, Protocol):
-    """The framework's copy of what all workers share: model, optimizer, tracked objects."""
+    """The interface of what all workers share in a framework: model, optimizer, tracked objects."""
 
     def end_batch(self, step: int, epoch: int) -> None:
-        """Keep what the script tracks, or take over what others have kept: ``step`` is done.
+        """Keep a copy of what the script tracks, or take over the copies that others have kept.
 
-        Called when the script asks for its next batch, and when it exchanges something before that.
+        It is called when the script asks for its next batch, and when it exchanges something before
+        that.
+
+        Args:
+            step: the number of steps that are complete.
+            epoch: the number of the present epoch.
         """
 
 
 class Switching:
-    """Moves one worker of a job through its generations. Runs in the training thread."""
+    """The moves of one worker through the generations of its job; it runs in the training thread.
+
+    Attributes:
+        progress: how far this worker is.
+        warming_up: whether this worker is a newcomer that trains its warm-up batch alone.
+        replica: the state that all workers share; None until the script has declared it.
+        generation: the present generation; None: this worker has been in no ring of the job.
+        began_with: how many workers the job's first ring had.
+        stopped: whether this worker has left its ring because the job was told to end.
+        times: how long the parts of the last switch took.
+        median_step_us: returns the median time of a step, in microseconds.
+        on_switch: called with the old and the new number of workers after each switch or repair.
+        on_enter: called in each new ring, before the state is exchanged.
+        fits_of_job: asks another worker how far its script is in its fits.
+    """
 
     def __init__(
         self,
@@ -94,13 +116,13 @@ class Switching:
         self.progress = progress
         self._coordinator = coordinator
         self._checkpointing = checkpointing
-        self.warming_up = False  # a newcomer trains alone, for nothing, before it joins
+        self.warming_up = False  # a newcomer trains its warm-up batch alone, before it joins
         self._expected_rank = 0
         self._member = RingMember(-1, config.host, config.slot, config.own_address, 0)
         self._synchronised = True
-        self._begins = False  # nobody had the job's state in this ring
+        self._begins = False  # no worker had the job's state in this ring
         self._repaired_at = -1  # the job's step when its ring was repaired last
-        self._warmed_up = False  # the model has trained a batch for nothing
+        self._warmed_up = False  # the model has trained a warm-up batch
         self.replica: Shared | None = None
         self.generation: Generation | None = None
         self.began_with = 1  # workers of the job's first ring
@@ -109,14 +131,17 @@ class Switching:
         self.median_step_us: Callable[[], int] = lambda: 0
         self.on_switch: Callable[[int, int], None] = lambda _old, _new: None
         self.on_enter: Callable[[], None] = lambda: None  # in each new ring, before the exchange
-        self.fits_of_job: Callable[[], ScriptFits] = ScriptFits  # asks the others, if it matters
+        self.fits_of_job: Callable[[], ScriptFits] = ScriptFits  # asks another worker
 
     # --- into the first ring ---
 
     def start(self) -> None:
-        """Register, and enter the first ring of a job that is just starting.
+        """Register this worker, and enter the first ring of a job that is just starting.
 
-        Of a job that trains already this worker is a newcomer: it is in a world of one, to warm up.
+        If the job trains already, this worker is a newcomer: it is in a world of one, to warm up.
+
+        Raises:
+            JobFailed: the job did not start in time, or has ended before.
         """
         member, generation = self._coordinator.start()
         self._member = RingMember(member.id, member.host, member.slot, member.address, member.port)
@@ -141,6 +166,11 @@ class Switching:
         return self._expected_rank if self.warming_up and self.generation is None else 0
 
     def _wait_for_start(self) -> Generation:
+        """Wait as a candidate for leader until the job's first generation is announced; return it.
+
+        Raises:
+            JobFailed: the job did not start in time, or has ended before.
+        """
         self._coordinator.campaign()
         self._coordinator.set_stage(Stage.READY)
         limit = 2 * self._coordinator.settings.start_timeout_s
@@ -155,9 +185,13 @@ class Switching:
         return first
 
     def join(self) -> Generation:
-        """Enter the ring of a job that trains, and take over its state.
+        """Enter the ring of a job that trains, and take over the job's state.
 
-        When all who held the state are dead, newcomers have to lead the job into its restart.
+        This worker becomes a candidate for leader: if all workers that held the state are dead,
+        newcomers have to lead the job into its restart.
+
+        Returns:
+            The generation that this worker has joined.
 
         Raises:
             FitIsDone: the job is in a later fit. This worker warms up, as before.
@@ -192,19 +226,23 @@ class Switching:
 
     @waits("waiting for the others to switch")
     def _wait_for_seat(self, fits: int, after: int = 0) -> Generation:
-        """Wait for a generation with this newcomer as a member and whose old members are switching.
+        """Wait for a generation that has this newcomer as a member, and return it.
 
-        It says which generation it waits beyond: one that does not is taken to be stuck.
+        The old members of the generation are on their way into its ring then. The worker publishes
+        the generation beyond which it waits, because a newcomer that does not would be taken to be
+        stuck.
 
         Args:
-            fits: how many are before the one that it is ready for.
+            fits: how many fits are done before the fit for which this worker is ready.
+            after: the number that the generation must exceed.
 
         Raises:
             FitIsDone: the job is in a later fit than this worker.
-            NewcomerDiffers: and this worker's script has ended.
+            NewcomerDiffers: the job is in a later fit, and this worker's script has ended.
         """
 
         def ready() -> None:
+            """Publish that this worker is ready to join, and beyond which generation it waits."""
             self._coordinator.set_stage(Stage.READY, 0, newest_generation=after, fits=fits)
 
         if after:
@@ -229,8 +267,14 @@ class Switching:
                 ready()
 
     def _look_for_a_later_fit(self) -> None:
+        """Raise an error if the job is in a later fit than this newcomer; else do nothing.
+
+        Raises:
+            FitIsDone: the script has to pass over the fits that the job has done.
+            NewcomerDiffers: the script has ended before the fit in which the job is.
+        """
         mine = self._shared.fits
-        if not mine.begun:  # the script has none
+        if not mine.begun:  # the script has no fits
             return
         theirs = self.fits_of_job()
         if mine.begun == len(mine.done) < theirs.begun:
@@ -242,22 +286,23 @@ class Switching:
     def wait_for_end(self) -> None:
         """Wait until the job has ended: this newcomer has passed over all fits of its script.
 
-        Ends the process quietly (SystemExit 0) then.
+        Then the process ends with success (SystemExit 0).
 
         Raises:
-            NewcomerDiffers: the job is in a fit that this script has not.
+            NewcomerDiffers: the job is in a fit that this script does not have.
         """
         self._look_for_a_later_fit()
         mine = self._shared.fits
-        self._wait_for_seat(mine.begun + 1)  # there is none: the others are in no such fit
+        self._wait_for_seat(mine.begun + 1)  # no generation is: the others are in no such fit
         raise NewcomerDiffers(ended_before(self.worker, mine.begun, mine.begun + 1))
 
     # --- between two steps ---
 
     def switch(self, number: int) -> None:
-        """Move to the generation that all agreed on, together with all old members.
+        """Move to the generation with this number, on which all workers of the ring have agreed.
 
-        Ends the process quietly (SystemExit 0) when this worker is no member of it.
+        All old members do it together. The process ends with success (SystemExit 0) if this worker
+        is no member of that generation.
         """
         generation = self._shared.generation(number)
         old_size, median_us, began = self._ring.place.size, self.median_step_us(), self._now_s()
@@ -274,7 +319,7 @@ class Switching:
             failpoints.reached("closed")
             built, synchronised = self._enter(generation)
         except RingError as error:
-            # Who goes on after a failed end ends, too: it is known already.
+            # A worker that goes on after a failed end ends, too: the end is known already.
             self.repair(error, began, generation.number if generation.members else 0)
             return
         self.times = SwitchTimes(
@@ -288,9 +333,10 @@ class Switching:
         self.on_switch(old_size, self._ring.place.size)
 
     def synchronise_if_due(self) -> None:
-        """The first exchange of state of a job waits until every script has built its model.
+        """Exchange the state of the job in the present ring, if this was put off until now.
 
-        So does the resumption of one that starts from a checkpoint.
+        The first exchange of state of a job waits until every script has built its model, and so
+        does the load of a checkpoint with which a job begins.
 
         Raises:
             FitIsDone: the checkpoint is of a later fit.
@@ -306,7 +352,10 @@ class Switching:
                 raise FitIsDone(ahead)
 
     def between_steps(self, act: Callable[[], None]) -> None:
-        """Do what all workers do together here; if the ring breaks in it, it stays undone."""
+        """Call ``act``, in which all workers take part; repair the ring if it breaks meanwhile.
+
+        ``act`` is not repeated then.
+        """
         began = self._now_s()
         try:
             act()
@@ -316,11 +365,14 @@ class Switching:
     def wait_for_min_np(self, record: Callable[[], StepRecord]) -> None:
         """Pause while fewer workers than min_np are left, until replacements have joined.
 
-        Records without samples go round meanwhile: they carry the agreement to switch, and show
-        who dies.
+        The workers send each other records without samples meanwhile, which carry the agreement to
+        switch and show if a worker dies.
+
+        Args:
+            record: returns this worker's row while nothing is trained.
 
         Raises:
-            JobFailed: nobody joined in time.
+            JobFailed: no worker joined in time, or the job has ended.
         """
         if not self._pauses():
             return
@@ -351,11 +403,11 @@ class Switching:
                 self._shared.wait_for_generation(records[0].generation, slice_s=PAUSE_S)
 
     def _pauses(self) -> bool:
-        """Whether all members of this ring, which are at this boundary, pause here.
+        """Return whether all members of this ring, which are at a boundary now, pause here.
 
-        Not before they have completed a step together: after a repair some are in the midst of a
-        step, and would wait for the gradients of those that pause. An elastic script begins anew
-        on all of them.
+        They do not pause before they have completed a step together: after a repair some are in the
+        midst of a step, and would wait for the gradients of those that pause. A script with an
+        elastic state begins anew on all of them, and so may pause.
         """
         if self._coordinator.sizes.enough(self._ring.place.size):
             return False
@@ -363,16 +415,18 @@ class Switching:
 
     @property
     def is_in_ring(self) -> bool:
-        """This worker has not left its ring for good."""
+        """Whether this worker has a ring that is open: it has not left the job."""
         return self._ring.is_open
 
     @property
     def number(self) -> int:
-        """Of the present generation."""
+        """The number of the present generation; 0 if this worker has been in no ring of the job."""
         return 0 if self.generation is None else self.generation.number
 
     def end_unevenly(self, error: UnevenEnd) -> NoReturn:
-        """Some have left, and others train on: all of the ring see it here, and the job ends.
+        """End the job as failed, since some workers have left the training and others train on.
+
+        All workers of the ring find this in the same step records. ``error`` names those that left.
 
         Raises:
             JobFailed: always.
@@ -384,17 +438,23 @@ class Switching:
         record: Callable[[], StepRecord | None],
         compare: Callable[[StepRecords], None],
     ) -> StepRecords | None:
-        """Wait until all have completed the last step: who missed it needs somebody who has it.
+        """Wait at the end of training until all workers have completed the last step.
 
-        ``record`` is sent as for a step, so that who has left alone does not wait for ever for
-        those that train on, and ``compare`` looks at all of them: no step follows that would show
-        whether the states are equal. None: the script keeps its own place in its data.
+        A worker that missed the last step needs one that has it. A record is sent as in a step, so
+        that a worker which has left alone does not wait for ever for the workers that train on.
+
+        Args:
+            record: returns this worker's row; None: the script keeps its own place in its data, and
+                no row is sent.
+            compare: compares the states by the rows of all workers, since no later step would do
+                so.
 
         Returns:
-            Everybody's; None where none is sent, or when the others are through.
+            The rows of all workers; None if no row is sent, or if the others have completed the
+            end.
 
         Raises:
-            JobFailed: others train on.
+            JobFailed: other workers train on.
             StateDiffers: see :meth:`edl.worker.state_check.StateCheck.compare`.
         """
         while True:
@@ -415,19 +475,23 @@ class Switching:
                     self.repair(error, began)
                 except JobFailed:
                     if self._shared.job_state is JobState.FINISHED:
-                        return None  # the others are through
+                        return None  # the others have completed the end
                     raise
 
     # --- after a failure ---
 
     def repair(self, error: RingError, waiting_since: float, failed: int = 0) -> None:
-        """A ring broke, or that of generation ``failed`` was not built: go on with the survivors.
+        """Go on in a ring of the survivors, after a ring broke or could not be built.
 
-        ``waiting_since``: when this worker began to wait for the others, on the monotonic clock.
+        Args:
+            error: how the ring broke.
+            waiting_since: when this worker began to wait for the others, on the monotonic clock.
+            failed: the number of the generation whose ring was not built; 0: the present ring
+                broke.
 
         Raises:
-            WorkerEvicted: the leader has given this worker up.
-            JobFailed: no leader made a new generation in time.
+            WorkerEvicted: the leader has evicted this worker.
+            JobFailed: no leader made a new generation in time, or the job has ended.
         """
         began, old_size = self._now_s(), self._ring.place.size
         median_step_us, known = self.median_step_us(), began
@@ -456,7 +520,10 @@ class Switching:
         self.on_switch(old_size, self._ring.place.size)
 
     def _drop_ring(self, generation: int, error: RingError) -> None:
-        """Leave a ring that failed, let all others in it fail too, and report it."""
+        """Leave a ring that failed, make all its other members fail too, and report the failure.
+
+        ``generation`` is the number of the ring's generation, ``error`` how it failed.
+        """
         text = getattr(error, "detail", str(error))
         name = f"w{self.worker}"
         logger.info("%s: ring %d is broken: %s", name, generation, short_error(text))
@@ -469,7 +536,10 @@ class Switching:
         failpoints.reached("reported")
 
     def _failure(self, generation: int, step: int, text: str) -> RingFailure:
-        """The report that the ring of ``generation`` failed."""
+        """Return the report that the ring of ``generation`` failed after ``step``.
+
+        ``text`` is the message of the error.
+        """
         current = self.generation
         members = current.members if current is not None and current.number == generation else ()
         blamed = blamed_rank(text, members, self._ring.place.rank)
@@ -482,11 +552,18 @@ class Switching:
         )
 
     def _wait_for_repair(self, failed: int, error: RingError) -> Generation:
-        """The generation that the leader makes of the survivors.
+        """Wait for the generation that the leader makes of the survivors, and return it.
 
-        A leader waits up to repair_timeout_s for whoever is not proven dead. switch_timeout_s
-        after that there is none that could do anything. Its successor begins to count anew; three
-        times as long is the end.
+        A leader waits up to repair_timeout_s for workers that are not proven dead. If there is no
+        new generation switch_timeout_s after that, no leader is able to act. The successor of a
+        leader begins to count anew; after three times as long the job fails in any case.
+
+        Args:
+            failed: the number of the generation that failed.
+            error: how it failed, for the message.
+
+        Raises:
+            JobFailed: there was no new generation in time, or the job has ended.
         """
         settings = self._coordinator.settings
         limit = settings.repair_timeout_s + settings.switch_timeout_s
@@ -507,7 +584,7 @@ class Switching:
     # --- the parts of every change ---
 
     def _enter(self, generation: Generation) -> tuple[float, float]:
-        """Build the ring of ``generation`` and bring everybody to the job's state.
+        """Build the ring of ``generation`` and bring all its members to the job's state.
 
         Returns:
             When the ring was built and when the state had arrived, on the monotonic clock.
@@ -525,23 +602,24 @@ class Switching:
             if self.replica is None:  # the script is still in edl.init(), on every member
                 self._synchronised = False
             else:
-                # The first exchange of the job, if it broke in that.
+                # After a break in the first exchange of the job this is its first exchange again.
                 self._synchronised = self._synchronise(generation)
         if generation.repairs:
             self._repaired_at = self.progress.step
         synchronised = self._now_s()
-        # Not before: the news keeps the daemons busy, on the processors that the exchange needs.
+        # Not before: the write keeps the daemons busy, on the processors that the exchange needs.
         self._coordinator.set_stage(Stage.ACTIVE, generation=generation.number)
         return built, synchronised
 
     def _synchronise(self, generation: Generation) -> bool:
-        """Bring everybody to the state source's progress, and those who need it to its state.
+        """Bring all workers to the state source's progress, and those that need it to its state.
 
-        What belongs to the script's place in its loop (schedulers, the epoch) stays its own,
-        except for a newcomer.
+        What belongs to the script's place in its loop (schedulers, the epoch) stays each worker's
+        own, except on a newcomer.
 
         Returns:
-            False where the state is a checkpoint of a later fit than that of some workers.
+            Whether it was done; False if some workers first have to pass over fits, because the
+            state is a checkpoint of a later fit.
         """
         if self.replica is None and self._coordinator.is_shared:
             raise UsageError("create an edl.Optimizer before the first batch")
@@ -564,7 +642,7 @@ class Switching:
         if generation.joined and self.replica is not None:
             self.replica.synchronise(self._ring, root, receive)
         answer: list[bytes] = []
-        if sizes := header.get("answer"):  # of an exchange that some survivors may have missed
+        if sizes := header.get("answer"):  # of an exchange that survivors may have missed
             mine = b"".join(self.progress.answer)
             answer = split(self._ring.broadcast(mine, root, "edl.answer"), sizes)
         self.progress.answer = answer
@@ -572,15 +650,19 @@ class Switching:
         return True
 
     def _over(self) -> JobFailed:
-        """What to raise when others have ended the job."""
+        """Return the error to raise when other workers have ended the job; it says how."""
         return JobFailed(f"the job {self._shared.job_end}")
 
     def _leave(self, generation: Generation) -> NoReturn:
-        # After a break nobody knows who else is left: then everybody saves.
+        # After a break no worker knows which others are left: then each of them saves.
+        """Leave the job and end the process: this worker is no member of ``generation``.
+
+        If the whole job stops, rank 0 saves a last checkpoint before.
+        """
         self.stopped = not generation.members
         last = self.stopped and (self._ring.place.rank == 0 or not self._ring.is_open)
         self._ring.close()
-        if self.stopped:  # whoever saves does not hang, although it completes no step
+        if self.stopped:  # a worker that saves is not stuck, although it completes no step
             self._coordinator.set_stage(Stage.LEAVING)
         if last:
             self._checkpointing.save_last()
@@ -589,7 +671,7 @@ class Switching:
         self.exit(f"{why} after step {self.progress.step} ({generation.reason})")
 
     def exit(self, reason: str) -> NoReturn:
-        """End this process with success, for ``reason``."""
+        """End this process with success (SystemExit 0), and log ``reason``."""
         logger.info("w%d ends: %s", self.worker, reason)
         self._ring.close()
         self._coordinator.close()
@@ -597,4 +679,5 @@ class Switching:
 
     @property
     def worker(self) -> int:
+        """The id of this worker; -1 before it is registered."""
         return self._member.id

@@ -1,11 +1,11 @@
-"""The training thread's side of a worker: one object that a framework's API talks to.
+"""Run the training thread's side of a worker: one object that a framework's API talks to.
 
 A newcomer's life: start() -> warm-up in a world of one -> join() -> steps, with a
 :meth:`Worker.boundary` before each -> finishing.finish(). The first workers of a job do not warm
 up.
 
-The steps are :attr:`Worker.loader`'s where edl's own loader leads through the data, and
-:attr:`Worker.script`'s where the script keeps its own place in it.
+The steps are those of :attr:`Worker.loader` if the position in the data is kept by edl's own
+loader, and those of :attr:`Worker.script` if it is kept by the script.
 
 Why a switch waits for the next batch instead of happening at the end of a step: what the script
 does after ``optimizer.step()`` (a scheduler's step, an evaluation at the end of the epoch) belongs
@@ -53,22 +53,24 @@ OVER = (
 
 
 class Worker:
-    """One worker of a job. Not thread-safe.
+    """One worker of a job, as its training thread uses it. Not thread-safe.
 
     Attributes:
-        loader: its steps on the batches of edl's loader.
-        script: its steps where the script keeps its own place in its data.
-        steps: those of the two that this script makes.
+        loader: this worker's steps on the batches of edl's loader.
+        script: this worker's steps if the script keeps its own place in its data.
+        steps: the one of ``loader`` and ``script`` that this script uses.
         checkpointing: how the job is saved, and how it ends before its time.
         replica: the state that is shared; None until the script has declared it.
-        wishes: how many workers more, or fewer, the script wants.
-        policy: its side of the job's policy.
-        follows: the policy that the script is to follow from its beginning, also where that is off:
-            the job's, or else the script's own.
-        local_rank: the slot on its host.
-        same_random: random numbers of the training thread are those of the script on all workers.
-        finishing: how its training ends.
-        fits: how far its script is, if it trains in fits.
+        size_request: how many workers more, or fewer, the script wants.
+        policy: this worker's access to the job's policy.
+        follows: returns the policy that the script follows from its beginning, also while the
+            policy is switched off: the policy of the job or, if there is none, the one of the
+            script.
+        local_rank: the slot of this worker on its host.
+        same_random: whether the random numbers of the training thread are to be those of the script
+            on all workers.
+        finishing: how this worker's training ends.
+        fits: how far the script is, if it trains in fits.
     """
 
     def __init__(
@@ -127,8 +129,8 @@ class Worker:
     def start(self) -> None:
         """Take part in the job that the environment names; without one, be a job of one.
 
-        Returns in the ring when the job is starting, and in a world of one, warming up, when
-        the job is already training.
+        Returns in the ring when the job is starting, and in a world of one, warming up, when the
+        job is already training.
 
         Raises:
             ZooKeeperUnreachable, UnknownJob: see :meth:`edl.daemon.daemon.Daemon.start`.
@@ -139,10 +141,11 @@ class Worker:
     def join(self) -> None:
         """End the warm-up and enter the ring with the job's state; returns before a batch.
 
-        Ends the process quietly (SystemExit 0) when the job ends or has no use for this worker.
+        The process ends with success (SystemExit 0) when the job ends or has no use for this
+        worker.
 
         Raises:
-            NewcomerDiffers: its model is not that of the job.
+            NewcomerDiffers: this worker's model is not that of the job.
             FitIsDone: the job is in a later fit. This worker warms up, as before.
         """
         self.loader.step_input.abandon()
@@ -150,13 +153,14 @@ class Worker:
         failpoints.reached("warmed_up")
         generation = self._switching.join()
         self.steps.joined()
-        # The state that came is of before the others' callbacks, which may have changed it.
+        # The state that came is older than the others' callbacks, which may have changed theirs.
         self._switched(len(generation.previous), self.size)
 
     def begin(self) -> None:
-        """All is built, training begins: get the job's state, or load it, or start afresh.
+        """Begin training: get the job's state, load it from a checkpoint, or start afresh.
 
-        After this the epoch and the step are the job's.
+        It is called when the script has built its model and data loader. After this the epoch and
+        the step are those of the job.
 
         Raises:
             FitIsDone: the job was resumed from a checkpoint of a later fit.
@@ -164,16 +168,17 @@ class Worker:
         self._switching.synchronise_if_due()
 
     def boundary(self) -> None:
-        """Between two steps: switch if all agreed to, take over or send the state if it is due.
+        """Do what is due between two steps: switch, exchange the state, pause, save.
 
-        Before that, who holds another state than most is resynced, if the job wants it: a newcomer
-        may get its state.
-
-        Ends the process quietly (SystemExit 0) when it is no member of the new generation.
+        First, if the job resyncs, workers with another state than most get the state of those,
+        because a newcomer may get its state from any of them. Then this worker moves to the
+        generation to which all have agreed to switch, if there is one. The process ends with
+        success (SystemExit 0) when the worker is no member of that generation.
 
         Raises:
-            StateDiffers: the states differ, and no majority holds the same.
-            WorkerEvicted: it was evicted, which one that is alone in its ring only sees here.
+            StateDiffers: the states differ, and no majority holds the same state.
+            WorkerEvicted: this worker was evicted. A worker that is alone in its ring sees this
+                only here.
         """
         failpoints.reached("boundary")
         self._shared.check()
@@ -190,15 +195,19 @@ class Worker:
         self.checkpointing.save_if_due(self.rank, self.generation)
 
     def close(self) -> None:
-        """Leave ring and coordination for good. Idempotent."""
+        """Leave the ring and the job for good; a second call does nothing."""
         self.ring.close()
         if not self.finished:
-            self._coordinator.resign()  # nobody need wait for a checkpoint to be written
+            self._coordinator.resign()  # no worker has to wait until the checkpoint is written
         self.checkpointing.wait_for_writes()
         self._coordinator.close()
 
     def request_leave(self) -> None:
-        """Called by the SIGTERM handler: leave at the next switch, or now if not in the ring."""
+        """Leave the job at the next switch, or end the process at once outside of a ring.
+
+        The SIGTERM handler calls it. A worker in a job of one that saves no checkpoints ends at
+        once, too.
+        """
         self.finishing.told_to_leave = True
         outside = self.warming_up or self._switching.generation is None
         if outside or not (self._coordinator.is_shared or self.checkpointing.saves):
@@ -210,70 +219,78 @@ class Worker:
 
     @property
     def finished(self) -> bool:
-        """The script has trained to its end."""
+        """Whether this worker's script has trained to its end."""
         return self.finishing.finished
 
     @property
     def stopped(self) -> bool:
         """Whether this worker has ended its training because somebody has stopped the job.
 
-        By `edl stop`, or a signal to `edl run`; not because all is trained.
+        That is by `edl stop`, or a signal to `edl run`; not because all is trained.
         """
         return self._switching.stopped
 
     @property
     def is_shared(self) -> bool:
-        """Others may take part: this is no job of one."""
+        """Whether other workers may take part, as in all jobs but a job of one."""
         return self._coordinator.is_shared
 
     @property
     def sizes(self) -> Sizes:
-        """How many workers the job may have."""
+        """The numbers of workers that the job may have."""
         return self._coordinator.sizes
 
     @property
     def warming_up(self) -> bool:
-        """A newcomer trains alone, for nothing."""
+        """Whether this worker is a newcomer that trains its warm-up batch alone."""
         return self._switching.warming_up
 
     @property
     def id(self) -> int:
+        """The id of this worker: a number that is never used again in its job."""
         return self._switching.worker
 
     @property
     def rank(self) -> int:
-        """In the ring; a newcomer that has not been in a ring of the job can only guess it."""
+        """This worker's rank in the ring; a guess for a newcomer that was in no ring yet."""
         return self._switching.expected_rank or self.ring.place.rank
 
     @property
     def size(self) -> int:
+        """The number of workers in the ring; a guess for a newcomer that was in no ring yet."""
         expected = self._switching.expected_rank
         return expected + 1 if expected else self.ring.place.size
 
     @property
     def generation(self) -> int:
-        """The number of the present ring; 0 while this worker is in none."""
+        """The number of the present generation; 0 while this worker is in no ring of the job."""
         return self.steps.generation
 
     @property
     def leader(self) -> Leader:
+        """The leader of the job; this worker itself, in term 0, if no leader is known."""
         return self._shared.leader or Leader(0, self.id)
 
     @property
     def step(self) -> int:
-        """How many updates the job has made."""
+        """The number of updates that the job has made."""
         return self.steps.progress.steps_made
 
     def _is_of_another_fit(self, target: int) -> bool:
-        """Whether newcomers of a generation were ready for the fit before, which has ended."""
+        """Return whether the newcomers of a generation were ready for a fit that has ended since.
+
+        ``target`` is the number of the generation.
+        """
         generation = self._shared.generation(target)
         return bool(generation.joined) and generation.fits != self.steps.progress.fits_done
 
     def _let_leave(self, target: int) -> bool:
-        """Let workers that leave with this switch hand over what they have; all are here.
+        """Call the callbacks of :meth:`on_leave`, if workers leave with the switch to ``target``.
+
+        All old workers are there, so those that leave can hand over what they have.
 
         Returns:
-            Whether the ring still stands, so that the switch can follow.
+            Whether the ring is still the same, so that the switch can follow.
         """
         number, staying = self.generation, self._shared.generation(target).worker_ids
         leaving = frozenset(self.loader.progress.members) - {*staying}
@@ -288,21 +305,21 @@ class Worker:
         self.loader.on_trained = self.script.on_trained = callback
 
     def on_resize(self, callback: Callable[[int, int], None]) -> None:
-        """Call ``callback(old_size, new_size)`` after each switch, that of a join included."""
+        """Call ``callback(old_size, new_size)`` after each switch, also after the one of a join."""
         self._on_resize.append(callback)
 
     def on_leave(self, callback: Callable[[frozenset[int]], None]) -> None:
-        """Call ``callback(ids)`` on all workers of the ring before these workers leave it.
+        """Call ``callback(ids)`` on all workers of the ring before the workers ``ids`` leave it.
 
-        The workers may exchange messages in it.
+        The workers may exchange messages in the callback.
         """
         self._on_leave.append(callback)
 
     def attach_source(self, source: Source, reader: Reader | None = None) -> None:
-        """Declare what is trained on; ``reader`` reads it, if it is a stream.
+        """Declare the data that the job trains on; ``reader`` reads ``source`` if it is a stream.
 
         Raises:
-            DataError: it is empty.
+            DataError: the source is empty.
             UsageError: there is a source already, or the script keeps its own place in its data.
         """
         if self.steps is self.script:
@@ -313,7 +330,7 @@ class Worker:
         self.loader.progress.attach(source, self.id, reader)
 
     def check_trains(self) -> None:
-        """Refuse to begin another training in this job.
+        """Raise an error if the script is not allowed to begin another training in this job.
 
         Raises:
             UsageError: the script has trained to its end before.
@@ -322,10 +339,10 @@ class Worker:
             raise UsageError(OVER)
 
     def attach_replica(self, replica: Replica) -> None:
-        """Declare the state that is shared.
+        """Declare the state that all workers share: model, optimizer and tracked objects.
 
         Raises:
-            UsageError: there is one already.
+            UsageError: there is such a state already.
         """
         if self.replica is not None:
             raise UsageError("this script has two edl.Optimizers; a job trains with one")
@@ -339,6 +356,12 @@ class Worker:
         self._shared.signature = signature
 
     def _check_script(self) -> None:
+        """Raise an error if this newcomer's model or fits do not match those of the job.
+
+        Raises:
+            NewcomerDiffers: the models cannot share a state.
+            FitIsDone: the job has done the fit in which this worker is.
+        """
         mine, fits = self._shared.signature(), self.fits.begun
         if not mine and not fits:
             return
@@ -348,12 +371,15 @@ class Worker:
             raise NewcomerDiffers(f"w{self.id} cannot join: {why}")
 
     def leave_data_to_script(self, state: ScriptState, entered: Callable[[], None]) -> None:
-        """The script keeps its own place in its data; ``state`` is what follows the job.
+        """Let the script keep its own place in its data, with a state that follows the job.
 
-        ``entered()`` is called in each new ring, before the state is exchanged there.
+        Args:
+            state: the state that all workers share, which newcomers receive.
+            entered: called in each new ring, before the state is exchanged there.
 
         Raises:
-            UsageError: the script uses edl's own loader, optimizer or checkpoints as well.
+            UsageError: the script uses edl's own loader, optimizer or checkpoints as well, or a
+                policy that needs them.
         """
         if self.checkpointing.saves:
             raise UsageError(
@@ -388,22 +414,24 @@ class Worker:
         """Return the numbers of all workers in rank order; see :meth:`exchange_bytes`.
 
         Raises:
-            UsageError: a worker has sent more numbers than another; and as there.
+            UsageError: a worker has sent more numbers than another; or see :meth:`exchange_bytes`.
         """
         return unpacked(self.exchange_bytes(packed(values)))
 
     def exchange_bytes(self, payload: bytes) -> list[bytes]:
         """Return the payloads of all workers in rank order; all call it at the same point.
 
-        The sizes may differ. The answer is the same on all, whoever dies meanwhile: if one of the
-        survivors had it, then all get it, with what the dead have sent; else the survivors
-        exchange once more. While this worker warms up, and in a job of one, it is its own payload.
+        The sizes of the payloads may differ. The answer is the same on all workers, even if some
+        die meanwhile: if one of the survivors had the answer, then all get it, with what the dead
+        workers have sent; otherwise the survivors exchange once more. While this worker warms up,
+        and in a job of one, the answer is its own payload.
 
-        A script that keeps its own place in its data is broken off instead, like at any collective.
+        A script that keeps its own place in its data gets an error instead, as at any collective.
 
         Raises:
-            UsageError: in the midst of a step, before training has begun, or after its end.
-            RingBroken: to the script that keeps its own place in its data.
+            UsageError: the call is in the midst of a step, before training has begun, or after its
+                end.
+            RingBroken: a worker is gone, in a script that keeps its own place in its data.
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
         """
         if self.finished:
@@ -411,11 +439,12 @@ class Worker:
         return self.steps.exchange(payload)
 
     def log_event(self, details: Details, reason: str) -> None:
-        """Write what all workers know into the job's event log: rank 0 does, the others do not."""
+        """Add an event that all workers know to the job's event log; only rank 0 writes it."""
         if self.rank == 0:
             self._shared.log(Event(time.time(), self.generation, self.step, reason, details))
 
     def _switched(self, old_size: int, new_size: int) -> None:
+        """Note that the ring has changed, and call the callbacks of :meth:`on_resize`."""
         self.steps.entered()
         for callback in self._on_resize:
             callback(old_size, new_size)
