@@ -40,7 +40,10 @@ def exchange(
     repair: Callable[[RingBroken, float], None],
     now_s: Callable[[], float],
 ) -> list[bytes]:
-    """Return the payloads of all workers in rank order, the same on all, even if some die.
+    """Send ``payload`` to all workers; return all payloads in rank order, the same everywhere.
+
+    All workers call it at the same point. The answer is the same on all survivors, even if some
+    workers die meanwhile.
 
     Args:
         payload: the bytes that this worker sends; the sizes of the workers' payloads may differ.

@@ -247,7 +247,7 @@ class LoaderProgress(TrainingProgress):
         self.microbatches = self.source.batching.microbatches(size)
 
     def _take_batching(self, batching: Batching) -> None:
-        """Use other batch sizes from the next step on."""
+        """Use the batch sizes of ``batching`` from the next step on."""
         self._source = replace(self.source, batching=batching)
         if self._worker in self.members:
             self.sampler.use(self._source, self.members, self.step_input.untrained)

@@ -348,7 +348,7 @@ class LoaderSteps(Steps):
     # --- between two steps, and at the end
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Return the payloads of all workers in rank order, between two steps.
+        """Send ``payload`` to all workers between two steps; return all payloads in rank order.
 
         While this worker warms up, the answer is its own payload.
 
@@ -369,7 +369,7 @@ class LoaderSteps(Steps):
     def exchange_in_step(
         self, payload: bytes, repair: Callable[[RingBroken, float], None]
     ) -> list[bytes]:
-        """Return the payloads of all workers in rank order, while a step is open.
+        """Send ``payload`` to all workers in an open step; return all payloads in rank order.
 
         All workers call it at the same point of the same batch.
 

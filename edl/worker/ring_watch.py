@@ -45,8 +45,8 @@ class RingWatch:
     ) -> None:
         """Add a complete step; now and then report on the ring and set this worker's share.
 
-        It does the latter every :data:`EVERY` steps. The share is the part of a full batch that
-        this worker is able to train in time.
+        A report is made every :data:`EVERY` steps, if the job has a policy or chooses its global
+        batch. The share is the part of a full batch that this worker is able to train in time.
 
         Args:
             records: the rows of all workers in the step.

@@ -14,7 +14,7 @@ from edl.worker.progress import Receive, TrainingProgress
 
 
 class Comparable(Enum):
-    """What is known of whether the workers of a script hold the same state when they save it."""
+    """Whether the workers of a script hold the same state when they save it, as far as known."""
 
     UNKNOWN = "unknown"
     YES = "yes"
@@ -56,7 +56,7 @@ class ScriptProgress(TrainingProgress):
         return {}
 
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
-        """Note the workers of a new ring, in rank order; ``in_step`` makes no difference."""
+        """Note the workers of a new ring, in rank order; ``in_step`` is not used."""
         self.members = members
 
     def header(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class ScriptProgress(TrainingProgress):
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
         """Replace this progress with the one that the state source sent as ``header``.
 
-        ``receive`` makes no difference.
+        ``receive`` is not used: all workers take over the whole progress.
         """
         self.step, self.has_state = int(header["step"]), True
         self.ended = bool(header["ended"])

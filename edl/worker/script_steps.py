@@ -42,7 +42,7 @@ class ScriptSteps(Steps):
 
     @property
     def progress(self) -> ScriptProgress:
-        """The number of saves that the script has made, and what follows from them."""
+        """The counter of the saves of the script's state."""
         return self._progress
 
     @property
@@ -137,7 +137,9 @@ class ScriptSteps(Steps):
         self._progress.ended = True
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Return the payloads of all workers in rank order; while this worker warms up, its own.
+        """Send ``payload`` to all workers; return all payloads in rank order.
+
+        While this worker warms up, the answer is its own payload.
 
         Raises:
             RingBroken: a worker is gone; the script handles it as at any collective.
@@ -151,7 +153,7 @@ class ScriptSteps(Steps):
         """Do nothing: such a script holds no batch of edl's loader when it leaves its loop."""
 
     def last_record(self, stop: Stop) -> None:
-        """Return None: the other workers need no record of the end, however it came (``stop``)."""
+        """Return None, whatever ``stop`` says: the other workers need no record of the end."""
         return None
 
     def joined(self) -> None:

@@ -19,7 +19,7 @@ from edl.errors import UsageError, WorkerEvicted
 
 @dataclass
 class SharedState:
-    """The newest news between a worker's training thread and its daemon's threads, behind one lock.
+    """The latest information that a worker's training thread and daemon share, under one lock.
 
     The training thread learns of generations, the leader, an eviction, the end of the job, and its
     policy. The daemon learns of progress, events to log, and what a policy decides from.
@@ -29,7 +29,8 @@ class SharedState:
         clock: the clock of all times here.
         keeps_events: whether events are kept until the daemon writes them.
         policy: the job's policy while it is switched on, else None.
-        written: the job's policy, also while it is switched off; None: none that can be read.
+        written: the job's policy, also while it is switched off; None: there is none, or none that
+            can be read.
         ring: the newest report on the speeds in this worker's ring, for the policy.
         evicted: the ids of all workers that the leader has evicted.
         signature: returns the shapes of this worker's model, for newcomers.

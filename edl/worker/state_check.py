@@ -58,7 +58,7 @@ class Compared(Protocol):
         """Return a digest of each part of the state in ``group``, by the name of the part."""
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the present learning rates, by the name of each in a message."""
+        """Return the present learning rates, by the name under which messages mention each."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         """Broadcast the state from the rank ``root``; see :class:`edl.worker.switching.Shared`."""

@@ -1,4 +1,4 @@
-"""Make the steps of one worker in its ring: send its record of each, receive those of all workers.
+"""Make the steps of one worker in its ring: send its step record, receive those of all workers.
 
 What a step is depends on where the position in the data is kept: by edl's loader
 (:class:`edl.worker.loader_steps.LoaderSteps`) or by the script
@@ -35,18 +35,20 @@ from edl.worker.switching import Switching
 
 
 class Steps(ABC):
-    """What the steps on edl's loader and those of a script have in common; for the training thread.
+    """One worker's steps in its ring: the base class for edl's loader and for scripts.
+
+    It is used by the training thread.
 
     Attributes:
         ring: the ring over which the records are sent.
         begun: how many batches were handed out here, or updates made; warm-ups included.
         target: the number of the generation that all workers have agreed to switch to; None: none.
+        timer: measures how long the steps take on this worker.
         slowest: finds the worker for which the others wait, if there is one.
         ends_with_script: whether the training ends when the script ends, wherever the training is.
         trained_in: the number of the generation in which the last step was completed.
         on_trained: called when this worker has completed its first step in a ring.
         wants_to_stop: whether the script wants all workers to stop after the next step.
-        timer: measures how long the steps take on this worker.
     """
 
     ends_with_script: ClassVar[bool] = False
@@ -84,7 +86,7 @@ class Steps(ABC):
 
     @abstractmethod
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Return the payloads of all workers in rank order, between two steps.
+        """Send ``payload`` to all workers between two steps; return all payloads in rank order.
 
         See :meth:`edl.worker.worker.Worker.exchange_bytes`.
         """
@@ -191,7 +193,7 @@ class Steps(ABC):
             self._log_switch()
 
     def idle_record(self) -> StepRecord:
-        """Return this worker's row while nothing is trained."""
+        """Return this worker's step record for a time in which nothing is trained."""
         return self._record(samples=0, idle=True)
 
     # --- for the two kinds

@@ -293,7 +293,7 @@ class Switching:
         """
         self._look_for_a_later_fit()
         mine = self._shared.fits
-        self._wait_for_seat(mine.begun + 1)  # no generation is: the others are in no such fit
+        self._wait_for_seat(mine.begun + 1)  # none comes: the others are in no such fit
         raise NewcomerDiffers(ended_before(self.worker, mine.begun, mine.begun + 1))
 
     # --- between two steps ---
@@ -450,8 +450,8 @@ class Switching:
                 so.
 
         Returns:
-            The rows of all workers; None if no row is sent, or if the others have completed the
-            end.
+            The rows of all workers; None if no row is sent, or if the others have finished the
+            job.
 
         Raises:
             JobFailed: other workers train on.
@@ -475,7 +475,7 @@ class Switching:
                     self.repair(error, began)
                 except JobFailed:
                     if self._shared.job_state is JobState.FINISHED:
-                        return None  # the others have completed the end
+                        return None  # the others have finished the job
                     raise
 
     # --- after a failure ---
@@ -602,7 +602,7 @@ class Switching:
             if self.replica is None:  # the script is still in edl.init(), on every member
                 self._synchronised = False
             else:
-                # After a break in the first exchange of the job this is its first exchange again.
+                # If the first exchange of the job broke, this one takes its place.
                 self._synchronised = self._synchronise(generation)
         if generation.repairs:
             self._repaired_at = self.progress.step

@@ -352,7 +352,10 @@ class Worker:
             self.loader.replica = replica
 
     def describe_model(self, signature: Callable[[], Signature]) -> None:
-        """Let newcomers ask for the ``signature`` of this worker's model, in any thread."""
+        """Let newcomers ask for the signature of this worker's model: the shapes of its tensors.
+
+        ``signature`` returns it; other threads than the training thread call it.
+        """
         self._shared.signature = signature
 
     def _check_script(self) -> None:
@@ -411,7 +414,9 @@ class Worker:
     # --- between two steps ---
 
     def exchange(self, values: Sequence[float]) -> list[list[float]]:
-        """Return the numbers of all workers in rank order; see :meth:`exchange_bytes`.
+        """Send ``values`` to all workers; return the numbers of all workers in rank order.
+
+        See :meth:`exchange_bytes`.
 
         Raises:
             UsageError: a worker has sent more numbers than another; or see :meth:`exchange_bytes`.
@@ -419,12 +424,13 @@ class Worker:
         return unpacked(self.exchange_bytes(packed(values)))
 
     def exchange_bytes(self, payload: bytes) -> list[bytes]:
-        """Return the payloads of all workers in rank order; all call it at the same point.
+        """Send ``payload`` to all workers; return the payloads of all in rank order.
 
-        The sizes of the payloads may differ. The answer is the same on all workers, even if some
-        die meanwhile: if one of the survivors had the answer, then all get it, with what the dead
-        workers have sent; otherwise the survivors exchange once more. While this worker warms up,
-        and in a job of one, the answer is its own payload.
+        All workers call it at the same point of the script. The sizes of the payloads may differ.
+        The answer is the same on all workers, even if some die meanwhile: if one of the survivors
+        had the answer, then all get it, with what the dead workers have sent; otherwise the
+        survivors exchange once more. While this worker warms up, and in a job of one, the answer is
+        its own payload.
 
         A script that keeps its own place in its data gets an error instead, as at any collective.
 
