@@ -27,7 +27,7 @@ class StepInput:
         may_grow: whether the step may have one more batch.
         updates: the optimizers, as bits, that have made their updates in the step.
         completed_by_peers: whether other workers have completed the step without this one.
-        counted: the optimizers, as bits, that had counted the batch before, with another worker.
+        counted: the optimizers, as bits, that have counted its samples already, with another worker.
     """
 
     def __init__(self) -> None:
