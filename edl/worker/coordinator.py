@@ -116,7 +116,7 @@ class Coordinator(Protocol):
         """
 
     def resign(self) -> None:
-        """Leave the ring and the election of the leader; what is to be published still is."""
+        """Leave the ring and the election; what is not yet published still will be."""
 
     def close(self) -> None:
         """Leave the job for good; a second call does nothing."""

@@ -187,7 +187,7 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def later_fits(self) -> tuple[DoneFit, ...]:
-        """The fits before that of a checkpoint, if the script has to pass over some; else empty."""
+        """The fits done before a checkpoint, if the script must pass over some; else empty."""
         return self.fits_ahead if len(self.fits_ahead) > len(self.fits) else ()
 
     @property

@@ -410,11 +410,11 @@ class LoaderSteps(Steps):
         return here + left_out(untrained)
 
     def last_record(self, stop: Stop) -> StepRecord:
-        """Return this worker's row about the end of its training.
+        """Return this worker's row about the end of its training; ``stop`` says how it ended.
 
-        The row also reaches workers that are still in a step, if there are any. If the ring is
-        another one than that in which this worker has left its batch, all workers first send their
-        records of that batch again, because some may have missed them.
+        The row also reaches workers that are still in a step, if there are any. If the ring has
+        changed since this worker left its last batch, all workers first send their records of that
+        batch again, because some may have missed them.
         """
         while self.open and self._left_in != self.generation:
             self._records = self._pending = None

@@ -70,7 +70,7 @@ class TrainingProgress(ABC):
 
     @property
     def later_fits(self) -> tuple[DoneFit, ...]:
-        """The fits before that of a checkpoint, if the script has to pass over some; else empty."""
+        """The fits done before a checkpoint, if the script must pass over some; else empty."""
         return ()
 
     @property

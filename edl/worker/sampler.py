@@ -49,7 +49,7 @@ class Batch:
 
     @property
     def keys(self) -> list[int]:
-        """One number for each sample; it names the sample in the epoch, the same on all workers."""
+        """The numbers that identify the samples in the epoch, equal on all workers."""
         keys: list[int] = self.indices.tolist()
         return keys
 
@@ -163,8 +163,8 @@ class BatchSampler:
         """Form the next batch, or return None if the leases have no samples for it now.
 
         A batch is smaller than ``size`` only when nothing is left to be leased, or when the samples
-        that follow were counted by other optimizers than the first ones. A batch that is larger
-        than a worker trains at once comes in microbatches, one in each call.
+        that follow count for other optimizers (``Batch.counted``). A batch that is larger than a
+        worker trains at once comes in microbatches, one in each call.
         """
         spans = _skip(ledger.held_by(self._worker), self.ahead)
         if not self._sizes:
@@ -178,7 +178,7 @@ class BatchSampler:
         return batch
 
     def has_more(self, ledger: Ledger) -> bool:
-        """Whether :meth:`form` would return a batch now."""
+        """Return whether :meth:`form` would return a batch now."""
         spans = _skip(ledger.held_by(self._worker), self.ahead)
         return bool(self._sizes) or self._next_size(spans, ledger) > 0
 

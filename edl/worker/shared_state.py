@@ -69,8 +69,8 @@ class SharedState:
     def announce(self, generation: Generation) -> None:
         """Hand a generation that the leader wrote, or the end of the job, to the training thread.
 
-        A generation without members is the end. Every end gets the number END, whoever has
-        announced it, because all workers of a ring must know the same number.
+        A generation without members is the end. Every end gets the number END, no matter which
+        process has announced it, because all workers of a ring must know the same number.
         """
         if not generation.members:
             generation = replace(generation, number=END)

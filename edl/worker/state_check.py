@@ -114,9 +114,9 @@ class Comparison:
         return fold(self._digests)
 
     def _exchange(self, digests: Digests) -> dict[int, Said]:
-        """Return the digests and learning rates of all workers, by worker id in rank order.
+        """Exchange the digests and learning rates of all workers; return them by worker id.
 
-        ``digests`` are those of this worker's parts of the state.
+        ``digests`` belong to the parts of this worker's state. The result is in rank order.
         """
         rates = self.replica.learning_rates() if self.replica is not None else {}
         mine = Said(digests, rates, on_trial(self._joined_after, self._at.step))
@@ -181,7 +181,7 @@ class StateCheck(Comparison):
         """Compute the digest of the part of the state that is due, when a batch is handed out.
 
         All that belongs to the step before is done then. The digest is kept, because the row may
-        have to be sent again after this step's batch has changed what it may change.
+        have to be sent again at a time when the batch of this step has changed the state already.
         """
         progress = self._progress
         begins_epoch = progress.ledger.done == 0
@@ -194,8 +194,8 @@ class StateCheck(Comparison):
         Raises:
             StateDiffers: states of old workers differ; the job ends.
             NewcomerDiffers: this worker is a newcomer that differs, and ends.
-            RingBroken: another worker is such a newcomer; or the states differ, and a worker went
-                before all knew, so that the rows come again.
+            RingBroken: another worker is such a newcomer. Or a worker went while the others
+                examined a difference; the rows are sent and compared once more then.
         """
         found = split_of(records)
         if found is not None and not self._only_resyncs:
@@ -255,7 +255,7 @@ class StateCheck(Comparison):
 
     @property
     def _resyncs(self) -> bool:
-        """Whether the job gives workers that differ the state of the others, rather than end."""
+        """Whether the job resyncs: workers whose state differs get the state of the others."""
         return self._checkpointing.settings.on_divergence == "resync"
 
     @property

@@ -27,7 +27,8 @@ class StepInput:
         may_grow: whether the step may have one more batch.
         updates: the optimizers, as bits, that have made their updates in the step.
         completed_by_peers: whether other workers have completed the step without this one.
-        counted: the optimizers, as bits, that have counted its samples already, with another worker.
+        counted: the optimizers, as bits, that have counted the samples of the batch already, with
+            another worker.
     """
 
     def __init__(self) -> None:

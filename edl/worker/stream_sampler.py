@@ -1,8 +1,8 @@
 """Form this worker's batches of a stream, from the samples that it reads in its leases.
 
 A batch is read when it is formed, so its size is known before its step begins. One sample more is
-read than the batch needs: so it shows when a shard ends with the batch, and the rest of the shard's
-positions, which hold no samples, goes with the batch.
+read than the batch needs. If the shard ends with the batch, this is known then, and the positions
+behind the end, which hold no samples, leave the leases together with the batch.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class StreamSampler(BatchSampler):
         """Read the samples of one batch and one more, if the leases have them.
 
         Returns:
-            Whether the samples that follow were counted by other optimizers, so that the batch ends
+            Whether the samples that follow count for other optimizers, so that the batch ends
             there.
         """
         size = self.size
@@ -260,7 +260,10 @@ class StreamSampler(BatchSampler):
         return any(self._end < 0 or start < self._end for start, _ in ledger.free)
 
     def _samples_alike(self) -> int:
-        """Return how many samples at the front were counted by the same optimizers."""
+        """Return how many of the samples at the front may form one batch.
+
+        The same optimizers have counted them already, with another worker (``Batch.counted``).
+        """
         samples, counted = 0, -1
         for piece in self._pieces:
             if piece.samples:

@@ -138,7 +138,7 @@ class Switching:
     def start(self) -> None:
         """Register this worker, and enter the first ring of a job that is just starting.
 
-        If the job trains already, this worker is a newcomer: it is in a world of one, to warm up.
+        If the job trains already, this worker is a newcomer: it warms up alone, in a ring of one.
 
         Raises:
             JobFailed: the job did not start in time, or has ended before.
@@ -162,7 +162,7 @@ class Switching:
 
     @property
     def expected_rank(self) -> int:
-        """The rank that a newcomer would get, never 0; 0 once it has been in a ring of the job."""
+        """The rank that a newcomer would get, above 0; 0 once it has been in a ring of the job."""
         return self._expected_rank if self.warming_up and self.generation is None else 0
 
     def _wait_for_start(self) -> Generation:

@@ -4,8 +4,8 @@ A newcomer's life: start() -> warm-up in a world of one -> join() -> steps, with
 :meth:`Worker.boundary` before each -> finishing.finish(). The first workers of a job do not warm
 up.
 
-The steps are those of :attr:`Worker.loader` if the position in the data is kept by edl's own
-loader, and those of :attr:`Worker.script` if it is kept by the script.
+The steps are made by :attr:`Worker.loader` if edl's own loader keeps the position in the data, and
+by :attr:`Worker.script` if the script keeps it.
 
 Why a switch waits for the next batch instead of happening at the end of a step: what the script
 does after ``optimizer.step()`` (a scheduler's step, an evaluation at the end of the epoch) belongs
@@ -67,8 +67,8 @@ class Worker:
             policy is switched off: the policy of the job or, if there is none, the one of the
             script.
         local_rank: the slot of this worker on its host.
-        same_random: whether the random numbers of the training thread are to be those of the script
-            on all workers.
+        same_random: whether the training thread draws the numbers that the script's seeds give, so
+            that they are equal on all workers.
         finishing: how this worker's training ends.
         fits: how far the script is, if it trains in fits.
     """
@@ -127,10 +127,10 @@ class Worker:
     # --- life ---
 
     def start(self) -> None:
-        """Take part in the job that the environment names; without one, be a job of one.
+        """Join the job that the environment names, or begin a job of one worker if it names none.
 
-        Returns in the ring when the job is starting, and in a world of one, warming up, when the
-        job is already training.
+        If the job is just starting, this worker is in its ring afterwards. If the job is already
+        training, this worker is alone in a ring of one afterwards, to warm up.
 
         Raises:
             ZooKeeperUnreachable, UnknownJob: see :meth:`edl.daemon.daemon.Daemon.start`.
@@ -145,7 +145,7 @@ class Worker:
         worker.
 
         Raises:
-            NewcomerDiffers: this worker's model is not that of the job.
+            NewcomerDiffers: this worker's model differs from the job's.
             FitIsDone: the job is in a later fit. This worker warms up, as before.
         """
         self.loader.step_input.abandon()
@@ -224,9 +224,9 @@ class Worker:
 
     @property
     def stopped(self) -> bool:
-        """Whether this worker has ended its training because somebody has stopped the job.
+        """Whether this worker has ended its training because the job was stopped.
 
-        That is by `edl stop`, or a signal to `edl run`; not because all is trained.
+        A job is stopped by `edl stop`, or by a signal to `edl run`; not because all is trained.
         """
         return self._switching.stopped
 
@@ -359,7 +359,7 @@ class Worker:
         self._shared.signature = signature
 
     def _check_script(self) -> None:
-        """Raise an error if this newcomer's model or fits do not match those of the job.
+        """Raise an error if this newcomer's model or fits do not match the job's.
 
         Raises:
             NewcomerDiffers: the models cannot share a state.
