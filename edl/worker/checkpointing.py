@@ -259,7 +259,8 @@ class Checkpointing:
     def save_now(self, rank: int, generation: int) -> None:
         """Let rank 0 save a checkpoint between two steps, however recent the one before is.
 
-        ``rank`` is this worker's rank in the ring of ``generation``.
+        ``rank`` is this worker's rank in the ring of ``generation``. While another checkpoint is
+        being written, the save is put off until the next boundary.
         """
         self.save_soon()
         self.save_if_due(rank, generation)

@@ -489,11 +489,11 @@ class LoaderProgress(TrainingProgress):
             )
 
     def _in_own_epoch(self, received: Ledger) -> Ledger:
-        """Return the ledger for this worker's epoch, given the one of the state source.
+        """Return the ledger for this worker's epoch, given the state source's (``received``).
 
         When the state source is in a later epoch, this worker's epoch is over, and the received
-        ledger is kept for :meth:`next_epoch`. When it is in an earlier one, it is about to leave
-        that: this worker's epoch begins with all samples free.
+        ledger is kept for :meth:`next_epoch`. When the state source is in an earlier epoch, which
+        it is about to leave, this worker's epoch begins with all samples free.
         """
         epoch = self.ledger.epoch
         if received.epoch > epoch:

@@ -228,7 +228,7 @@ class BatchSampler:
     def _cut(self, spans: list[Span], samples: int, counted: int = 0, follow: int = 0) -> Batch:
         """Return a batch of the first ``samples`` positions of ``spans``.
 
-        ``counted`` and ``follow`` are the attributes of the batch.
+        ``counted`` and ``follow`` are as in :class:`Batch`.
         """
         positions: list[npt.NDArray[np.int64]] = []
         position = spans[0][0]

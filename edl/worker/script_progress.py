@@ -43,7 +43,10 @@ class ScriptProgress(TrainingProgress):
         self.step += 1
 
     def may_pause(self, repaired_at: int) -> bool:
-        """Return True: after a repair at any step (``repaired_at``) all workers begin anew."""
+        """Return True: the workers can always pause, since all begin anew after a repair.
+
+        ``repaired_at`` is not used.
+        """
         return True
 
     def row(self) -> dict[str, int]:

@@ -19,10 +19,11 @@ from edl.errors import UsageError, WorkerEvicted
 
 @dataclass
 class SharedState:
-    """The latest information that a worker's training thread and daemon share, under one lock.
+    """The latest information that a worker's training thread and its daemon's threads exchange.
 
     The training thread learns of generations, the leader, an eviction, the end of the job, and its
-    policy. The daemon learns of progress, events to log, and what a policy decides from.
+    policy. The daemon learns of progress, events to log, and what a policy decides from. One lock
+    guards what is waited for or changed in place; the attributes are replaced as a whole.
 
     Attributes:
         worker: the id of this worker; -1: not known yet.
