@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +153,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     Args:
         initial_lr: the learning rate that is reached.
-        warmup_epochs: the number of epochs that it takes.
+        warmup_epochs: the number of epochs that it takes, which may be a fraction.
         steps_per_epoch: the number of batches of an epoch; needed where ``fit`` does not know it.
         verbose: if it is above 0, rank 0 prints the rate that was reached.
     """
@@ -167,12 +168,12 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         def multiplier(epoch: float) -> float:
             assert self.steps_per_epoch is not None
             size, done = process.size(), epoch + 1 / self.steps_per_epoch
-            return (done * (size - 1) / warmup_epochs + 1) / size
+            return min(1.0, (done * (size - 1) / warmup_epochs + 1) / size)
 
         super().__init__(
             initial_lr,
             multiplier,
-            end_epoch=int(warmup_epochs),
+            end_epoch=math.ceil(warmup_epochs),
             staircase=False,
             steps_per_epoch=steps_per_epoch,
         )
