@@ -1,1 +1,1 @@
-"""What a job decides: members, size, who counts as dead, who holds it up, who runs where."""
+"""Decide about one job: its members, its size, dead and slow workers, workers per host."""

@@ -1,4 +1,4 @@
-"""How long the facts that a leader decides by have stood as they are."""
+"""Measure how long the facts that a leader decides by have stayed the same."""
 
 from __future__ import annotations
 
@@ -8,38 +8,55 @@ from dataclasses import dataclass, field
 from edl.core.job.ring_failure import broke
 from edl.core.records import Generation, Snapshot, Stage
 
-AWAY_S = 10.0  # a look that comes later than this: the leader could not read meanwhile
+AWAY_S = 10.0  # when a look comes later than this, the leader could not read meanwhile
 
 
 @dataclass(frozen=True)
 class Ages:
-    """In seconds, by the leader's own clock.
+    """How long the facts that a leader decides by have stayed the same, by the leader's own clock.
 
-    A new leader starts to count afresh, and no time passes while a leader cannot read, for a worker
-    may not be able to write then, either. So limits may stretch but never shrink.
+    A new leader starts to count at 0. No time passes while a leader cannot read ZooKeeper, for a
+    worker may not be able to write then, either. So the time limits that are compared with these
+    ages may take longer than configured, but are never cut short.
+
+    Attributes:
+        leading_s: the time since the leader's term began.
+        stage_s: for each worker, the time since it entered its present stage.
+        generation_s: the time since the leader first saw the present generation.
+        broken_s: the time since the leader first saw that the present ring is broken; 0.0 if it is
+            not.
+        lost_s: the time since the last worker of the ring was evicted; 0.0 while one is left.
     """
 
     leading_s: float = 0.0
-    stage_s: Mapping[int, float] = field(default_factory=dict)  # worker -> time in its stage
-    generation_s: float = 0.0  # since the present generation was first seen
-    broken_s: float = 0.0  # since its ring was first seen to be broken
-    lost_s: float = 0.0  # since the last worker of the ring was evicted
+    stage_s: Mapping[int, float] = field(default_factory=dict)
+    generation_s: float = 0.0
+    broken_s: float = 0.0
+    lost_s: float = 0.0
 
 
 class AgeTracker:
-    """What one leader remembers of what it has read; ``now_s``: when its term begins."""
+    """The memory of one leader that computes :class:`Ages` from the snapshots that it reads.
+
+    Args:
+        now_s: the time at which the leader's term begins, by its own clock, in seconds.
+    """
 
     def __init__(self, now_s: float) -> None:
         self._since = now_s
         self._looked_s = now_s
         self._away_s = 0.0
         self._stages: dict[int, tuple[Stage, float]] = {}
-        self._announced = (0, now_s)  # the newest generation
+        self._announced = (0, now_s)  # number of the newest generation, and when it was seen
         self._broken: float | None = None
         self._lost: float | None = None
 
     def look(self, now: Snapshot, now_s: float) -> Ages:
-        """The ages of what ``now`` says, which was read at ``now_s``."""
+        """Take note of the snapshot ``now``, read at ``now_s``, and return the ages of its facts.
+
+        When more than :data:`AWAY_S` seconds have passed since the last look, the leader could not
+        read meanwhile, and the rest of that time is not counted.
+        """
         self._away_s += max(0.0, now_s - self._looked_s - AWAY_S)
         self._looked_s = now_s
         now_s -= self._away_s
@@ -69,5 +86,5 @@ class AgeTracker:
 
 
 def _is_lost(now: Snapshot, generation: Generation) -> bool:
-    """Whether nobody is left of those in the ring that were to stay."""
+    """Return whether each worker of the ring that was to stay is evicted."""
     return all(member.id in now.evicted for member in now.ring if member.id not in generation.left)

@@ -1,10 +1,10 @@
-"""Idle slots that are borrowed by a job for a while, and have to be given back in time.
+"""Compute which idle slots a job borrows, and when the job has to give them back.
 
-A job with borrowed slots has more workers than it needs. How many slots of a host are borrowed is
-a number; when fewer workers are wanted there, the borrowed slots are given back first. When
-borrowed slots are wanted back, as many workers leave by a planned switch, as after any `edl scale`.
-A worker that has not left shortly before the deadline is evicted: the others go on without it by a
-repair, which loses nothing either.
+A job with borrowed slots has more workers than it needs. For each host the number of borrowed slots
+is kept, not which ones. When fewer workers are wanted on a host, its borrowed slots are given back
+first. When borrowed slots are wanted back, workers leave by a planned switch, as after any `edl
+scale`. A worker that has not left shortly before the deadline is evicted: then the other workers go
+on without it by a repair, which loses nothing either.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from edl.core.plural import by_host, counted, verb, workers
 from edl.core.records import Desired, Reclaim, Snapshot, Stage
 from edl.errors import UsageError
 
-MARGIN_S = 2.0  # before the deadline, at most: for a worker that is evicted, and its process
+# A worker is evicted this long before the deadline, at most: its process needs time to end.
+MARGIN_S = 2.0
 
 
 @dataclass(frozen=True)
 class LeaseTerms:
-    """How a change of the desired size borrows slots, or gives them back.
+    """Whether a change of the desired size borrows slots, and by when it gives slots back.
 
     Attributes:
-        borrows: the slots of added workers are borrowed.
-        within_s: the time in seconds in which the slots of removed workers must be free.
+        borrows: whether the slots of added workers are borrowed.
+        within_s: the time in seconds in which the slots of removed workers must be free; None:
+            there is no deadline.
     """
 
     borrows: bool = False
@@ -38,18 +40,27 @@ class LeaseTerms:
 NO_LEASE_TERMS = LeaseTerms()
 
 
-# --- what is asked for
+# --- requests to borrow and to give back
 
 
 def borrow(now: Snapshot, slots: int, host: str | None, desired: Placement) -> dict[str, int]:
-    """The placement with ``slots`` workers more, or as many of them as the job may have.
+    """Return the placement after up to ``slots`` more workers were added in free slots.
+
+    Fewer workers are added where the hosts have fewer free slots, or where the job's sizes do not
+    allow as many.
 
     Args:
-        host: only there; None: wherever slots are free.
-        desired: host -> workers now wanted there; newer than that of ``now``, perhaps.
+        now: the state of the job in ZooKeeper.
+        slots: how many slots to borrow.
+        host: the only host to add workers on; None: all hosts.
+        desired: the number of workers now desired on each host; it may be newer than the one in
+            ``now``.
+
+    Returns:
+        The number of desired workers by host, the ones of ``desired`` included.
 
     Raises:
-        UsageError: not one more is possible.
+        UsageError: not a single worker can be added.
     """
     name, sizes, np = now.job.name, now.job.sizes, sum(desired.values())
     refusal = f"cannot borrow {counted(slots, 'slot')} for job {name}"
@@ -73,16 +84,23 @@ def borrow(now: Snapshot, slots: int, host: str | None, desired: Placement) -> d
 def reclaim(
     now: Snapshot, slots: int | None, host: str | None, desired: Placement
 ) -> dict[str, int]:
-    """Return the placement after ``slots`` borrowed slots (None: all) are given back.
+    """Return the placement after ``slots`` borrowed slots were given back.
 
-    The slots of the last host by name are given back first.
+    The slots of the last host by name are given back first. If the job's sizes do not allow the
+    number of workers that is left, the next smaller allowed size is placed.
 
-    Where the job may not have as many as are left, it has the next smaller size.
+    Args:
+        now: the state of the job in ZooKeeper.
+        slots: how many slots to give back; None: all borrowed ones.
+        host: the only host whose slots are given back; None: all hosts.
+        desired: the number of workers now desired on each host; it may be newer than the one in
+            ``now``.
 
-    Args: as :func:`borrow`.
+    Returns:
+        The number of desired workers by host.
 
     Raises:
-        UsageError: not that many are borrowed, or too few workers would be left.
+        UsageError: fewer slots are borrowed, or too few workers would be left.
     """
     job = now.job
     borrowed = borrowed_after(now.desired, desired, NO_LEASE_TERMS)
@@ -111,20 +129,20 @@ def reclaim(
     return place(job.name, size, new, now.available, now.assigned.by_slot)
 
 
-# --- what a change of what is desired does to it
+# --- the effect of a change of the desired workers
 
 
 def borrowed_after(before: Desired, hosts: Placement, terms: LeaseTerms) -> dict[str, int]:
     """Return how many slots of each host the job borrows after a change of its desired size.
 
     Args:
-        before: what was desired until now.
-        hosts: host -> workers desired from now on.
+        before: the desired workers before the change.
+        hosts: the number of desired workers by host after the change.
         terms: whether the slots of added workers are borrowed. Removed workers free borrowed slots
             first.
 
     Returns:
-        host -> borrowed slots; a host without any is not in it.
+        The number of borrowed slots by host; a host without any is left out.
     """
     borrowed: dict[str, int] = {}
     for host, n in hosts.items():
@@ -139,7 +157,16 @@ def borrowed_after(before: Desired, hosts: Placement, terms: LeaseTerms) -> dict
 def reclaims_after(
     before: Desired, hosts: Placement, terms: LeaseTerms, now_s: float
 ) -> tuple[Reclaim, ...]:
-    """What is still to be given back then: not where somebody wants more workers since."""
+    """Return the slots that are still to be given back after a change of the desired size.
+
+    An older request for a host is dropped if more workers are wanted on that host now.
+
+    Args:
+        before: the desired workers before the change, with the open requests to give slots back.
+        hosts: the number of desired workers by host after the change.
+        terms: the deadline for the slots of the workers that the change removes, if there is one.
+        now_s: the time of the change, in seconds since 1970.
+    """
     fewer = {host: n - hosts.get(host, 0) for host, n in before.hosts.items()}
     kept = [one for one in before.reclaims if fewer.get(one.host, 0) >= 0]
     if terms.within_s is not None:
@@ -152,22 +179,31 @@ def reclaims_after(
 
 
 def is_late(reclaim: Reclaim, now_s: float) -> bool:
-    """Whether it has to be done now by other means than a planned switch."""
+    """Return whether the deadline of ``reclaim`` is so near that its workers are evicted now.
+
+    A planned switch may take too long then. The margin before the deadline is :data:`MARGIN_S`, but
+    at most half of the time that was given.
+    """
     return now_s >= reclaim.by_s - min(MARGIN_S, (reclaim.by_s - reclaim.asked_s) / 2)
 
 
 def overdue_on(host: str, desired: Desired, now_s: float) -> bool:
-    """Whether slots of that host had to be given back by now, as far as is known."""
+    """Return whether slots of ``host`` had to be given back by ``now_s``, as ``desired`` says."""
     return any(one.host == host and is_late(one, now_s) for one in desired.reclaims)
 
 
 def overdue(now: Snapshot, now_s: float) -> dict[int, str]:
-    """The workers in slots that were to be given back by now, each with the reason.
+    """Return the workers to evict because their slots had to be given back by now.
 
-    While newcomers come, only those whom the switch leaves behind: nobody else may have the state.
+    While the newcomers of a generation have not all entered it, only old members that are not in
+    that generation are returned, for no other worker may have the job's state.
 
     Args:
-        now_s: in seconds since 1970, by a clock that is about right.
+        now: the state of the job in ZooKeeper.
+        now_s: the time in seconds since 1970, by a clock that is about right.
+
+    Returns:
+        The reason of the eviction, by worker.
     """
     new, late = now.generation, [one for one in now.desired.reclaims if is_late(one, now_s)]
     if new is None or not late:
@@ -184,7 +220,7 @@ def overdue(now: Snapshot, now_s: float) -> dict[int, str]:
             here.sort(key=lambda ring_member: ring_member.slot)
         here.sort(
             key=lambda ring_member: ring_member.id in leaving
-        )  # else the highest ranks, or slots, go
+        )  # among the others, the highest ranks, or slots, go first
         why = f"its slot was to be given back within {one.by_s - one.asked_s:g} s"
         beyond = [ring_member.id for ring_member in here[_allowed(now.desired, one) :]]
         found |= dict.fromkeys((w for w in beyond if come or w not in new.worker_ids), why)
@@ -192,11 +228,15 @@ def overdue(now: Snapshot, now_s: float) -> dict[int, str]:
 
 
 def returned(now: Snapshot, host: str | None = None, hidden: int = 0) -> tuple[Reclaim, ...]:
-    """What has been given back: nobody is there any more who is not wanted there.
+    """Return the requests to give slots back that are fulfilled.
+
+    A request is fulfilled when its host has no more workers than are desired there.
 
     Args:
-        host: of the agent that asks; None: the leader does, for hosts that have no agent.
-        hidden: processes there that ZooKeeper does not know, or no longer.
+        now: the state of the job in ZooKeeper.
+        host: the host of the agent that asks; None: the leader asks, for all hosts without an
+            agent.
+        hidden: how many further worker processes the host has that ZooKeeper does not list.
     """
     agents = {one.name for one in now.hosts}
     there = {(m.host, m.id) for m in now.members} | {(s.host, s.id) for s in now.ring}
@@ -210,14 +250,22 @@ def returned(now: Snapshot, host: str | None = None, hidden: int = 0) -> tuple[R
 
 
 def _allowed(desired: Desired, reclaim: Reclaim) -> int:
-    """How many workers there may be on its host by then: others leave later."""
+    """Return how many workers the host of ``reclaim`` may have at its deadline.
+
+    These are the desired workers, and the ones that have a later deadline to leave.
+    """
     later = (one for one in desired.reclaims if one.by_s > reclaim.by_s)
     leave_later = sum(one.slots for one in later if one.host == reclaim.host)
     return desired.hosts.get(reclaim.host, 0) + leave_later
 
 
 def describe_returned(one: Reclaim, now_s: float) -> tuple[ReclaimedDetails, str]:
-    """That slots are free, for the event log: the details and a sentence."""
+    """Return what the event log says when slots were given back: the details and a sentence.
+
+    Args:
+        one: the request that is fulfilled.
+        now_s: the time at which the slots were free, in seconds since 1970.
+    """
     within_s, after_s = one.by_s - one.asked_s, max(0.0, now_s - one.asked_s)
     late = f", later than the {within_s:g} s that were left" if after_s > within_s else ""
     have = verb(one.slots, "was", "were")
@@ -229,5 +277,5 @@ def describe_returned(one: Reclaim, now_s: float) -> tuple[ReclaimedDetails, str
 
 
 def without(desired: Desired, done: Collection[Reclaim]) -> Desired:
-    """``desired`` once these slots were given back."""
+    """Return ``desired`` without the requests ``done``, whose slots were given back."""
     return replace(desired, reclaims=tuple(one for one in desired.reclaims if one not in done))

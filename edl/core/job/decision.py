@@ -1,4 +1,4 @@
-"""What the leader's decisions about membership are made with, and what they are."""
+"""Define a leader's decision about the members of a job, and the time limits of such decisions."""
 
 from __future__ import annotations
 
@@ -12,27 +12,45 @@ from edl.core.records import Generation, Member, Reclaim, Request, RingMember, S
 
 @dataclass(frozen=True)
 class Limits:
-    """Time limits of the leader's decisions, in seconds."""
+    """The time limits of the leader's decisions about members, in seconds.
 
-    start_s: float  # for `np` workers to come up at the start of the job
-    prepare_s: float  # for a newcomer, from its registration to ready
-    gather_s: float  # how long ready newcomers wait for others that are preparing
-    leave_grace_s: float  # how long a leaver that is needed waits for its replacement
-    notice_s: float  # for a newcomer to take note of a generation that passed it by
-    report_s: float  # for a worker of a broken ring to report, while it is not proven dead
+    Attributes:
+        start_s: how long the first ring of a job waits for all ``np`` workers.
+        prepare_s: how long a newcomer may take from its registration until it is ready.
+        gather_s: how long ready newcomers wait for other newcomers that are preparing.
+        leave_grace_s: how long a worker that got SIGTERM and is still needed waits for its
+            replacement.
+        notice_s: how long a ready newcomer may take to take note of a generation that it is not in.
+        report_s: how long a worker of a broken ring may take to report, while it is not proven
+            dead.
+    """
+
+    start_s: float
+    prepare_s: float
+    gather_s: float
+    leave_grace_s: float
+    notice_s: float
+    report_s: float
 
 
 @dataclass(frozen=True)
 class MembershipDecision:
-    """What the leader does now; all of it in one transaction. ``reason`` is always set.
+    """What the leader does at one moment, all of it in one transaction, and why.
 
-    ``asks``: requests of its own, which it or its successor answers later. ``reclaimed``: slots
-    that were borrowed by the job and are given back; the ``change`` says so.
+    Attributes:
+        reason: why this was decided; it is always set, also if there is nothing to do.
+        generation: the next generation, if there is to be one.
+        change: the change of the number of desired workers, if there is one.
+        evict: the workers to evict, each with the reason.
+        answers: the requests that are answered now.
+        asks: new requests of the leader's own, which it or its successor answers later.
+        reclaimed: borrowed slots that were given back; ``change`` removes them from what is
+            desired.
     """
 
     reason: str
     generation: Generation | None = None
-    change: Change | None = None  # of what is wanted
+    change: Change | None = None
     evict: Mapping[int, str] = field(default_factory=dict)
     answers: tuple[Request, ...] = ()
     asks: tuple[Request, ...] = ()
@@ -40,23 +58,28 @@ class MembershipDecision:
 
     @property
     def acts(self) -> bool:
+        """Whether there is anything to do: False if the decision is to wait."""
         changes = self.generation or self.change or self.evict
         return bool(changes or self.answers or self.asks)
 
 
 def end(now: Snapshot, term: int, reason: str) -> MembershipDecision:
-    """A generation without members: everybody leaves after the same step."""
+    """Return the decision to end the job: all workers leave after the same step.
+
+    The decision holds a generation without members, of the given ``term``, with the given
+    ``reason``.
+    """
     current = now.generation
     number, members = (current.number, current.worker_ids) if current else (0, ())
     return MembershipDecision(reason, Generation(number + 1, term, (), -1, (), members, reason))
 
 
 def seat_of(member: Member) -> RingMember:
-    """Its place in a generation."""
+    """Return the entry that stands for ``member`` in a generation."""
     return RingMember(member.id, member.host, member.slot, member.address, member.port)
 
 
 def is_stuck(member: Member, ages: Ages, limits: Limits) -> bool:
-    """Whether a newcomer has used up its time to prepare."""
+    """Return whether a newcomer that still prepares has used up its time (``limits.prepare_s``)."""
     age = ages.stage_s.get(member.id, 0.0)
     return member.stage is Stage.PREPARING and age >= limits.prepare_s

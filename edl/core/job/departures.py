@@ -1,9 +1,10 @@
-"""Who may leave a ring that trains, and why; and what is wanted when they have left.
+"""Decide which workers may leave a ring that trains, and how many workers are wanted then.
 
-Whom a signal asks to leave and whom a request does is wanted no longer, so fewer are desired with
-the switch in which they leave; not where they are wanted elsewhere anyway, nor where the job may
-not have that many: then somebody has to take their places. A launcher that assigns by slot puts
-another one in the place of each, so nothing changes in what it has assigned.
+A worker that got SIGTERM or was drained is not replaced: the number of desired workers falls by one
+with the switch in which it leaves. There are three exceptions. If its host has more workers than
+are assigned anyway, the number stays. If the job may not have the smaller number, another worker
+takes the place. A launcher that assigns by slot starts another worker in the slot, so nothing
+changes in what that launcher has assigned.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from edl.core.records import Member, Request, RequestKind, RingMember, Snapshot,
 
 
 class Why(Enum):
-    """Why a worker may leave. Those further down stay first when the ring needs them."""
+    """The reason why a worker may leave.
+
+    When the ring needs some of its leaving workers for longer, those with a reason further down the
+    list stay first.
+    """
 
     SIGNAL = "it was sent SIGTERM"
     DRAIN = "its drain was accepted"
@@ -30,12 +35,16 @@ class Why(Enum):
 
 @dataclass(frozen=True)
 class Departure:
-    """A worker that may leave.
+    """A worker that may leave the ring, and what its departure changes.
 
     Attributes:
-        share: how many workers fewer are wanted on ``host`` once it has left.
-        must: it goes now, whatever size that makes.
-        refilled: the launcher starts another in its slot when it has left, and not before.
+        id: the worker's id.
+        host: the worker's host.
+        why: the reason why the worker may leave.
+        share: how many workers fewer are wanted on ``host`` once the worker has left: 0 or 1.
+        must: whether the worker leaves now, whatever size the ring has then.
+        refilled: whether the launcher starts another worker in the slot, once this one has left and
+            not before.
     """
 
     id: int
@@ -47,7 +56,7 @@ class Departure:
 
     @property
     def moves(self) -> bool:
-        """Somebody wants a worker in another place instead: it waits for that one."""
+        """Whether another worker is wanted in the place of this one, which waits for that worker."""
         return self.why is Why.UNASSIGNED or (self.why is Why.DRAIN and self.share == 0)
 
 
@@ -58,7 +67,20 @@ def departures_of(
     ages: Ages,
     limits: Limits,
 ) -> tuple[tuple[Request, ...], tuple[Departure, ...]]:
-    """The answers to the open requests, and all who may leave: first who should go first."""
+    """Find the workers of a ring that may leave, and answer the open requests.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        active: the members of the ring, in rank order.
+        healthy: the workers that are alive and have a session, by id; all of ``active`` are among
+            them.
+        ages: how long each worker has been in its stage.
+        limits: the leader's time limits.
+
+    Returns:
+        The answered requests; and the departures, in the order in which the workers should leave:
+        workers that got SIGTERM, drained ones, then workers to which no place is assigned.
+    """
     by_slot = now.assigned.by_slot
     answers, drained = _drained(now, active)
     gone = {one.id for one in drained}
@@ -79,7 +101,7 @@ def departures_of(
 
 
 def without(assigned: Placement, leavers: Collection[Departure]) -> dict[str, int]:
-    """What is assigned when they have left."""
+    """Return the number of assigned workers by host once the ``leavers`` have left."""
     lowered = dict(assigned)
     for one in leavers:
         if one.share:
@@ -90,9 +112,12 @@ def without(assigned: Placement, leavers: Collection[Departure]) -> dict[str, in
 def _drained(
     now: Snapshot, active: Sequence[RingMember]
 ) -> tuple[tuple[Request, ...], tuple[Departure, ...]]:
-    """Answer the open requests; each accepted drain leaves its host one worker fewer.
+    """Answer the open requests; each accepted drain takes one worker off what is wanted on its host.
 
-    Not where nobody is wanted on that host anyway.
+    Nothing is taken off where no worker is wanted on that host anyway, nor for a replacement.
+
+    Returns:
+        The answered requests, and the departures of the workers whose requests were accepted.
     """
     assigned = dict(now.assigned.hosts)
     answers: list[Request] = []
@@ -126,14 +151,20 @@ def _drained(
 
 
 def attainable_size(now: Snapshot, active: Sequence[RingMember], assigned: Placement) -> int:
-    """How many workers :func:`attainable` are."""
+    """Return how many of the ``assigned`` workers are in the ring or can be started by an agent."""
     return sum(attainable(now, active, assigned).values())
 
 
 def attainable(now: Snapshot, active: Sequence[RingMember], assigned: Placement) -> dict[str, int]:
-    """Those of the ``assigned`` workers that are there, or can be started by somebody.
+    """Return by host how many of the ``assigned`` workers are in the ring or can be started.
 
-    Nobody can on a host without an agent: perhaps it has died, and its workers are still wanted.
+    On a host without an agent no worker can be started: the host may have died, and its workers are
+    still wanted. A launcher that assigns by slot can start all of them.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        active: the members of the ring.
+        assigned: the number of assigned workers by host.
     """
     if now.assigned.by_slot:
         return dict(assigned)
@@ -142,7 +173,14 @@ def attainable(now: Snapshot, active: Sequence[RingMember], assigned: Placement)
 
 
 def _why_not(now: Snapshot, member: RingMember, assigned: Placement, left: int) -> str:
-    """Why a worker of the ``left`` ones cannot leave for good; empty: it can."""
+    """Return why a worker cannot leave for good; empty if it can.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        member: the worker that is to leave.
+        assigned: the number of assigned workers by host.
+        left: the size of the ring without the workers that are drained already.
+    """
     sizes, np = now.job.sizes, sum(assigned.values())
     wanted = f"{workers_train(left)}, {np} {verb(np)} wanted"
     if not sizes.enough(min(np, left) - 1):
@@ -159,10 +197,22 @@ def _shares(
     asked: Sequence[RingMember],
     drained: Collection[int],
 ) -> dict[int, int]:
-    """How many workers fewer are wanted on its host for each who was ``asked`` by a signal.
+    """Decide which workers that got SIGTERM are not to be replaced.
 
-    One, unless fewer are wanted there anyway, or the job may not have that many: then a replacement
-    is needed. One fewer for as many of them as may be.
+    The departure of such a worker lowers the number of workers that are wanted on its host by one.
+    That number stays where the host has more workers than are wanted anyway, and where the job may
+    not have the smaller size: then a replacement is needed. It is lowered for as many of the
+    workers as possible.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        assigned: the number of assigned workers by host.
+        active: the members of the ring.
+        asked: the members that got SIGTERM.
+        drained: the ids of the members that leave because of a request.
+
+    Returns:
+        By worker, 1 if the number falls with its departure, else 0; empty if it falls for none.
     """
     sizes = now.job.sizes
     for most in range(len(asked), 0, -1):
@@ -184,7 +234,11 @@ def _shares(
 def _unassigned(
     active: Sequence[RingMember], leaving: Collection[int], assigned: Placement, by_slot: bool
 ) -> tuple[Departure, ...]:
-    """Who is more than are assigned: the highest ranks of a host, or whose slot is beyond."""
+    """Return the departures of the workers that are more than are ``assigned`` to their hosts.
+
+    These are the highest ranks of a host; with ``by_slot`` the workers in slots beyond the assigned
+    ones. Workers in ``leaving`` are left out.
+    """
     here_by_host: dict[str, list[RingMember]] = defaultdict(list)
     for member in active:
         if member.id not in leaving:
@@ -197,5 +251,9 @@ def _unassigned(
 
 
 def _impatient(member: Member, ages: Ages, limits: Limits) -> bool:
-    """Whether who was sent SIGTERM has waited for its replacement for as long as it can."""
+    """Return whether a worker that got SIGTERM cannot wait for its replacement any longer.
+
+    It waits ``limits.leave_grace_s``, from the moment when the leader saw that it was asked to
+    leave.
+    """
     return ages.stage_s.get(member.id, 0.0) >= limits.leave_grace_s

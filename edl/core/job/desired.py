@@ -1,11 +1,13 @@
-"""The one way to change what is wanted of a job, for people, launchers, profiles and the leader.
+"""Change how many workers are wanted: the one way for people, launchers, profiles and the leader.
 
-What is wanted (``desired``) and what the launcher makes of it (``assigned``) are two records. An
-agent of `edl run` keeps as many workers as are desired, so there both change at once, and nobody
-ever sees one without the other. Where a launcher assigns slots by itself, only ``desired`` changes.
+The wanted workers (``desired``) and the ones that the launcher is to start (``assigned``) are two
+records. An agent of `edl run` keeps as many workers as are desired, so there both records change at
+once, and no reader ever sees one without the other. Where a launcher assigns slots by itself, only
+``desired`` changes.
 
-The writers are :meth:`edl.coordination.job_store.JobStore.set_desired` and, for the leader, fenced
-together with the generation, :meth:`edl.coordination.decisions.DecisionWriter.carry_out`.
+The records are written by :meth:`edl.coordination.job_store.JobStore.set_desired` and, for the
+leader, fenced together with the generation, by
+:meth:`edl.coordination.decisions.DecisionWriter.carry_out`.
 """
 
 from __future__ import annotations
@@ -21,9 +23,13 @@ from edl.core.records import Assigned, Desired, RequestedBy
 
 @dataclass(frozen=True)
 class Change:
-    """What is wanted, ``before`` and from now on; the two are one where nothing changes.
+    """A change of the number of workers that are wanted on each host; false if nothing changes.
 
-    ``assigned``: to be written with it; None: its launcher has to follow, or nothing changes.
+    Attributes:
+        before: the desired workers until now.
+        desired: the desired workers from now on; equal to ``before`` if nothing changes.
+        assigned: the assigned workers, to be written together with ``desired``; None if the
+            launcher assigns by itself, or if nothing changes.
     """
 
     before: Desired
@@ -35,21 +41,21 @@ class Change:
 
     @property
     def moves(self) -> bool:
-        """Whether other workers are wanted: it is not only noted that a slot was given back."""
+        """Whether other workers are wanted; False if only a returned borrowed slot is noted."""
         return dict(self.desired.hosts) != dict(self.before.hosts)
 
     def at(self, at_s: float) -> Change:
-        """The same, made at that time."""
+        """Return the same change with the time ``at_s``, in seconds since 1970."""
         return replace(self, desired=replace(self.desired, at_s=at_s))
 
     @property
     def details(self) -> DesiredDetails:
-        """For its event."""
+        """The details of the event that logs the change."""
         before, after = dict(self.before.hosts), dict(self.desired.hosts)
         return DesiredDetails(str(self.desired.by), before, after)
 
     def __str__(self) -> str:
-        """Why, how many, and where: "edl scale: 2 -> 3 workers wanted (b: 0 -> 1)"."""
+        """Return why, how many, and where: "edl scale: 2 -> 3 workers wanted (b: 0 -> 1)"."""
         before, after = self.before.hosts, self.desired.hosts
         where = ", ".join(
             f"{host}: {before.get(host, 0)} -> {after.get(host, 0)}"
@@ -70,7 +76,18 @@ def set_desired(
     at_s: float = 0.0,
     terms: LeaseTerms = NO_LEASE_TERMS,
 ) -> Change:
-    """Want ``hosts`` from now on. ``why``: a clause, which begins the sentence of its event."""
+    """Return the change that makes ``hosts`` the desired workers; nothing is written here.
+
+    Args:
+        before: the desired workers until now.
+        assigned: the assigned workers until now.
+        hosts: the number of desired workers by host from now on.
+        by: who asks for the change.
+        why: the reason, as a clause that begins the sentence of the event.
+        at_s: the time of the change, in seconds since 1970.
+        terms: whether added slots are borrowed, and by when removed ones must be free. A profile
+            (``by``) leaves the borrowed slots as they are, for it restores the size afterwards.
+    """
     if dict(hosts) == dict(before.hosts):
         return Change(before, before)
     profiled = by is RequestedBy.PROFILE  # it gives the size back

@@ -1,9 +1,9 @@
-"""The fits of a script that trains in phases: freeze, ``fit``, unfreeze, compile, ``fit`` again.
+"""Describe the fits of a script that trains in phases: freeze, ``fit``, unfreeze, ``fit`` again.
 
 A fit is one call of Keras' ``fit``. A job goes through the fits of its script one after the other,
 over the epochs of one data set: the first epoch of a fit follows the last one of the fit before. A
-newcomer, or a job that is resumed, passes over the fits that are done: the state that it gets
-comes from the present fit, whose model and optimizer may be others than those of an earlier one.
+newcomer, or a job that is resumed, skips the fits that are done: the state that it gets comes from
+the present fit, whose model and optimizer may be others than those of an earlier fit.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class DoneFit:
     """A fit that the job has done.
 
     Attributes:
-        until: the job's epochs, over all fits, when it was done.
-        epochs: the numbers of its epochs, as Keras' ``History`` has them.
-        history: the numbers of each epoch by name, as Keras' ``History`` has them.
+        until: how many epochs the job had trained when the fit was done, over all fits.
+        epochs: the indices of the fit's epochs, as in Keras' ``History.epoch``.
+        history: the metrics of each epoch by name, as in Keras' ``History.history``.
     """
 
     until: int
@@ -33,11 +33,11 @@ class DoneFit:
 
 @dataclass(frozen=True)
 class ScriptFits:
-    """How far a worker's script is in its fits.
+    """How far a worker's script has come in its fits.
 
     Attributes:
         done: the fits that are done, in order.
-        begun: how many it has begun.
+        begun: how many fits the script has begun.
     """
 
     done: tuple[DoneFit, ...] = ()
@@ -48,7 +48,7 @@ NO_FITS = ScriptFits()
 
 
 class FitIsDone(EdlError):
-    """The job has done the fit that the script is in: the script passes over it.
+    """The error that ends a call of ``fit`` that the job has done already, so the script skips it.
 
     Args:
         done: all fits that the job has done.
@@ -60,22 +60,26 @@ class FitIsDone(EdlError):
 
 
 def fits_of(said: Any) -> tuple[DoneFit, ...]:
-    """Return the fits that another worker, or a checkpoint, tells as JSON values."""
+    """Return the done fits that JSON values describe: the inverse of :func:`as_json`.
+
+    Args:
+        said: the JSON values from another worker, or from a checkpoint.
+    """
     return tuple(DoneFit(**each) for each in said)
 
 
 def as_json(fits: Sequence[DoneFit]) -> list[dict[str, Any]]:
-    """Return fits as JSON values."""
+    """Return done fits as JSON values, for newcomers and for checkpoints."""
     return [vars(each) for each in fits]
 
 
 def ended_before(worker: int, passed: int, begun: int) -> str:
-    """Say why a newcomer cannot join whose script has ended.
+    """Return the message for a newcomer that cannot join because its script has ended.
 
     Args:
-        worker: the newcomer's number.
-        passed: how many fits its script has called; all were done before.
-        begun: how many the others have begun.
+        worker: the newcomer's id.
+        passed: how many fits its script has called; the job had done all of these.
+        begun: how many fits the other workers have begun.
     """
     return (
         f"w{worker} cannot join: its script ended after {counted(passed, 'fit')}, and the job is "
@@ -84,11 +88,11 @@ def ended_before(worker: int, passed: int, begun: int) -> str:
 
 
 def resumed_too_short(passed: int, saved: int) -> str:
-    """Say why a script that has ended cannot go on from a checkpoint.
+    """Return the message for a script that has ended before the fit of the checkpoint it resumes.
 
     Args:
-        passed: how many fits it has called.
-        saved: how many were done before the checkpoint's.
+        passed: how many fits the script has called.
+        saved: how many fits were done before the fit that the checkpoint is of.
     """
     return (
         f"the checkpoint is of fit {saved + 1}, and the script ended after "
@@ -98,7 +102,13 @@ def resumed_too_short(passed: int, saved: int) -> str:
 
 
 def passed_too_far(worker: int, passed: int, saved: int) -> str:
-    """Say why a job cannot go on from a checkpoint of a fit that a worker has passed over."""
+    """Return the message for a checkpoint that cannot be used because a worker skipped its fit.
+
+    Args:
+        worker: the worker's id.
+        passed: how many fits its script has skipped.
+        saved: how many fits were done before the fit that the checkpoint is of.
+    """
     return (
         f"the checkpoint is of fit {saved + 1}, and w{worker} has passed over "
         f"{counted(passed, 'fit')}; start the job again with `edl run --resume`"

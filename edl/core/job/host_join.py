@@ -1,7 +1,7 @@
-"""What a host that comes to a running job makes desired, when it brings workers of its own.
+"""Compute what is desired when a host joins a running job and brings workers of its own.
 
-Hosts of a cluster come and go under ever new names. So the share of a host that is gone is free
-for those that come, and the sizes of the job are not eaten up by the dead.
+Hosts of a cluster come and go under ever new names. So the workers of a host that is gone are given
+to hosts that come, and do not use up the sizes that the job may have.
 """
 
 from __future__ import annotations
@@ -18,18 +18,27 @@ def request_workers(
     got: int | None = None,
     late: bool = False,
 ) -> dict[str, int]:
-    """The placement with ``np`` workers on ``host``, or as many as the job's sizes leave room for.
+    """Return the placement after a host that joins the job has asked for ``np`` workers on itself.
 
-    What ``host`` had already, it keeps. Who asks again only gets what is taken from hosts that are
-    gone: what somebody has asked to be rid of (`edl scale`, `edl drain`) is not for the asking.
-    Where it does not get all, hosts that wait likewise get theirs with it, if the job may have as
-    many as all of them together bring: 1 and 1 more, of 2 workers and `--sizes 2,4`.
+    The host gets as many as the job's sizes leave room for, and keeps the ones it had. A host that
+    asks again only gets the workers of hosts that are gone: a worker that `edl scale` or `edl
+    drain` has removed does not come back by asking. If the host does not get all, other hosts that
+    still wait get workers together with it, as far as the job may have the sum: with 2 workers and
+    `--sizes 2,4`, two hosts that ask for 1 each get 1 each.
 
     Args:
-        desired: newer than that of ``snapshot``, perhaps.
-        got: workers that were wanted on ``host`` when it asked before; None: it never did.
-        late: all have had the time to register, also the one that has just created the job. Before
-            the first ring the others are not gone until then.
+        snapshot: the state of the job in ZooKeeper.
+        desired: the number of workers desired on each host; it may be newer than the one in
+            ``snapshot``.
+        host: the host that asks.
+        np: how many workers the host asks for.
+        got: how many workers were desired on ``host`` when it asked last; None: it never asked.
+        late: whether all hosts have had the time to register, also the one that has just created
+            the job. Before the first ring a host without an agent does not count as gone until
+            then.
+
+    Returns:
+        The number of desired workers by host.
     """
     has = desired.get(host, 0)
     if withdrawn(has, got):
@@ -53,11 +62,16 @@ def request_workers(
 
 
 def withdrawn(has: int, got: int | None) -> bool:
-    """Whether somebody has taken from a host's place: it has to stop asking."""
+    """Return whether workers were taken from a host since it asked, so that it must stop asking.
+
+    Args:
+        has: how many workers are desired on the host now.
+        got: how many were desired there when it asked last; None: it never asked.
+    """
     return got is not None and has < got
 
 
 def is_last(snapshot: Snapshot, host: str) -> bool:
-    """Whether no worker is wanted on any other host than ``host`` that is there."""
+    """Return whether no worker is desired on any present host other than ``host``."""
     others = snapshot.present - {host}
     return not any(count for name, count in snapshot.desired.hosts.items() if name in others)

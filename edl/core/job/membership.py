@@ -9,15 +9,15 @@ reasons stand at the guards of :func:`_decide` and of the functions that it call
 4. A generation that was announced is entered by all its members before the next one.
 5. A ring that runs is changed as planned (:mod:`edl.core.job.resize`).
 
-A ring follows what is :class:`~edl.core.records.Assigned`. Where that is by slot, as the driver of
-horovodrun does it, it is never lowered from here: a worker in a slot beyond it leaves, and the
-place of a worker that was asked to leave is filled again.
+The size of a ring follows the number of :class:`~edl.core.records.Assigned` workers. Where the
+launcher assigns by slot, as the driver of horovodrun does, no rule lowers that number: a worker in
+a slot beyond it leaves, and the place of a worker that was asked to leave is filled again.
 
-Whatever is decided: a generation's number grows by one, old members keep their relative rank
-order, newcomers follow by id (those of a start host by host), no worker is both in and out, and
+Each decision obeys these rules: a generation's number grows by one, old members keep their relative
+rank order, newcomers follow by id (at a start, host by host), no worker both joins and leaves, and
 the ring never shrinks below what is wanted and ``min_np`` by a decision of the leader. A generation
-with newcomers keeps an old member to send them the state; if all old members are to go, one of
-them goes with the next switch.
+with newcomers keeps an old member to send them the state; if all old members are to leave, that one
+leaves with the next switch.
 """
 
 from __future__ import annotations
@@ -46,15 +46,20 @@ def decide(
     silent: frozenset[int] = frozenset(),
     overdue: Mapping[int, str] = MappingProxyType({}),
 ) -> MembershipDecision:
-    """Return the leader's next act, or none, with the reason.
+    """Return what the leader does now about the members of the job, with the reason.
 
     Args:
-        now: what ZooKeeper says.
+        now: the state of the job in ZooKeeper.
         term: the leader's own term.
-        dead: workers proven dead, whether or not their session still lives, with the proof.
+        ages: how long the facts in ``now`` have stayed the same.
+        limits: the time limits of the decision.
+        dead: workers proven dead, whether or not their session still lives, each with the proof.
         silent: workers whose port has not answered just now; that alone proves nothing.
         overdue: workers whose slots were to be given back by now, with the reason. They count as
             dead as soon as another worker, which answers, has the state.
+
+    Returns:
+        The decision. It may hold no generation and nothing else to do; the reason is always set.
     """
     # The state of the job must outlive the workers that are overdue.
     answering = {member.id for member in now.ring} - {*dead, *overdue, *now.evicted, *silent}
@@ -132,10 +137,8 @@ def _decide_for_ring(
     """Apply rules 2 to 5 to a job that has a ring.
 
     Until a generation is entered, the ring is the one before it, with the members that were to
-    leave.
-
-    Args:
-        gone: workers that are proven dead or evicted.
+    leave. The workers in ``gone`` are proven dead or evicted; the ones in ``healthy``, by id, are
+    not, and have a session.
     """
     ring = now.ring
     # A member that lost its session is not dead for that: it opens another one, and reports then.
@@ -165,7 +168,11 @@ def _decide_for_running(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Apply rules 4 and 5 to a ring of which no member has reported that it broke."""
+    """Apply rules 4 and 5 to a ring of which no member has reported that it broke.
+
+    The workers in ``gone`` are proven dead or evicted; the ones in ``healthy``, by id, are not, and
+    have a session.
+    """
     # Rule 4: newcomers that cannot join hold no state, so a generation without them may take the
     # place of this one, while no member has entered it and the ring before goes on. It does not
     # go on when it has lost a member, too: then it breaks, and its members report that. At a start
@@ -206,9 +213,8 @@ def _start(
 ) -> MembershipDecision:
     """Start a ring with the workers that are ready, once they are enough (rule 2).
 
-    Args:
-        wanted: how many workers the ring is to have.
-        before: the hosts in the order that they had in the ring before.
+    The ring is to have ``wanted`` workers. Ranks go host by host: first the hosts in ``before``, in
+    the order that they had in the ring before, then other hosts by their lowest worker id.
     """
     ready = [m for m in healthy.values() if m.stage is Stage.READY]
     count, job = len(ready), now.job
@@ -243,10 +249,10 @@ def _restart(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Start again after no worker of a ring is left in ZooKeeper (rule 2).
+    """Start again after no worker of the members ``ring`` is left in ZooKeeper (rule 2).
 
-    Args:
-        no_session: workers that may hold the state, and are not proven dead.
+    The workers in ``no_session`` may hold the state, and are not proven dead: the job waits for
+    them.
     """
     # A worker without a session may be training, with the newest state.
     if no_session:
@@ -308,7 +314,7 @@ def _wanted_after_death(now: Snapshot, ages: Ages, limits: Limits) -> tuple[int,
 def _lost_newcomers(
     current: Generation, healthy: Mapping[int, Member], gone: frozenset[int]
 ) -> tuple[int, ...]:
-    """Return the newcomers that cannot join: those that are gone, then those in another fit.
+    """Return the newcomers that cannot join: dead or evicted ones, then those in another fit.
 
     A newcomer whose script has gone on to another fit (:mod:`edl.core.job.fits`) cannot join the
     ring of this one.
@@ -325,7 +331,7 @@ def _replace_newcomers(
     lost: tuple[int, ...],
     term: int,
 ) -> MembershipDecision:
-    """Decide a generation again without the newcomers that are lost (rule 4)."""
+    """Decide the generation ``current`` again without the newcomers ``lost`` (rule 4)."""
     joined = tuple(worker for worker in current.joined if worker not in lost)
     old = [member.id for member in current.members if member.id not in current.joined]
     # Leavers stay in the places of lost newcomers, so that the ring is as large as is wanted.
@@ -359,15 +365,19 @@ def _replace_newcomers(
 
 
 def _leavers_of(current: Generation, healthy: Mapping[int, Member]) -> list[int]:
-    """Return the workers that leave with a generation; first those that got no SIGTERM."""
+    """Return the healthy workers that leave with a generation, the ones that got SIGTERM last."""
     leavers = [m.id for m in current.previous if m.id in current.left and m.id in healthy]
     return sorted(leavers, key=lambda worker: healthy[worker].stage is Stage.LEAVING)
 
 
 def _heard(newcomer: Member, planned: Generation) -> bool:
-    """Return whether a newcomer said what became of its place in a planned generation."""
+    """Return whether a newcomer said what became of its place in a planned generation.
+
+    It has entered that generation, has taken note of it, or has reported that its ring broke.
+    """
     return broke(newcomer, planned) or newcomer.newest_generation >= planned.number
 
 
 def _has_entered(member: Member, generation: Generation) -> bool:
+    """Return whether ``member`` is in the ring of ``generation``, or of a newer one."""
     return member.generation >= generation.number

@@ -1,9 +1,10 @@
-"""How far a migration is, and what it was: from what ZooKeeper says of the job, nothing else.
+"""Tell how far a migration of workers between two hosts is, and how it went.
 
-What is desired carries a migration out: the target's agent starts newcomers, the leader holds
-those who leave the source until the newcomers are ready, and lets all change places in one switch
-(:mod:`edl.core.job.membership`). So whoever asked may go away, and nothing here decides about
-members.
+All is read from what ZooKeeper says of the job. The migration itself is carried out by what is
+desired: the target's agent starts newcomers, the leader keeps the workers that leave the source
+until the newcomers are ready, and lets all change places in one switch
+(:mod:`edl.core.job.membership`). So the process that asked may end, and no function here decides
+about members.
 """
 
 from __future__ import annotations
@@ -20,14 +21,23 @@ from edl.core.records import Generation, Snapshot, Stage
 
 @dataclass(frozen=True)
 class Move:
-    """What was asked for, and how the job stood then."""
+    """A migration as it was asked for, and the state of the job at that time.
+
+    Attributes:
+        job: the name of the job.
+        source: the host that the workers leave.
+        target: the host that gets new workers in their place.
+        np: how many workers move.
+        desired: the number of desired workers by host, as the migration was written.
+        since: the number of the generation when the migration was asked for.
+    """
 
     job: str
     source: str
     target: str
     np: int
-    desired: Placement  # as it was written
-    since: int  # generation
+    desired: Placement
+    since: int
 
     def __str__(self) -> str:
         return f"{workers(self.np)} of {self.job} from {self.source} to {self.target}"
@@ -35,12 +45,20 @@ class Move:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a migration stands. ``there``: workers in the ring on the target that are new there."""
+    """How far a migration has come.
+
+    Attributes:
+        done: whether all workers that were to move have moved.
+        there: how many workers in the ring on the target are new on that host.
+        changed: whether somebody has asked for other numbers of workers on the two hosts since.
+        arrived: by host, the workers in the ring or on their way into it.
+        text: the progress as a sentence, for people.
+    """
 
     done: bool
     there: int
-    changed: bool  # somebody has asked for others on the two hosts since
-    arrived: Mapping[str, int]  # host -> workers there, in the ring or on their way into it
+    changed: bool
+    arrived: Mapping[str, int]
     text: str
 
 
@@ -49,8 +67,11 @@ class Migration:
     """A migration that is over.
 
     Attributes:
-        stall_s: how long it held up those who stayed, if known.
-        known: ``generations`` are all that there were.
+        move: what was asked for.
+        generations: the numbers of the generations in which workers moved.
+        stall_s: for how many seconds the migration held up the workers that stayed; None: not
+            known.
+        known: whether ``generations`` is complete.
     """
 
     move: Move
@@ -71,7 +92,7 @@ class Migration:
 
 
 def standing(move: Move, now: Snapshot) -> Standing:
-    """How far it is ``now``."""
+    """Return how far the migration ``move`` has come in the snapshot ``now``."""
     generation, desired = now.generation, now.desired.hosts
     members = generation.members if generation is not None else ()
     number = generation.number if generation is not None else 0
@@ -105,12 +126,15 @@ def outcome(
     last: int,
     seen: Iterable[Generation] = (),
 ) -> Migration:
-    """What the migration was, by the job's event log and what was seen of it.
+    """Return how a finished migration went, from the job's event log and the generations seen.
 
     Args:
-        hosts: worker ("w3") -> its host.
-        last: the generation in which the migration was done.
-        seen: generations; the log lacks one whose leader died before it could log it.
+        move: what was asked for.
+        events: the job's event log.
+        hosts: the host of each worker, by name ("w3").
+        last: the number of the generation in which the migration was done.
+        seen: generations that were read meanwhile; the log lacks one whose leader died before it
+            could log it.
     """
     logged = {e.generation: e.details for e in events if isinstance(e.details, GenerationDetails)}
     written = {n: (one.joined, one.left, one.repair) for n, one in logged.items()}
@@ -120,7 +144,8 @@ def outcome(
     between = range(move.since + 1, last + 1)
 
     def moved(joined: Sequence[str], left: Sequence[str], repair: bool) -> bool:
-        if repair:  # those who left died
+        """Return whether workers moved in a generation; not in a repair, where workers that left died."""
+        if repair:  # the workers that left have died
             return False
         came = any(hosts.get(w) == move.target for w in joined)
         return came or any(hosts.get(w) == move.source for w in left)
@@ -133,5 +158,8 @@ def outcome(
 
 
 def stall_s(switch: SwitchDetails) -> float:
-    """How long a switch held up the old worker that it held up longest; 0 without any."""
+    """Return how long a switch held up the old worker that it held up longest, in seconds.
+
+    0 if the switch had no old worker.
+    """
     return max((p.stall_s for p in switch.workers.values() if p.role == "old"), default=0.0)

@@ -1,6 +1,6 @@
-"""How many workers each host gets: keep what is there, fill hosts by name, take from the last.
+"""Decide how many workers each host gets: keep present ones, fill hosts by name, take from the last.
 
-Pure: the answer depends on nothing but the arguments, and never on an order of arrival.
+The functions are pure: the answer depends on the arguments only, and never on an order of arrival.
 """
 
 from __future__ import annotations
@@ -20,10 +20,17 @@ Placement = Mapping[str, int]  # workers by host
 
 
 def whole(number: SupportsIndex, least: int | None = None) -> int:
-    """A number of workers that a program gives, as an int: NumPy's integers are whole, 2.0 is not.
+    """Return a number of workers from a user's program as an int.
+
+    NumPy's integers are accepted, floats such as 2.0 are not.
+
+    Args:
+        number: the number that the program gives.
+        least: the smallest number that is accepted; None: any.
 
     Raises:
-        UsageError: it is not whole (if it were desired, every agent would end), or below least.
+        UsageError: ``number`` is not an integer (if such a number were desired, every agent would
+            end), or is below ``least``.
     """
     try:
         count = operator.index(number)
@@ -37,16 +44,17 @@ def whole(number: SupportsIndex, least: int | None = None) -> int:
 def place(
     job: str, np: int, desired: Placement, hosts: Sequence[Host], by_slot: bool = False
 ) -> dict[str, int]:
-    """The placement of ``np`` workers that differs least from ``desired``.
+    """Return the placement of ``np`` workers that differs least from ``desired``.
 
     A host that is not available keeps the workers it has, but gets no new one; when the number
-    falls, such hosts lose theirs first, then the last by name.
+    falls, such hosts lose their workers first, then the last hosts by name.
 
     Args:
-        job: name of the job, for the message, as is ``by_slot``.
-        np: workers wanted, at least 0.
-        desired: host -> workers now wanted there.
-        hosts: those that are available.
+        job: the name of the job, for the error message.
+        np: how many workers are wanted, at least 0.
+        desired: the number of workers now wanted on each host.
+        hosts: the available hosts.
+        by_slot: whether the launcher assigns by slot, for the error message.
 
     Raises:
         UsageError: the hosts have fewer than ``np`` slots together.
@@ -71,15 +79,20 @@ def place(
 def move(
     now: Snapshot, np: int | None, source: str, target: str, desired: Placement
 ) -> dict[str, int]:
-    """The placement with ``np`` workers of ``source`` (None: all) on ``target`` in its stead.
+    """Return the placement after ``np`` workers of host ``source`` were moved to host ``target``.
 
     Args:
-        desired: host -> workers now wanted there; newer than that of ``now``, perhaps.
+        now: the state of the job in ZooKeeper.
+        np: how many workers to move; None: all of ``source``.
+        source: the host that loses the workers.
+        target: the host that gets them.
+        desired: the number of workers now wanted on each host; it may be newer than the one in
+            ``now``.
 
     Raises:
-        UsageError: the hosts are one, ``source`` has not that many workers or none, ``target`` is
-            not available or has not that many free slots; or the launcher assigns slots and would
-            lose all of its hosts, of which it wants to keep one.
+        UsageError: the two hosts are one, ``source`` has not that many workers or none, ``target``
+            is not available or has not that many free slots; or the launcher assigns slots and
+            would lose all of its hosts, of which it wants to keep one.
     """
     job, by_slot = now.job.name, now.assigned.by_slot
     there, here = desired.get(target, 0), desired.get(source, 0)
@@ -113,7 +126,13 @@ def move(
 
 
 def to_add(job: str, by_slot: bool, host: str = "") -> str:
-    """How to let a job use a host (empty: any other), by the kind of its launcher."""
+    """Return an advice how to let a job use a host, as the part of a sentence.
+
+    Args:
+        job: the name of the job.
+        by_slot: whether the job's launcher is horovodrun, which assigns by slot.
+        host: the name of the host; empty: any other host.
+    """
     if by_slot:
         return f"let edl-discover offer {host or 'another host'} to horovodrun"
     named = f" --host {host}" if host else ""
@@ -121,12 +140,16 @@ def to_add(job: str, by_slot: bool, host: str = "") -> str:
 
 
 def give_back(desired: Placement, host: str, here: Mapping[str, int]) -> dict[str, int]:
-    """The placement in which who was to move to ``host`` and is not there stays on its own host.
+    """Return the placement in which moves to ``host`` that have not happened are undone.
+
+    A worker that was to be started on ``host``, and is not there, stays wanted on the host that
+    still has the worker to be moved.
 
     Args:
-        desired: host -> workers wanted there.
-        here: host -> workers that are there. Hosts that have more than are wanted keep them until
-            their replacements are ready.
+        desired: the number of workers wanted on each host.
+        host: the host that the workers were to move to.
+        here: the number of workers that each host has. A host with more workers than are wanted
+            keeps the surplus until its replacements are ready.
     """
     new = dict(desired)
     for name in sorted({*here} - {host}):
@@ -138,22 +161,26 @@ def give_back(desired: Placement, host: str, here: Mapping[str, int]) -> dict[st
 
 
 def drain_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]:
-    """The placement without workers on ``host``, and without those on hosts that are gone.
+    """Return the placement without workers on ``host``, nor on hosts that are gone.
 
-    Else the others would wait for workers of the dead to take over from those who leave. Who was to
-    move to one of these hosts, and is not there, stays. Where the job may not have as many as are
-    left, others are wanted on free slots; without such the job has the next smaller size.
+    If workers stayed wanted on a dead host, the others would wait for them before they leave. A
+    worker that was to move to one of these hosts, and is not there yet, stays where it is. If the
+    job may not have the number of workers that is left, more are wanted on free slots of other
+    hosts; without free slots the job gets the next smaller size.
 
     Args:
-        desired: newer than that of ``now``, perhaps.
+        now: the state of the job in ZooKeeper.
+        host: the host that loses its workers.
+        desired: the number of workers now wanted on each host; it may be newer than the one in
+            ``now``.
 
     Raises:
-        UsageError: fewer than min_np would be left, or than the smallest size.
+        UsageError: fewer than min_np workers would be left, or fewer than the smallest size.
     """
     job, before = now.job, now.desired.hosts
     here = Counter(member.host for member in (now.generation.members if now.generation else ()))
     new = dict(desired)
-    for name in here:  # who leaves since then moves nowhere
+    for name in here:  # a worker that was asked to leave since then moves nowhere
         here[name] -= max(0, before.get(name, 0) - desired.get(name, 0))
     for name in (*sorted(set(desired) - now.present_in(desired) - {host}), host):
         new = {**give_back(new, name, here), name: 0}
@@ -173,14 +200,18 @@ def drain_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]:
 def without_slot(
     now: Snapshot, host: str, given_up: Collection[int], elsewhere: bool = True
 ) -> dict[str, int] | None:
-    """The placement when a slot of ``host`` is disabled; None: too few would be left.
+    """Return the placement after a slot of ``host`` was disabled; None: too few workers are left.
 
-    It has a worker less there. Where the job may not have that many, one is wanted in a free slot,
-    here or on another host; without one, the job has the next smaller size.
+    The host has one worker fewer. If the job may not have that number of workers, one is wanted in
+    a free slot, on this host or another one; without a free slot the job gets the next smaller
+    size.
 
     Args:
-        given_up: all such slots of ``host``, the new one included.
-        elsewhere: another slot may do what this one could not.
+        now: the state of the job in ZooKeeper.
+        host: the host of the disabled slot.
+        given_up: all disabled slots of ``host``, the new one included.
+        elsewhere: whether a worker in another slot could do what failed in this one; if not, no
+            worker is added in a free slot.
     """
     job, desired = now.job, now.desired.hosts
     fewer = {**desired, host: max(0, desired.get(host, 0) - 1)}
@@ -195,9 +226,10 @@ def without_slot(
 def _settled(
     job: Job, wanted: int, desired: dict[str, int], hosts: Sequence[Host]
 ) -> dict[str, int] | None:
-    """``desired`` if the job may have that many; else as many as were ``wanted``, on free slots.
+    """Return ``desired``, changed if need be so that the job may have its number of workers.
 
-    Without such slots the next smaller size; None: there is none.
+    As many workers as ``wanted`` are placed on free slots of ``hosts``; if that fails, the next
+    smaller allowed size is. None if there is no such size.
     """
     left = sum(desired.values())
     if job.sizes.allows(left):
@@ -210,6 +242,7 @@ def _settled(
 
 
 def _too_few(job: str, np: int, desired: Placement, slots: Mapping[str, int], by_slot: bool) -> str:
+    """Return the error message for a job that wants more workers than its hosts have slots."""
     parts = [f"{name}: {count}" for name, count in sorted(slots.items())]
     gone = sorted(set(desired) - set(slots))
     missing = "no longer discovered" if by_slot else "without an agent"
