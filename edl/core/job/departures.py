@@ -56,7 +56,7 @@ class Departure:
 
     @property
     def moves(self) -> bool:
-        """Whether another worker is wanted in the place of this one, which waits for that worker."""
+        """Whether another worker is wanted in place of this one, which stays until that one is ready."""
         return self.why is Why.UNASSIGNED or (self.why is Why.DRAIN and self.share == 0)
 
 
@@ -112,9 +112,9 @@ def without(assigned: Placement, leavers: Collection[Departure]) -> dict[str, in
 def _drained(
     now: Snapshot, active: Sequence[RingMember]
 ) -> tuple[tuple[Request, ...], tuple[Departure, ...]]:
-    """Answer the open requests; each accepted drain takes one worker off what is wanted on its host.
+    """Answer the open requests; each accepted drain lowers the target of its host by one worker.
 
-    Nothing is taken off where no worker is wanted on that host anyway, nor for a replacement.
+    The target stays where no worker is wanted on that host anyway, and for a replacement.
 
     Returns:
         The answered requests, and the departures of the workers whose requests were accepted.

@@ -1,18 +1,19 @@
-"""When a worker counts as dead: whom the leader asks, and which answers prove it.
+"""Decide which workers the leader asks over HTTP, and whether their answers prove them dead.
 
-ZooKeeper only knows whose session ended, and a session may end under a healthy worker. So a
-worker counts as dead on proof alone:
+ZooKeeper only knows whose session ended, and a session may end under a healthy worker. So a worker
+counts as dead on proof alone:
 
-- *gone*: nobody listens on its port any more, or somebody else does;
+- *gone*: no process listens on its port any more, or another worker does;
 - *frozen or cut off*: its session is over, its port is silent, and no step completes, or the ring
-  is broken. Any one of the three may have another cause; a worker with which steps complete is in
-  order.
+  is broken. Any one of the three may have another cause; a worker with which steps complete is
+  healthy.
 
-Of a newcomer on its way into its first ring no third proof is asked: steps do not need it before
-that, the others wait for it meanwhile, and it holds no state. Of one that leaves in a switch the
-ring has to stand still for longer than a session lasts: it may have taken back its own node and
-closed its port, and that it is silent may be a lost packet. A worker that answers is never dead;
-one that lets the others wait for too long is evicted for that (:mod:`edl.core.job.membership`).
+For a newcomer on its way into its first ring the third proof is not needed: steps do not need the
+newcomer before that, the other workers wait for it meanwhile, and it holds no state. For a worker
+that leaves in a switch, the ring must have stood still for longer than a session lasts: the worker
+may have removed its own node and closed its port, and its silence may be a lost packet. A worker
+that answers is never dead; one that lets the others wait for too long is evicted for that
+(:mod:`edl.core.job.membership`).
 """
 
 from __future__ import annotations
@@ -26,20 +27,25 @@ from types import MappingProxyType
 from edl.core.job.ring_failure import broke
 from edl.core.records import Generation, Member, RingMember, Snapshot, Stage
 
-GONE = "its process is gone"  # so begins every proof that it has ended by itself
+GONE = "its process is gone"  # the beginning of each proof that a process has ended by itself
 
 
 @dataclass(frozen=True)
 class LivenessLimits:
-    """When a silence means something.
+    """The times after which silence, or a ring that stands still, is a sign of a dead worker.
 
     Attributes:
-        switch_s: a switch in which nobody has failed takes less.
-        frozen_s: no step for this long, and for ``frozen_steps`` usual ones: the ring stands still.
-        answer_s: for a worker's port to answer.
-        silence_s: for this long after it did not, a worker counts as silent without being asked.
-        newcomer_s: of the leader's time, for each newcomer that is ready: so often all are asked.
-        session_s: of ZooKeeper, as it has granted it: a worker that freezes leaves so much later.
+        switch_s: a switch in which no worker has failed takes less than this, in seconds.
+        frozen_s: the ring stands still when no step has completed for this many seconds, and for
+            ``frozen_steps`` times the usual step time.
+        frozen_steps: see ``frozen_s``.
+        answer_s: how long a worker's port may take to answer, in seconds.
+        silence_s: for this many seconds after a missing answer, a worker counts as silent without
+            being asked again.
+        newcomer_s: the leader's time that each ready newcomer may cost, in seconds: n ready
+            newcomers are asked again after n times this.
+        session_s: the ZooKeeper session time-out that was granted, in seconds: a frozen worker leaves ZooKeeper
+            that much later.
     """
 
     switch_s: float = 0.5
@@ -55,16 +61,26 @@ USUAL = LivenessLimits()
 
 
 class Liveness(StrEnum):
-    """What a worker's port shows of its process."""
+    """What a worker's port shows about the worker's process.
+
+    ``ALIVE``: it answered. ``REFUSED``: no process listens, so the worker's process is gone and its
+    machine is up. ``SILENT``: no answer came in time; the process may be frozen, overloaded or cut
+    off, so this proves nothing.
+    """
 
     ALIVE = "alive"  # it answered
-    REFUSED = "refused"  # nobody listens: the process is gone, its machine is up
+    REFUSED = "refused"  # no process listens: the worker is gone, its machine is up
     SILENT = "silent"  # no answer in time: frozen, overloaded or cut off; proves nothing
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What came back from a worker's port: ``name`` is the worker that it says it is, if any."""
+    """The result of one request to a worker's port.
+
+    Attributes:
+        liveness: whether the port answered.
+        name: the name of the worker that answered, as it says; None: there was no answer.
+    """
 
     liveness: Liveness
     name: str | None = None
@@ -72,11 +88,16 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class RingIdle:
-    """How long the ring has completed no step, and what steps usually take, in seconds.
+    """How long a ring has completed no step, as the leader knows it.
 
-    ``usual_s`` is 0 before the first one. ``observed``: what the leader saw, for the reason. To
-    have heard of no step for ``least_s`` says something: long, for who is not in the ring and has
-    never heard of it, for it may be the one that is cut off. None: as ``limits`` say.
+    Attributes:
+        quiet_s: the time since the last complete step that the leader knows, in seconds.
+        usual_s: the usual time of a step, in seconds; 0 before the first step.
+        observed: what the leader saw, to be added to the sentence that states the proof.
+        least_s: how long the ring must be quiet to count as standing still, in seconds; None:
+            ``limits.frozen_s``. It is long for a leader that is not in the ring and has never heard
+            of a step, for that leader may be the one that is cut off.
+        limits: the time limits.
     """
 
     quiet_s: float
@@ -87,7 +108,7 @@ class RingIdle:
 
     @property
     def stands(self) -> bool:
-        """No step completes, for longer than steps take."""
+        """Whether the ring stands still: no step completes for much longer than steps take."""
         least_s = self.limits.frozen_s if self.least_s is None else self.least_s
         return self.quiet_s > max(least_s, self.limits.frozen_steps * self.usual_s)
 
@@ -99,14 +120,25 @@ def whom_to_ask(
     idle: RingIdle,
     heard_s: Mapping[int, float] = MappingProxyType({}),
 ) -> dict[int, tuple[str, int]]:
-    """The workers whose word the leader waits for, with their address and port.
+    """Return the workers that the leader asks whether they live, with their addresses and ports.
 
-    Members of a ring that is broken or about to change, newcomers that are about to join, and
-    whoever has left ZooKeeper. When the ring stands still, all its members, so that the session of
-    a frozen one is the last proof to come, and nothing is left to wait for when it ends. Not the
-    members of a switch that was announced ``announced_s`` ago, so lately that to ask them would
-    only slow it down, unless there is a doubt. And not newcomers that were heard ``heard_s`` ago,
-    so lately that to ask all of them so often would leave the leader no time.
+    These are the members of a ring that is broken or about to change, the newcomers that are about
+    to join, and members that have left ZooKeeper. When the ring stands still, all its members are
+    asked, so that only the end of its session is lacking as a proof that a frozen one is dead.
+
+    Members are not asked during a switch announced less than ``limits.switch_s`` ago, for that
+    would slow it down, unless one has left ZooKeeper or reports a broken ring. Newcomers that
+    answered not long ago are not asked again, for that would take up the leader's time.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        leader: the id of the leader itself, which is not asked.
+        announced_s: how long ago the present generation was announced, in seconds.
+        idle: how long the ring has completed no step, and the time limits.
+        heard_s: for each worker, how long ago it answered last, in seconds.
+
+    Returns:
+        The address and the port of each worker to ask, by id.
     """
     members = {member.id: member for member in now.members}
     ready = [member for member in now.members if member.stage is Stage.READY]
@@ -127,9 +159,14 @@ def whom_to_ask(
 def proof(
     worker: int, place: str, answer: ProbeResult, now: Snapshot, idle: RingIdle
 ) -> str | None:
-    """What proves that ``worker`` is dead, as a sentence; None: nothing does.
+    """Return a sentence that says what proves that ``worker`` is dead; None if nothing does.
 
-    ``place``: where it was asked.
+    Args:
+        worker: the id of the worker.
+        place: where the worker was asked, in words.
+        answer: what came back from its port.
+        now: the state of the job in ZooKeeper.
+        idle: how long the ring has completed no step, and the time limits.
     """
     if (reason := gone(worker, place, answer)) is not None:
         return reason
@@ -152,7 +189,11 @@ def proof(
 
 
 def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
-    """What proves that the process of ``worker`` has ended, whatever its ring does; or None."""
+    """Return the proof that the process of ``worker`` has ended, as a sentence; None without one.
+
+    The state of its ring does not matter. ``place`` says in words where the worker was asked, and
+    ``answer`` what came back.
+    """
     if answer.liveness is Liveness.REFUSED:
         return f"{GONE}: {place} refuses connections"
     if answer.name not in (None, f"w{worker}"):
@@ -161,12 +202,12 @@ def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
 
 
 def seats_of(generation: Generation | None) -> dict[int, RingMember]:
-    """All who are in the ring of ``generation`` or in the one before it."""
+    """Return the members of ``generation`` and of the ring before it, by id; empty without one."""
     return {s.id: s for s in (*generation.members, *generation.previous)} if generation else {}
 
 
 def _enters(worker: int, now: Snapshot) -> bool:
-    """Whether it is a newcomer of a planned generation that nobody has adopted yet."""
+    """Return whether a worker is a newcomer of a planned generation that no member has entered."""
     current = now.generation
     if current is None or not current.previous or worker not in current.joined:
         return False
@@ -175,18 +216,19 @@ def _enters(worker: int, now: Snapshot) -> bool:
 
 
 def _leaves(worker: int, now: Snapshot) -> bool:
-    """Whether the planned generation is one without it."""
+    """Return whether a worker is one that leaves with the present, planned generation."""
     current = now.generation
     return current is not None and bool(current.previous) and worker in current.left
 
 
 def _broken(now: Snapshot) -> bool:
-    """Whether somebody reports the present ring as broken: then no step of it is under way."""
+    """Return whether a worker reports the present ring as broken, so no step of it can complete."""
     generation = now.generation
     return generation is not None and any(broke(member, generation) for member in now.members)
 
 
 def _placed(worker: int, now: Snapshot) -> str:
+    """Return the name of a worker with its rank and host, for a message."""
     member = seats_of(now.generation).get(worker)
     rank = now.generation.rank_of(worker) if now.generation else None
     host = member.host if member else "?"
@@ -194,7 +236,7 @@ def _placed(worker: int, now: Snapshot) -> str:
 
 
 def _in_doubt(ring_members: Mapping[int, RingMember], members: Mapping[int, Member]) -> bool:
-    """Whether somebody has left ZooKeeper, or reports a ring as broken that it is in."""
+    """Return whether a ring member has left ZooKeeper, or reports its present ring as broken."""
     return any(
         worker not in members
         or ((broken := members[worker].broken) and broken.generation >= members[worker].generation)
@@ -203,7 +245,7 @@ def _in_doubt(ring_members: Mapping[int, RingMember], members: Mapping[int, Memb
 
 
 def _settled(generation: Generation | None, members: Mapping[int, Member]) -> bool:
-    """Whether all are in the ring of ``generation`` and none reports it broken."""
+    """Return whether all members are in the ring of ``generation`` and none reports it broken."""
     return generation is not None and all(
         member.id in members
         and members[member.id].generation >= generation.number
@@ -213,4 +255,5 @@ def _settled(generation: Generation | None, members: Mapping[int, Member]) -> bo
 
 
 def _reports(member: Member, generation: int) -> bool:
+    """Return whether ``member`` reports the ring of ``generation``, or a newer one, as broken."""
     return member.broken is not None and member.broken.generation >= generation

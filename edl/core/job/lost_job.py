@@ -1,7 +1,8 @@
-"""Who writes a job again that ZooKeeper has lost.
+"""Decide which process writes a job again that ZooKeeper has lost.
 
-Everybody has read what it is. Who knows of the newest generation writes: others may be on their way
-into it, and two of one number must never be. Where nobody is left in the ring, a launcher does.
+Every worker has read the job's records before. A worker that knows the newest generation writes
+them: other workers may be on their way into that generation, and two generations must never have
+the same number. If no worker of the ring is left, a launcher writes.
 """
 
 from __future__ import annotations
@@ -10,23 +11,34 @@ from collections.abc import Collection, Iterable
 
 from edl.core.records import Generation
 
-TURN_S, TURNS = 0.1, 50  # a rank begins this much after the one before it; the rest all at once
-LAUNCHER_S = 10.0  # a launcher leaves it to the workers for so long
-PATIENCE_S = 60.0  # who cannot write it, and waits so long in vain, takes it for removed
+TURN_S, TURNS = 0.1, 50  # each of the first TURNS ranks begins TURN_S later than the one before
+LAUNCHER_S = 10.0  # a launcher waits this long for the workers to write the job
+PATIENCE_S = 60.0  # a process that cannot write the job takes it for removed after this time
 
 
 def begins_s(own: int, generation: Generation | None) -> float:
-    """How long worker ``own`` leaves it to the ranks before it, in seconds."""
+    """Return how long worker ``own`` waits for lower ranks to write the job first, in seconds.
+
+    Each rank waits :data:`TURN_S` longer than the rank before it, up to :data:`TURNS` ranks.
+    """
     rank = None if generation is None else generation.rank_of(own)
     return TURN_S * min(TURNS, 0 if generation is None else TURNS if rank is None else rank)
 
 
 def may_write(own: int, generation: Generation | None, evicted: Collection[int]) -> bool:
-    """Whether worker ``own`` is of the job as it knows it, so that it may write it again."""
+    """Return whether worker ``own`` may write the job again, as far as it knows the job.
+
+    It may if it is not evicted, and if ``generation``, the newest that it has read, knows it.
+    """
     return own not in evicted and (generation is None or generation.knows(own))
 
 
 def is_newest(generation: Generation | None, known_to_others: Iterable[int]) -> bool:
-    """Whether none of the others that answer knows a newer generation."""
+    """Return whether ``generation`` is the newest one among the workers that answer.
+
+    Args:
+        generation: the newest generation that this worker has read.
+        known_to_others: the number of the newest generation that each other worker knows.
+    """
     number = 0 if generation is None else generation.number
     return all(known <= number for known in known_to_others)

@@ -144,7 +144,7 @@ def outcome(
     between = range(move.since + 1, last + 1)
 
     def moved(joined: Sequence[str], left: Sequence[str], repair: bool) -> bool:
-        """Return whether workers moved in a generation; not in a repair, where workers that left died."""
+        """Return whether workers moved in a generation; not in a repair, whose leavers died."""
         if repair:  # the workers that left have died
             return False
         came = any(hosts.get(w) == move.target for w in joined)

@@ -1,4 +1,4 @@
-"""Decide how many workers each host gets: keep present ones, fill hosts by name, take from the last.
+"""Decide how many workers each host gets: keep present ones, fill by name, take from the last.
 
 The functions are pure: the answer depends on the arguments only, and never on an order of arrival.
 """

@@ -1,4 +1,4 @@
-"""What a job gains from more workers: the curve of its throughput over its size.
+"""Compute what a job gains from more workers: the curve of its throughput over its size.
 
 Two readings of one worker, taken by its own clock at the ends of two steps of one ring, give a
 throughput without any error but the noise of the steps themselves::
@@ -23,48 +23,63 @@ from edl.core.record import Record
 from edl.errors import UsageError
 
 WARM_UP = 5  # steps of a new ring that are not measured
-STEPS = 50
+STEPS = 50  # steps to measure
 PATIENCE = 3  # times the steps asked for, until the pauses between epochs are measured, too
 SAMPLES, COMMITS = "samples", "commits"
 
 
 @dataclass(frozen=True)
 class Point(Record):
-    """What was measured with ``np`` workers."""
+    """What was measured with one number of workers.
+
+    Attributes:
+        np: the number of workers.
+        throughput: the units of work in a second, of all workers together.
+        step_s: the mean time of a step, in seconds.
+        steps: how many steps were measured.
+        seconds: how long these steps took.
+        unit: the unit of work: :data:`SAMPLES` or :data:`COMMITS`.
+    """
 
     np: int
-    throughput: float  # of the curve's unit, a second, all workers together
+    throughput: float
     step_s: float
-    steps: int  # that were measured
-    seconds: float  # that they took
+    steps: int
+    seconds: float
     unit: str = SAMPLES
 
 
 @dataclass(frozen=True)
 class Curve(Record):
-    """The profile of a job, as it is kept in ZooKeeper."""
+    """The profile of a job: its throughput at several sizes, as ZooKeeper keeps it.
+
+    Attributes:
+        job: the name of the job.
+        taken: when the profile was taken, in seconds since 1970, for people only.
+        points: one measurement for each size, in ascending order of size.
+    """
 
     job: str
-    taken: float  # wall clock, for people only
-    points: tuple[Point, ...] = ()  # by np
+    taken: float
+    points: tuple[Point, ...] = ()
 
     def with_point(self, point: Point) -> Curve:
-        """The curve with ``point`` in the place of an earlier one of that size."""
+        """Return the curve with ``point`` added, in place of an earlier point of the same size."""
         others = (p for p in self.points if p.np != point.np)
         points = tuple(sorted((*others, point), key=lambda p: p.np))
         return Curve(self.job, self.taken, points)
 
     def speedup(self, point: Point) -> float:
-        """Times the throughput of the smallest size."""
+        """Return the throughput at ``point`` divided by the throughput at the smallest size."""
         least = self.points[0].throughput
         return point.throughput / least if least else 0.0
 
     def efficiency(self, point: Point) -> float:
-        """The speed-up for each of the workers, relative to the smallest size."""
+        """Return the speed-up at ``point`` for each worker, relative to the smallest size."""
         return self.speedup(point) * self.points[0].np / point.np
 
     def figures(self) -> dict[str, Any]:
-        """All figures, for programs."""
+        """Return all figures of the curve as JSON values, rounded, for programs."""
         return {
             "job": self.job,
             "taken": self.taken,
@@ -85,15 +100,15 @@ class Curve(Record):
 
     @property
     def unit(self) -> str:
-        """What the throughput counts, a second."""
+        """The unit of the throughput: "samples/s" or "commits/s"."""
         return f"{self.points[0].unit if self.points else SAMPLES}/s"
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """The sizes that "1..4", "1,2,4" or "3" mean, the largest first.
+    """Parse numbers of workers such as "1..4", "1,2,4" or "3"; the largest comes first.
 
     Raises:
-        UsageError: it means none.
+        UsageError: ``text`` names no size, or one below 1.
     """
     try:
         first, dots, last = text.partition("..")
@@ -104,10 +119,14 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def in_order(found: Iterable[int], text: str = "") -> tuple[int, ...]:
-    """Sizes as a profile steps through them: downwards, each once.
+    """Return sizes in the order in which a profile measures them: downwards, each once.
+
+    Args:
+        found: the numbers of workers.
+        text: what the user has typed, for the error message; empty: the numbers are shown.
 
     Raises:
-        UsageError: there is none, or one below 1.
+        UsageError: there is no size, or one below 1.
     """
     ordered = tuple(sorted(set(found), reverse=True))
     if not ordered or ordered[-1] < 1:
@@ -120,10 +139,16 @@ def in_order(found: Iterable[int], text: str = "") -> tuple[int, ...]:
 def measured(
     readings: Sequence[ProgressSample], np: int, steps: int = STEPS, warm_up: int = WARM_UP
 ) -> Point | None:
-    """The throughput of the newest ring, if it has ``np`` workers and was seen for long enough.
+    """Return the throughput of the newest ring; None if it was not seen for long enough.
 
-    Its first ``warm_up`` steps do not count. Nor do the pauses between two epochs, in which a
-    script evaluates or saves, unless epochs are so short that little else can be seen.
+    Pauses between two epochs, in which a script evaluates or saves, are left out, unless epochs are
+    so short that they leave fewer than ``steps`` steps in :data:`PATIENCE` times as many.
+
+    Args:
+        readings: the counters of one worker after another, oldest first.
+        np: the size that the ring must have, else None is returned.
+        steps: how many steps must be measured at least.
+        warm_up: how many first steps of the ring are left out.
     """
     run = _newest(readings)
     if not run or run[0].size != np:
@@ -142,7 +167,7 @@ def measured(
 
 
 def _newest(readings: Sequence[ProgressSample]) -> list[ProgressSample]:
-    """The readings of one worker in one ring, back from the last; one a step."""
+    """Return the readings of the newest ring by one worker, one for each step, oldest first."""
     run: list[ProgressSample] = []
     for reading in reversed(readings):
         last = readings[-1]
@@ -154,6 +179,7 @@ def _newest(readings: Sequence[ProgressSample]) -> list[ProgressSample]:
 
 
 def _steps(a: ProgressSample, b: ProgressSample) -> float:
+    """Return the number of steps from reading ``a`` to reading ``b``."""
     return b.step - a.step
 
 
@@ -161,4 +187,5 @@ def _sum(
     pairs: Iterable[tuple[ProgressSample, ProgressSample]],
     difference: Callable[[ProgressSample, ProgressSample], float],
 ) -> float:
+    """Return the sum of a ``difference`` over pairs of readings."""
     return sum(difference(a, b) for a, b in pairs)

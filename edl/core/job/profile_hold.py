@@ -1,8 +1,8 @@
-"""Who says what is desired of a job while somebody profiles it, and what it shall be afterwards.
+"""Keep track of what is desired of a job while it is profiled, and restore it afterwards.
 
-A profile asks for other sizes again and again. Meanwhile others may: somebody asks for another one,
-or hosts and workers come and leave. What was asked for stays. Of the rest only what the profile
-has taken or added is undone.
+A profile asks for other sizes again and again. Meanwhile a person may ask for another size, or
+hosts and workers may come and leave. A size that a person asked for stays. In the other case, only
+what the profile itself has taken or added is undone.
 """
 
 from __future__ import annotations
@@ -18,16 +18,23 @@ from edl.core.records import Job
 
 @dataclass(frozen=True)
 class ProfileHold(Record):
-    """``profile/hold``: somebody profiles the job, which had ``before`` on each host until then."""
+    """The node ``profile/hold`` of a job, which says that a process profiles the job.
+
+    Attributes:
+        token: the identity of the profile.
+        by: the process that profiles, for people: "process 4711 on node1".
+        before: the number of desired workers by host before the profile.
+        asked: whether a person has asked for a number of workers since, which then stays.
+    """
 
     token: str
-    by: str  # "process 4711 on node1"
+    by: str
     before: Mapping[str, int]
-    asked: bool = False  # somebody else has said how many workers there shall be: that stays
+    asked: bool = False
 
 
 class Fate(StrEnum):
-    """What has become of the size that a profile has asked for."""
+    """The reason for the placement that is in force when a profile looks at it again."""
 
     OURS = "nobody else has changed it"
     MOVED = "hosts or workers came or left"
@@ -36,13 +43,13 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Held:
-    """What a profile knows of what is desired.
+    """What a profile knows about the workers that are desired of its job.
 
     Attributes:
-        token: of its :class:`ProfileHold`.
-        before: as it was at first.
-        ours: each placement that the profile found, or wrote, or may have written.
-        last: the newest of these that is known to have stood; None: not known.
+        token: the identity of the profile, as in its :class:`ProfileHold`.
+        before: the desired placement before the profile.
+        ours: each placement that the profile found, wrote, or may have written.
+        last: the newest of these that is known to have been in force; None: not known.
     """
 
     token: str
@@ -51,30 +58,42 @@ class Held:
     last: Placement | None
 
     def overruled(self, hold: ProfileHold) -> bool:
-        """Whether somebody else says how many workers there shall be, by the ``hold`` there is."""
+        """Return whether a person has asked for a size since, or another profile holds the job.
+
+        ``hold`` is the hold that ZooKeeper has now.
+        """
         return hold.asked or hold.token != self.token
 
     def fate_of(self, desired: Placement, hold: ProfileHold | None) -> Fate:
-        """Who has asked for ``desired``. ``hold``: that stands; None: it went with a session."""
+        """Return why ``desired`` is the placement now in force.
+
+        Args:
+            desired: the placement now in force.
+            hold: the hold in ZooKeeper; None: it has vanished with a session. Then a placement that
+                is not the profile's own counts as asked for by a person.
+        """
         ours = desired in self.ours
         if hold is not None and self.overruled(hold):
             return Fate.ASKED
         if ours:
             return Fate.OURS
-        # Nobody can know any more whether it was asked for, or against what it was changed.
+        # It is not known any more whether it was asked for, or what it was before the change.
         return Fate.ASKED if hold is None or self.last is None else Fate.MOVED
 
     def given_back(
         self, desired: Placement, fate: Fate, slots: Mapping[str, int], job: Job
     ) -> Placement:
-        """What shall be desired from now on.
+        """Return the placement that shall be desired after the profile.
 
-        Each host gets what the profile has taken, and loses what it has added, as far as its
-        slots and the limits of the job allow.
+        Each host gets what the profile has taken, and loses what the profile has added, as far as
+        its slots and the limits of the job allow. A placement that a person asked for stays as it
+        is.
 
         Args:
-            desired: that stands, of that ``fate``.
-            slots: of the hosts that are there.
+            desired: the placement now in force.
+            fate: why that placement is in force.
+            slots: the number of slots of each present host.
+            job: the job, whose sizes limit the result.
         """
         if fate is Fate.ASKED:
             return desired
@@ -93,7 +112,7 @@ class Held:
 
 
 def _within(new: dict[str, int], desired: Placement, job: Job) -> Placement:
-    """``new`` with a size that the job may have, which ``desired`` itself may not be."""
+    """Return ``new``, changed towards ``desired`` until the job may have its number of workers."""
     fitting = job.sizes.fit(sum(new.values()))
     for host in sorted(new, reverse=True):
         over = sum(new.values()) - fitting

@@ -1,8 +1,8 @@
 """Repair a ring that broke: rule 3 of :mod:`edl.core.job.membership`.
 
-All members of the ring report how far they are, or are dead, or are evicted. Then the survivors go
-on from the state of one that has made the most progress, by steps and then by exchanges between
-steps. No newcomer joins with that generation, for the survivors are in the middle of a step.
+Each member of the ring reports how far it is, or is dead, or is evicted. Then the survivors go on
+from the state of one that has made the most progress, by steps and then by exchanges between steps.
+No newcomer joins with that generation, for the survivors are in the middle of a step.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ def repair(
     """Decide the generation that follows a broken ring, or say which reports are awaited.
 
     Args:
+        current: the newest generation.
         ring: the members of the ring that broke.
         training: the healthy workers that have not finished, by id.
-        no_session: members that may live, and hold the newest state.
+        no_session: members without a session, which may live and hold the newest state.
+        term: the leader's term.
+        ages: how long the ring has been broken.
+        limits: the leader's time limits.
     """
     unreported = [m.id for m in ring if m.id in training and not broke(training[m.id], current)]
     # A member that did not report may have made one step more than the others, and be the only
@@ -67,8 +71,9 @@ def _await_reports(
 ) -> MembershipDecision:
     """Wait for the members of a broken ring that may still report, or evict them.
 
-    Args:
-        is_safe: whether a member that has reported holds the state of the job.
+    The decision is to evict the ``unreported`` members and the ones in ``no_session`` once the ring
+    has been broken for ``limits.report_s``, if ``is_safe``: a member that has reported holds the
+    state of the job. Before that the decision only says which reports are awaited.
     """
     broken = f"generation {current.number} is broken"
     # The time limit evicts a member only where the state outlives it.
@@ -89,8 +94,8 @@ def _state_source(progress: Mapping[int, tuple[int, int]]) -> tuple[int, tuple[i
     """Return the worker whose state a repaired ring goes on from, and the workers that receive it.
 
     Args:
-        progress: the step and the exchanges since that each survivor has made, in the order of
-            ranks; a step of -1 is that of a worker without state.
+        progress: by worker, in the order of ranks, the last step that each survivor has completed
+            and the exchanges since; a step of -1 is that of a worker without state.
     """
     most = max(progress.values())
     newest, _ = most
@@ -102,5 +107,5 @@ def _state_source(progress: Mapping[int, tuple[int, int]]) -> tuple[int, tuple[i
 
 
 def has_state(members: Iterable[Member], current: Generation) -> bool:
-    """Return whether a worker whose ring broke holds the state of the job."""
+    """Return whether any of ``members`` has reported a broken ring and holds the job's state."""
     return any(m.broken is not None and m.broken.step >= 0 and broke(m, current) for m in members)

@@ -1,7 +1,7 @@
-"""Where the replacement of one worker comes to: on another host if there is room, else beside it.
+"""Choose the host for the replacement of one worker: another host if it has room, else the same.
 
-Both are one switch: the leader holds the worker until its replacement is ready
-(:mod:`edl.core.job.resize`), and its agent starts that one meanwhile.
+In both cases there is one switch: the leader keeps the worker until its replacement is ready
+(:mod:`edl.core.job.resize`), and meanwhile the host's agent starts the replacement.
 """
 
 from __future__ import annotations
@@ -15,9 +15,16 @@ from edl.core.records import Host, Request, Snapshot
 def replacement(
     now: Snapshot, worker: int, avoided: Collection[str]
 ) -> tuple[str, Placement] | None:
-    """Host of the replacement of ``worker``, and what is desired then; None: there is no room.
+    """Return the host for the replacement of ``worker``, and the placement to desire for it.
 
-    ``avoided``: hosts that are slow themselves.
+    Args:
+        now: the state of the job in ZooKeeper.
+        worker: the id of the worker to replace.
+        avoided: hosts that are not chosen, because they are slow themselves.
+
+    Returns:
+        The host and the number of desired workers by host; None if no host has room, if ``worker``
+        is no member of the ring, or if the launcher assigns by slot.
     """
     member = (
         next((s for s in now.generation.members if s.id == worker), None)
@@ -41,7 +48,12 @@ def replacement(
 
 
 def taken_back(now: Snapshot, request: Request) -> Placement:
-    """What is desired when nobody has come to replace the worker of ``request``."""
+    """Return the placement that undoes a replacement because no new worker has come.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        request: the request to replace a worker, which names the host of the replacement.
+    """
     desired, generation = dict(now.desired.hosts), now.generation
     members = generation.members if generation is not None else ()
     member = next((member for member in members if member.id == request.worker), None)
@@ -52,4 +64,5 @@ def taken_back(now: Snapshot, request: Request) -> Placement:
 
 
 def _free(host: Host, desired: int) -> int:
+    """Return how many slots of ``host`` are free when ``desired`` workers are wanted there."""
     return 0 if host.leaving else host.slots - len(host.disabled) - desired

@@ -1,15 +1,15 @@
-"""A planned change of a ring that runs: who comes in and who goes, in one switch.
+"""Change a ring that runs as planned: decide which workers join and which leave, in one switch.
 
 The steps, each a function below:
 
-1. Find the workers that may leave: those that a signal or a request asks to, and those that are
-   more than are assigned. If a crash has left a size that is not allowed, fewer are assigned.
+1. Find the workers that may leave: those that a signal or a request asks to leave, and those that
+   are more than are assigned. If a crash has left a size that is not allowed, fewer are assigned.
 2. Sort the newcomers: each host gets as many as it lacks, and further ones are evicted.
 3. Choose the target: the size of the ring after the switch, and the departures to postpone for it.
-4. Switch, or wait: newcomers wait briefly for those that come up with them, and longer where they
-   take the places of workers that train meanwhile.
+4. Switch, or wait: newcomers wait briefly for other newcomers that are preparing, and longer where
+   they take the places of workers that train meanwhile.
 
-Its rules are those of :mod:`edl.core.job.membership`, rule 5.
+The rules are in :mod:`edl.core.job.membership`, rule 5.
 """
 
 from __future__ import annotations
@@ -45,7 +45,14 @@ from edl.core.records import (
 
 @dataclass(frozen=True)
 class Target:
-    """The ring after the switch: its ``size``, who joins, who leaves, who stays for now."""
+    """The ring that is planned for after the switch.
+
+    Attributes:
+        size: the number of its workers.
+        joining: the ids of the newcomers that join.
+        leaving: the departures that happen with the switch.
+        postponed: the departures that are put off, so that the ring keeps enough workers.
+    """
 
     size: int
     joining: tuple[int, ...]
@@ -58,10 +65,10 @@ class Newcomers:
     """The newcomers of a ring, sorted by what happens to them.
 
     Attributes:
-        ready: they may join with the next switch.
-        coming: they are expected to become ready.
-        evict: the newcomers to evict, with the reason.
-        ready_s: for how long the first of those that are ready has been so, in seconds.
+        ready: the ids of the newcomers that may join with the next switch.
+        coming: the ids of the newcomers that are expected to become ready.
+        evict: the newcomers to evict, each with the reason.
+        ready_s: how long the newcomer that was ready first has been ready, in seconds.
     """
 
     ready: tuple[int, ...]
@@ -82,7 +89,13 @@ def change(
     """Decide the next generation of a ring, or say why there is none now.
 
     Args:
-        healthy: the members of the job that count, by id; all members of the ring are among them.
+        now: the state of the job in ZooKeeper.
+        current: the newest generation, which all its members have entered.
+        healthy: the workers that are alive and have a session, by id; all members of the ring are
+            among them.
+        term: the leader's term.
+        ages: how long the facts in ``now`` have stayed the same.
+        limits: the leader's time limits.
         unresponsive: workers whose port did not answer just now.
     """
     active, before = current.members, now.assigned
@@ -145,8 +158,7 @@ def _switch(
 ) -> MembershipDecision:
     """Decide the generation of a target, with the desired workers and the answers that it changes.
 
-    Args:
-        before: what was assigned before an allowed size took the place of one that is not.
+    ``before`` holds what was assigned before an allowed size took the place of one that is not.
     """
     # The desired number falls with the switch in which a worker leaves, and not before: else it
     # would fall again with each decision. So the drain of a postponed worker stays open, too.
@@ -163,7 +175,16 @@ def _switch(
 def _changed(
     now: Snapshot, before: Assigned, lowered: Placement, leaving: Sequence[int]
 ) -> Change | None:
-    """What is desired with a switch; None: as before, also where slots are assigned."""
+    """Return the change of the desired workers that goes with a switch; None if nothing changes.
+
+    Args:
+        now: the state of the job in ZooKeeper, with the assigned workers that the switch starts
+            from.
+        before: the assigned workers in ZooKeeper.
+        lowered: the number of assigned workers by host after the switch. Where the launcher assigns
+            by slot it is as before.
+        leaving: the ids of the workers that leave.
+    """
     if lowered == before.hosts:
         return None
     why = f"{names(leaving)} {verb(len(leaving), 'leaves', 'leave')}"
@@ -177,7 +198,8 @@ def _with_allowed_size(
 ) -> Snapshot:
     """Return ``now`` with fewer workers assigned, if a crash has left a size that is not allowed.
 
-    The next smaller allowed size is assigned. ``now`` itself is returned if nothing changes.
+    The next smaller allowed size is assigned, if the lacking workers cannot be started and the time
+    limit for them is over. ``now`` itself is returned if nothing changes.
     """
     sizes, assigned = now.job.sizes, now.assigned
     left, size = len(active), sizes.below(len(active))
@@ -242,8 +264,8 @@ def _beyond(arriving: Sequence[Member], launcher: Assigned, assigned: Placement)
 def _unaware(arriving: Sequence[Member], generation: int) -> set[int]:
     """Return the newcomers that no ring can be built with now, even if they are ready.
 
-    A newcomer that did not take note of the present ``generation`` may be stuck. A newcomer that
-    is ready for an earlier fit than another one is about to go on to that of the other.
+    A newcomer that did not take note of the present ``generation`` may be stuck. A newcomer that is
+    ready for an earlier fit than another newcomer is about to go on to the later fit.
     """
     fits = max((m.fits for m in arriving if m.stage is Stage.READY), default=0)
     return {m.id for m in arriving if m.newest_generation < generation or m.fits < fits}
@@ -260,7 +282,7 @@ def _lacking(
 
 
 def _too_late(member: Member, unaware: Collection[int], ages: Ages, limits: Limits) -> str:
-    """Return why a newcomer is evicted that has used up its time; empty: it has time."""
+    """Return why a newcomer that has used up its time is evicted; empty if it still has time."""
     if is_stuck(member, ages, limits):
         return f"it was not ready after {limits.prepare_s:g} s"
     ready = member.stage is Stage.READY
@@ -270,7 +292,7 @@ def _too_late(member: Member, unaware: Collection[int], ages: Ages, limits: Limi
 
 
 def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
-    """Whether a newcomer that is ready has used up its time to take note of a generation."""
+    """Return whether a ready newcomer has used up its time to take note of a generation."""
     return min(ages.generation_s, ages.stage_s.get(member.id, 0.0)) >= limits.notice_s
 
 
@@ -306,9 +328,10 @@ def _target(
 
 
 def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Departure]) -> bool:
-    """Whether a ring of so many ``train`` on with ``size`` workers, by the sizes of the job.
+    """Return whether a ring of ``train`` workers may have ``size`` workers, by the job's sizes.
 
-    It may shrink to what is assigned in any case, and to refill a slot.
+    The ring may shrink in any case to the number of workers that is assigned after the workers in
+    ``leaving`` have left, and to refill a slot.
     """
     assigned = sum(without(now.assigned.hosts, leaving).values())
     refilled = any(one.refilled for one in leaving)
@@ -316,9 +339,11 @@ def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Departure]) ->
 
 
 def _hold_order(active: Sequence[RingMember], leavers: Sequence[Departure]) -> list[Departure]:
-    """Who is held first: who moves, then who was drained, then who was sent SIGTERM.
+    """Return the departures in the order in which they are postponed when the ring needs workers.
 
-    When all are to go, the first is one that is not urgent: it brings the state.
+    Workers that wait for a replacement stay first, then drained ones, then those that got SIGTERM.
+    When all members are to leave, the first is one that is not urgent: it sends the state to the
+    newcomers.
     """
     order = [one for one in leavers[::-1] if one.moves]
     order += [one for one in leavers[::-1] if not one.moves]
@@ -331,11 +356,12 @@ def _hold_order(active: Sequence[RingMember], leavers: Sequence[Departure]) -> l
 
 
 def _floor(now: Snapshot, active: Sequence[RingMember], leaving: Sequence[Departure]) -> int:
-    """The smallest ring that may be left, when these leave.
+    """Return the smallest size that the ring may have after the workers in ``leaving`` have left.
 
-    Who moves stays as far as the ring would become smaller than wanted, also where nobody can
-    start workers now: whoever asked for the migration gives it up. Who was asked to leave waits
-    only for workers that can come. Who must go, goes.
+    A worker that waits for a replacement stays as long as the ring would become smaller than
+    wanted, also where no agent can start workers now: then the migration has to be taken back by
+    the one that asked for it. A worker that was asked to leave waits only for workers that can be
+    started. A worker that must leave does so whatever the size.
     """
     assigned = without(now.assigned.hosts, leaving)
     refilled = sum(one.refilled for one in leaving)
@@ -383,7 +409,7 @@ def _awaited(
     newcomers: Newcomers,
     healthy: Mapping[int, Member],
 ) -> list[str]:
-    """Describe the workers that are preparing, and those that are about to be started.
+    """Describe the newcomers that are preparing, and the workers that are about to be started.
 
     An agent starts workers, or under horovodrun an `edl-worker`.
     """

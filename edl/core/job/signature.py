@@ -1,7 +1,7 @@
 """Decide whether a newcomer's model can take over the state of the job, before it joins.
 
 In a ring it would be too late: a newcomer that ends there costs the others a repair, and so does
-each one that is started in its place.
+each worker that is started in its place.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ class ScriptOfJob:
     """The answer of a worker in the ring to a newcomer that is about to join.
 
     Attributes:
-        signature: the shapes of its model's tensors; empty: it has no model yet.
-        fits: how far its script is in its calls of Keras' ``fit``.
+        signature: the shape of each tensor of the worker's model, by name; empty: it has no model
+            yet.
+        fits: how far the worker's script is in its calls of Keras' ``fit``.
     """
 
     signature: Signature = field(default_factory=dict)
@@ -41,10 +42,12 @@ ALIKE_IN_FITS = (
 def why_unfit(mine: Signature, theirs: Signature, advice: str = BUILT_BEFORE) -> str:
     """Return why a newcomer cannot join the job because of its model; empty if it can.
 
+    If one of the signatures is empty, nothing is compared.
+
     Args:
         mine: the signature of the newcomer's model.
-        theirs: that of the job's model. Where one of the two is empty, nothing is compared.
-        advice: what to do where one of them lacks a tensor.
+        theirs: the signature of the job's model.
+        advice: what the user should do if one of the models lacks a tensor of the other.
     """
     if not mine or not theirs or mine == theirs:
         return ""

@@ -1,9 +1,9 @@
-"""When a job stands still, and which of its workers the others wait for.
+"""Decide whether a job stands still, and which of its workers the others wait for.
 
 A worker that answers is alive, however long its step takes: an evaluation, a checkpoint, a slow
-disk. So nobody is evicted for being slow unless the user set a limit; but who holds the job up
-is named, with what it is doing. Who does not answer for long is frozen, whatever its ZooKeeper
-session says.
+disk. So no worker is evicted for being slow unless the user set a limit; but the worker that holds
+up the job is named, with what it is doing. A worker that does not answer for long is frozen, even
+if it still has a ZooKeeper session.
 """
 
 from __future__ import annotations
@@ -19,20 +19,27 @@ FOR_RECORDS = "waiting for the step records of the others"
 FOR_GRADIENTS = "waiting for the gradients of the others"
 FOR_NUMBERS = "waiting for the numbers of the others"
 AFTER_FIT = "after a fit"  # the work of a script between two fits, or after the last one
-SPOKEN_OF = 3  # workers named one by one when nobody waits for anybody
+SPOKEN_OF = 3  # workers that a message names one by one
 
 
 @dataclass(frozen=True)
 class StallLimits:
-    """When a stand-still is a stall, and what follows.
+    """The time limits after which a job counts as stalled, or a worker is evicted for that.
 
     Attributes:
-        stall_s: no step for this long, and for ``usual_steps`` of them; the first step, in which
-            libraries are loaded and kernels compiled, may take ``first_step`` times as long;
-            and so may what a script does after a fit.
-        give_up_s: whoever holds the others up for this long is evicted; None: never.
-        after_fit_s: the least of that for a script that has ended a fit: it evaluates, or saves.
-        frozen_s: for a worker to answer; ``in_zookeeper`` times as long while its session lives.
+        stall_s: the job is stalled when no step has completed for this many seconds, and for
+            ``usual_steps`` times the usual step time. The first step, in which libraries are loaded
+            and kernels compiled, may take ``first_step`` times as long; so may the code of a script
+            after a fit.
+        frozen_s: how long a worker may not answer, in seconds; ``in_zookeeper`` times as long while
+            its session lives.
+        give_up_s: a worker that the others wait for is evicted after this many seconds; None:
+            never.
+        usual_steps: see ``stall_s``.
+        first_step: see ``stall_s``.
+        after_fit_s: the least value of ``give_up_s`` for a worker whose script has ended a fit, and
+            may evaluate or save.
+        in_zookeeper: see ``frozen_s``.
     """
 
     stall_s: float
@@ -46,33 +53,51 @@ class StallLimits:
 
 @dataclass(frozen=True)
 class Activity(Record):
-    """What a worker's training thread does at one moment."""
+    """What a worker's training thread does at one moment.
 
-    doing: str  # IN_USER_CODE, or what it waits for
-    where: str  # innermost line of the user's code, "train.py:33"; empty if it is in no such line
-    point: str  # the last point that it passed
-    since_s: float  # how long ago it passed that point
-    work: str = ""  # in the user's code: what is known to take long, "torch.compile"
+    Attributes:
+        doing: :data:`IN_USER_CODE`, or what the thread waits for.
+        where: the innermost line of the user's code, as "train.py:33"; empty outside that code.
+        point: the last point in edl that the thread passed.
+        since_s: how long ago the thread passed that point, in seconds.
+        work: in the user's code, an activity that is known to take long, as "torch.compile".
+    """
+
+    doing: str
+    where: str
+    point: str
+    since_s: float
+    work: str = ""
 
     @property
     def waits(self) -> bool:
-        """It waits for other workers, so it is not the one that holds the job up."""
+        """Whether the thread waits for other workers, so that it is not the one that delays them."""
         return self.doing != IN_USER_CODE
 
 
 @dataclass(frozen=True)
 class Report:
-    """A worker of the ring; ``activity`` is None when it did not answer, ``step`` its last one."""
+    """What the leader knows about one worker of a ring that stands still.
+
+    Attributes:
+        worker: the worker's id.
+        rank: its rank.
+        host: its host.
+        activity: what its training thread does; None if the worker did not answer.
+        step: the last step that it has completed.
+        silent_s: how long it has not answered, in seconds.
+    """
 
     worker: int
     rank: int
     host: str
     activity: Activity | None
     step: int = 0
-    silent_s: float = 0.0  # how long it has not answered
+    silent_s: float = 0.0
 
     @property
     def name(self) -> str:
+        """The worker's name with its rank and host, for people."""
         return f"w{self.worker} (rank {self.rank}, host {self.host})"
 
     @property
@@ -82,7 +107,7 @@ class Report:
 
     @property
     def doing_s(self) -> float:
-        """How long the worker has been doing that, in seconds; 0.0 if it did not answer."""
+        """How long the worker has done what :attr:`doing` says, in seconds; 0.0 if not known."""
         return 0.0 if self.activity is None else self.activity.since_s
 
     @property
@@ -92,9 +117,11 @@ class Report:
 
     @property
     def is_after_fit(self) -> bool:
+        """Whether the worker's script is in the code after a call of ``fit``."""
         return self.activity is not None and self.activity.work == AFTER_FIT
 
     def describe(self) -> str:
+        """Return a clause that says what the worker does, where, and for how long."""
         if self.activity is None:
             return f"{self.name} does not answer"
         here, seconds = self.activity, f"for {self.activity.since_s:.0f} s"
@@ -107,7 +134,13 @@ class Report:
 
 @dataclass(frozen=True)
 class Stall:
-    """Who holds the job up, as one sentence, and whom to evict for it, with the reason."""
+    """The diagnosis of a job that stands still.
+
+    Attributes:
+        reason: which workers hold up the job, and how, as one sentence.
+        culprits: the ids of these workers; empty if no worker is to blame.
+        evict: the workers to evict, each with the reason.
+    """
 
     reason: str
     culprits: tuple[int, ...]
@@ -115,9 +148,12 @@ class Stall:
 
 
 def stands_still(quiet_s: float, median_step_s: float, limits: StallLimits) -> bool:
-    """No step has completed for ``limits.stall_s``, and for much longer than steps usually take.
+    """Return whether no step has completed for the stall limit and much longer than usual.
 
-    ``median_step_s`` is 0 before the first one.
+    Args:
+        quiet_s: how long no step has completed, in seconds.
+        median_step_s: the usual time of a step, in seconds; 0 before the first step.
+        limits: the time limits (:class:`StallLimits`).
     """
     if median_step_s == 0.0:
         return quiet_s >= limits.first_step * limits.stall_s
@@ -125,7 +161,7 @@ def stands_still(quiet_s: float, median_step_s: float, limits: StallLimits) -> b
 
 
 def are_after_fit(reports: Sequence[Report], quiet_s: float, limits: StallLimits) -> bool:
-    """Return whether no step is to be expected, for a script has ended a fit not long ago."""
+    """Return whether no step is expected yet, because a script has ended a fit not long ago."""
     return any(r.is_after_fit for r in reports) and quiet_s < limits.first_step * limits.stall_s
 
 
@@ -133,9 +169,10 @@ def judge(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLim
     """Name the workers that hold up a job, and decide whether to evict them.
 
     Args:
-        reports: one of each worker of the ring.
-        quiet_s: for how long no step has completed.
+        reports: one report about each worker of the ring.
+        quiet_s: how long no step has completed, in seconds.
         step: the last complete step.
+        limits: the time limits.
     """
     head = f"stalled in step {step + 1}"
     # A worker that does not answer may be frozen; what the other workers do says nothing then.
@@ -173,11 +210,11 @@ def judge(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLim
 def _frozen(
     unresponsive: Sequence[Report], answering: int, quiet_s: float, limits: StallLimits
 ) -> dict[int, str]:
-    """Return the workers to evict because they are frozen, with the reason.
+    """Return the workers to evict because they are frozen, each with the reason.
 
     A frozen worker mostly loses its session, which is how it is noticed. Here it is noticed when
-    its session lives on for ``limits.in_zookeeper`` times ``limits.frozen_s``. When more workers
-    are unresponsive than ``answering``, the leader may be the one that is cut off.
+    its session lives on for ``limits.in_zookeeper`` times ``limits.frozen_s``. If more workers are
+    unresponsive than ``answering``, none is evicted, for the leader may be the one that is cut off.
     """
     if len(unresponsive) > answering:
         return {}
@@ -206,8 +243,9 @@ def _past_limit(working: Sequence[Report], step: int, limits: StallLimits) -> di
 def _left_in_a_step(reports: Sequence[Report]) -> list[Report]:
     """Return the workers that have left a step in which other workers wait for their gradients.
 
-    They wait for the records of a step that is no later than the one of those others. The others
-    have their record of that step, so they have begun the step, and another one since.
+    Such a worker waits for step records, and its step is no later than the first step for whose
+    gradients another worker waits. The other worker has its record of that step, so it has begun
+    the step, and another one since. The result is empty unless all workers wait.
     """
     training = [r for r in reports if r.doing == FOR_GRADIENTS]
     if not training or not all(r.waits for r in reports):
@@ -217,13 +255,16 @@ def _left_in_a_step(reports: Sequence[Report]) -> list[Report]:
 
 
 def _ids(reports: Sequence[Report]) -> tuple[int, ...]:
+    """Return the ids of the workers that ``reports`` are about."""
     return tuple(r.worker for r in reports)
 
 
 def _names(reports: Sequence[Report]) -> str:
+    """Return the names of the workers that ``reports`` are about, joined by "and"."""
     return " and ".join(r.name for r in reports)
 
 
 def _list(reports: Sequence[Report]) -> str:
+    """Describe the first :data:`SPOKEN_OF` of ``reports``, and say how many more there are."""
     text = ", ".join(r.describe() for r in reports[:SPOKEN_OF])
     return text if len(reports) <= SPOKEN_OF else f"{text} and {len(reports) - SPOKEN_OF} more"

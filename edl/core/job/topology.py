@@ -1,4 +1,4 @@
-"""A worker's place in a ring in Horovod's terms, from the members of its generation."""
+"""Compute a worker's place in a ring, in Horovod's terms, from the members of its generation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from edl.core.records import RingMember
 
 @dataclass(frozen=True)
 class Place:
-    """Horovod's six numbers, and the index of the worker's host among the hosts of the ring.
+    """A worker's place in a ring: Horovod's six numbers, and the index of its host.
 
-    ``local_*`` count the workers of the same host; ``cross_*`` count the hosts that have a
-    worker with the same local rank.
+    Attributes:
+        rank: the worker's rank in the ring.
+        size: the number of workers in the ring.
+        local_rank: the worker's rank among the workers of its host.
+        local_size: the number of workers of its host.
+        cross_rank: the index of its host among the hosts that have a worker with the same local
+            rank.
+        cross_size: the number of these hosts.
+        host_index: the index of its host among the hosts of the ring.
     """
 
     rank: int
@@ -26,7 +33,10 @@ class Place:
 
 
 def place(members: Sequence[RingMember], rank: int) -> Place:
-    """The place of the worker with this rank. Hosts are numbered in order of their first rank."""
+    """Return the place of the worker with this ``rank`` in a ring of ``members``, in rank order.
+
+    Hosts are numbered in the order of their first ranks.
+    """
     hosts = list(dict.fromkeys(member.host for member in members))
     by_host = {
         host: [r for r, member in enumerate(members) if member.host == host] for host in hosts
