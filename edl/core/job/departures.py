@@ -56,7 +56,7 @@ class Departure:
 
     @property
     def moves(self) -> bool:
-        """Whether another worker is wanted in place of this one, which stays until that one is ready."""
+        """Whether another worker is wanted in place of this one, which stays until it is ready."""
         return self.why is Why.UNASSIGNED or (self.why is Why.DRAIN and self.share == 0)
 
 

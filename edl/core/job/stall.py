@@ -71,7 +71,7 @@ class Activity(Record):
 
     @property
     def waits(self) -> bool:
-        """Whether the thread waits for other workers, so that it is not the one that delays them."""
+        """Whether the thread waits for other workers, so that this worker delays no other one."""
         return self.doing != IN_USER_CODE
 
 

@@ -1,1 +1,1 @@
-"""What every step decides: step records, the ledger, weights, the order of the samples."""
+"""Decide about one step: its step records, the ledger, its weights, the order of the samples."""

@@ -1,15 +1,15 @@
-"""A fixed global batch: step k of an epoch trains the same samples, whoever shares them out.
+"""Lease a fixed global batch: step k of an epoch trains the same samples on any set of workers.
 
 The positions of an epoch are cut into global batches, [0, B), [B, 2B), ..., and each of them is
-dealt to all workers of the ring at once: n consecutive slices of like length, in rank order. So a
-worker's leases are slices of one global batch after the other, and each of its batches is one of
-them.
+leased to all workers of the ring at once: n consecutive slices of equal length (or one more), in
+rank order. So a worker's leases are slices of one global batch after the other, and each of its
+batches is one slice.
 
-When the workers change between two steps, all that was dealt is dealt anew, so the next steps train
-the same samples as without the change; what was read ahead is read again by whoever has it now. A
-worker that dies in the midst of a step takes its slice out of it: the survivors complete the step
-with theirs, and that slice becomes a step of its own, the next one. So a crash splits a step in
-two.
+When the workers change between two steps, all leases are dealt anew, so the next steps train the
+same samples as without the change; samples that were read ahead are read again by the worker that
+has their lease now. If a worker dies in the middle of a step, the survivors complete the step with
+their slices, and the slice of the dead worker becomes a step of its own, the next one. So a crash
+splits a step in two.
 """
 
 from __future__ import annotations
@@ -25,17 +25,25 @@ from edl.core.step.spans import Span, common, joined, length, take, without
 
 @dataclass(frozen=True)
 class AlignedSource(Source):
-    """Its batching has a ``global_batch``."""
+    """The data of a job with a fixed global batch: its ``batching`` has a ``global_batch``."""
 
     lets_newcomers_pad: ClassVar[bool] = False  # a step has all of its slices
 
     def policy(self, size: int) -> LeasePolicy:
+        """Return the policy that leases each global batch in slices to all workers."""
         return SlicePolicy(self.batch_size)
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
-        """How many more global batches are to be dealt when the step is complete.
+        """Return how many more global batches are to be leased when the step is complete.
 
-        None behind one in which this worker has no slice: it would train them a step too early.
+        It is 0 if ``worker`` has no slice in the last leased global batch: the worker would train a
+        later one a step too early.
+
+        Args:
+            ledger: the ledger of the epoch.
+            worker: the worker that asks.
+            step_batches: how many batches a step takes.
+            size: the number of workers in the ring.
         """
         there = sorted(dealt(ledger, self.batch_size))
         if there[step_batches:]:
@@ -45,10 +53,11 @@ class AlignedSource(Source):
         return max(0, self.prefetch_batches + 2 * step_batches - len(there))
 
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
-        """All is dealt anew; in a step the members keep the slices of the batches that it trains.
+        """Return the ledger for a new ring: all leases are free again but those of the current step.
 
-        What is left of these must not be dealt before the step is complete, lest somebody who has
-        not begun it takes both for one.
+        Members keep their slices of the first ``in_hand`` global batches, which the present step
+        trains. The rest of these global batches must not be leased before the step is complete, for
+        a worker that has not begun the step would train both as one batch.
         """
         now = sorted(dealt(ledger, self.batch_size))[:in_hand]
         trained = [span_of(number, self.batch_size) for number in now]
@@ -61,14 +70,16 @@ class AlignedSource(Source):
 
 @dataclass(frozen=True)
 class SlicePolicy(LeasePolicy):
-    """Global batches of ``batch_size`` are dealt; needs are numbers of them.
+    """The policy that leases global batches of ``batch_size`` samples, each in slices to all workers.
 
-    As many as all need, and none behind one that has no slice for somebody.
+    A worker's need is a number of global batches. As many are leased as all workers need, and none
+    after a global batch in which some worker has no slice.
     """
 
     def deal(
         self, free: list[Span], needs: Sequence[tuple[int, int]]
     ) -> Iterator[tuple[int, tuple[Span, ...]]]:
+        """Remove global batches from ``free`` and yield the slice of each worker, in rank order."""
         for _ in range(min((need for _, need in needs), default=0)):
             if not free:
                 return
@@ -83,11 +94,11 @@ class SlicePolicy(LeasePolicy):
 
 
 def span_of(number: int, batch_size: int) -> Span:
-    """The positions of a global batch."""
+    """Return the positions of global batch ``number``, as (start, stop)."""
     return number * batch_size, (number + 1) * batch_size
 
 
 def dealt(ledger: Ledger, batch_size: int) -> set[int]:
-    """The numbers of the global batches of which anybody holds a slice."""
+    """Return the numbers of the global batches of which any worker holds a slice."""
     spans = [span for _, held in ledger.leases for span in held]
     return {n for a, b in spans for n in range(a // batch_size, (b - 1) // batch_size + 1)}

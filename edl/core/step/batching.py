@@ -1,4 +1,4 @@
-"""How large the batches of a job are: what its script, or its policy, asks for."""
+"""Describe how large the batches of a job are, as its script or its policy asks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from edl.errors import DataError, UsageError
 
 @dataclass(frozen=True)
 class Batching(Record):
-    """Sizes in samples, equal on all workers; 0: not asked for.
+    """The sizes of a job's batches, in samples, equal on all workers; 0: not given.
 
     Attributes:
-        batch_size: of one worker.
-        max_global_batch: of all together, at most: more workers share it out.
-        global_batch: of all together, the same samples in each step, whoever shares them.
-        batch_range: of all together, the fewest and the most: the job chooses among them.
-        chosen: what it has chosen last; 0: nothing yet, and has the fewest.
-        micro_batch: what one worker trains at once, at most; it trains more in pieces.
+        batch_size: the batch of one worker.
+        max_global_batch: the most that all workers train in a step; more workers share it.
+        global_batch: the batch of all workers together: the same samples in each step, however many
+            workers share it.
+        batch_range: the smallest and the largest global batch, among which the job chooses.
+        chosen: the global batch that the job chose last; 0: none yet, so the smallest is used.
+        micro_batch: the most that one worker trains at once; a larger batch is trained in pieces.
     """
 
     batch_size: int = 1
@@ -32,16 +33,19 @@ class Batching(Record):
 
     @property
     def is_chosen(self) -> bool:
-        """The job chooses the size of its global batch itself."""
+        """Whether the job itself chooses the size of its global batch."""
         return self.batch_range[1] > 0
 
     def choosing(self, global_batch: int) -> Batching:
-        """The same with this global batch, as near as its range allows."""
+        """Return the same batching with ``global_batch`` chosen, clipped to its range."""
         least, most = self.batch_range
         return replace(self, chosen=min(max(global_batch, least), most))
 
     def of_all(self, size: int) -> int:
-        """Samples in a batch of all of ``size`` workers; at least one of each."""
+        """Return how many samples the batches of all ``size`` workers have together.
+
+        Each worker has at least one.
+        """
         if self.is_chosen:
             return max(size, self.chosen or self.batch_range[0])
         if self.global_batch:
@@ -50,30 +54,39 @@ class Batching(Record):
         return max(size, min(whole, self.max_global_batch)) if self.max_global_batch else whole
 
     def of_one(self, rank: int, size: int) -> int:
-        """Samples in a batch of one of ``size`` workers.
+        """Return how many samples the batch of the worker with ``rank`` has, of ``size`` workers.
 
-        ``batch_size``, as long as all together have no more than ``max_global_batch``; else they
-        share out what all have evenly, the first ones with one more (AutoScaling, MLSys 2020).
+        It is ``batch_size``, as long as all workers together have no more than
+        ``max_global_batch``; otherwise they share the global batch evenly, and the first ranks have
+        one more (AutoScaling, MLSys 2020).
         """
         each, more = divmod(self.of_all(size), size)
         return each + (rank < more)
 
     def microbatches(self, size: int) -> int:
-        """In how many pieces each of ``size`` workers trains its batch: in as many as the others.
+        """Return in how many pieces each of ``size`` workers trains its batch.
 
-        So their loops go round equally often, and what a script counts in them is equal.
+        The number is the same on all workers, so the loops of their scripts go round equally often,
+        and what a script counts in its loop is equal on all of them.
         """
         return -(-self.of_one(0, size) // self.micro_batch) if self.micro_batch else 1
 
     def iterations(self, total: int, size: int) -> int:
         """Return how often the loop of each of ``size`` workers goes round in ``total`` samples.
 
-        Rounded up: the last batch may be short.
+        The number is rounded up, for the last batch may be short.
         """
         return -(-total // self.of_all(size)) * self.microbatches(size)
 
     def split(self, samples: int, size: int) -> list[int]:
-        """A batch of one of ``size`` workers, at least one sample, in pieces of like length."""
+        """Return the lengths of the pieces in which a worker trains a batch of ``samples`` samples.
+
+        The lengths differ by one at most.
+
+        Args:
+            samples: the length of the batch, at least 1.
+            size: the number of workers.
+        """
         if not self.micro_batch:
             return [samples]
         count = max(-(-samples // self.micro_batch), min(self.microbatches(size), samples))
@@ -100,10 +113,18 @@ def batching(
     global_batch: Any = None,
     micro_batch: Any = None,
 ) -> Batching:
-    """What is asked for; ``what``: the call or the table, for its sentence.
+    """Return the batching that a user asks for, after checking the values.
+
+    Args:
+        what: the function or table that the values were given to, for error messages.
+        batch_size: the batch of one worker.
+        max_global_batch: the most that all workers train in a step; None: no limit.
+        global_batch: the batch of all workers, or the smallest and the largest one among which the
+            job chooses; None: not given.
+        micro_batch: the most that a worker trains at once; None: the whole batch.
 
     Raises:
-        UsageError: it cannot be.
+        UsageError: a value is not a positive integer, or two values contradict each other.
     """
     found = _batching(what, batch_size, max_global_batch, global_batch)
     if micro_batch is None:
@@ -112,10 +133,17 @@ def batching(
 
 
 def check_alike(mine: Batching, theirs: Batching, worker: int) -> None:
-    """Make sure that ``worker`` asks for the batches of its job, whatever that has chosen.
+    """Make sure that another worker asks for the same batches as this job.
+
+    The global batch that the job has chosen may differ.
+
+    Args:
+        mine: the batching of the job.
+        theirs: the batching of the other worker.
+        worker: the id of the other worker.
 
     Raises:
-        DataError: it does not.
+        DataError: the two differ.
     """
     if replace(theirs, chosen=mine.chosen) != mine:
         raise DataError(
@@ -125,6 +153,7 @@ def check_alike(mine: Batching, theirs: Batching, worker: int) -> None:
 
 
 def _batching(what: str, batch_size: Any, max_global_batch: Any, global_batch: Any) -> Batching:
+    """Check the values that :func:`batching` got, but for the micro-batch, and build the object."""
     if global_batch is not None and (batch_size != 1 or max_global_batch is not None):
         raise UsageError(
             f"{what} was given global_batch, by which each worker has its part of that, and "
@@ -147,6 +176,7 @@ def _batching(what: str, batch_size: Any, max_global_batch: Any, global_batch: A
 
 
 def _whole(what: str, name: str, given: Any) -> int:
+    """Return ``given`` if it is an integer of at least 1; raise an error that names it otherwise."""
     if not isinstance(given, int) or isinstance(given, bool):
         raise UsageError(
             f"{name} is {given!r}; {what} needs a whole number of samples. Where "
@@ -158,6 +188,7 @@ def _whole(what: str, name: str, given: Any) -> int:
 
 
 def _range(what: str, given: Sequence[Any]) -> tuple[int, int]:
+    """Return the smallest and the largest global batch; raise an error if these are no range."""
     whole = all(isinstance(each, int) and not isinstance(each, bool) for each in given)
     if len(given) != 2 or not whole or not 1 <= given[0] < given[1]:
         raise UsageError(

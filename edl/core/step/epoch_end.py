@@ -11,7 +11,7 @@ class EpochLeft:
 
     Attributes:
         epoch: the number of the epoch.
-        trained: how many of its samples the job had trained.
+        trained: how many of its samples the job has trained.
         total: how many samples it has; 0 for a stream, whose length is not known.
         is_over: whether all samples were trained.
     """
@@ -23,7 +23,7 @@ class EpochLeft:
 
     @property
     def untrained(self) -> int:
-        """How many samples were left out; 0 where the total is not known."""
+        """The number of samples of the epoch that were left out; 0 where the total is not known."""
         return max(0, self.total - self.trained) if not self.is_over else 0
 
     @property
@@ -39,21 +39,27 @@ class EpochLeft:
 
 
 def ended_by_script(left: EpochLeft) -> str:
-    """Return where a script ended before all its epochs were trained, to end a sentence with."""
+    """Return a clause that says where a script ended, for the end of a sentence.
+
+    It is for a script that ended before all its epochs were trained.
+    """
     if left.is_over:
         return f"; the script ended after epoch {left.epoch}"
     return f"; the script ended in epoch {left.epoch}, with {left.share} of it trained"
 
 
 def ended_by_count(left: EpochLeft) -> str:
-    """Return how much of its last epoch a finished job has trained; empty if it was all."""
+    """Return a clause that says how much of its last epoch a finished job has trained.
+
+    It is empty if the whole epoch was trained.
+    """
     return "" if left.is_over else f"; {left.share} of epoch {left.epoch} are trained"
 
 
 def left_out(samples: int) -> str:
-    """Return how many samples were left out in all epochs, to end a sentence with.
+    """Return a clause that says how many samples all epochs left out; empty if none.
 
-    Samples that a script left out on purpose, by a number of steps, do not count.
+    Samples that a script left out on purpose, by a number of steps, are not in ``samples``.
     """
     if not samples:
         return ""

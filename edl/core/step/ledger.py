@@ -1,24 +1,26 @@
-"""The data ledger: which part of an epoch is done, leased to a worker, or free.
+"""Keep the data ledger: which positions of an epoch are done, leased to a worker, or free.
 
-An epoch is a line of ``total`` positions (:mod:`edl.core.step.shuffle` says which record stands at
-each; of a stream there is nothing at most of them, see :mod:`edl.core.step.stream`, and what is
-said of samples here holds for positions). Rules:
+An epoch is a line of ``total`` positions (:mod:`edl.core.step.shuffle` says which record is at
+each). Most positions of a stream hold nothing, see :mod:`edl.core.step.stream`; what is said of
+samples here holds for positions. Rules:
 
-1. Every position is in exactly one place: free, in one worker's leases, in its hands, or done.
-2. A worker hands out samples from the front of its leases, in the order it was granted them;
-   when a step is complete its n_i samples leave the front and are done. So the count alone says
-   *which* samples were trained, as long as nothing between ledger and model changes the order.
+1. Every position is in exactly one place: free, in one worker's leases, in its current batch, or
+   done.
+2. A worker hands out samples from the front of its leases, in the order in which it was granted
+   them; when a step is complete its n_i samples leave the front and are done. So the count alone
+   says *which* samples were trained, as long as nothing between ledger and model changes the order.
 3. The ledger moves only when a step is complete, by :func:`complete_step` on the step records,
    which are the same on every worker. An interrupted step leaves no trace.
 4. Leases of a worker that is gone become free again, before everything after them.
-5. With several optimizers a batch has several steps, and is in its worker's hands from its first
-   step on until the next batch is handed out. When the worker goes meanwhile, its batch becomes
-   free again, and is *owed* to those optimizers only that have not counted it in a step.
-6. Leases shrink toward the end of an epoch (guided self-scheduling, Polychronopoulos and Kuck
-   1987: a share of what is left), so that no worker sits on work while others have none.
+5. With several optimizers a batch has several steps. It is its worker's current batch from its
+   first step until the next batch is handed out. When the worker goes meanwhile, its batch becomes
+   free again, and is *partially applied*: it is trained once more only for the optimizers that have
+   not applied it in a step.
+6. Leases shrink toward the end of an epoch (guided self-scheduling, Polychronopoulos and Kuck 1987:
+   a share of what is left), so that no worker holds many samples while others have none.
 
-Every worker holds the same ledger and grants are made identically by all, in rank order: there
-is no owner to lose. A value is immutable; each function returns a new one.
+Every worker holds the same ledger and grants are made identically by all, in rank order: there is
+no owner to lose. A value is immutable; each function returns a new one.
 """
 
 from __future__ import annotations
@@ -37,22 +39,37 @@ from edl.errors import DataError
 
 @dataclass(frozen=True)
 class LeasePolicy:
-    """How much is granted at once. Sizes in samples."""
+    """The rule that says how many samples a worker is granted at once.
+
+    Attributes:
+        batch_size: the batch of one worker, in samples.
+        lease_batches: the longest lease, in batches.
+    """
 
     batch_size: int
     lease_batches: int = 8  # the longest lease, in batches
 
     def share(self, free: int, size: int) -> int:
-        """Length of a lease when ``free`` samples are left for ``size`` workers."""
+        """Return the length of a lease when ``free`` samples are left for ``size`` workers.
+
+        It is half of a worker's equal share in whole batches, at least one batch and at most
+        ``lease_batches``.
+        """
         guided = self.whole_batches(-(-free // (2 * size)))
         return max(self.batch_size, min(guided, self.lease_batches * self.batch_size))
 
     def take(self, free: list[Span], need: int, asking: int, size: int) -> tuple[Span, ...]:
-        """Remove from the front of ``free`` what one of ``size`` workers gets, and return it.
+        """Remove the spans that one of ``size`` workers gets from the front of ``free``.
 
         Args:
-            need: what it needs at least, in samples.
-            asking: how many are to be served, this one included; it gets its part at most.
+            free: the free spans in order; it is changed.
+            need: how many samples the worker needs at least.
+            asking: how many workers are still to be served, this one included: the worker gets at
+                most its equal part.
+            size: the number of workers in the ring.
+
+        Returns:
+            The spans that the worker gets.
         """
         left, longest = length(free), self.lease_batches * self.batch_size
         if need <= longest <= left // (2 * size):  # as usual; the rest would say the same
@@ -64,27 +81,40 @@ class LeasePolicy:
     def deal(
         self, free: list[Span], needs: Sequence[tuple[int, int]]
     ) -> Iterator[tuple[int, tuple[Span, ...]]]:
-        """Remove from ``free`` what workers get, one after the other; see :func:`grant`."""
+        """Remove leases from ``free`` and yield each worker with the spans that it gets.
+
+        Args:
+            free: the free spans in order; it is changed.
+            needs: each worker and the samples that it needs at least, in rank order; see
+                :func:`grant`.
+        """
         asking = [(worker, need) for worker, need in needs if need > 0]
         for served, (worker, need) in enumerate(asking):
             if taken := self.take(free, need, len(asking) - served, len(needs)):
                 yield worker, taken
 
     def whole_batches(self, samples: int) -> int:
-        """``samples`` rounded up to whole batches."""
+        """Return ``samples`` rounded up to whole batches."""
         return -(-samples // self.batch_size) * self.batch_size
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """State of one epoch.
+    """The state of one epoch: which positions are done, leased, in training, or free.
 
     Attributes:
-        leases: maps worker to its spans, oldest grant first; sorted by worker, no empty entries.
-        in_hand: the same, of what each worker trains in the steps of its present batch.
-        counted_by: the optimizers, as bits, that have counted what is in hand in one of them.
-        owed: (start, stop, optimizers as bits) of what is not done, and counted by these already.
-        trained: of a stream, how many samples are done; -1: each position is a sample.
+        total: how many positions the epoch has.
+        epoch: the number of the epoch.
+        free: the free spans, in ascending order.
+        leases: the spans leased to each worker, oldest grant first; sorted by worker, without empty
+            entries.
+        current: in the same form, the spans that each worker trains in the steps of its present
+            batch.
+        applied_by: the optimizers, as bits, that have applied the present batch in one of its
+            steps.
+        partially_applied: the spans that are not done and were applied by some optimizers already,
+            as (start, stop, optimizers as bits).
+        trained: for a stream, how many samples are done; -1: each position is a sample.
     """
 
     total: int
@@ -98,40 +128,45 @@ class Ledger:
 
     @property
     def free_samples(self) -> int:
+        """The number of positions that are free."""
         return length(self.free)
 
     @property
     def leased_samples(self) -> int:
+        """The number of positions that are leased to workers."""
         return sum(length(spans) for _, spans in self.leases)
 
     @property
     def current_samples(self) -> int:
+        """The number of positions in the batches that workers train now."""
         return sum(length(spans) for _, spans in self.current)
 
     @property
     def done(self) -> int:
-        """How many samples of this epoch are in the model."""
+        """The number of samples of this epoch that the model has been trained on."""
         if self.trained >= 0:
             return self.trained
         return self.total - self.free_samples - self.leased_samples - self.current_samples
 
     @property
     def finished(self) -> bool:
-        """All samples of this epoch are in the model."""
+        """Whether the model has been trained on all samples of this epoch."""
         return not self.free and not self.leases and not self.current
 
     def held_by(self, worker: int) -> tuple[Span, ...]:
-        """The spans leased to ``worker``, next sample first."""
+        """Return the spans that are leased to ``worker``, next sample first."""
         return dict(self.leases).get(worker, ())
 
     def held_samples(self, worker: int) -> int:
-        """How many samples ``worker`` holds."""
+        """Return how many samples are leased to ``worker``."""
         return length(self.held_by(worker))
 
     def counted(self, spans: Iterable[Span]) -> tuple[int, int]:
-        """The optimizers, as bits, that have counted the first of ``spans``; of how many samples.
+        """Return which optimizers have applied the first samples of ``spans``, and how many samples.
 
-        So many have been counted by the same ones, from the first on.
+        Returns:
+            The optimizers as bits; and how many samples, from the first on, were applied by exactly
+            these.
         """
         spans = list(spans)
         if not self.partially_applied:
@@ -146,7 +181,11 @@ class Ledger:
         return bits, alike
 
     def by_optimizers(self, span: Span) -> list[tuple[int, int]]:
-        """``span`` in pieces: (length, the optimizers that have counted it)."""
+        """Split ``span`` into pieces that were applied by the same optimizers.
+
+        Returns:
+            For each piece its length and the optimizers, as bits, that have applied it.
+        """
         at, stop = span
         pieces = []
         for start, end, bits in self.partially_applied:
@@ -161,12 +200,12 @@ class Ledger:
         return pieces
 
     def digest(self) -> int:
-        """A 32-bit fingerprint; equal ledgers have equal ones on every machine."""
+        """Return a 32-bit checksum of the ledger; equal ledgers have equal ones on every machine."""
         values = tuple(getattr(self, field.name) for field in fields(self))
         return zlib.crc32(msgspec.json.encode(values))
 
     def snapshot(self) -> dict[str, Any]:
-        """The ledger as JSON values."""
+        """Return the ledger as JSON values, for checkpoints and newcomers."""
         return {
             "total": self.total,
             "epoch": self.epoch,
@@ -180,10 +219,15 @@ class Ledger:
 
 
 def start_epoch(total: int, epoch: int, is_stream: bool = False) -> Ledger:
-    """A ledger in which everything is free.
+    """Return the ledger of an epoch in which every position is free.
+
+    Args:
+        total: how many positions the epoch has.
+        epoch: the number of the epoch.
+        is_stream: whether most positions hold no sample (:mod:`edl.core.step.stream`).
 
     Raises:
-        DataError: there is nothing to train on.
+        DataError: ``total`` is below 1, so there is nothing to train on.
     """
     if total < 1:
         raise DataError(f"the dataset has {total} samples; at least one is needed")
@@ -191,10 +235,10 @@ def start_epoch(total: int, epoch: int, is_stream: bool = False) -> Ledger:
 
 
 def restore(snapshot: Mapping[str, Any]) -> Ledger:
-    """The ledger of a snapshot.
+    """Return the ledger that :meth:`Ledger.snapshot` has made ``snapshot`` of.
 
     Raises:
-        DataError: the snapshot is not a ledger, or one that breaks rule 1.
+        DataError: the snapshot is not a ledger, or one in which a position is in two places.
     """
     try:
         ledger = Ledger(
@@ -216,13 +260,15 @@ def restore(snapshot: Mapping[str, Any]) -> Ledger:
 
 
 def grant(ledger: Ledger, needs: Sequence[tuple[int, int]], policy: LeasePolicy) -> Ledger:
-    """Lease free positions to the workers that need them.
+    """Return the ledger after free positions were leased to the workers that need them.
+
+    A worker with a need gets at least that (rounded up to whole batches) and at most its fair part
+    of what is free; beyond its need it gets a lease of :meth:`LeasePolicy.share`.
 
     Args:
-        needs: (worker, samples it needs at least), one for every worker, in rank order.
-
-    A worker with a need gets at least that (rounded up to whole batches) and at most its fair
-    part of what is free; beyond its need it gets a lease of :meth:`LeasePolicy.share`.
+        ledger: the ledger before.
+        needs: each worker of the ring and the samples that it needs at least, in rank order.
+        policy: the rule that says how much is leased at once.
     """
     if not ledger.free or all(need <= 0 for _, need in needs):
         return ledger
@@ -238,11 +284,15 @@ def complete_step(
     policy: LeasePolicy,
     counted_by: int | None = None,
 ) -> Ledger:
-    """The ledger after a step: its samples are done, and the workers' needs are granted.
+    """Return the ledger after a step: its samples are done, and leases are granted as needed.
 
     Args:
-        counted_by: the optimizers, as bits, that have made their updates in it; the samples are in
-            hand then, for others. None: there is one, and they are done.
+        ledger: the ledger before the step.
+        records: the step records of all workers.
+        policy: the rule that says how much is leased at once.
+        counted_by: the optimizers, as bits, that have made their updates in the step; its samples
+            stay in training for the other optimizers. None: there is one optimizer, and the samples
+            are done.
 
     Raises:
         DataError: a worker trained samples other than the next ones of its leases.
@@ -281,14 +331,14 @@ def complete_step(
 
 
 def _cut(ledger: Ledger, end: int) -> Ledger:
-    """There is nothing from the position ``end`` on."""
+    """Return the ledger without any positions from ``end`` on, where a shared stream has ended."""
     nothing = ((end, ledger.total),)
     leases = {worker: without(spans, nothing) for worker, spans in ledger.leases}
     return replace(ledger, free=without(ledger.free, nothing), leases=_sorted(leases))
 
 
 def end_batch(ledger: Ledger) -> Ledger:
-    """All optimizers have had their turn: what is in hand is done."""
+    """Return the ledger after all optimizers have applied the current batches, which are now done."""
     if not ledger.current and not ledger.applied_by:
         return ledger
     done = [span for _, spans in ledger.current for span in spans]
@@ -298,7 +348,12 @@ def end_batch(ledger: Ledger) -> Ledger:
 
 
 def give_back(ledger: Ledger, members: Iterable[int]) -> Ledger:
-    """Free what everyone who is not among ``members`` held in leases and in hand."""
+    """Return the ledger after workers have gone: what they held in leases and batches is free.
+
+    Args:
+        ledger: the ledger before.
+        members: the workers that stay.
+    """
     staying = set(members)
     leases = {worker: spans for worker, spans in ledger.leases if worker in staying}
     in_hand = {worker: spans for worker, spans in ledger.current if worker in staying}
@@ -318,7 +373,7 @@ def give_back(ledger: Ledger, members: Iterable[int]) -> Ledger:
 
 
 def _pieces(ledger: Ledger, spans: Iterable[Span]) -> list[tuple[int, int, int]]:
-    """``spans`` in pieces: (start, stop, the optimizers that have counted it)."""
+    """Split ``spans`` into pieces (start, stop, optimizers as bits that have applied the piece)."""
     found = []
     for at, stop in spans:
         for size, bits in ledger.by_optimizers((at, stop)):
@@ -330,7 +385,7 @@ def _pieces(ledger: Ledger, spans: Iterable[Span]) -> list[tuple[int, int, int]]
 def _without(
     owed: tuple[tuple[int, int, int], ...], spans: Iterable[Span]
 ) -> tuple[tuple[int, int, int], ...]:
-    """``owed`` without what is in ``spans``."""
+    """Return the partially applied spans ``owed`` without the positions in ``spans``."""
     for start, stop in spans:
         owed = tuple(
             (a, b, bits)
@@ -342,17 +397,19 @@ def _without(
 
 
 def _sorted(leases: Mapping[int, tuple[Span, ...]]) -> tuple[tuple[int, tuple[Span, ...]], ...]:
+    """Return the spans of each worker as a tuple sorted by worker, without empty entries."""
     return tuple(sorted((worker, spans) for worker, spans in leases.items() if spans))
 
 
 def _held(spans: Mapping[str, Any]) -> tuple[tuple[int, tuple[Span, ...]], ...]:
-    """What workers hold, of a snapshot."""
+    """Return the spans of each worker that a snapshot holds as JSON values."""
     return _sorted(
         {int(worker): tuple((int(a), int(b)) for a, b in each) for worker, each in spans.items()}
     )
 
 
 def _check_disjoint(ledger: Ledger) -> None:
+    """Make sure that no position of ``ledger`` is in two places or outside of the epoch."""
     held = [*ledger.leases, *ledger.current]
     spans = sorted([*ledger.free, *(span for _, spans in held for span in spans)])
     edge = 0

@@ -2,10 +2,10 @@
 
 The update of a step is ``sum_i (n_i / N) g_i`` (:mod:`edl.core.step.weighting`). That is the
 gradient of the mean over all N samples when the loss of each worker is a sum over its batch that is
-divided by ``n_i`` times a constant. It is not that gradient for a sum that nothing divides, nor for
-a mean over the entries that are no padding, or over the weights of the classes: what these divide
-by changes from batch to batch, so an entry of a batch with few entries counts more than an entry of
-a batch with many.
+divided by ``n_i`` times a constant. It is not that gradient for a sum that is not divided, nor for
+a mean over the entries that are no padding, or over the weights of the classes: the divisor of such
+a mean changes from batch to batch, so an entry of a batch with few entries counts more than an
+entry of a batch with many.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ SEE = 'see "The loss is a mean over the samples" in docs/get-started/your-script
 
 @dataclass(frozen=True)
 class LossTerm:
-    """One term of a loss: a sum over the batch, divided by something.
+    """One term of a loss: a sum over the batch, divided by a number.
 
     Attributes:
         name: the name of the function that computes the sum.
         samples: how many samples the batch has.
-        divisor: what the sum is divided by; 1.0 where nothing divides it.
+        divisor: the number that the sum is divided by; 1.0 if it is not divided.
         is_mean: whether the function itself divides the sum.
-        factor: what the sum is multiplied by, if that is below 1. It may be 1 / n, or a coefficient
-            that changes during a training, so it is not compared between batches.
+        factor: the number that the sum is multiplied by, if it is below 1. It may be 1 / n, or a
+            coefficient that changes during a training, so it is not compared between batches.
     """
 
     name: str
@@ -37,7 +37,7 @@ class LossTerm:
 
     @property
     def per_sample(self) -> float:
-        """The divisor for each sample."""
+        """The divisor of the sum for each sample of the batch."""
         return self.divisor / self.samples
 
 
@@ -45,7 +45,8 @@ def why_no_mean(term: LossTerm, before: LossTerm | None) -> str | None:
     """Return why ``term`` is no mean over the samples of its batch; None if it may be one.
 
     Args:
-        before: the same term of an earlier batch, if there was one.
+        term: the term of the loss of this batch.
+        before: the same term of an earlier batch; None if there was none.
     """
     if not term.is_mean and term.divisor / term.factor < term.samples:
         return (

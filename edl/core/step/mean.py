@@ -1,4 +1,4 @@
-"""The mean over the samples of several workers, of numbers that each has for its own."""
+"""Compute means over the samples of several workers, from the numbers that each worker has."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 
 def weighted_means(rows: Sequence[Sequence[float]]) -> list[float]:
-    """The means of all columns but the first, which has the weights: the samples behind a row.
+    """Return the weighted mean of each column but the first, which holds the weights of the rows.
 
-    A row of weight 0 does not enter, whatever it says. Without any weight there is no mean: nan.
+    A row is one worker's; its weight is its number of samples. A row of weight 0 does not enter,
+    whatever it holds. The means are nan if all weights are 0.
     """
     counted = [row for row in rows if row[0] > 0]
     total = math.fsum(row[0] for row in counted)

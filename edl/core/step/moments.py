@@ -40,14 +40,14 @@ class Moments(NamedTuple):
 
     @classmethod
     def decode(cls, payload: bytes) -> Moments:
-        """Return the moments that :meth:`encode` has made ``payload`` of."""
+        """Return the moments that :meth:`encode` has turned into the bytes ``payload``."""
         values = np.frombuffer(payload).copy()  # PyTorch wants memory that it may write to
         channels = (len(values) - 1) // 2
         return cls(float(values[0]), values[1 : 1 + channels], values[1 + channels :])
 
 
 def combined(parts: Sequence[Moments]) -> Moments:
-    """Return the moments of the elements of all ``parts``; empty parts are left out."""
+    """Return the moments of the elements of all ``parts`` together; empty parts are left out."""
     some = [part for part in parts if part.elements > 0]
     if not some:
         return parts[0]
@@ -60,11 +60,11 @@ def combined(parts: Sequence[Moments]) -> Moments:
 
 
 def weighted_sum(payloads: Sequence[bytes]) -> Channels:
-    """Return the weighted sum of vectors.
+    """Return the weighted sum of vectors, in float64.
 
     Args:
-        payloads: for each vector its weight and its elements, in float64. A vector of weight 0 is
-            left out, so that it may hold infinite numbers.
+        payloads: for each vector the bytes of its weight, followed by its elements, in float64. A
+            vector of weight 0 is left out, so that it may hold infinite numbers.
     """
     rows = [np.frombuffer(payload) for payload in payloads]
     found: Channels = np.zeros(len(rows[0]) - 1)
