@@ -53,7 +53,7 @@ class AlignedSource(Source):
         return max(0, self.prefetch_batches + 2 * step_batches - len(there))
 
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
-        """Return the ledger for a new ring: all leases are free again but those of the current step.
+        """Return the ledger for a new ring: all leases are free again, except the current step's.
 
         Members keep their slices of the first ``in_hand`` global batches, which the present step
         trains. The rest of these global batches must not be leased before the step is complete, for
@@ -70,7 +70,7 @@ class AlignedSource(Source):
 
 @dataclass(frozen=True)
 class SlicePolicy(LeasePolicy):
-    """The policy that leases global batches of ``batch_size`` samples, each in slices to all workers.
+    """The policy that leases global batches of ``batch_size`` samples in slices to all workers.
 
     A worker's need is a number of global batches. As many are leased as all workers need, and none
     after a global batch in which some worker has no slice.

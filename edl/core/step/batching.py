@@ -176,7 +176,7 @@ def _batching(what: str, batch_size: Any, max_global_batch: Any, global_batch: A
 
 
 def _whole(what: str, name: str, given: Any) -> int:
-    """Return ``given`` if it is an integer of at least 1; raise an error that names it otherwise."""
+    """Return ``given`` if it is an integer of at least 1, else raise an error that names it."""
     if not isinstance(given, int) or isinstance(given, bool):
         raise UsageError(
             f"{name} is {given!r}; {what} needs a whole number of samples. Where "

@@ -162,7 +162,7 @@ class Ledger:
         return length(self.held_by(worker))
 
     def counted(self, spans: Iterable[Span]) -> tuple[int, int]:
-        """Return which optimizers have applied the first samples of ``spans``, and how many samples.
+        """Return which optimizers have applied the first of ``spans``, and for how many samples.
 
         Returns:
             The optimizers as bits; and how many samples, from the first on, were applied by exactly
@@ -200,7 +200,7 @@ class Ledger:
         return pieces
 
     def digest(self) -> int:
-        """Return a 32-bit checksum of the ledger; equal ledgers have equal ones on every machine."""
+        """Return a 32-bit checksum; equal ledgers have equal checksums on every machine."""
         values = tuple(getattr(self, field.name) for field in fields(self))
         return zlib.crc32(msgspec.json.encode(values))
 
@@ -338,7 +338,7 @@ def _cut(ledger: Ledger, end: int) -> Ledger:
 
 
 def end_batch(ledger: Ledger) -> Ledger:
-    """Return the ledger after all optimizers have applied the current batches, which are now done."""
+    """Return the ledger after all optimizers have applied the current batches: these are done."""
     if not ledger.current and not ledger.applied_by:
         return ledger
     done = [span for _, spans in ledger.current for span in spans]

@@ -45,7 +45,10 @@ class Said:
 
 
 def on_trial(joined_after: int | None, step: int) -> int | None:
-    """Return ``joined_after`` while the worker counts as a newcomer at ``step``, else None."""
+    """Return ``joined_after`` while the worker counts as a newcomer at ``step``, else None.
+
+    ``joined_after`` is the step after which the worker joined the job.
+    """
     if joined_after is None or step - joined_after > TRIAL_STEPS:
         return None
     return joined_after
@@ -53,6 +56,10 @@ def on_trial(joined_after: int | None, step: int) -> int | None:
 
 def who_leaves(found: Split, said: Mapping[int, Said]) -> tuple[int, ...]:
     """Decide which newcomers leave because their states differ.
+
+    Args:
+        found: the groups of workers whose states agree.
+        said: the report of each worker.
 
     Returns:
         The ids of the newcomers that differ from the older workers, in ascending order; empty if
@@ -73,10 +80,14 @@ def why_they_leave(
     cause: str = CAUSE,
     unit: str = "step",
 ) -> str:
-    """Say who leaves, what differs first, what probably causes it, and what to do: for people.
+    """Return a message that says which newcomers leave, what differs first, and what to do.
 
     Args:
-        unit: what ``step`` counts.
+        leaving: the ids of the newcomers that leave.
+        step: the number of the step after which the states differ.
+        said: the report of each worker.
+        cause: the probable cause and its remedy, as the end of the message.
+        unit: what ``step`` counts, in the singular.
     """
     first = leaving[0]
     staying = [worker for worker in said if worker not in leaving]

@@ -1,4 +1,4 @@
-"""The gradient noise scale: how much a larger global batch is worth to a job.
+"""Estimate the gradient noise scale: how much a larger global batch is worth to a job.
 
 The gradient of n samples is that of all data, G, and noise that falls with n: its expected square
 is |G|^2 + S / n, where S is the trace of the covariance of a single sample's gradient. S / |G|^2,
@@ -11,22 +11,22 @@ least squares, weighted by n_i, which is the inverse of the noise of each (an an
     S     = (sum n_i |g_i|^2 - N |g|^2) / (K - 1)        K workers with samples
     |G|^2 = |g|^2 - S / N
 
-Both are unbiased, and a single one may be far off, or below 0. So S and |G|^2 are averaged over the
-measurements, each by itself, and the ratio is taken of the averages. They are of the data and the
-model, not of the workers, so no change of the workers ends the averages.
+Both estimates are unbiased, and a single one may be far off, or below 0. So S and |G|^2 are
+averaged over the measurements, each by itself, and the ratio is taken of the averages. Both depend
+on the data and the model, not on the workers, so no change of the workers ends the averages.
 
-While a model learns |G|^2 falls by orders of magnitude, and a long average lags behind it; a short
+While a model learns, |G|^2 falls by orders of magnitude, and a long average lags behind it; a short
 one says little where the noise is large. So there are several exponential averages, from short to
 long (:data:`WINDOWS`), each with the spread of its measurements, which is the standard error of its
-ratio (the delta method). The shortest one counts whose error is small (:data:`MOST_ERROR`), if it
-has seen as many measurements as it averages over, and if all shorter ones agree with it as far as
-they can tell, and can tell as much as they should (as in Lepski's choice of a bandwidth, Theory of
-Probability and its Applications 35, 1990): a gradient that has fallen is lost in the noise of the
-newest measurements first. If there is none the noise scale is not known.
+ratio (the delta method). The shortest average whose error is small (:data:`MOST_ERROR`) is used, on
+two conditions: it has seen as many measurements as it averages over, and all shorter averages agree
+with it as far as their errors allow, and have errors no larger than expected (as in Lepski's choice
+of a bandwidth, Theory of Probability and its Applications 35, 1990): a gradient that has fallen is
+lost in the noise of the newest measurements first. Otherwise the noise scale is not known.
 
-A job of one worker compares the gradients of two steps on end in place of two workers'. The model
-has moved between them, so that is marked as biased, and dropped as soon as there are two workers
-(as in Pollux' adaptdl).
+A job of one worker compares the gradients of two successive steps in place of two workers'. The
+model has changed between them, so that measurement is marked as biased, and dropped as soon as
+there are two workers (as in Pollux' adaptdl).
 """
 
 from __future__ import annotations
@@ -38,21 +38,22 @@ from dataclasses import dataclass, replace
 from edl.core.record import Record
 
 WINDOWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # measurements: those before count for 1/e
-FILLED = 1.6  # windows of measurements, for an average to count: 80 % of its weight is theirs
-FEWEST = 4.5  # measurements, for their spread to say how wrong their mean is
+FILLED = 1.6  # windows of measurements before an average counts: they have 80 % of its weight
+FEWEST = 4.5  # measurements before their spread tells the error of their mean
 MOST_ERROR = 0.25  # standard error of the ratio, over the ratio
-FRESH = 1.2  # a shorter average whose error is so many times what it should be says: it has fallen
-CHANGED = 1.1  # a scale that differs by less is the same for those who follow it
-CHANGES_KEPT = 16
+# The gradient has fallen if a shorter average has an error so many times what is expected.
+FRESH = 1.2
+CHANGED = 1.1  # a scale that differs by a smaller factor does not change a learning rate
+CHANGES_KEPT = 16  # newest values of the scale
 
 
 @dataclass(frozen=True)
 class Squares(Record):
-    """Squared norms of gradients that one worker has measured in one step; 0 if it has not.
+    """The squared norms of gradients that one worker has measured in one step; 0 if it has not.
 
     Attributes:
-        own: that of the worker's own gradient, the mean over its samples.
-        mean: that of the job's gradient, the mean over the samples of all workers.
+        own: the squared norm of the worker's own gradient, the mean over its samples.
+        mean: the squared norm of the job's gradient, the mean over the samples of all workers.
     """
 
     own: float = 0.0
@@ -60,17 +61,18 @@ class Squares(Record):
 
     @property
     def known(self) -> bool:
+        """Whether both squared norms were measured and are finite."""
         return self.own > 0 and self.mean > 0 and math.isfinite(self.own + self.mean)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Estimates from one step.
+    """The estimates of S and |G|^2 from one step.
 
     Attributes:
         noise: S, the trace of the covariance of a sample's gradient; 0 or more.
         signal: |G|^2, the squared norm of the gradient over all data; an estimate may be below 0.
-        is_biased: whether it comes from two steps of a single worker.
+        is_biased: whether the estimates come from two steps of a single worker.
     """
 
     noise: float
@@ -83,8 +85,9 @@ def measured(samples: Mapping[int, int], squares: Mapping[int, Squares]) -> Meas
 
     Args:
         samples: how many samples each worker has trained in the step, by worker.
-        squares: the squared norms by worker. Where there is one worker only: the mean of those of
-            two steps in a row, of ``samples`` each, and that of their mean gradient.
+        squares: the squared norms by worker. For a job of one worker: ``own`` is the mean of the
+            squared norms of two steps in a row, of ``samples`` each, and ``mean`` the squared norm
+            of their mean gradient.
     """
     counted = {worker: n for worker, n in samples.items() if n > 0}
     found = [squares.get(worker, Squares()) for worker in counted]
@@ -107,12 +110,12 @@ class Average(Record):
 
     Attributes:
         weight: the sum of the weights.
-        weight_2: the sum of their squares.
+        weight_2: the sum of the squared weights.
         noise: the weighted sum of S.
-        signal: that of |G|^2.
-        noise_2: that of S^2.
-        both: that of S |G|^2.
-        signal_2: that of |G|^4.
+        signal: the weighted sum of |G|^2.
+        noise_2: the weighted sum of S^2.
+        both: the weighted sum of S |G|^2.
+        signal_2: the weighted sum of |G|^4.
     """
 
     weight: float = 0.0
@@ -124,9 +127,10 @@ class Average(Record):
     signal_2: float = 0.0
 
     def after(self, found: Measured, counts: float, window: int) -> Average:
-        """Return the average with one more measurement, after decay of the others.
+        """Return the average with one more measurement, after decay of the other weights.
 
         Args:
+            found: the new measurement.
             counts: the weight of the new measurement.
             window: the weights of the others are multiplied by exp(-1 / window).
         """
@@ -143,7 +147,7 @@ class Average(Record):
 
     @property
     def count(self) -> float:
-        """The effective number of measurements: as if all had the same weight."""
+        """The effective number of measurements: how many of equal weight would be worth as much."""
         return self.weight**2 / self.weight_2 if self.weight_2 else 0.0
 
     @property
@@ -171,7 +175,12 @@ class Average(Record):
         return math.sqrt(max(0.0, spread) / (self.count - 1.0))
 
     def confirms(self, longer: Average) -> bool:
-        """Return whether these newest measurements say what a ``longer`` average says."""
+        """Return whether these newest measurements agree with a ``longer`` average.
+
+        They do not if their error is :data:`FRESH` times larger than expected, or if the means of
+        |G|^2 differ by more than their standard error. Fewer than :data:`FEWEST` measurements
+        always agree.
+        """
         if self.count < FEWEST:
             return True
         if self.error > FRESH * MOST_ERROR * math.sqrt(longer.count / self.count):
@@ -187,7 +196,7 @@ class NoiseScale(Record):
     Attributes:
         averages: one average for each of :data:`WINDOWS`; empty before the first measurement.
         steps: how many steps were measured.
-        first_batch: the global batch of the first measured step; 0 before it.
+        first_batch: the global batch of the first measured step; 0 before that step.
         is_biased: whether the measurements come from a single worker.
         changes: the newest values that a learning rate follows, each with the number of the first
             update that is made with it. When the scale is no longer known, the last value stays.
@@ -200,11 +209,15 @@ class NoiseScale(Record):
     changes: tuple[tuple[int, float], ...] = ()
 
     def after(self, found: Measured, batch: int, update: int) -> NoiseScale:
-        """Return what is known with one more measurement.
+        """Return the noise scale with one more measurement.
+
+        A biased measurement is ignored once there were unbiased ones; the first unbiased one
+        replaces all biased ones.
 
         Args:
+            found: the new measurement.
             batch: the global batch of its step.
-            update: the number of the first update that is made with it.
+            update: the number of the first update that is made with the new value.
         """
         if found.is_biased and self.steps and not self.is_biased:
             return self
@@ -224,6 +237,11 @@ class NoiseScale(Record):
         return replace(now, changes=now._changes_with(update))
 
     def _changes_with(self, update: int) -> tuple[tuple[int, float], ...]:
+        """Return ``changes`` with the present scale, if it differs enough from the last one.
+
+        It must differ by the factor :data:`CHANGED`; ``update`` is the number of the first update
+        that is made with it.
+        """
         scale, last = self.samples, self.changes[-1][1] if self.changes else 0.0
         if scale is None or max(scale, last) <= CHANGED * min(scale, last):
             return self.changes
@@ -241,16 +259,16 @@ class NoiseScale(Record):
         return None
 
     def gain(self, batch: float, base: float) -> float:
-        """Return how many updates with the global batch ``base`` one with ``batch`` is worth.
+        """Return how many updates with global batch ``base`` one update with ``batch`` is worth.
 
-        1 while the noise scale is not known. See :func:`gain`.
+        It is 1 while the noise scale is not known. See :func:`gain`.
         """
         return gain(self.samples or 0.0, batch, base)
 
     def efficiency(self, batch: float) -> float:
-        """Return the progress of a sample in a batch of that size, beside one in the first batch.
+        """Return the progress of a sample in a global ``batch``, relative to the first batch.
 
-        1 while the noise scale is not known. Source: Pollux (OSDI 2021), section 3.1.
+        It is 1 while the noise scale is not known. Source: Pollux (OSDI 2021), section 3.1.
         """
         if self.samples is None:
             return 1.0
@@ -261,12 +279,15 @@ UNKNOWN = NoiseScale()
 
 
 def gain(scale: float, batch: float, base: float) -> float:
-    """Return how many updates with the global batch ``base`` one with ``batch`` is worth.
+    """Return how many updates with global batch ``base`` one update with ``batch`` is worth.
 
-    From 1, where the gradients have no noise, to batch / base, where they are nothing else.
+    The result is from 1, where the gradients have no noise, to batch / base, where they are only
+    noise.
 
     Args:
         scale: the noise scale, in samples.
+        batch: the global batch of the update, in samples.
+        base: the global batch to compare with, in samples.
 
     Source: Johnson and others, AdaScale SGD (ICML 2020), equation 5, by the noise scale.
     """

@@ -1,4 +1,4 @@
-"""Which record stands at which position of an epoch: a pure function of (seed, epoch).
+"""Compute which record is at which position of an epoch: a pure function of (seed, epoch).
 
 The ledger (:mod:`edl.core.step.ledger`) deals in positions only. Every worker computes the same
 order, so a lease of positions names the same records everywhere.
@@ -19,14 +19,21 @@ _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 class EpochOrder:
-    """Index of the record at each position: a permutation of range(total), the identity without
-    ``shuffle``.
+    """The order of an epoch: a permutation that maps each position to the index of its record.
 
-    A short order is that of random 64-bit keys. A long one is a Feistel network, evaluated where
-    it is asked for: nobody waits for a hundred million numbers, or keeps them. The keys of both
-    are the raw stream of numpy's PCG64 seeded with (seed, epoch). Only that is promised to stay
-    as it is in later versions of numpy; ``Generator.permutation`` is not (NEP 19), and a job that
-    is resumed from a checkpoint with another numpy would repeat some records and miss others.
+    It is a permutation of range(total); without ``shuffle``, the identity.
+
+    A short order is that of random 64-bit keys. A long one is a Feistel network, evaluated only at
+    the positions asked for: no process has to compute, or keep, a hundred million numbers. The keys
+    of both are the raw stream of numpy's PCG64 seeded with (seed, epoch). Only that is promised to
+    stay as it is in later versions of numpy; ``Generator.permutation`` is not (NEP 19), and a job
+    that is resumed from a checkpoint with another numpy would repeat some records and miss others.
+
+    Args:
+        total: how many records the epoch has.
+        seed: the seed of the job.
+        epoch: the number of the epoch.
+        shuffle: whether the order is random.
     """
 
     def __init__(self, total: int, seed: int, epoch: int, shuffle: bool) -> None:
@@ -47,7 +54,10 @@ class EpochOrder:
         return self._total
 
     def at(self, start: int, stop: int) -> Indices:
-        """The records at the positions from ``start`` to ``stop - 1``; none beyond the last."""
+        """Return the indices of the records at the positions ``start`` to ``stop - 1``.
+
+        There are none beyond the last position.
+        """
         start, stop = min(start, self._total), min(stop, self._total)
         if self._whole is not None:
             return self._whole[start:stop]
@@ -67,7 +77,11 @@ class EpochOrder:
         return np.concatenate(parts)
 
     def _computed(self, start: int, stop: int) -> Indices:
-        """Walk the cycles of a permutation of the next power of two until they are in range."""
+        """Return the records at the positions ``start`` to ``stop - 1`` of a long, shuffled order.
+
+        The permutation is one of the next power of two; its cycles are walked until the index is in
+        range.
+        """
         total = np.uint64(self._total)
         found = self._permuted(np.arange(start, stop, dtype=np.uint64))
         while (outside := found >= total).any():
@@ -75,7 +89,11 @@ class EpochOrder:
         return found.astype(np.int64)
 
     def _permuted(self, numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """Each half is changed in turn by a function of the other: that can be undone."""
+        """Return the images of ``numbers`` under the Feistel network.
+
+        Each half of a number's bits is changed in turn by a function of the other half, which can
+        be undone, so the network is a permutation.
+        """
         assert self._keys is not None
         width = (self._total - 1).bit_length()
         low = width // 2
@@ -89,8 +107,11 @@ class EpochOrder:
 
 
 def _mixed(words: npt.NDArray[np.uint64], bits: np.uint64) -> npt.NDArray[np.uint64]:
-    """The first ``bits`` of each word after the finalizer of splitmix64, all of whose bits depend
-    on all of the word's (Steele, Lea, Flood: Fast splittable pseudorandom number generators)."""
+    """Return the first ``bits`` bits of each word after the finalizer of splitmix64.
+
+    Each of these bits depends on all bits of the word (Steele, Lea, Flood: Fast splittable
+    pseudorandom number generators).
+    """
     words = (words ^ (words >> np.uint64(30))) * _FACTORS[0]
     words = (words ^ (words >> np.uint64(27))) * _FACTORS[1]
     mixed: npt.NDArray[np.uint64] = (words ^ (words >> np.uint64(31))) >> (_WORD - bits)

@@ -1,4 +1,4 @@
-"""Which worker the others wait for in every step, by what all say of their last ones."""
+"""Find the worker that the others wait for in every step, from the times in the step records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ EVERY = 10  # steps between two looks
 
 @dataclass(frozen=True)
 class Slow:
-    """``worker`` computes ``own_s`` in a step, and the others ``others_s``: medians."""
+    """A worker that is slower than the others, with median times of a step.
+
+    Attributes:
+        worker: the id of the worker.
+        own_s: how long the worker computes and waits for its batch in a step, in seconds.
+        others_s: how long the other workers do, in seconds.
+    """
 
     worker: int
     own_s: float
@@ -31,10 +37,10 @@ class Slow:
 
 
 class Slowest:
-    """Looks at the step records of one ring.
+    """A detector of slow workers that looks at the step records of one ring.
 
     Attributes:
-        found: the worker that is slow, if one is; by the last ``OF_STEPS`` steps.
+        found: the worker that is slow by the last :data:`OF_STEPS` steps; None if there is none.
     """
 
     def __init__(self) -> None:
@@ -44,14 +50,19 @@ class Slowest:
         self._named: set[int] = set()
 
     def restart(self) -> None:
-        """A new ring stands."""
+        """Forget all steps, because a new ring was built."""
         self.found = None
         self._rows.clear()
         self._seen = 0
         self._named.clear()
 
     def look(self, records: StepRecords) -> Slow | None:
-        """Who is found slow for the first time; ``records``: of a step, in rank order."""
+        """Take the records of a step, in rank order, and return a worker that is newly found slow.
+
+        Returns:
+            The slow worker the first time it is found; None in all other cases. Workers are
+            compared every :data:`EVERY` steps, once :data:`OF_STEPS` steps are known.
+        """
         self._rows.append(records.column("compute_us") + records.column("data_us"))
         self._seen += 1
         if len(records) == 1 or self._seen < OF_STEPS or self._seen % EVERY:
@@ -64,7 +75,16 @@ class Slowest:
 
 
 def slow(workers: Sequence[int], compute_us: npt.NDArray[np.int64]) -> Slow | None:
-    """Who of ``workers`` is slow; ``compute_us`` has shape (steps, workers)."""
+    """Return the slow one of ``workers``, or None.
+
+    A worker is slow if it takes :data:`FACTOR` times as long as the median of the others, and
+    :data:`LEAST_S` seconds longer.
+
+    Args:
+        workers: the ids of the workers, in rank order.
+        compute_us: the time of each worker in each step, in microseconds, of shape (steps,
+            workers).
+    """
     usual_s = np.median(compute_us, axis=0) / 1e6
     at = int(usual_s.argmax())
     others_s = float(np.median(np.delete(usual_s, at)))

@@ -1,4 +1,4 @@
-"""What a job trains on, as its steps need to know it: how many samples, and in which order."""
+"""Describe the data of a job as its steps need to know it: how many samples, in which order."""
 
 from __future__ import annotations
 
@@ -15,10 +15,17 @@ NO_FINGERPRINT = "data of unknown files"
 
 @dataclass(frozen=True)
 class Source:
-    """What the script trains on, equal on all workers: its size and how it is read.
+    """The data that a script trains on, equal on all workers: its size and how it is read.
 
-    ``prefetch_batches``: how many batches the loader forms ahead of the one in training.
-    ``fingerprint``: one line that differs where the data do; empty where nobody can tell.
+    Attributes:
+        total: how many positions an epoch has; one for each sample, unless the data is a stream.
+        batching: the sizes of the batches.
+        shuffle: whether the order of an epoch is random.
+        seed: the seed of that order.
+        prefetch_batches: how many batches the loader forms ahead of the one in training.
+        fingerprint: one line that differs where the data differ; empty where that is not known.
+        lets_newcomers_pad: whether a newcomer trains padding batches until its first batch is
+            loaded.
     """
 
     total: int
@@ -32,59 +39,70 @@ class Source:
 
     @property
     def batch_size(self) -> int:
-        """Samples of a worker's batch as the weights of gradients count them, whatever it has."""
+        """The nominal batch that the weights of gradients refer to, in samples.
+
+        It is equal on all workers: the global batch where there is one (the smallest of a range),
+        else the batch of one worker.
+        """
         batching = self.batching
         return batching.global_batch or batching.batch_range[0] or batching.batch_size
 
     @property
     def warm_up_batch(self) -> int:
-        """Samples of a newcomer's first batch, which counts for nothing.
+        """The samples of a newcomer's first batch, whose result is discarded.
 
-        Of a global batch a half: there is one more worker.
+        For a global batch it is half of it, for the job has one more worker then.
         """
         is_shared = self.batching.is_chosen or self.batching.global_batch
         whole = -(-self.batch_size // 2) if is_shared else self.batch_size
         return min(whole, self.batching.micro_batch or whole)
 
     def need(self, step_batches: int, size: int) -> int:
-        """Samples that each of ``size`` workers wants to hold, so that its loader never waits.
+        """Return how many samples a worker wants to hold so that its loader never waits.
 
-        ``step_batches``: how many batches it takes for one step. It wants to hold those of the step
-        that is under way, and of the next one.
+        These are the batches that are prefetched, and those of the present and of the next step,
+        for each of ``size`` workers. A step takes ``step_batches`` batches.
         """
         return (self.prefetch_batches + 2 * step_batches) * self.batching.of_one(0, size)
 
     @property
     def known_total(self) -> int:
-        """Samples of an epoch; 0: nobody knows before they are read."""
+        """The number of samples of an epoch; 0 if it is not known before they are read."""
         return self.total
 
     def describe_total(self, total: int) -> str:
-        """A total as people count it."""
+        """Return ``total``, a number of positions, in words for people."""
         return f"{total} samples"
 
     def policy(self, size: int) -> LeasePolicy:
-        """How much of it is leased at once to each of ``size`` workers."""
+        """Return the policy that leases samples to each of ``size`` workers."""
         return LeasePolicy(self.batching.of_one(0, size))
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
-        """How much more one of ``size`` workers needs leases for.
+        """Return how many more samples ``worker``, one of ``size``, needs leases for.
 
-        As :func:`edl.core.step.ledger.grant` asks.
+        The number is the worker's need in :func:`edl.core.step.ledger.grant`.
+
+        Args:
+            ledger: the ledger of the epoch.
+            worker: the id of the worker.
+            step_batches: how many batches a step takes.
+            size: the number of workers in the ring.
         """
         return max(0, self.need(step_batches, size) - ledger.held_samples(worker))
 
     def start(self, epoch: int) -> Ledger:
-        """An epoch of which everything is free."""
+        """Return the ledger of an epoch in which every position is free."""
         return start_epoch(self.total, epoch)
 
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
-        """``ledger`` when a ring of ``members`` stands.
+        """Return the ledger for a new ring of ``members``: leases of other workers are free again.
 
-        ``in_hand``: of so many batches, one after the other, each may be training its part now.
+        ``in_hand`` is the number of successive batches that a worker may be training now; only
+        subclasses use it.
         """
         return give_back(ledger, members)
 
     def order(self, epoch: int) -> EpochOrder:
-        """The sample at each position of an epoch."""
+        """Return the order of an epoch: which sample is at each position."""
         return EpochOrder(self.total, self.seed, epoch, self.shuffle)

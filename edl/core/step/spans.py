@@ -1,4 +1,4 @@
-"""Spans of positions, as (start, stop) with start <= p < stop, and lists of them in an order."""
+"""Compute with spans of positions, (start, stop) with start <= p < stop, and with lists of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Span = tuple[int, int]
 
 
 def length(spans: Iterable[Span]) -> int:
-    """How many positions ``spans`` have."""
+    """Return how many positions ``spans`` have together."""
     total = 0
     for start, stop in spans:
         total += stop - start
@@ -31,7 +31,11 @@ def take(spans: list[Span], count: int) -> tuple[Span, ...]:
 
 
 def parted(spans: tuple[Span, ...], count: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """The first ``count`` positions of ``spans``, as far as there are so many, and the rest."""
+    """Split ``spans`` after the first ``count`` positions, or after all if there are fewer.
+
+    Returns:
+        The spans of the first positions, and the spans of the rest.
+    """
     if count > 0 and spans and spans[0][0] + count < spans[0][1]:  # a thousand times a step
         start, stop = spans[0]
         return ((start, start + count),), ((start + count, stop), *spans[1:])
@@ -40,7 +44,7 @@ def parted(spans: tuple[Span, ...], count: int) -> tuple[tuple[Span, ...], tuple
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Neighbours that touch become one span; the order stays."""
+    """Return ``spans`` with neighbours that touch merged into one; the order stays."""
     found: list[Span] = []
     for start, stop in spans:
         if found and found[-1][1] == start:
@@ -51,7 +55,7 @@ def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
-    """``spans`` without all positions of ``taken``, in their order."""
+    """Return ``spans`` without the positions of ``taken``, in the order of ``spans``."""
     rest = list(spans)
     for start, stop in taken:
         rest = [
@@ -64,7 +68,7 @@ def without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def common(spans: Iterable[Span], others: Iterable[Span]) -> tuple[Span, ...]:
-    """What of ``spans`` is in ``others``, too, in the order of ``spans``."""
+    """Return the positions of ``spans`` that are in ``others`` too, in the order of ``spans``."""
     others = list(others)
     found: list[Span] = []
     for start, stop in spans:

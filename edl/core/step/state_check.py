@@ -1,12 +1,12 @@
-"""Whether all workers hold the same state, where it differs first, and who is right.
+"""Check whether all workers hold the same state, and find what differs and which workers are right.
 
-Each worker makes a digest of every part of what all must hold alike, and folds them into one
-number that rides on its step record. All then see from the same table whether they agree. Only
-if they do not, they exchange the digests of the parts.
+Each worker makes a digest of every part of the state that must be equal on all workers, and folds
+the digests into one number, which is sent with its step record. All workers then see from the same
+table whether they agree. Only if they do not, they exchange the digests of the parts.
 
 A digest of the whole state costs too much for every step. So a state is cut by bytes into as many
 groups as there are steps between two comparisons, and after each step one of them is compared: the
-cost is the same in each step, and every bit has its turn.
+cost is the same in each step, and every bit is compared in its turn.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ALIGN_BYTES = 64  # a cut within a part: a whole number of elements of any type
 
 @dataclass(frozen=True)
 class Group:
-    """The ``index``-th of ``count`` groups of equal size of the bytes of a state."""
+    """The ``index``-th of ``count`` groups of equal size into which the bytes of a state are cut."""
 
     index: int
     count: int
@@ -55,12 +55,15 @@ WHOLE = Group(0, 1)
 
 
 def due(step: int, begins_epoch: bool, every: int, joined_after: int = NEVER) -> Group | None:
-    """Decide what of the state that follows ``step`` is compared; 0 for ``every``: never anything.
+    """Decide which part of the state after ``step`` is compared; None: nothing.
 
-    All of it at the beginning of an epoch and after the first step of newcomers, and a group after
-    each other step: of any ``every`` steps on end, each group has one.
+    The whole state is compared at the beginning of an epoch and after the first step of newcomers,
+    and one group after each other step: among any ``every`` successive steps, each group has one.
 
     Args:
+        step: the number of the step.
+        begins_epoch: whether the next step begins an epoch.
+        every: into how many groups the state is cut; 0: nothing is ever compared.
         joined_after: the step after which the newest newcomers joined.
     """
     if every == 0 or step == 0:  # all have just been given it
@@ -70,10 +73,11 @@ def due(step: int, begins_epoch: bool, every: int, joined_after: int = NEVER) ->
 
 
 def due_at_save(step: int, every: int, is_first: bool) -> Group | None:
-    """Decide what is compared when a script saves its state for the ``step``-th time.
+    """Decide which part of the state is compared when a script saves it for the ``step``-th time.
 
-    All of it the first time, and then one of :data:`PARTS_OF_SCRIPT` groups each time, of fewer if
-    ``every`` is less; 0 for ``every``: never anything.
+    The whole state is compared if the save ``is_first``, and then one of :data:`PARTS_OF_SCRIPT`
+    groups each time, of fewer if ``every`` is less. None if ``every`` is 0: nothing is ever
+    compared.
     """
     if every == 0:
         return None
@@ -91,11 +95,12 @@ class Extent:
 
 
 def extents(ends: Sequence[int], group: Group) -> list[Extent]:
-    """What belongs to a group; the groups of a state share it out without gap or overlap.
+    """Return the bytes that belong to a group; the groups of a state have no gap and no overlap.
 
     Args:
-        ends: the sizes of the state's parts in bytes, each at least 1, added up: shape (parts,).
-            A part is cut at multiples of :data:`ALIGN_BYTES` from its beginning only.
+        ends: the sizes of the state's parts in bytes, each at least 1, added up: shape (parts,). A
+            part is cut at multiples of :data:`ALIGN_BYTES` from its beginning only.
+        group: the group.
     """
     total = ends[-1] if ends else 0
     begin = total * group.index // group.count
@@ -110,36 +115,48 @@ def extents(ends: Sequence[int], group: Group) -> list[Extent]:
 
 
 def _cut(at: int, size: int) -> int:
-    """The cut nearest before ``at`` in a part."""
+    """Return the last allowed cut at or before byte ``at`` of a part of ``size`` bytes."""
     return size if at >= size else max(0, at) // ALIGN_BYTES * ALIGN_BYTES
 
 
 def fold(digests: Digests) -> int:
-    """One number for a whole state: positive, below 2**63, whatever the order of its parts."""
+    """Return one number for the digests of a state: positive, below 2**63.
+
+    It does not depend on the order of the parts.
+    """
     encoded = json.dumps(sorted(digests.items())).encode()
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big") % (2**63 - 1) + 1
 
 
 @dataclass(frozen=True)
 class Split:
-    """Workers whose states differ: the ``odd`` ones from what most hold, if most agree."""
+    """The groups of workers whose states agree, when not all do.
+
+    Attributes:
+        groups: the ids of workers that agree with each other, the largest group first.
+    """
 
     groups: tuple[tuple[int, ...], ...]  # workers that agree with each other, the largest first
 
     @property
     def odd(self) -> tuple[int, ...]:
+        """The workers that differ from the largest group; empty unless that group is a majority."""
         most, *others = self.groups
         rest = tuple(sorted(worker for group in others for worker in group))
         return rest if len(most) > len(rest) else ()
 
     @property
     def source(self) -> int:
-        """Who gives the odd ones its state."""
+        """The worker that sends its state to the odd ones."""
         return self.groups[0][0]
 
 
 def split(states: Iterable[tuple[int, int]]) -> Split | None:
-    """Who differs from whom, by (worker, digest) in rank order; None: nobody. 0 says nothing."""
+    """Return the groups of workers whose states differ; None if all agree.
+
+    Args:
+        states: each worker with the digest of its state, in rank order; a digest of 0 is ignored.
+    """
     groups: dict[int, list[int]] = {}
     for worker, state in states:
         if state:
@@ -150,14 +167,17 @@ def split(states: Iterable[tuple[int, int]]) -> Split | None:
 
 
 def split_of(records: StepRecords) -> Split | None:
-    """The same by the rows of a step."""
+    """Return the groups of workers whose states differ by the rows of a step; None if all agree."""
     if not records.differ_in("state"):
         return None
     return split(zip(records.values("worker"), records.values("state"), strict=True))
 
 
 def different_rate(rates: Mapping[int, Rates]) -> str:
-    """The name of the first learning rate in which not all workers agree; empty: none."""
+    """Return the name of the first learning rate on which the workers disagree; empty: none.
+
+    ``rates`` holds the learning rates of each worker. A rate that some worker lacks is ignored.
+    """
     if not rates:
         return ""
     first, *others = rates.values()
@@ -166,7 +186,10 @@ def different_rate(rates: Mapping[int, Rates]) -> str:
 
 
 def first_difference(tables: Mapping[int, Digests]) -> str:
-    """The first part in which not all workers agree, in the order of the first worker's parts."""
+    """Return the name of the first part of the state that differs between workers.
+
+    ``tables`` holds the digests of each worker. The order is that of the first worker's parts.
+    """
     first, *others = tables.values()
     for name in first:
         if any(other.get(name) != first[name] for other in others):
@@ -182,19 +205,34 @@ def reason(
     advice: str = ADVICE,
     unit: str = "step",
 ) -> str:
-    """What differs, on whom, since when, what causes such, and what to do: for people."""
+    """Return a message that says which states differ, in what, the likely cause, and what to do.
+
+    Args:
+        found: the groups of workers whose states differ.
+        step: the number of the step after which they differ.
+        tables: the digests of the parts, by worker.
+        rates: the learning rates, by worker.
+        advice: the likely cause and what to do, as the end of the message.
+        unit: what ``step`` counts, in the singular.
+    """
     return f"{_difference(found, step, tables, rates, unit)}. {advice}"
 
 
 def resynced(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
-    """The same where the odd ones are given the state that most hold."""
+    """Return a message that says which states differ, and that the odd workers get another state.
+
+    It is for workers that get the state that most hold; the parameters are as in :func:`reason`.
+    """
     verb = "gets" if len(found.odd) == 1 else "get"
     how = f"{names(found.odd)} {verb} the state of w{found.source}"
     return f"{_difference(found, step, tables)}; {how}. {ADVICE}"
 
 
 def undecided(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
-    """The same where nobody can be resynced."""
+    """Return a message that says which states differ, and that no majority agrees on a state.
+
+    No worker is resynced then; the parameters are as in :func:`reason`.
+    """
     return (
         f"{_difference(found, step, tables)}; no majority agrees, so nobody is resynced. {ADVICE}"
     )
@@ -207,6 +245,7 @@ def _difference(
     rates: Mapping[int, Rates] = NO_RATES,
     unit: str = "step",
 ) -> str:
+    """Return a clause that says which states differ, since which step, and in what first."""
     if found.odd:
         who = f"the state of {names(found.odd)} differs from that of {names(found.groups[0])}"
     else:

@@ -1,14 +1,14 @@
-"""The step record: what the workers of a ring exchange once a step, and what follows.
+"""Define the step record, which workers exchange once a step, and what they compute from it.
 
-Each worker contributes one row of int64 to a small allgather that starts when the batch is
-handed out and is awaited before the update is applied. All workers then hold the same table of
-shape ``(size, WIDTH)``, rows in rank order, and run the same functions on it, so they agree on
-the weights of the step, on the ledger and on when to switch, with no further message. What each
-step looks at is read by columns (:class:`StepRecords`): a job has a thousand rows, and a step some
+Each worker contributes one row of int64 to a small allgather that starts when the batch is handed
+out and is awaited before the update is applied. All workers then hold the same table of shape
+``(size, WIDTH)``, rows in rank order, and run the same functions on it, so they agree on the
+weights of the step, on the ledger and on when to switch, with no further message. What each step
+needs is read by columns (:class:`StepRecords`): a job has a thousand rows, and a step some
 milliseconds.
 
 A row is trusted for what it says of its own worker only. Rows of one table that disagree about
-generation, step, epoch or ledger are a bug of ours or a worker that took a wrong turn;
+generation, step, epoch or ledger show a defect of edl, or a worker whose script differs;
 :func:`check` finds them before a gradient is applied.
 """
 
@@ -32,21 +32,21 @@ Column = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchTimes:
-    """The parts of a worker's last switch, in microseconds of its own clock.
+    """The durations of the parts of a worker's last switch, in microseconds of its own clock.
 
-    Planned: the old members meet (``wait``), leave the old ring (``shutdown``), build the new one
-    (``init``) and exchange the state (``broadcast``); ``stall`` is all of it. For a newcomer
-    ``wait`` is before the switch and no part of ``stall``.
+    In a planned switch, the old members meet (``wait``), leave the old ring (``shutdown``), build
+    the new one (``init``) and exchange the state (``broadcast``); ``stall`` is all of it. For a
+    newcomer ``wait`` is before the switch and no part of ``stall``.
 
-    A repair: the worker waits in a call that will fail (``detect``; a bound from above, for a part
-    of it would have been waited in a whole ring too), then learns of a new leader, if the old one
-    is gone (``election``), then of the generation of the survivors (``survivor_report``). When
-    several failures followed each other, these three are of the last. ``wait`` is from the first
-    failure known until the last rebuild begins: election, survivor report, closing the old ring
-    beside them, and rebuilds that failed. ``stall`` does not include ``detect``.
+    In a repair, the worker waits in a call that will fail (``detect``; an upper bound, for part of
+    it would have been waited in a whole ring too), then learns of a new leader, if the old one is
+    gone (``election``), then of the generation of the survivors (``survivor_report``). When several
+    failures followed each other, these three are of the last. ``wait`` is from the first failure
+    known until the last rebuild begins: election, survivor report, closing the old ring meanwhile,
+    and rebuilds that failed. ``stall`` does not include ``detect``.
 
-    ``first_step`` is from the end of the switch until the next step is complete; ``median_step``
-    is this worker's usual step before the switch.
+    ``first_step`` is from the end of the switch until the next step is complete; ``median_step`` is
+    this worker's usual step before the switch.
     """
 
     detect_us: int = 0
@@ -61,7 +61,10 @@ class SwitchTimes:
     median_step_us: int = 0
 
     def parts(self, role: str) -> SwitchParts:
-        """The parts as the event log has them."""
+        """Return the durations in seconds, as the event log has them, for a worker with ``role``.
+
+        The role is "old" or "new".
+        """
         seconds = {f"{name.removesuffix('_us')}_s": getattr(self, name) / 1e6 for name in PARTS}
         return SwitchParts(role, **seconds)
 
@@ -70,19 +73,20 @@ PARTS = tuple(field.name for field in fields(SwitchTimes))
 
 
 def us(seconds: float) -> int:
-    """Microseconds, for the step record."""
+    """Return ``seconds`` in whole microseconds, as the step record has them."""
     return round(seconds * 1e6)
 
 
 def repair_times(waiting_since: float, known: float, led_since: float, heard: float) -> SwitchTimes:
-    """What went before a rebuild, from readings of one worker's clock, in seconds.
+    """Return how long a worker took before a ring was rebuilt, from readings of its clock.
 
     Args:
-        waiting_since: it began to wait in the call that failed.
-        known: it knew that the ring is broken.
-        led_since: it heard of the term of the present leader. That may have been long before the
-            failure, or after the repair was decided in an earlier term.
-        heard: it heard of the generation that repairs; before ``known`` when that made it fail.
+        waiting_since: when the worker began to wait in the call that failed, in seconds.
+        known: when it knew that the ring is broken.
+        led_since: when it heard of the term of the present leader. That may have been long before
+            the failure, or after the repair was decided in an earlier term.
+        heard: when it heard of the generation that repairs; before ``known`` if that made the call
+            fail.
     """
     heard = max(known, heard)
     elected = max(known, min(led_since, heard))
@@ -94,7 +98,14 @@ def repair_times(waiting_since: float, known: float, led_since: float, heard: fl
 
 
 class Stop(IntEnum):
-    """What a worker's row says about the end of the training."""
+    """What a worker's row says about the end of the training.
+
+    ``NO``: it trains on. ``WANTED``: its script wants to stop, so all workers stop after this step.
+    ``LEFT``: its script has left the loop with the batch of this step, and sends no gradients.
+    ``FINISHED``: it has trained to its end. ``ENDED``: its script has ended, perhaps inside an
+    epoch. ``SAVED`` and ``UNSAVED``: it has ended; if it is the worker that saves, the last
+    checkpoint is written, or could not be. From ``FINISHED`` on the worker is in no step.
+    """
 
     NO = 0
     WANTED = 1  # its script wants to stop: all do, after this step
@@ -107,34 +118,46 @@ class Stop(IntEnum):
 
 @dataclass(frozen=True)
 class StepRecord(SwitchTimes):
-    """One worker's row. All fields are integers; times in microseconds.
+    """One worker's row in the table of a step. All fields are integers; times in microseconds.
 
-    ``samples`` is how many samples of this worker enter the step, taken from the front of its
-    leases; ``position`` is the epoch position of the first of them (-1 without any: the worker
-    had no data and repeats a batch that counts for nothing).
-    ``taken``: of a stream (:mod:`edl.core.step.stream`), how many positions leave the front of its
-    leases, nothing included; -1: as many as samples. ``end``: the position at which it has found a
-    shared stream to end, or -1.
-    ``wanted`` is how many more samples it needs leases for, so that its loader never waits; of a
-    stream, shards.
-    ``batches`` is how many batches of its loader the samples are from, padding included: one,
-    unless it accumulates gradients. ``late``: the row is sent at the end of the step then; 0: when
-    the first batch is handed out.
-    ``part``: 0 in the first step of a batch. With several optimizers it may have more, on the same
-    samples. ``counted``: the optimizers, as bits, for which these samples count for nothing, since
-    they have counted them with a worker that went then. ``updated``: the optimizers, as bits, that
-    have made their updates in the step before.
-    ``ledger`` is the digest of its ledger before this step.
-    ``newest_generation`` is the newest one that it knows to be prepared, its own at least.
-    ``stop`` is a :class:`Stop`.
-    ``state`` is the digest of what all workers hold alike, after the last step; 0: not due.
-    ``wish``: so many workers more, or fewer, its script wants; 0 also if it has no wishes.
-    ``batch``: the global batch that is to be, of the worker that leads; 0: as it is.
-    ``own_square`` and ``mean_square``: of the last step, the squared norms of its own gradient and
-    of the job's, as the bits of a float64; 0: not measured (:mod:`edl.core.step.noise_scale`).
-    ``data_us``, ``compute_us`` and ``reduce_us`` describe its last step: how long it waited for its
-    batch; all between that was its own; and from its gradients to the mean of all. The
-    other ``*_us`` fields are of its last switch; all rows of a table together report that one.
+    Attributes:
+        generation: the generation of the ring.
+        step: the number of the step.
+        worker: the worker's id.
+        epoch: the number of the epoch.
+        samples: how many samples of this worker enter the step, from the front of its leases.
+        position: the position in the epoch of the first of these samples; -1 without any: the
+            worker had no data and trains a padding batch.
+        wanted: how many more samples the worker needs leases for, so that its loader never waits;
+            for a stream, shards.
+        newest_generation: the newest generation that the worker knows to be prepared; its own at
+            least.
+        ledger: the digest of the worker's ledger before this step.
+        batches: how many batches of its loader the samples are from, padding included: one, unless
+            it accumulates gradients.
+        late: 1 if the row is sent at the end of the step, because gradients are accumulated; 0:
+            when the first batch is handed out.
+        part: 0 in the first step of a batch. With several optimizers a batch may have more steps,
+            on the same samples.
+        counted: the optimizers, as bits, for which these samples count for nothing, since they have
+            applied them already, with a worker that left then.
+        updated: the optimizers, as bits, that have made their updates in the step before.
+        taken: for a stream (:mod:`edl.core.step.stream`), how many positions leave the front of the
+            worker's leases, empty ones included; -1: as many as samples.
+        end: the position at which the worker has found a shared stream to end; -1: none.
+        stop: a :class:`Stop`.
+        state: the digest of what must be equal on all workers after the last step; 0: not due.
+        compute_us: the time of the last step that was neither waiting for the batch nor for others.
+        data_us: how long the worker waited for its batch in the last step.
+        reduce_us: the time from the worker's gradients to the mean of all, in the last step.
+        size_change: how many workers more, or fewer, the worker's script wants; 0: none.
+        batch: the next global batch, in the row of the leader; 0: it stays.
+        own_square: the squared norm of the worker's gradient in the last step, as the bits of a
+            float64; 0: not measured (:mod:`edl.core.step.noise_scale`).
+        mean_square: the squared norm of the job's gradient in the last step, in the same form.
+
+    The other times are of the last switch (:class:`SwitchTimes`); all rows of a table together
+    report that switch.
     """
 
     generation: int
@@ -164,7 +187,7 @@ class StepRecord(SwitchTimes):
     mean_square: int = 0
 
     def encode(self) -> Table:
-        """The row, shape ``(1, WIDTH)``."""
+        """Return the row as an array of shape ``(1, WIDTH)``."""
         return np.array([[getattr(self, name) for name in FIELDS]], dtype=np.int64)
 
 
@@ -175,15 +198,18 @@ WIDTH = len(FIELDS)
 class StepRecords(Sequence[StepRecord]):
     """The records of all workers in one step, in rank order.
 
-    ``records.column("step")`` has shape ``(size,)``; ``records[rank]`` and a loop make objects.
+    ``records.column("step")`` has shape ``(size,)``; ``records[rank]`` and iteration give
+    :class:`StepRecord` objects.
     """
 
     def __init__(self, table: Table) -> None:
-        """Args:
-            table: of shape ``(size, WIDTH)``; it is not copied.
+        """Wrap the table of a step.
+
+        Args:
+            table: the rows in rank order, of shape ``(size, WIDTH)``; it is not copied.
 
         Raises:
-            RingError: it has another shape.
+            RingError: the table has another shape.
         """
         if table.ndim != 2 or table.shape[1] != WIDTH:
             raise RingError(
@@ -193,20 +219,20 @@ class StepRecords(Sequence[StepRecord]):
 
     @classmethod
     def of(cls, records: Sequence[StepRecord]) -> StepRecords:
-        """Those of ``records``, in this order."""
+        """Return the table of ``records``, in their order."""
         return cls(np.concatenate([record.encode() for record in records]))
 
     def column(self, name: str) -> Column:
-        """A field of all records."""
+        """Return the field ``name`` of all records, in rank order, as an array."""
         return self._table[:, _COLUMN[name]]
 
     def values(self, name: str) -> list[int]:
-        """The same as Python's integers, which loops are faster with."""
+        """Return the field ``name`` of all records as Python's integers, which loops are faster with."""
         found: list[int] = self.column(name).tolist()
         return found
 
     def differ_in(self, name: str) -> bool:
-        """Whether not all have the same value."""
+        """Return whether the records have different values in the field ``name``."""
         column = self.column(name)
         return bool((column != column[0]).any())
 
@@ -230,7 +256,8 @@ def check(records: StepRecords) -> None:
     """Make sure that all workers are in the same step with the same ledger.
 
     Raises:
-        RingError: naming the workers that disagree, the field and the values.
+        RingError: the workers disagree; it names them, the field and the values.
+        UnevenEnd: some workers have left an epoch, or the training, and others go on.
     """
     _check_equal(records, "generation")
     _check_equal(records, "step")
@@ -242,6 +269,7 @@ def check(records: StepRecords) -> None:
 
 
 def _check_equal(records: StepRecords, name: str) -> None:
+    """Raise a :class:`RingError` if the workers have different values in the field ``name``."""
     if records.differ_in(name):
         values = zip(records.values("worker"), records.values(name), strict=True)
         text = ", ".join(f"w{worker}: {value}" for worker, value in sorted(values))
@@ -263,7 +291,7 @@ def _check_same_updates(records: StepRecords) -> None:
 
 
 def _where(record: StepRecord) -> str:
-    """Which optimizers have made an update, counted from 1, and what follows."""
+    """Return which optimizers have made an update, counted from 1, and what the worker does next."""
     bits = range(record.updated.bit_length())
     turns = [str(number + 1) for number in bits if record.updated >> number & 1]
     then = "the same batch" if record.part else "the next batch"
@@ -271,10 +299,10 @@ def _where(record: StepRecord) -> str:
 
 
 def check_together(records: StepRecords) -> None:
-    """Make sure that nobody has left an epoch, or the training, in which others go on.
+    """Make sure that no worker has left an epoch, or the training, in which others go on.
 
     Raises:
-        UnevenEnd: naming those that have left and those that go on.
+        UnevenEnd: some have; it names the workers that have left and those that go on.
     """
     stops, epochs = records.column("stop"), records.column("epoch")
     left = stops >= Stop.FINISHED
@@ -294,7 +322,10 @@ def check_together(records: StepRecords) -> None:
 
 
 def _scripts_ended(records: StepRecords, left: npt.NDArray[np.bool_]) -> str:
-    """The sentence for an end of scripts while the workers that are not ``left`` train on."""
+    """Return the error message for scripts that have ended while other workers train on.
+
+    ``left`` says of each row whether that worker's script has ended.
+    """
     workers = records.column("worker")
     ended = records[int(left.argmax())]
     others = int((~left).sum())
@@ -309,20 +340,24 @@ def _scripts_ended(records: StepRecords, left: npt.NDArray[np.bool_]) -> str:
 
 
 def _joined(ids: Iterable[int]) -> str:
+    """Return the names of workers with these ids, in ascending order, joined by "and"."""
     return " and ".join(f"w{worker}" for worker in sorted(ids))
 
 
 def counts(records: StepRecords) -> bool:
-    """Whether these are the records of a step: all were sent at its end, or none.
+    """Return whether the records are valid for a step: all were sent at its end, or none was.
 
-    Else some do not know yet that gradients are accumulated, and have said less than they bring.
-    All send once more.
+    In the other case some workers do not know yet that gradients are accumulated, and have
+    announced fewer batches than they train. Then all send their records once more.
     """
     return not records.differ_in("late")
 
 
 def stopping(wanting: Sequence[int]) -> tuple[bool, str]:
-    """Whether all stop training now, and why, given the ids of the workers that want to."""
+    """Return whether all workers stop training now, and a reason.
+
+    ``wanting`` holds the ids of the workers that want to stop; a single one is enough.
+    """
     if not wanting:
         return False, "no worker wants to stop training"
     verb = "wants" if len(wanting) == 1 else "want"
@@ -330,42 +365,45 @@ def stopping(wanting: Sequence[int]) -> tuple[bool, str]:
 
 
 def wanting_to_stop(records: StepRecords) -> list[int]:
-    """The workers whose scripts want to stop after this step."""
+    """Return the ids of the workers whose scripts want to stop after this step."""
     found: list[int] = records.column("worker")[records.column("stop") == Stop.WANTED].tolist()
     return found
 
 
 def requested_batch(records: StepRecords) -> int:
-    """The global batch that is to be, as the leader's row says; 0: as it is.
+    """Return the next global batch, as the leader's row says; 0: it stays as it is.
 
-    So it is, too, while two believe to lead and wish different ones.
+    It also stays while two workers believe to lead and ask for different batches.
     """
     wished = {*records.values("batch")} - {0}
     return wished.pop() if len(wished) == 1 else 0
 
 
 def global_samples(records: StepRecords) -> int:
-    """N: how many samples enter the step, over all workers."""
+    """Return N, the number of samples of all workers that enter the step."""
     return int(records.column("samples").sum())
 
 
 def samples_for(records: StepRecords, optimizer: int) -> Column:
-    """How many samples of each worker count for one of the optimizers."""
+    """Return how many samples of each worker count for the optimizer with this index."""
     theirs: Column = records.column("samples") * (~records.column("counted") >> optimizer & 1)
     return theirs
 
 
 def moves(records: StepRecords) -> Column:
-    """How many positions leave the leases of each worker: with the first part of a batch."""
+    """Return how many positions leave the leases of each worker after the step.
+
+    They leave with the first step of a batch.
+    """
     samples, taken = records.column("samples"), records.column("taken")
     return np.where(records.column("part") > 0, 0, np.where(taken < 0, samples, taken))
 
 
 def agreed_generation(records: StepRecords) -> tuple[int | None, str]:
-    """The generation to switch to after this step, or None; and why.
+    """Return the generation to switch to after this step, or None, and the reason.
 
     All rows must know the same newer generation: then each worker knows that every other one
-    switches after the same step. A switch needs no guess about how long a message takes.
+    switches after the same step. So no worker has to guess how long a message takes.
     """
     current, known = int(records.column("generation")[0]), records.column("newest_generation")
     target = int(known.max())
@@ -378,7 +416,10 @@ def agreed_generation(records: StepRecords) -> tuple[int | None, str]:
 
 
 def switch_parts(records: StepRecords, joined: Sequence[int]) -> dict[str, SwitchParts]:
-    """The parts of the last switch for each worker by name; ``joined`` were new in it."""
+    """Return the durations of the last switch for each worker, by name ("w3").
+
+    The workers in ``joined`` were new in that switch.
+    """
     return {
         f"w{record.worker}": record.parts("new" if record.worker in joined else "old")
         for record in records

@@ -1,21 +1,22 @@
-"""What can become of a step on one worker: its states, and the events between them.
+"""Define the states of a step on one worker, and the events that lead from one to another.
 
-One optimizer's part of one step: from the batch that is handed out to the ledger that has moved.
-:data:`TRANSITIONS` is the whole truth; docs/adr/0012 shows it as a picture. Rules that hold for
-any sequence of events that the table allows (tests/property/test_step_state_properties.py):
+The machine describes one optimizer's part of one step: from the batch that is handed out until the
+ledger has moved. :data:`TRANSITIONS` is complete; docs/adr/0012 shows it as a picture. Rules that
+hold for any sequence of events that the table allows
+(tests/property/test_step_state_properties.py):
 
 1. **Decided once.** A step is reduced, superseded or dropped once, and nothing is sent after that,
-   unless it is opened again. What others have completed is not.
+   unless it is opened again. A step that others have completed is never opened again.
 2. **Applied once**, and only when it is decided.
-3. **A repaired step is one that has just begun.** After a repair nothing tells it from a step whose
-   batch was just handed out, so it sends what those send: survivors that repeat a step meet others
-   that begin it.
+3. **A repaired step is one that has just begun.** After a repair it is in the same state as a step
+   whose batch was just handed out, so it sends the same collectives: survivors that repeat a step
+   meet others that begin it.
 4. **Nothing is sent into a broken ring**: each break is followed by one repair, or others had
    completed the step.
 5. **Nothing is forgotten on its way.** No batch is handed out while gradients of the one before are
    being sent.
 
-It does not say who decides, or when: that is :mod:`edl.framework.reduction`.
+The machine does not decide which event happens, or when: that is :mod:`edl.framework.reduction`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from edl.errors import IllegalTransition
 
 
 class StepState(Enum):
-    """How far a step is."""
+    """The state of one optimizer's part of a step on one worker, from ``IDLE`` to ``APPLIED``."""
 
     IDLE = "idle"  # no batch in hand
     HANDED_OUT = "handed out"  # nothing of it is sent in the present ring
@@ -43,7 +44,7 @@ class StepState(Enum):
 
 
 class StepEvent(Enum):
-    """What happens to a step."""
+    """An event that takes a step from one :class:`StepState` to another."""
 
     HAND_OUT = "hand out"  # the worker has begun the next step
     SEND = "send"  # the first gradient is on its way
@@ -116,10 +117,14 @@ DONE = DECIDED | {StepState.APPLIED, StepState.ENDED}  # there is nothing more t
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer's part of the step number ``number``, counted from 1 on this worker.
+    """One optimizer's part of one step on one worker: an immutable value of the state machine.
 
-    ``history``: the events since its batch was handed out. ``done``: nothing more is to be reduced;
-    no property, for it is asked once a parameter.
+    Attributes:
+        number: the number of the step, counted from 1 on this worker.
+        state: the present state.
+        history: the events since the batch of the step was handed out.
+        done: whether nothing more is to be reduced. It is a field and not a property, for it is
+            asked once for each parameter.
     """
 
     number: int = 0
@@ -132,27 +137,27 @@ class Step:
 
     @property
     def is_decided(self) -> bool:
-        """What becomes of it is known, and the worker trains on."""
+        """Whether it is known what becomes of the step, and the worker trains on."""
         return self.done and self.state is not StepState.ENDED
 
     @property
     def changes_nothing(self) -> bool:
-        """It is decided, and no update is to be made."""
+        """Whether the step is decided and makes no update."""
         return self.state in CHANGES_NOTHING
 
     def next(self, number: int) -> Step:
-        """The step whose batch was handed out now.
+        """Return the next step, with this ``number``, whose batch was just handed out.
 
         Raises:
-            IllegalTransition: this one cannot be left as it is.
+            IllegalTransition: the present step cannot be left in its state.
         """
         return replace(self.after(StepEvent.HAND_OUT), number=number, history=())
 
     def after(self, event: StepEvent) -> Step:
-        """This step after ``event``.
+        """Return this step after ``event``.
 
         Raises:
-            IllegalTransition: the table does not allow it; nothing is changed.
+            IllegalTransition: the table does not allow the event; nothing is changed.
         """
         state = TRANSITIONS[self.state].get(event)
         if state is None:

@@ -1,14 +1,14 @@
-"""Streams: data in shards whose lengths show only when they are read to their ends.
+"""Map streams to a ledger: data in shards whose lengths are known only when they are read.
 
 To the ledger a shard is a span of :data:`SHARD` positions: the n-th sample of the s-th shard of an
-epoch stands at ``s * SHARD + n``, and what is behind the last one is nothing. Who reads a shard to
-its end takes the nothing away together with the last samples, so a step takes more positions off
-a worker's leases than it has samples.
+epoch is at position ``s * SHARD + n``, and the positions after the last sample are empty. A worker
+that reads a shard to its end removes the empty positions together with the last samples, so a step
+takes more positions off a worker's leases than it has samples.
 
-Shards are leased whole, and read by one worker each. What a worker that is gone leaves of a shard
-is read on by another one, from the same sample. A *shared* stream is one shard that all workers
-read, each for its own leases of a few batches; who comes to its end says where that is, and what
-is behind it goes from everybody's leases.
+Shards are leased whole, and read by one worker each. When a worker is gone, another one reads the
+rest of its shard, from the same sample. A *shared* stream is one shard that all workers read, each
+for its own leases of a few batches; a worker that comes to its end reports where that is, and the
+positions after it are removed from the leases of all workers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ AHEAD = 2  # shards that a worker wants to hold: one is read, and the next is kn
 class StreamSource(Source):
     """A stream that the script trains on, equal on all workers.
 
-    ``shared``: it is one shard, which all workers read.
+    Attributes:
+        shared: whether the stream is one shard that all workers read.
     """
 
     shared: bool = False
@@ -48,10 +49,10 @@ class StreamSource(Source):
         fingerprint: str = "",
         shared: bool = False,
     ) -> StreamSource:
-        """A stream of so many ``shards``.
+        """Return a stream of ``shards`` shards; the other parameters are the fields of the class.
 
         Raises:
-            DataError: they are none, or too many.
+            DataError: ``shards`` is below 1 or above :data:`MOST_SHARDS`.
         """
         if not 1 <= shards <= MOST_SHARDS:
             raise DataError(f"the stream has {shards} shards; it must have 1 to {MOST_SHARDS}")
@@ -60,36 +61,46 @@ class StreamSource(Source):
 
     @property
     def shards(self) -> int:
+        """The number of shards of the stream."""
         return self.total // SHARD
 
     @property
     def known_total(self) -> int:
+        """0, for the number of samples of a stream is not known before they are read."""
         return 0
 
     def describe_total(self, total: int) -> str:
+        """Return ``total``, a number of positions, as a number of shards, for people."""
         return f"{total // SHARD} shards"
 
     def policy(self, size: int) -> LeasePolicy:
+        """Return the policy that leases whole shards; for a shared stream, samples."""
         return super().policy(size) if self.shared else ShardPolicy(self.batch_size)
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
+        """Return how many more shards ``worker`` needs leases for; of a shared stream, samples."""
         if self.shared:
             return super().lacks(ledger, worker, step_batches, size)
         return max(0, AHEAD - len(by_shard(ledger.held_by(worker))))
 
     def start(self, epoch: int) -> Ledger:
+        """Return the ledger of an epoch of the stream, in which everything is free."""
         return start_epoch(self.total, epoch, is_stream=True)
 
     def order(self, epoch: int) -> EpochOrder:
-        """The shard at each place of an epoch."""
+        """Return the order of an epoch: which shard is at each place."""
         return EpochOrder(self.shards, self.seed, epoch, self.shuffle)
 
 
 @dataclass(frozen=True)
 class ShardPolicy(LeasePolicy):
-    """Whole shards are granted, or what is left of them; needs are numbers of shards."""
+    """The policy that leases whole shards, or the rest of a shard; a need is a number of shards."""
 
     def take(self, free: list[Span], need: int, asking: int, size: int) -> tuple[Span, ...]:
+        """Remove whole shards from the front of ``free`` and return their spans.
+
+        A worker gets as many as it needs, at most an equal part for each of the ``asking`` workers.
+        """
         shards = sum((stop - 1) // SHARD - start // SHARD + 1 for start, stop in free)
         taken: list[Span] = []
         while free and len(taken) < min(need, -(-shards // asking)):
@@ -102,7 +113,7 @@ class ShardPolicy(LeasePolicy):
 
 
 def by_shard(spans: Iterable[Span]) -> list[Span]:
-    """``spans``, each within one shard."""
+    """Cut ``spans`` at the borders of shards, and return the pieces in order."""
     pieces = []
     for start, stop in spans:
         while start < stop:

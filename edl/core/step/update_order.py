@@ -1,8 +1,8 @@
-"""Which of several optimizers make their updates with which batch: a schedule that all follow.
+"""Learn which of several optimizers update with which batch: a schedule that all workers follow.
 
 Scripts choose by a count of their own (``if number % 5 == 0:`` in ``for number, batch in
-enumerate(loader)``), and a newcomer begins to count with its first batch. So newcomers come in
-where the schedule begins anew: with the epoch, or where it repeats itself.
+enumerate(loader)``), and a newcomer begins to count with its first batch. So newcomers join where
+the schedule begins again: with the epoch, or where it repeats itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ SEEN = 16  # batches, before a schedule is thought to be known
 
 
 def period(turns: Sequence[Updates]) -> int | None:
-    """After how many batches the schedule begins anew; None: it does not, or not yet twice."""
+    """Return after how many batches the schedule ``turns`` repeats itself.
+
+    None if it does not, or has not been seen twice yet.
+    """
     for length in range(1, len(turns) // 2 + 1):
         if all(turns[at] == turns[at - length] for at in range(length, len(turns))):
             return length
@@ -27,13 +30,15 @@ def period(turns: Sequence[Updates]) -> int | None:
 
 @dataclass(frozen=True)
 class UpdateOrder:
-    """The turns of an epoch so far. A value: each method returns a new one.
+    """The updates of an epoch so far, as an immutable value: each method returns a new one.
+
+    In each entry, the optimizers that made updates in the steps of one batch, as bits.
 
     Attributes:
-        batch: the index in the epoch of the batch in hand, or of the next one.
-        turn: of the batch in hand, as far as it has come.
-        turns: of the epoch's first batches. Empty for a script with one optimizer.
-        before: of the epoch before.
+        batch: the index in the epoch of the present batch, or of the next one.
+        updates: the entry of the present batch, as far as it has been trained.
+        of_batches: the entries of the epoch's first batches; empty for a script with one optimizer.
+        before: the entries of the epoch before.
     """
 
     batch: int = 0
@@ -42,25 +47,27 @@ class UpdateOrder:
     before: tuple[Updates, ...] = ()
 
     def after_step(self, updated: int) -> UpdateOrder:
-        """These optimizers, as bits, have made their updates in a step of the batch in hand."""
+        """Return the order after the optimizers ``updated``, as bits, have made their updates in a step."""
         return replace(self, updates=(*self.updates, updated))
 
     def after_batch(self) -> UpdateOrder:
+        """Return the order after the present batch has ended."""
         turns = (*self.of_batches, self.updates)[:KEPT] if self.updates else self.of_batches
         return replace(self, batch=self.batch + 1, updates=(), of_batches=turns)
 
     def next_epoch(self) -> UpdateOrder:
+        """Return the order at the beginning of the next epoch."""
         return UpdateOrder(before=self.of_batches)
 
     def takes_newcomers(self, ends_epoch: bool) -> bool:
-        """Whether one that begins to count after the batch in hand takes the turns of the others.
+        """Return whether a newcomer that counts from the next batch on follows the same schedule.
 
         The epoch before tells the schedule of this one as far as both are alike, but not its
         length, which the number of workers changes. A schedule that does not repeat itself in
         :data:`KEPT` batches is not waited for.
 
         Args:
-            ends_epoch: the batch in hand is the last one of its epoch.
+            ends_epoch: whether the present batch is the last one of its epoch.
         """
         if ends_epoch:
             return True
@@ -72,12 +79,12 @@ class UpdateOrder:
         return len(known) == KEPT if length is None else (self.batch + 1) % length == 0
 
     def snapshot(self) -> dict[str, Any]:
-        """As JSON values, for newcomers, between two batches."""
+        """Return the order as JSON values, for newcomers, between two batches."""
         return {"batch": self.batch, "turns": self.of_batches, "before": self.before}
 
     @staticmethod
     def restore(snapshot: Mapping[str, Any]) -> UpdateOrder:
-        """The schedule of a snapshot."""
+        """Return the order that :meth:`snapshot` has made ``snapshot`` of."""
         turns, before = (
             tuple(tuple(turn) for turn in snapshot[name]) for name in ("turns", "before")
         )

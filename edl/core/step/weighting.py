@@ -1,19 +1,19 @@
-"""How a step's gradients are weighted, and how many samples a worker takes.
+"""Compute the weights of a step's gradients from the samples that each worker has trained.
 
-The update of a step must be the mean gradient over its global batch of N samples, however
-unevenly the workers share it (promise 5). A worker's local gradient is the mean over its own
-n_i samples, so the update is  sum_i (n_i / N) g_i.
+The update of a step must be the mean gradient over its global batch of N samples, however unevenly
+the workers share it (promise 5). A worker's local gradient is the mean over its own n_i samples, so
+the update is  sum_i (n_i / N) g_i.
 
-Horovod sends gradients before N is known and averages over the ``size`` workers, so the weight
-is split: each worker scales what it sends by ``n_i / b`` (b: the nominal batch of one worker,
-equal everywhere), and all scale the average by ``b * size / N`` afterwards. In a full step both
-factors are 1 and no multiplication happens: such a step is plain Horovod's, bit for bit.
+Horovod sends gradients before N is known and averages over the ``size`` workers, so the weight is
+split: each worker scales what it sends by ``n_i / b`` (b: the nominal batch of one worker, equal
+everywhere), and all scale the average by ``b * size / N`` afterwards. In a full step both factors
+are 1 and no multiplication happens: such a step is plain Horovod's, bit for bit.
 
 A worker that accumulates gradients adds up those of m_i batches, ``sum_k (n_ik / b) g_ik``, which
-is sent as it is; all scale the average by ``b * sum_i m_i / N``. When all batches are full, that
-is the mean over the workers of the sums of their gradients, as in PyTorch's DDP. When they are
-not, the script's division of each loss by m still gives the mean over the N samples, as long as
-all workers have m batches, padding included.
+is sent as it is; all scale the average by ``b * sum_i m_i / N``. When all batches are full, that is
+the mean over the workers of the sums of their gradients, as in PyTorch's DDP. When they are not,
+the script's division of each loss by m still gives the mean over the N samples, as long as all
+workers have m batches, padding included.
 """
 
 from __future__ import annotations
@@ -27,14 +27,21 @@ from edl.errors import DataError
 
 
 def send_weight(samples: int, batch_size: int) -> float:
-    """n_i / b: what a worker multiplies its local mean gradient by before it is reduced."""
+    """Return n_i / b, the factor that a worker scales its mean gradient by before it is reduced.
+
+    n_i is ``samples``, b is ``batch_size``.
+    """
     return samples / batch_size
 
 
 def average_correction(batch_size: int, batches: int, total: int) -> float:
-    """b * sum_i m_i / N: what all workers multiply Horovod's average by afterwards.
+    """Return b * sum_i m_i / N, the factor that all workers scale Horovod's average by.
 
-    ``batches``: of all workers together; their number, unless they accumulate gradients.
+    Args:
+        batch_size: b, the nominal batch of one worker, in samples.
+        batches: the sum of m_i, the batches of all workers together: the number of workers, unless
+            they accumulate gradients.
+        total: N, the samples of the step.
 
     Raises:
         DataError: N is 0; such a step has no update.
@@ -46,10 +53,13 @@ def average_correction(batch_size: int, batches: int, total: int) -> float:
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker brings into a step.
+    """The samples and batches that one worker contributes to a step.
 
-    ``summed``: its gradients are those of ``batches`` batches, or of parts of one, added up and
-    weighted already.
+    Attributes:
+        samples: how many samples.
+        batches: how many batches, padding included.
+        summed: whether the gradients of these batches, or of pieces of one, were added up and
+            weighted already.
     """
 
     samples: int
@@ -57,14 +67,17 @@ class Share:
     summed: bool = False
 
     def send_weight(self, batch_size: int) -> float:
-        """What it multiplies its local gradients by before they are reduced; 0 without samples."""
+        """Return the factor that the worker scales its gradients by before they are reduced.
+
+        It is 0 without samples. ``batch_size`` is the nominal batch of one worker.
+        """
         if self.summed:
             return float(self.samples > 0)
         return send_weight(self.samples, batch_size)
 
 
 class Averaging(Enum):
-    """How the mean of a step comes about. The same on every worker, from the same records."""
+    """The way in which the mean of a step is computed: the same on each worker, by the same records."""
 
     NONE = "no worker has samples: there is no update"
     LOCAL = "there is one worker: its gradient is the mean"
@@ -74,9 +87,13 @@ class Averaging(Enum):
 
 @dataclass(frozen=True)
 class Weights:
-    """What one worker multiplies gradients by in a step: what it sends, and what comes back.
+    """The factors that one worker scales the gradients of a step by.
 
-    Where nothing is sent, ``received`` is for the local gradients.
+    Attributes:
+        averaging: the way in which the mean is computed.
+        sent: the factor for the gradients that the worker sends.
+        received: the factor for the average that comes back; where nothing is sent, for the local
+            gradients.
     """
 
     averaging: Averaging
@@ -90,11 +107,14 @@ class Weights:
 
 
 def weigh(samples: Column, batches: Column, own: Share, batch_size: int) -> Weights:
-    """The weights of the worker with the share ``own``.
+    """Return the weights of the worker with the share ``own`` in a step.
 
     Args:
-        samples: what each worker of the ring brings, shape ``(size,)``, ``own`` among them.
-        batches: of how many batches, likewise.
+        samples: how many samples each worker of the ring contributes, ``own`` among them, of shape
+            ``(size,)``.
+        batches: how many batches each worker contributes, of shape ``(size,)``.
+        own: the worker's own share.
+        batch_size: the nominal batch of one worker, in samples.
     """
     total = int(samples.sum())
     if total == 0:
@@ -108,23 +128,30 @@ def weigh(samples: Column, batches: Column, own: Share, batch_size: int) -> Weig
 
 
 def presence(own: int, has_gradient: Iterable[bool], is_void: bool = False) -> list[float]:
-    """What a worker with ``own`` samples says of its parameters: 1 where it has a gradient.
+    """Return which parameters a worker has a gradient of, as numbers to be averaged.
 
-    What a worker without samples has computed counts for nothing in this, too. The last number is
-    1 where what it has sent is void: an exception broke off its backward pass.
+    Args:
+        own: how many samples the worker has trained. Without samples its gradients count for
+            nothing, so no parameter has one.
+        has_gradient: for each parameter, whether the worker has a gradient of it.
+        is_void: whether the gradients that the worker has sent are void, because an exception broke
+            off its backward pass.
+
+    Returns:
+        For each parameter 1.0 if it has a gradient, else 0.0; and 1.0 at the end if ``is_void``.
     """
     return [*(float(own > 0 and each) for each in has_gradient), float(is_void)]
 
 
 def present(averages: Iterable[float]) -> tuple[list[bool], bool]:
-    """Which parameters have a gradient in the job, from the averages of :func:`presence`.
+    """Return which parameters have a gradient in the job, from the averages of :func:`presence`.
 
-    A parameter that somebody has a gradient of gets one everywhere. One that nobody has a gradient
-    of has none anywhere, so that weight decay and momentum leave it alone, as in one process.
+    If any worker has a gradient of a parameter, the parameter gets one on all workers. If none has,
+    it gets none anywhere, so that weight decay and momentum leave it alone, as in one process.
 
     Returns:
-        For each parameter whether somebody has a gradient of it; and whether what somebody has
-        sent is void, so that all send once more.
+        For each parameter whether any worker has a gradient of it; and whether the gradients of any
+        worker are void, so that all workers send once more.
     """
     *gradients, void = (average > 0 for average in averages)
     return gradients, void
