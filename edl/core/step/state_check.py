@@ -45,7 +45,7 @@ ALIGN_BYTES = 64  # a cut within a part: a whole number of elements of any type
 
 @dataclass(frozen=True)
 class Group:
-    """The ``index``-th of ``count`` groups of equal size into which the bytes of a state are cut."""
+    """The ``index``-th of ``count`` groups of equal size into which a state is cut by bytes."""
 
     index: int
     count: int

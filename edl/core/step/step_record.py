@@ -227,7 +227,7 @@ class StepRecords(Sequence[StepRecord]):
         return self._table[:, _COLUMN[name]]
 
     def values(self, name: str) -> list[int]:
-        """Return the field ``name`` of all records as Python's integers, which loops are faster with."""
+        """Return the field ``name`` of all records as Python integers, with which loops are faster."""
         found: list[int] = self.column(name).tolist()
         return found
 
@@ -291,7 +291,7 @@ def _check_same_updates(records: StepRecords) -> None:
 
 
 def _where(record: StepRecord) -> str:
-    """Return which optimizers have made an update, counted from 1, and what the worker does next."""
+    """Return which optimizers have made an update, counted from 1, and what comes next."""
     bits = range(record.updated.bit_length())
     turns = [str(number + 1) for number in bits if record.updated >> number & 1]
     then = "the same batch" if record.part else "the next batch"
@@ -373,7 +373,7 @@ def wanting_to_stop(records: StepRecords) -> list[int]:
 def requested_batch(records: StepRecords) -> int:
     """Return the next global batch, as the leader's row says; 0: it stays as it is.
 
-    It also stays while two workers believe to lead and ask for different batches.
+    It also stays while two workers believe that they lead and ask for different batches.
     """
     wished = {*records.values("batch")} - {0}
     return wished.pop() if len(wished) == 1 else 0

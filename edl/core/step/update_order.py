@@ -47,7 +47,7 @@ class UpdateOrder:
     before: tuple[Updates, ...] = ()
 
     def after_step(self, updated: int) -> UpdateOrder:
-        """Return the order after the optimizers ``updated``, as bits, have made their updates in a step."""
+        """Return the order after a step in which the optimizers ``updated``, as bits, made updates."""
         return replace(self, updates=(*self.updates, updated))
 
     def after_batch(self) -> UpdateOrder:

@@ -77,7 +77,10 @@ class Share:
 
 
 class Averaging(Enum):
-    """The way in which the mean of a step is computed: the same on each worker, by the same records."""
+    """The way in which the mean of a step is computed; equal on all workers.
+
+    Each worker derives it from the same step records.
+    """
 
     NONE = "no worker has samples: there is no update"
     LOCAL = "there is one worker: its gradient is the mean"
