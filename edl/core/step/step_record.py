@@ -227,7 +227,7 @@ class StepRecords(Sequence[StepRecord]):
         return self._table[:, _COLUMN[name]]
 
     def values(self, name: str) -> list[int]:
-        """Return the field ``name`` of all records as Python integers, with which loops are faster."""
+        """Return the field ``name`` of all records as Python integers, for fast loops."""
         found: list[int] = self.column(name).tolist()
         return found
 

@@ -47,7 +47,7 @@ class UpdateOrder:
     before: tuple[Updates, ...] = ()
 
     def after_step(self, updated: int) -> UpdateOrder:
-        """Return the order after a step in which the optimizers ``updated``, as bits, made updates."""
+        """Return the order after a step in which the optimizers ``updated``, as bits, had updates."""
         return replace(self, updates=(*self.updates, updated))
 
     def after_batch(self) -> UpdateOrder:
