@@ -72,7 +72,7 @@ class Batching(Record):
         return -(-self.of_one(0, size) // self.micro_batch) if self.micro_batch else 1
 
     def iterations(self, total: int, size: int) -> int:
-        """Return how often the loop of each of ``size`` workers goes round in ``total`` samples.
+        """Return how many iterations the loop of each of ``size`` workers makes for ``total`` samples.
 
         The number is rounded up, for the last batch may be short.
         """
@@ -113,7 +113,7 @@ def batching(
     global_batch: Any = None,
     micro_batch: Any = None,
 ) -> Batching:
-    """Return the batching that a user asks for, after checking the values.
+    """Return the :class:`Batching` that a user asks for, after checking the values.
 
     Args:
         what: the function or table that the values were given to, for error messages.

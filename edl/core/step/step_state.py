@@ -29,7 +29,14 @@ from edl.errors import IllegalTransition
 
 
 class StepState(Enum):
-    """The state of one optimizer's part of a step on one worker, from ``IDLE`` to ``APPLIED``."""
+    """The state of one optimizer's part of a step on one worker.
+
+    Without a batch the step is ``IDLE``. With one it is ``HANDED_OUT``, then ``SENDING`` gradients,
+    perhaps ``BROKEN`` with the ring, then decided: ``REDUCED``, ``SUPERSEDED`` (other workers
+    completed it) or ``DROPPED`` (no worker has samples). Then it is ``APPLIED``, and ``IDLE``
+    again. It is ``REFUSED`` after wrong use of edl, and ``ENDED`` after an error that ended the
+    worker.
+    """
 
     IDLE = "idle"  # no batch in hand
     HANDED_OUT = "handed out"  # nothing of it is sent in the present ring
@@ -44,7 +51,7 @@ class StepState(Enum):
 
 
 class StepEvent(Enum):
-    """An event that takes a step from one :class:`StepState` to another."""
+    """An event that takes a step from one :class:`StepState` to another, by :data:`TRANSITIONS`."""
 
     HAND_OUT = "hand out"  # the worker has begun the next step
     SEND = "send"  # the first gradient is on its way

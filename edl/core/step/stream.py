@@ -66,7 +66,7 @@ class StreamSource(Source):
 
     @property
     def known_total(self) -> int:
-        """0, for the number of samples of a stream is not known before they are read."""
+        """The number of samples, always 0: it is not known before the stream is read."""
         return 0
 
     def describe_total(self, total: int) -> str:

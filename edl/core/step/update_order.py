@@ -18,9 +18,9 @@ SEEN = 16  # batches, before a schedule is thought to be known
 
 
 def period(turns: Sequence[Updates]) -> int | None:
-    """Return after how many batches the schedule ``turns`` repeats itself.
+    """Return after how many batches a schedule repeats itself; None: it has not done so twice.
 
-    None if it does not, or has not been seen twice yet.
+    ``turns`` holds for each batch the optimizers that made updates in its steps, as bits.
     """
     for length in range(1, len(turns) // 2 + 1):
         if all(turns[at] == turns[at - length] for at in range(length, len(turns))):
@@ -32,7 +32,7 @@ def period(turns: Sequence[Updates]) -> int | None:
 class UpdateOrder:
     """The updates of an epoch so far, as an immutable value: each method returns a new one.
 
-    In each entry, the optimizers that made updates in the steps of one batch, as bits.
+    An entry stands for one batch: for each of its steps, the optimizers that made updates, as bits.
 
     Attributes:
         batch: the index in the epoch of the present batch, or of the next one.
@@ -47,7 +47,10 @@ class UpdateOrder:
     before: tuple[Updates, ...] = ()
 
     def after_step(self, updated: int) -> UpdateOrder:
-        """Return the order after a step in which the optimizers ``updated``, as bits, had updates."""
+        """Return the order with one more step, in which the optimizers ``updated`` made updates.
+
+        ``updated`` has bit k set for optimizer k.
+        """
         return replace(self, updates=(*self.updates, updated))
 
     def after_batch(self) -> UpdateOrder:
