@@ -90,7 +90,7 @@ def set_desired(
     """
     if dict(hosts) == dict(before.hosts):
         return Change(before, before)
-    profiled = by is RequestedBy.PROFILE  # it gives the size back
+    profiled = by is RequestedBy.PROFILE  # a profile restores the size afterwards
     borrowed = before.borrowed if profiled else borrowed_after(before, hosts, terms)
     reclaims = reclaims_after(before, hosts, terms, at_s)
     after = Desired(dict(hosts), by, why, at_s, borrowed, reclaims)

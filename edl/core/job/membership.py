@@ -181,7 +181,7 @@ def _decide_for_running(
     breaking = bool(gone.difference(lost).intersection(member.id for member in now.ring))
     if lost and current.previous and not breaking and not now.switched:
         return _replace_newcomers(now, current, healthy, lost, term)
-    # Rule 4: with a further generation now, some members would enter this one, and others that.
+    # Rule 4: after a further generation, some members would enter this one and others the further.
     waiting = [
         m.id
         for m in current.members

@@ -24,7 +24,7 @@ from edl.errors import UsageError
 
 WARM_UP = 5  # steps of a new ring that are not measured
 STEPS = 50  # steps to measure
-PATIENCE = 3  # times the steps asked for, until the pauses between epochs are measured, too
+PATIENCE = 3  # times the steps to measure; after these, pauses between epochs count too
 SAMPLES, COMMITS = "samples", "commits"
 
 

@@ -217,7 +217,7 @@ def _with_allowed_size(
     return replace(now, assigned=replace(assigned, hosts=hosts))
 
 
-# --- 2. who is ready
+# --- 2. the newcomers, sorted
 
 
 def _sort_newcomers(
@@ -296,7 +296,7 @@ def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
     return min(ages.generation_s, ages.stage_s.get(member.id, 0.0)) >= limits.notice_s
 
 
-# --- 3. the target, and who stays for its sake
+# --- 3. the target, and the departures that are postponed for it
 
 
 def _target(
@@ -376,7 +376,7 @@ def _floor(now: Snapshot, active: Sequence[RingMember], leaving: Sequence[Depart
     return 0
 
 
-# --- 4. the pairs, or who they wait for
+# --- 4. switch, or wait
 
 
 def _may_wait(

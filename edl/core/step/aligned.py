@@ -27,7 +27,7 @@ from edl.core.step.spans import Span, common, joined, length, take, without
 class AlignedSource(Source):
     """The data of a job with a fixed global batch: its ``batching`` has a ``global_batch``."""
 
-    lets_newcomers_pad: ClassVar[bool] = False  # a step has all of its slices
+    lets_newcomers_pad: ClassVar[bool] = False  # each worker trains its slice of a step
 
     def policy(self, size: int) -> LeasePolicy:
         """Return the policy that leases each global batch in slices to all workers."""

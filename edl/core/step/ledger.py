@@ -47,7 +47,7 @@ class LeasePolicy:
     """
 
     batch_size: int
-    lease_batches: int = 8  # the longest lease, in batches
+    lease_batches: int = 8
 
     def share(self, free: int, size: int) -> int:
         """Return the length of a lease when ``free`` samples are left for ``size`` workers.
@@ -72,7 +72,7 @@ class LeasePolicy:
             The spans that the worker gets.
         """
         left, longest = length(free), self.lease_batches * self.batch_size
-        if need <= longest <= left // (2 * size):  # as usual; the rest would say the same
+        if need <= longest <= left // (2 * size):  # usual; the lines below agree
             return take(free, longest)
         fair = self.whole_batches(-(-left // asking))
         wish = max(self.whole_batches(need), self.share(left, size))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TOLERANCE = 1e-4  # of two divisors for each sample that count as equal; they may be float32
+TOLERANCE = 1e-4  # relative difference of divisors that count as equal; they may be float32
 SEE = 'see "The loss is a mean over the samples" in docs/get-started/your-script.md'
 
 

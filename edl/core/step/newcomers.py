@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from edl.core.plural import names, verb
 from edl.core.step.state_check import Digests, Rates, Split, different_rate, first_difference
 
-TRIAL_STEPS = 500  # of a worker as a newcomer; a schedule may begin to differ only after some
+TRIAL_STEPS = 500  # a worker counts as a newcomer so long; schedules may differ late
 SCRIPT_CAUSE = (
     "No state carries what a script computes from hvd.size() or counts by itself, as in "
     "Adam(rate * hvd.size()): let the rate be a variable of the state, or set it in a callback of "

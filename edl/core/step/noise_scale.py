@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 
 from edl.core.record import Record
 
-WINDOWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # measurements: those before count for 1/e
+WINDOWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # measurements; older ones have 1/e of the weight
 FILLED = 1.6  # windows of measurements before an average counts: they have 80 % of its weight
 FEWEST = 4.5  # measurements before their spread tells the error of their mean
 MOST_ERROR = 0.25  # standard error of the ratio, over the ratio

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
 
-SORTED = 2**16  # an order of so many records is computed as a whole: in a few milliseconds
-BLOCK = 4096  # positions of a longer one that are computed at a time
-ROUNDS = 8  # of the Feistel network
+SORTED = 2**16  # up to so many records, an order is computed as a whole, in some milliseconds
+BLOCK = 4096  # positions of a longer order that are computed at a time
+ROUNDS = 8  # rounds of the Feistel network
 _WORD = np.uint64(64)
 _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
@@ -40,7 +40,7 @@ class EpochOrder:
         self._total = total
         self._whole: Indices | None = None
         self._keys: npt.NDArray[np.uint64] | None = None
-        self._block = -1, np.empty(0, dtype=np.int64)  # the newest one, and its number
+        self._block = -1, np.empty(0, dtype=np.int64)  # number and records of the newest block
         if not shuffle:
             return
         bits = np.random.PCG64(np.random.SeedSequence((seed & (2**63 - 1), epoch)))
@@ -89,10 +89,10 @@ class EpochOrder:
         return found.astype(np.int64)
 
     def _permuted(self, numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """Return the images of ``numbers`` under the Feistel network.
+        """Return the images of ``numbers`` under the Feistel network, a permutation.
 
         Each half of a number's bits is changed in turn by a function of the other half, which can
-        be undone, so the network is a permutation.
+        be undone. That is why the network is a permutation.
         """
         assert self._keys is not None
         width = (self._total - 1).bit_length()
@@ -107,7 +107,7 @@ class EpochOrder:
 
 
 def _mixed(words: npt.NDArray[np.uint64], bits: np.uint64) -> npt.NDArray[np.uint64]:
-    """Return the first ``bits`` bits of each word after the finalizer of splitmix64.
+    """Return the highest ``bits`` bits of each word after the finalizer of splitmix64.
 
     Each of these bits depends on all bits of the word (Steele, Lea, Flood: Fast splittable
     pseudorandom number generators).

@@ -11,20 +11,20 @@ import numpy.typing as npt
 
 from edl.core.step.step_record import StepRecords
 
-FACTOR = 2.0  # as long as the others: then a worker is slow
-LEAST_S = 0.01  # and so much longer: what is shorter is the noise of a busy host
-OF_STEPS = 50
+FACTOR = 2.0  # a slow worker takes this many times as long as the others
+LEAST_S = 0.01  # and this much longer; a smaller difference is the noise of a busy host
+OF_STEPS = 50  # newest steps that are looked at
 EVERY = 10  # steps between two looks
 
 
 @dataclass(frozen=True)
 class Slow:
-    """A worker that is slower than the others, with median times of a step.
+    """A worker that is slower than the others, with the median times of a step.
 
     Attributes:
         worker: the id of the worker.
-        own_s: how long the worker computes and waits for its batch in a step, in seconds.
-        others_s: how long the other workers do, in seconds.
+        own_s: the time in which the worker waits for its batch and computes in a step, in seconds.
+        others_s: the median of this time over the other workers, in seconds.
     """
 
     worker: int

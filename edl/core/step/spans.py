@@ -36,7 +36,7 @@ def parted(spans: tuple[Span, ...], count: int) -> tuple[tuple[Span, ...], tuple
     Returns:
         The spans of the first positions, and the spans of the rest.
     """
-    if count > 0 and spans and spans[0][0] + count < spans[0][1]:  # a thousand times a step
+    if count > 0 and spans and spans[0][0] + count < spans[0][1]:  # usual: a thousand times a step
         start, stop = spans[0]
         return ((start, start + count),), ((start + count, stop), *spans[1:])
     rest = list(spans)

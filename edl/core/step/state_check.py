@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from edl.core.plural import names
 from edl.core.step.step_record import StepRecords
 
-Digests = Mapping[str, int]  # of each part of a state, by its name
-Rates = Mapping[str, float]  # learning rates, by what each is called: "learning rate"
+Digests = Mapping[str, int]  # the digest of each part of a state, by the part's name
+Rates = Mapping[str, float]  # learning rates, by name: "learning rate"
 NO_RATES: Mapping[int, Rates] = {}
 SCRIPT_ADVICE = (
     "What all share may change by the averaged gradients only, or on all workers alike: look for "
@@ -39,8 +39,8 @@ ADVICE = (
 # A save of a script copies its whole state: 40 to 50 ms for 25 million parameters with Adam. The
 # digest of all of it took 104 to 116 ms there, that of such a part 2.4 ms.
 PARTS_OF_SCRIPT = 50
-NEVER = -2  # the step after which newcomers joined, where none has; no step follows it
-ALIGN_BYTES = 64  # a cut within a part: a whole number of elements of any type
+NEVER = -2  # stands for the step after which newcomers joined, if none has joined
+ALIGN_BYTES = 64  # a part is cut at multiples of this: whole elements of any type
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def due(step: int, begins_epoch: bool, every: int, joined_after: int = NEVER) ->
         every: into how many groups the state is cut; 0: nothing is ever compared.
         joined_after: the step after which the newest newcomers joined.
     """
-    if every == 0 or step == 0:  # all have just been given it
+    if every == 0 or step == 0:  # before step 1 all workers have just received the state
         return None
     whole = begins_epoch or step == joined_after + 1
     return WHOLE if whole else Group(step % every, every)
@@ -136,7 +136,7 @@ class Split:
         groups: the ids of workers that agree with each other, the largest group first.
     """
 
-    groups: tuple[tuple[int, ...], ...]  # workers that agree with each other, the largest first
+    groups: tuple[tuple[int, ...], ...]
 
     @property
     def odd(self) -> tuple[int, ...]:

@@ -108,12 +108,12 @@ class Stop(IntEnum):
     """
 
     NO = 0
-    WANTED = 1  # its script wants to stop: all do, after this step
+    WANTED = 1  # its script wants to stop: all workers stop after this step
     LEFT = 2  # its script has left the loop with the batch of this step, and sends no gradients
     FINISHED = 3  # it has trained to its end, and is in no step
     ENDED = 4  # its script has ended, perhaps inside an epoch, and it is in no step
-    SAVED = 5  # and if it is the one who saves, the last checkpoint is written
-    UNSAVED = 6  # and could not be written
+    SAVED = 5  # as ENDED; if it is the worker that saves, the last checkpoint is written
+    UNSAVED = 6  # as SAVED, but the last checkpoint could not be written
 
 
 @dataclass(frozen=True)

@@ -38,29 +38,29 @@ class StepState(Enum):
     worker.
     """
 
-    IDLE = "idle"  # no batch in hand
-    HANDED_OUT = "handed out"  # nothing of it is sent in the present ring
-    SENDING = "sending"  # gradients are on their way
-    BROKEN = "broken"  # the ring is: it is repaired before anything is sent
+    IDLE = "idle"  # the worker has no batch
+    HANDED_OUT = "handed out"  # nothing of the step is sent in the present ring
+    SENDING = "sending"  # gradients are being sent
+    BROKEN = "broken"  # the ring is broken, and is repaired before anything is sent
     REDUCED = "reduced"  # the gradients are the mean over the global batch
-    SUPERSEDED = "superseded"  # others completed it: their state, which counts it, is in the model
-    DROPPED = "dropped"  # nobody has samples: it changes nothing
-    APPLIED = "applied"  # the optimizer has had its turn
+    SUPERSEDED = "superseded"  # other workers completed the step, and the model has their state
+    DROPPED = "dropped"  # no worker has samples: the step changes nothing
+    APPLIED = "applied"  # the optimizer has made its update
     REFUSED = "refused"  # the script was told that it uses edl wrongly: this step changes nothing
-    ENDED = "ended"  # an error ended this worker in the midst of it
+    ENDED = "ended"  # an error ended this worker in the middle of the step
 
 
 class StepEvent(Enum):
     """An event that takes a step from one :class:`StepState` to another, by :data:`TRANSITIONS`."""
 
     HAND_OUT = "hand out"  # the worker has begun the next step
-    SEND = "send"  # the first gradient is on its way
+    SEND = "send"  # the first gradient is being sent
     AVERAGE = "average"  # all averages are here
     KEEP = "keep"  # there is no other worker: the local gradients are the mean
-    DROP = "drop"  # the records say that nobody has samples
+    DROP = "drop"  # the records say that no worker has samples
     BREAK = "break"  # a collective failed
     REPAIR = "repair"  # the survivors have a ring, and complete the step in it
-    SUPERSEDE = "supersede"  # they have one, and some of them had completed the step
+    SUPERSEDE = "supersede"  # the survivors have a ring, and some had completed the step
     REOPEN = "reopen"  # a backward pass adds to the gradients, or the ring broke in a later one
     APPLY = "apply"  # the optimizer makes the update, or nothing where there is none
     END = "end"  # the ledger has moved; without APPLY the script has skipped the update
@@ -69,10 +69,10 @@ class StepEvent(Enum):
 
 
 _ANY = {StepEvent.REFUSE: StepState.REFUSED, StepEvent.FAIL: StepState.ENDED}
-# The script may leave its loop with a batch in hand; the next one is handed out then.
+# The script may leave its loop before the update; then the next batch is handed out.
 _LEFT = {StepEvent.HAND_OUT: StepState.HANDED_OUT}
 _DECIDED = {StepEvent.APPLY: StepState.APPLIED, StepEvent.END: StepState.IDLE}
-# With several optimizers. Another one may learn that the step was completed by others.
+# With several optimizers, another one may learn that other workers completed the step.
 _OPENED = {
     StepEvent.REOPEN: StepState.HANDED_OUT,
     StepEvent.SUPERSEDE: StepState.SUPERSEDED,
@@ -84,7 +84,7 @@ TRANSITIONS: Mapping[StepState, Mapping[StepEvent, StepState]] = {
     | _LEFT
     | {
         StepEvent.SEND: StepState.SENDING,
-        StepEvent.AVERAGE: StepState.REDUCED,  # nobody has a gradient
+        StepEvent.AVERAGE: StepState.REDUCED,  # no worker has a gradient
         StepEvent.KEEP: StepState.REDUCED,
         StepEvent.DROP: StepState.DROPPED,
         StepEvent.BREAK: StepState.BROKEN,

@@ -13,8 +13,8 @@ from typing import Any
 
 Updates = tuple[int, ...]  # the optimizers, as bits, that have made updates in each step of a batch
 
-KEPT = 256  # turns of an epoch's first batches, to learn the schedule from
-SEEN = 16  # batches, before a schedule is thought to be known
+KEPT = 256  # first batches of an epoch from which the schedule is learned
+SEEN = 16  # batches before a schedule counts as known
 
 
 def period(turns: Sequence[Updates]) -> int | None:
