@@ -230,7 +230,8 @@ def overdue(now: Snapshot, now_s: float) -> dict[int, str]:
 def returned(now: Snapshot, host: str | None = None, hidden: int = 0) -> tuple[Reclaim, ...]:
     """Return the requests to give slots back that are fulfilled.
 
-    A request is fulfilled when its host has no more workers than are desired there.
+    A request is fulfilled when its host has no more workers than are desired there and than may
+    leave by a later deadline.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -252,7 +253,7 @@ def returned(now: Snapshot, host: str | None = None, hidden: int = 0) -> tuple[R
 def _allowed(desired: Desired, reclaim: Reclaim) -> int:
     """Return how many workers the host of ``reclaim`` may have at its deadline.
 
-    These are the desired workers, and the ones that have a later deadline to leave.
+    These are the workers that are desired there, and the ones that may leave by a later deadline.
     """
     later = (one for one in desired.reclaims if one.by_s > reclaim.by_s)
     leave_later = sum(one.slots for one in later if one.host == reclaim.host)

@@ -55,7 +55,10 @@ class Change:
         return DesiredDetails(str(self.desired.by), before, after)
 
     def __str__(self) -> str:
-        """Return why, how many, and where: "edl scale: 2 -> 3 workers wanted (b: 0 -> 1)"."""
+        """Return why the desired workers change, by how many, and where, as a sentence.
+
+        Example: "edl scale: 2 -> 3 workers wanted (b: 0 -> 1)".
+        """
         before, after = self.before.hosts, self.desired.hosts
         where = ", ".join(
             f"{host}: {before.get(host, 0)} -> {after.get(host, 0)}"

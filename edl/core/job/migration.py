@@ -158,8 +158,8 @@ def outcome(
 
 
 def stall_s(switch: SwitchDetails) -> float:
-    """Return how long a switch held up the old worker that it held up longest, in seconds.
+    """Return for how many seconds a switch held up the old worker that waited longest.
 
-    0 if the switch had no old worker.
+    It is 0 if the switch had no old worker.
     """
     return max((p.stall_s for p in switch.workers.values() if p.role == "old"), default=0.0)

@@ -226,10 +226,11 @@ def without_slot(
 def _settled(
     job: Job, wanted: int, desired: dict[str, int], hosts: Sequence[Host]
 ) -> dict[str, int] | None:
-    """Return ``desired``, changed if need be so that the job may have its number of workers.
+    """Return the placement ``desired``, or a near one with a number of workers the job may have.
 
-    As many workers as ``wanted`` are placed on free slots of ``hosts``; if that fails, the next
-    smaller allowed size is. None if there is no such size.
+    ``desired`` is returned if its number is allowed. Else ``wanted`` workers are placed on free
+    slots of ``hosts``; if that fails, as many as the next smaller allowed size. None if that fails
+    too.
     """
     left = sum(desired.values())
     if job.sizes.allows(left):

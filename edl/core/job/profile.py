@@ -187,5 +187,5 @@ def _sum(
     pairs: Iterable[tuple[ProgressSample, ProgressSample]],
     difference: Callable[[ProgressSample, ProgressSample], float],
 ) -> float:
-    """Return the sum of a ``difference`` over pairs of readings."""
+    """Return the sum of ``difference`` over all pairs of readings."""
     return sum(difference(a, b) for a, b in pairs)

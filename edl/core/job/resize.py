@@ -425,7 +425,7 @@ def _awaited(
 def _standstill(
     now: Snapshot, target: Target, newcomers: Newcomers, healthy: Mapping[int, Member]
 ) -> str:
-    """Say why there is nothing to change now."""
+    """Return a sentence that says why the ring does not change now, and what it waits for."""
     train, wanted = target.size, now.assigned.np
     ready, coming = newcomers.ready, newcomers.coming
     postponed = sorted(one.id for one in target.postponed)

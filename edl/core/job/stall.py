@@ -102,7 +102,7 @@ class Report:
 
     @property
     def doing(self) -> str:
-        """What the worker does (:attr:`Activity.doing`); empty if it did not answer."""
+        """The activity of the worker (:attr:`Activity.doing`); empty if it did not answer."""
         return "" if self.activity is None else self.activity.doing
 
     @property

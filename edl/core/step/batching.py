@@ -72,10 +72,10 @@ class Batching(Record):
         return -(-self.of_one(0, size) // self.micro_batch) if self.micro_batch else 1
 
     def iterations(self, total: int, size: int) -> int:
-        """Return how many iterations a script's loop makes for ``total`` samples on ``size`` workers.
+        """Return how many iterations a script's loop makes for ``total`` samples.
 
-        The number is equal on all workers. It is rounded up, for the last batch may be short. A
-        batch that is trained in pieces takes an iteration for each piece.
+        The number is equal on all ``size`` workers. It is rounded up, for the last batch may be
+        short. A batch that is trained in pieces takes an iteration for each piece.
         """
         return -(-total // self.of_all(size)) * self.microbatches(size)
 

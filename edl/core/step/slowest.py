@@ -75,10 +75,10 @@ class Slowest:
 
 
 def slow(workers: Sequence[int], compute_us: npt.NDArray[np.int64]) -> Slow | None:
-    """Return the slow one of ``workers``, or None.
+    """Return the worker that takes longest for a step, with its times, if it is slow; else None.
 
-    A worker is slow if it takes :data:`FACTOR` times as long as the median of the others, and
-    :data:`LEAST_S` seconds longer.
+    A worker is slow if it takes at least :data:`FACTOR` times as long as the median of the others,
+    and at least :data:`LEAST_S` seconds longer.
 
     Args:
         workers: the ids of the workers, in rank order.
