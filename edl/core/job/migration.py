@@ -50,7 +50,7 @@ class Standing:
     Attributes:
         done: whether all workers that were to move have moved.
         there: how many workers in the ring on the target are new on that host.
-        changed: whether somebody has asked for other numbers of workers on the two hosts since.
+        changed: whether other numbers of workers have been asked for on the two hosts since.
         arrived: by host, the workers in the ring or on their way into it.
         text: the progress as a sentence, for people.
     """

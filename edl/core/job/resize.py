@@ -454,7 +454,10 @@ def _generation(
     joining: Sequence[int],
     leaving: Sequence[int],
 ) -> Generation:
-    """Return the next generation: the members that stay, in their order, then those that join."""
+    """Return the next generation: the members that stay, in their order, then those that join.
+
+    ``wanted`` is the number of workers that are wanted, for the sentence that states the reason.
+    """
     active = current.members
     stay = [member for member in active if member.id not in leaving]
     members = (*stay, *(seat_of(healthy[w]) for w in sorted(joining)))

@@ -166,7 +166,7 @@ def are_after_fit(reports: Sequence[Report], quiet_s: float, limits: StallLimits
 
 
 def judge(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLimits) -> Stall:
-    """Name the workers that hold up a job, and decide whether to evict them.
+    """Return which workers hold up a job, in which way, and which of them to evict.
 
     Args:
         reports: one report about each worker of the ring.

@@ -1,6 +1,6 @@
 """Decide which newcomers must leave a job because their states differ from the other workers'.
 
-A newcomer receives the job's state. The state does not have what a script keeps in functions,
+A newcomer receives the job's state. The state does not contain what a script keeps in functions,
 closures and counters of its own: a schedule that is computed from the number of workers, or from a
 counter that begins at 0, gives a newcomer another learning rate than the others have, and the
 models drift apart. So the whole state is compared after a newcomer's first step. If the workers

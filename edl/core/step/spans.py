@@ -1,4 +1,8 @@
-"""Compute with spans of positions, (start, stop) with start <= p < stop, and with lists of them."""
+"""Compute with spans of positions and lists of spans.
+
+A span is a pair (start, stop) and holds the positions p with start <= p < stop. A list of spans has
+an order, which the functions keep.
+"""
 
 from __future__ import annotations
 
