@@ -44,8 +44,8 @@ class LivenessLimits:
             being asked again.
         newcomer_s: the leader's time that each ready newcomer may cost, in seconds: n ready
             newcomers are asked again after n times this.
-        session_s: the ZooKeeper session time-out that was granted, in seconds: a frozen worker leaves ZooKeeper
-            that much later.
+        session_s: the ZooKeeper session time-out that was granted, in seconds: a frozen worker
+            leaves ZooKeeper that much later.
     """
 
     switch_s: float = 0.5
