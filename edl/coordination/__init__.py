@@ -1,10 +1,15 @@
-"""ZooKeeper: who is there, who leads, what was asked for, which generation is current.
+"""Read and write the state of a job in ZooKeeper: its workers, leader, requests and generation.
 
-``session`` keeps one connection alive, ``access`` says who may read and write a job, ``secrets``
-keeps a job's secret on this machine, ``paths`` is the layout, ``nodes`` reads and writes a job's
-nodes, ``job_store`` what concerns the job as a whole, ``registrations``, ``requests``, ``events``
-and ``profile`` the rest of it, ``election`` elects a leader and refuses the writes of one whose
-term is over, ``decisions`` writes what the leader of a job decides, ``job_copy`` and ``lost_job``
-write a job again that ZooKeeper has lost, ``local_server`` runs a ZooKeeper of our own on this
-machine.
+- ``session`` keeps one connection alive; ``reads`` and ``watched_reads`` are what it reads.
+- ``access`` says who may read and write a job; ``secrets`` keeps a job's secret on this machine.
+- ``paths`` is the layout in ZooKeeper, ``wire`` the format of a node, and ``nodes`` reads and
+  writes the nodes of one job.
+- ``lifecycle`` creates, lists and removes jobs; ``job_store`` reads and writes a job as a whole,
+  and ``desired`` the number of workers that each host shall have.
+- ``registrations``, ``requests``, ``events``, ``profile`` and ``policy`` read and write one kind of
+  node each.
+- ``election`` elects a leader and refuses the writes of a leader whose term is over; ``decisions``
+  writes what the leader of a job decides.
+- ``job_copy`` and ``lost_job`` write a job again that ZooKeeper has lost.
+- ``local_server`` runs a ZooKeeper of edl's own on this machine.
 """

@@ -1,11 +1,11 @@
-"""Who may read and write the nodes of a job: whoever knows its secret, and nobody else.
+"""Define who may read and write the nodes of a job: only a session that knows the job's secret.
 
-ZooKeeper's digest scheme: a session names an identity, ``user:password``; an ACL on each node
-names the identities that may do something to it. An identity here belongs to one job, so a session
-may have several, and what one job's secret opens is closed to another's.
+This uses ZooKeeper's digest scheme: a session proves an identity, ``user:password``, and an ACL on
+each node names the identities that may read or change the node. An identity here belongs to one
+job, so a session may have several, and the secret of one job does not open another job.
 
-``exists`` is not covered by any ACL in ZooKeeper: a stranger can find out that a node is there,
-how long its value is and when it was changed, if he guesses its name.
+No ACL covers ZooKeeper's ``exists``: a session that guesses the name of a node can find out that
+the node exists, how long its value is and when it was changed.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ removed when it is empty, which only those who know its secret can bring about."
 
 @dataclass(frozen=True)
 class Access:
-    """What proves to ZooKeeper that a process belongs to ``job``."""
+    """The ZooKeeper identity made from a secret, which proves that a process belongs to ``job``."""
 
     job: str
     secret: str = field(repr=False)
 
     @cached_property
     def credential(self) -> str:
-        """``user:password`` as kazoo wants it."""
+        """The identity as kazoo authenticates it, ``user:password``; the user is the job's name."""
         return f"{self.job}:{self._password}"
 
     @cached_property
     def acl(self) -> list[ACL]:
-        """The ACL of all that the job creates: everything for us, nothing for others."""
+        """The ACL of every node of the job: all rights for this identity, none for others."""
         return [make_digest_acl(self.job, self._password, all=True)]
 
     def opens(self, acl: list[ACL]) -> bool:
-        """Whether a node with ``acl`` was made with this secret."""
+        """Return whether a node whose ACL is ``acl`` was created with this secret."""
         mine = self.acl[0].id
         return any(one.id == mine and one.perms == Permissions.ALL for one in acl)
 
     @property
     def _password(self) -> str:
+        """The password of the identity, derived from the job's secret and name."""
         return derived(self.secret, "zookeeper", self.job)

@@ -1,31 +1,32 @@
-"""The layout in ZooKeeper, in one place: where everything of a job is stored.
+"""Define the layout in ZooKeeper: the path of each node of a job, and what the node holds.
 
 ::
 
     /edl/jobs/<job>/
         job            Job; compare-and-set
         desired        Desired; compare-and-set
-        assigned       Assigned; written with desired, or by edl-worker as its driver says
-        discovered     {host: slots}, empty but for edl-discover
-        generation     Generation, empty until the first; only the leader writes it
-        leader         Leader, empty until the first term; written when a term starts
+        assigned       Assigned; written with desired, or by an edl-worker as its driver says
+        discovered     {host: slots}; empty unless edl-discover runs
+        generation     Generation; empty before the first one; only the leader writes it
+        leader         Leader; empty before the first term; written when a term starts
         status         the leader's summary for people and tools
-        profile        Curve, empty until the job is profiled; whoever profiles it writes it
-        profile/hold   ProfileHold, ephemeral, while somebody profiles the job
-        policy         JobPolicy, empty without one; people and the script write it
-        learned        Learned, what the job has learned of its sizes; only the leader writes it
-        hosts/<host>   Host, ephemeral, an agent's
-        slots/<host>.<slot>   SlotRecord, ephemeral, an edl-worker's
-        members/<id>   Member, ephemeral, a worker's own
-        election/w<id>-<token>-<sequence>   ephemeral, a candidate; the lowest sequence leads
+        profile        Curve; empty until the job is profiled; the profiling process writes it
+        profile/hold   ProfileHold; ephemeral; exists while a process profiles the job
+        policy         JobPolicy; empty without a policy; written by people and by the script
+        learned        ScalingProfile: what the job has learned of its sizes; the leader writes it
+        hosts/<host>   Host; ephemeral; the node of an agent
+        slots/<host>.<slot>   SlotRecord; ephemeral; the node of an edl-worker
+        members/<id>   Member; ephemeral; the node of a worker
+        election/w<id>-<token>-<sequence>   ephemeral; a candidate; the lowest sequence leads
         requests/r-<sequence>   Request; the leader writes the outcome into it
-        evicted/<id>   why the leader has given that worker up
-        events/e-<sequence>     Event; they count from the ``first`` in the value of events on
-        ids/           the counter of worker ids, from the ``first`` in its value on
-        run/<token>    identity of this start of the job; run/creator is ephemeral, its creator's
+        evicted/<id>   reason and term of the eviction of that worker
+        events/e-<sequence>     Event; its number is ``first`` in the value of events + sequence
+        ids/           the counter of worker ids; an id is ``first`` in its value + sequence
+        run/<token>    identity of this start of the job
+        run/creator    ephemeral; the node of the process that created the job
 
 All fixed nodes exist from the creation of the job on, so a watch can be set on each of them. All
-carry the same ACL, see ``access``.
+nodes have the same ACL, see ``access``.
 """
 
 from __future__ import annotations
@@ -40,10 +41,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def check_name(setting: str, name: str) -> str:
-    """``name``, when it can be the name of a job or of a host.
+    """Return ``name`` unchanged if it can be the name of a job or of a host.
+
+    Args:
+        setting: The setting that the name came from, "job" or "host", for the error message.
+        name: The name to check; see :func:`is_name`.
 
     Raises:
-        ConfigError: it cannot; ``setting`` says which setting it came from.
+        ConfigError: the name is not allowed.
     """
     if not is_name(name):
         raise ConfigError(
@@ -55,12 +60,20 @@ def check_name(setting: str, name: str) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Whether ``name`` can be the name of a job or of a host."""
+    """Return whether ``name`` can be the name of a job or of a host.
+
+    A name has 1 to 64 letters, digits, dots, dashes and underscores, and begins with a letter or a
+    digit.
+    """
     return _NAME.fullmatch(name) is not None
 
 
 class JobPaths:
-    """The nodes of one job. Raises ConfigError for a name that cannot be one."""
+    """The paths of all ZooKeeper nodes of the job ``name``, as attributes and methods.
+
+    Raises:
+        ConfigError: ``name`` cannot be the name of a job.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = check_name("job", name)
@@ -89,7 +102,10 @@ class JobPaths:
 
     @property
     def describing(self) -> tuple[str, ...]:
-        """Of the fixed nodes those whose values are the job: what it is, and what is decided."""
+        """The paths of the fixed nodes that describe the job and what was decided about it.
+
+        A process that has read these nodes can write the job again into an empty ZooKeeper.
+        """
         sizes = (self.desired, self.assigned, self.discovered)
         return (
             self.job,
@@ -103,40 +119,61 @@ class JobPaths:
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """The nodes that exist from the creation of the job on, parents first."""
+        """The paths of all nodes that exist from the creation of the job on, parents first."""
         processes = (self.hosts, self.slots, self.members, self.election)
         others = (self.status, self.learned, self.requests, self.evicted, self.ids, self.run)
         return (self.root, *self.describing, *processes, *others)
 
     def host(self, name: str) -> str:
+        """Return the path of the node of the agent on host ``name``.
+
+        Raises:
+            ConfigError: ``name`` cannot be the name of a host.
+        """
         return f"{self.hosts}/{check_name('host', name)}"
 
     def slot(self, host: str, slot: int) -> str:
+        """Return the path of the node of the edl-worker in slot number ``slot`` of ``host``.
+
+        Raises:
+            ConfigError: ``host`` cannot be the name of a host.
+        """
         return f"{self.slots}/{check_name('host', host)}.{slot}"
 
     def member(self, worker: int) -> str:
+        """Return the path of the member node of the worker with the id ``worker``."""
         return f"{self.members}/{worker}"
 
     def evicted_worker(self, worker: int) -> str:
+        """Return the path of the node that records the eviction of worker number ``worker``."""
         return f"{self.evicted}/{worker}"
 
     def request(self, number: int) -> str:
+        """Return the path of the node of the request with the number ``number``."""
         return f"{self.requests}/r-{number:010d}"
 
     def event(self, number: int) -> str:
+        """Return the path of the event node with the sequence number ``number``.
+
+        In a job that was written again, the number of an event in the log is larger than its
+        sequence number; see :class:`edl.coordination.events.EventNodes`.
+        """
         return f"{self.events}/e-{number:010d}"
 
 
 def sequence(node: str) -> int:
-    """The number that ZooKeeper appended to the name of a sequential node."""
+    """Return the number that ZooKeeper appended to the name of the sequential node ``node``."""
     return int(node[-10:])
 
 
 def candidate_name(worker: int) -> str:
-    """Return the name under which a worker is a candidate in the election of its job."""
+    """Return the name under which worker number ``worker`` is a candidate in the election."""
     return f"w{worker}"
 
 
 def candidate_worker(name: str) -> int:
-    """Return the worker that is a candidate under this name; see :func:`candidate_name`."""
+    """Return the id of the worker that is a candidate under ``name``.
+
+    This is the inverse of :func:`candidate_name`.
+    """
     return int(name.removeprefix("w"))

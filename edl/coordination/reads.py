@@ -1,4 +1,4 @@
-"""The reads of one node, to be sent together by :meth:`Session.read_all`."""
+"""Describe requests about one node, which :meth:`Session.read_all` sends together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ Issue = Callable[[KazooClient], Any]
 
 
 def ignore_changes() -> None:
-    """A waker for what need not be read anew until it changes, and calls nobody when it does."""
+    """Do nothing; the ``wake`` of a read whose answer is kept until the node changes.
+
+    With this ``wake`` a node is watched, so it is read again only after a change, and nobody is
+    called when it changes.
+    """
 
 
 _EXISTS = "exists_async"
@@ -27,42 +31,60 @@ _EXISTS = "exists_async"
 
 @dataclass(frozen=True)
 class Read:
-    """One read. With a ``wake`` it is sent with a watch, and its answer may be kept until then."""
+    """A read of one node; with a ``wake`` it sets a watch, and its answer may be kept.
 
-    method: str  # of kazoo's client
+    The answer is kept until the watch fires, and not read again before that.
+
+    Attributes:
+        method: The name of the asynchronous method of kazoo's client that reads.
+        path: The path of the node.
+        wake: Called when the node changes; see ``OnChange``. None sets no watch.
+    """
+
+    method: str
     path: str
     wake: OnChange = None
 
     def __hash__(self) -> int:
-        """Of the path only: a leader looks up thousands of reads in each turn."""
+        """Return the hash of the path only: a leader looks up thousands of reads in each turn."""
         return hash(self.path)
 
     @property
     def watches_absent(self) -> bool:
-        """Whether ZooKeeper watches for a node that is not there."""
+        """Whether this read sets its watch also on a node that does not exist."""
         return self.method == _EXISTS
 
     def __call__(self, client: KazooClient, watch: Callable[[object], None] | None = None) -> Any:
+        """Send the read on ``client``, with ``watch`` for kazoo to call; return the pending result."""
         return getattr(client, self.method)(self.path, watch=watch)
 
 
 def get(path: str, wake: OnChange = None) -> Read:
-    """Data and stat of a node."""
+    """Return a read of the data and the stat of the node at ``path``.
+
+    ``wake`` is called when the node changes or is removed.
+    """
     return Read("get_async", path, wake)
 
 
 def children(path: str, wake: OnChange = None) -> Read:
-    """Names of a node's children."""
+    """Return a read of the names of the children of the node at ``path``.
+
+    ``wake`` is called when a child is created or removed.
+    """
     return Read("get_children_async", path, wake)
 
 
 def exists(path: str, wake: OnChange = None) -> Read:
-    """Stat of a node, or None; the watch is set in both cases."""
+    """Return a read of the stat of the node at ``path``; its answer is None without a node.
+
+    ``wake`` is called when the node is created, changed or removed: the watch is set in both cases.
+    """
     return Read(_EXISTS, path, wake)
 
 
 def acl(path: str) -> Issue:
-    """The ACL of a node, and its stat."""
+    """Return a read of the ACL and the stat of the node at ``path``."""
 
     def issue(client: KazooClient) -> object:
         return client.get_acls_async(path)
@@ -71,7 +93,7 @@ def acl(path: str) -> Issue:
 
 
 def delete(path: str) -> Issue:
-    """Remove a node."""
+    """Return a request that deletes the node at ``path``, whatever its version."""
 
     def issue(client: KazooClient) -> object:
         return client.delete_async(path)

@@ -1,12 +1,14 @@
-"""The secret of a job: made by `edl run`, kept for the other commands of this user, found again.
+"""Keep the secrets of jobs on this machine, in files that only this user can read.
 
-Under the state directory of edl, readable for this user only:
+`edl run` makes the secret of a job; other commands of the same user find it here. Two files under
+the state directory of edl hold the secrets:
 
-- ``jobs/<job>/secret``: of the newest job of that name that was started, or joined, here;
-- ``jobs/<job>/secrets``: of the earlier ones too, the newest last. A job of the same name in
-  another ZooKeeper may live, and one that has ended can only be replaced by who can open it.
+- ``jobs/<job>/secret``: the secret of the newest job of that name that was started or joined here;
+- ``jobs/<job>/secrets``: the secrets of earlier jobs of that name as well, the newest last. A job
+  of the same name may live in another ZooKeeper, and only a process that has the secret of an ended
+  job can replace it.
 
-A worker gets it as EDL_SECRET in its environment; it is never on a command line.
+A worker gets the secret as EDL_SECRET in its environment; it is never on a command line.
 """
 
 from __future__ import annotations
@@ -28,14 +30,20 @@ KEPT = 64
 
 
 def new_secret() -> str:
-    """32 random bytes, in hexadecimal."""
+    """Return a new secret: 32 random bytes as 64 hexadecimal digits."""
     return secrets.token_hex(RANDOM_BYTES)
 
 
 def announce(state: Path, job: str, secret: str) -> None:
-    """Write down the secret that a job is about to be created with.
+    """Add ``secret`` to the file of secrets of the name ``job``, before the job is created with it.
 
-    Before it exists: of a process that dies in between the job could never be opened again.
+    If the process died between creating the job and writing its secret, nobody could open the job
+    again. The newest 64 secrets of a name are kept.
+
+    Args:
+        state: The state directory of edl.
+        job: The name of the job.
+        secret: The secret that the job is about to be created with.
     """
     directory = _directory(state, job)
     earlier = [one for one in _lines(directory / "secrets") if one != secret][1 - KEPT :]
@@ -43,7 +51,16 @@ def announce(state: Path, job: str, secret: str) -> None:
 
 
 def keep(state: Path, job: str, secret: str) -> Path:
-    """Make ``secret`` that of the job of that name on this host; where it is."""
+    """Make ``secret`` the current secret of jobs named ``job`` on this host.
+
+    Args:
+        state: The state directory of edl.
+        job: The name of the job.
+        secret: The secret of the job that was started or joined.
+
+    Returns:
+        The path of the file that holds the secret.
+    """
     announce(state, job, secret)
     path = _directory(state, job) / "secret"
     _replace(path, [secret])
@@ -51,17 +68,27 @@ def keep(state: Path, job: str, secret: str) -> Path:
 
 
 def candidates(state: Path, job: str, configured: str | None) -> list[str]:
-    """The secrets that may open ``job``, the likeliest first: configured, newest, earlier."""
+    """Return the secrets that may open ``job``, the likeliest first and each once.
+
+    The order is: ``configured``, the newest one kept on this host, and up to 8 earlier ones of that
+    name, from new to old.
+
+    Args:
+        state: The state directory of edl.
+        job: The name of the job.
+        configured: The secret in the configuration of this process, if there is one.
+    """
     directory = state / "jobs" / job
     kept = _lines(directory / "secret") + _lines(directory / "secrets")[::-1][:TRIED]
     return list(dict.fromkeys([*([configured] if configured else []), *kept]))
 
 
 def read_file(path: Path) -> str:
-    """The secret in a file that the user names.
+    """Return the secret in the file at ``path``, which the user has named.
 
     Raises:
-        ConfigError: it cannot be read, others can read it too, or there is no secret in it.
+        ConfigError: the file cannot be read, other users may read it, or it does not hold exactly
+            one word of at least ``LEAST_SECRET`` characters.
     """
     try:
         with path.open() as file:
@@ -83,12 +110,14 @@ def read_file(path: Path) -> str:
 
 
 def _directory(state: Path, job: str) -> Path:
+    """Return the directory of the secrets of ``job`` in ``state``; create it if missing."""
     path = state / "jobs" / job
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def _lines(path: Path) -> list[str]:
+    """Return the words in the file at ``path``, one a line; none if the file cannot be read."""
     try:
         return path.read_text().split()
     except OSError:
@@ -96,7 +125,10 @@ def _lines(path: Path) -> list[str]:
 
 
 def _replace(path: Path, lines: Sequence[str]) -> None:
-    """Write a file that is whole at any instant, and never open to others (mkstemp: 0600)."""
+    """Write ``lines`` to the file at ``path`` in one step, readable for this user only.
+
+    A reader sees the old or the new file, never a part of one (mkstemp creates it with mode 0600).
+    """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "w") as file:
