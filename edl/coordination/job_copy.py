@@ -1,9 +1,10 @@
-"""What one process has read of a job last: enough to write it again into an empty ZooKeeper.
+"""Keep what one process last read of a job, and write the job again into an empty ZooKeeper.
 
-ZooKeeper forgets when its disk is lost, when it runs in a container without one, or when somebody
-removes the tree. The workers train on, and whoever asks is told that there is no such job. So its
-own processes write it again: what it is, what is desired and decided, who was evicted. Each adds
-its own nodes, as after a lost session. Events and requests are lost.
+ZooKeeper forgets a job when its disk is lost, when it runs in a container without a disk, or when
+somebody removes the tree. The workers train on, but every command is told that there is no such
+job. So the job's own processes write it again: its record, what is desired and decided, and which
+workers were evicted. Each process then adds its own nodes, as after a lost session. Events and
+requests are lost.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ NUMBERS = 10**6  # for the events of each writing: whoever has read some finds t
 
 
 class JobCopy:
-    """The fixed nodes of a job and its evictions, as they were read last; empty before that."""
+    """A copy of the fixed nodes of a job and of its evictions, as this process last read them.
+
+    The copy is empty before the first :meth:`keep`.
+    """
 
     def __init__(self, paths: JobPaths) -> None:
         self._paths = paths
@@ -34,37 +38,51 @@ class JobCopy:
         self._evicted: dict[str, bytes] = {}
 
     def keep(self, fixed: Mapping[str, Any], evicted: Iterable[tuple[str, bytes]]) -> None:
-        """Remember the answers of ``fixed`` nodes, unless one is missing: it is being removed."""
+        """Replace the copy by the answers to a newer read; ignore them if a fixed node is missing.
+
+        A job with a missing fixed node is being removed.
+
+        Args:
+            fixed: The answer of each fixed node (data and stat, or None), by path.
+            evicted: Path and data of each node of an evicted worker.
+        """
         if None not in fixed.values():
             self._fixed = {path: answer[0] for path, answer in fixed.items()}
             self._evicted = dict(evicted)
 
     @property
     def job(self) -> Job | None:
-        """The job; None: it was never read."""
+        """The record of the job in the copy; None if the job was never read."""
         data = self._fixed.get(self._paths.job)
         return None if not data else Job.from_json(decode(self._paths.job, data))
 
     @property
     def generation(self) -> Generation | None:
-        """The newest generation; None: there was none."""
+        """The newest generation in the copy; None if there was none."""
         data = self._fixed.get(self._paths.generation)
         return None if not data else Generation.from_json(decode(self._paths.generation, data))
 
     @property
     def written_again(self) -> int:
-        """How often the job was."""
+        """How many times the job had been written into an empty ZooKeeper when it was read."""
         return self._first_event() // NUMBERS
 
     @property
     def evicted(self) -> frozenset[int]:
-        """The workers that were evicted."""
+        """The ids of the evicted workers in the copy."""
         return frozenset(int(path.rsplit("/", 1)[1]) for path in self._evicted)
 
     def write(self, session: Session, run: str, event: Event) -> bool:
-        """Write the job again, with ``event``; False: somebody else has written one of its name.
+        """Create the job's nodes again from the copy, in one transaction, and append ``event``.
 
-        ``run``: the start of the job that it was.
+        Args:
+            session: The session to write with.
+            run: The token of the start of the job; the job keeps it.
+            event: The event that reports that the job was written again.
+
+        Returns:
+            True if this call wrote the job; False if the job's nodes exist already, written by
+            another process (as this job or as a new job of its name).
 
         Raises:
             CoordinationError: ZooKeeper is away.
@@ -78,6 +96,11 @@ class JobCopy:
         return True
 
     def _build(self, transaction: TransactionRequest, run: str, event: Event) -> None:
+        """Add to ``transaction`` the creation of the job's nodes, evictions and ``event``.
+
+        Worker ids continue after the highest known one, and event numbers after the next multiple
+        of ``NUMBERS``, so that a number of before is not used again.
+        """
         paths = self._paths
         first_id = 1 + max(self._ids(), default=-1)
         firsts = {paths.ids: first_id, paths.events: self._first_event() + NUMBERS}
@@ -88,11 +111,16 @@ class JobCopy:
         transaction.create(f"{paths.events}/e-", encode(event.to_json()), sequence=True)
 
     def _first_event(self) -> int:
+        """Return the number of the first event of the job as it was last written."""
         data = self._fixed.get(self._paths.events, b"")
         return int(decode(self._paths.events, data).get("first", 0))
 
     def _ids(self) -> set[int]:
-        """The ids that may not be given again: a worker has them, or is known by them to others."""
+        """Return the worker ids that must not be used again.
+
+        These are the ids of the members of the generation and of its previous ring, and of evicted
+        workers.
+        """
         now = self.generation
         members = (*now.members, *now.previous) if now is not None else ()
         return {member.id for member in members} | self.evicted

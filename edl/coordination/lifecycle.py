@@ -1,11 +1,11 @@
-"""A job's subtree as a whole: created or replaced in one transaction, listed, removed.
+"""Create, replace, list and remove jobs: the whole subtree of a job, in one transaction.
 
-A replacement must never touch a job that somebody else has started meanwhile under the same
-name. So every start has an identity, the node ``run/<token>``: whatever is removed on behalf of
-one start is removed in a transaction that checks that it is still that start's.
+A replacement must never touch a job that another process has meanwhile started under the same
+name. So every start of a job has an identity, the node ``run/<token>``. A transaction that removes
+nodes of one start checks that this start is still the current one.
 
-The nodes are closed to all who do not know the job's secret (see ``access``); only the names of the
-jobs can be listed by everybody.
+Only a session that knows the job's secret can read or write its nodes (see ``access``); any session
+can list the names of the jobs.
 """
 
 from __future__ import annotations
@@ -45,11 +45,19 @@ def create_job(
     by_slot: bool,
     policy: JobPolicy,
 ) -> str:
-    """Make the job's subtree and return the token of this start; see :meth:`JobStore.create`.
+    """Create the job's subtree and return the token of this start; see :meth:`JobStore.create`.
 
-    An ended job of that name, or one whose processes are all dead (no agent, no edl-worker, no
-    worker, its creator's session over, and no port of its ring answers), is replaced with
-    everything that it left.
+    An existing job of that name is replaced, with everything in it, if it has ended or if all its
+    processes are dead: no agent, no edl-worker, no worker, the session of its creator is over, and
+    no port of its ring answers.
+
+    Args:
+        session: The session to write with; it belongs to this job.
+        paths: The paths of the job.
+        job: The record of the new job.
+        hosts: The number of workers to start on each host.
+        by_slot: Whether the launcher assigns workers by slot; then no workers are desired yet.
+        policy: The policy of the job.
 
     Raises:
         JobExists: a job of that name has live processes.
@@ -85,7 +93,7 @@ def create_job(
 
 
 def delete_job(session: Session, paths: JobPaths) -> None:
-    """Remove the job's subtree, whatever is in it. Nothing happens when there is none.
+    """Remove the job's subtree, whatever is in it, alive or not; do nothing if there is none.
 
     Raises:
         CoordinationError: ZooKeeper is away, or processes of the job keep writing into it.
@@ -106,12 +114,15 @@ def delete_job(session: Session, paths: JobPaths) -> None:
 
 
 def delete_ended(session: Session, paths: JobPaths) -> bool:
-    """Remove a job that has ended, or whose processes have all died; False: there is none.
+    """Remove a job that has ended, or whose processes have all died.
+
+    Returns:
+        False if there is no such job, else True.
 
     Raises:
-        JobExists: it runs.
-        UsageError: some of its processes have yet to leave it.
-        CoordinationError: ZooKeeper is away, or somebody keeps changing the job.
+        JobExists: the job runs.
+        UsageError: some processes of the job have not left it yet.
+        CoordinationError: ZooKeeper is away, or another process keeps changing the job.
     """
     for _ in range(ATTEMPTS):
         old = _living_or_leftovers(session, paths)
@@ -136,7 +147,7 @@ def delete_ended(session: Session, paths: JobPaths) -> bool:
 
 
 def job_names(session: Session) -> tuple[str, ...]:
-    """The names of all jobs, in order, also of those that are closed to this session.
+    """Return the names of all jobs in order, also of jobs that this session cannot open.
 
     Raises:
         CoordinationError: ZooKeeper is away.
@@ -146,11 +157,18 @@ def job_names(session: Session) -> tuple[str, ...]:
 
 
 def unlock(session: Session, known: Sequence[Access]) -> dict[str, Access]:
-    """Of each job the access among ``known`` that it was created with, proven to ZooKeeper.
+    """Prove all secrets in ``known`` to ZooKeeper, and return the ones that open an existing job.
 
-    A job that anybody could have written is none of ours, although we could read it: its command
-    would be run here by `edl join`. The root's ACL tells, for without the secret nobody can put
-    a node below a root that has it.
+    A job counts only if the ACL of its root was made with the secret. A job that anybody could have
+    written is left out although it can be read, because `edl join` would run its command here; and
+    without the secret nobody can put a node below a root that has this ACL.
+
+    Args:
+        session: The session that is to open the jobs.
+        known: The accesses to try; several may be for the same job.
+
+    Returns:
+        The access of each job that was opened, by the name of the job.
 
     Raises:
         CoordinationError: ZooKeeper is away.
@@ -163,7 +181,9 @@ def unlock(session: Session, known: Sequence[Access]) -> dict[str, Access]:
 
 
 def list_jobs(session: Session, names: Iterable[str] | None = None) -> tuple[Job, ...]:
-    """The jobs of these names (None: all) that are open to this session, by name.
+    """Return the records of the jobs called ``names`` (None: of all jobs), sorted by name.
+
+    Jobs that do not exist or that this session cannot open are left out.
 
     Raises:
         CoordinationError: ZooKeeper is away.
@@ -178,19 +198,19 @@ def list_jobs(session: Session, names: Iterable[str] | None = None) -> tuple[Job
 
 
 def unknown_job(session: Session, paths: JobPaths) -> UnknownJob:
-    """The error for a job that is not there, naming those that are."""
+    """Return the error to raise for a job that does not exist; it names the jobs that do."""
     return UnknownJob(paths.name, job_names(session))
 
 
 def current_run(session: Session, paths: JobPaths) -> str | None:
-    """The token of the start that stands, None without a job."""
+    """Return the token of the current start of the job, or None if there is no job."""
     names = session.read_all("read a job", [children(paths.run)])[0]
     tokens = [child for child in names or () if f"{paths.run}/{child}" != paths.creator]
     return tokens[0] if tokens else None
 
 
 def subtree(session: Session, paths: JobPaths) -> list[str]:
-    """All nodes of the job, children before their parents."""
+    """Return the paths of all nodes of the job, children before their parents."""
     found: list[str] = []
     level = [paths.root]
     while level:
@@ -202,10 +222,14 @@ def subtree(session: Session, paths: JobPaths) -> list[str]:
 
 
 def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
-    """The nodes to remove before the job can be created; raises JobExists when it lives.
+    """Return the nodes of a dead or ended job of this name, children first; none without a job.
 
-    Listed first, then judged: if the job is replaced in between, the new one is seen to live; if
-    it is replaced later, the token of the start that was judged is gone and nothing is removed.
+    The nodes are listed first, and whether the job lives is judged afterwards. If the job is
+    replaced in between, the new job is seen to live; if it is replaced later, the token of the
+    judged start is gone and nothing is removed.
+
+    Raises:
+        JobExists: the job has not ended, and one of its processes lives.
     """
     nodes = subtree(session, paths)
     answer, creator, generation, *living = session.read_all(
@@ -235,7 +259,13 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
 
 
 def _thin_out(session: Session, paths: JobPaths, old: list[str]) -> None:
-    """Remove the nodes that grow in number, so that the rest fits into one transaction."""
+    """Remove the events, requests and evictions of an old job before the rest of it.
+
+    Their number is not bounded; what is left fits into one transaction.
+
+    Raises:
+        Refused: the job was started again or has changed.
+    """
     many = (paths.events, paths.requests, paths.evicted)
     nodes = [path for path in old if path.startswith(tuple(f"{parent}/" for parent in many))]
     run = _run_node(paths, old)
@@ -253,6 +283,7 @@ def _replace(
     policy: JobPolicy,
     transaction: TransactionRequest,
 ) -> None:
+    """Add to ``transaction`` the removal of the nodes ``old`` and the creation of a new job."""
     _delete(transaction, old)
     contents = {
         paths.job: encode(job.to_json()),
@@ -267,18 +298,27 @@ def _replace(
 def create_nodes(
     transaction: TransactionRequest, paths: JobPaths, token: str, contents: Mapping[str, bytes]
 ) -> None:
-    """Add the creation of all fixed nodes, those without ``contents`` empty, and of the start."""
+    """Add to ``transaction`` the creation of all fixed nodes of a job and of its start.
+
+    Args:
+        transaction: The transaction to add to.
+        paths: The paths of the job.
+        token: The token of this start of the job.
+        contents: The data of fixed nodes, by path; the other fixed nodes are created empty.
+    """
     for path in paths.fixed:
         transaction.create(path, contents.get(path, b""))
     transaction.create(f"{paths.run}/{token}", b"")
 
 
 def _run_node(paths: JobPaths, nodes: list[str]) -> str | None:
+    """Return the node of the start of the job among ``nodes``, or None if it is not there."""
     runs = [p for p in nodes if p.startswith(f"{paths.run}/") and p != paths.creator]
     return runs[0] if runs else None
 
 
 def _delete(transaction: TransactionRequest, nodes: list[str], check: str | None = None) -> None:
+    """Add to ``transaction`` the removal of ``nodes``, if the node ``check`` still exists."""
     if check is not None:
         transaction.check(check, -1)
     for path in nodes:
@@ -286,4 +326,5 @@ def _delete(transaction: TransactionRequest, nodes: list[str], check: str | None
 
 
 def _chunks(nodes: list[str]) -> list[list[str]]:
+    """Split ``nodes`` into lists that are short enough for one transaction each."""
     return [nodes[start : start + CHUNK] for start in range(0, len(nodes), CHUNK)]

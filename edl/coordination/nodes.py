@@ -1,4 +1,4 @@
-"""How the nodes of one job are read together, and written without overwriting another writer."""
+"""Read the nodes of one job together, and write them without overwriting another writer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ R = TypeVar("R", bound=Record)
 
 
 class JobNodes:
-    """The nodes of the job ``job_name``. Raises ConfigError for an impossible name."""
+    """Access to the nodes of the job ``job_name`` through one session.
+
+    Raises:
+        ConfigError: ``job_name`` cannot be the name of a job.
+    """
 
     def __init__(self, session: Session, job_name: str) -> None:
         self.session = session
@@ -40,9 +44,13 @@ class JobNodes:
 
     @property
     def run(self) -> str:
-        """The start of the job that this process belongs to: the first one that it has seen.
+        """The token of the start of the job that this process belongs to.
 
-        Another start under the job's name has another one.
+        It is that of the first start that this process has read, or of the start that it has
+        created. A later start of a job of the same name has another token.
+
+        Raises:
+            UnknownJob: the job does not exist.
         """
         if self._run is None:
             self._run = lifecycle.current_run(self.session, self.paths)
@@ -51,19 +59,31 @@ class JobNodes:
         return self._run
 
     def belong_to(self, run: str) -> None:
-        """Belong to the start ``run``, which this process has just created."""
+        """Make this process belong to the start ``run`` of the job, which it has just created."""
         self._run = run
 
     def unknown(self) -> UnknownJob:
-        """The error for a job that is not there."""
+        """Return the error to raise when the job does not exist; it names the jobs that do."""
         return lifecycle.unknown_job(self.session, self.paths)
 
     def read(self, *issues: Any) -> list[Any]:
-        """The answers to reads that are sent together; None for a node that is not there."""
+        """Send all ``issues`` together and return their answers in order, None for a missing node.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
         return self.session.read_all(f"read job {self.paths.name}", issues)
 
     def read_groups(self, *groups: Sequence[str], wake: OnChange = None) -> list[list[Node]]:
-        """Read the nodes of all groups in one go; those that are gone are left out."""
+        """Read the nodes of all groups together, without the nodes that do not exist.
+
+        Args:
+            *groups: The paths of the nodes of each group.
+            wake: Called when one of the nodes changes; see :data:`edl.coordination.reads.OnChange`.
+
+        Returns:
+            For each group the path and data of each node that exists, in order.
+        """
         answers = iter(self.read(*(get(path, wake) for group in groups for path in group)))
         found = [[(path, next(answers)) for path in group] for group in groups]
         return [[(path, answer[0]) for path, answer in group if answer] for group in found]
@@ -71,13 +91,14 @@ class JobNodes:
     def compare_and_set(
         self, path: str, change: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Replace the value of a node by ``change(value)``; the value that then stands.
+        """Replace the value of the node at ``path`` by ``change(value)``, and return the new value.
 
-        ``change`` gets a copy, may be called again when another writer was faster, and may
-        raise to change nothing.
+        ``change`` gets a copy. It is called again when another process wrote the node meanwhile,
+        and may raise an error to leave the node as it is.
 
         Raises:
-            UnknownJob: there is no such node.
+            UnknownJob: the node does not exist.
+            CoordinationError: ZooKeeper is away, or the node changed too often.
         """
 
         def alone(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], None]:
@@ -90,13 +111,21 @@ class JobNodes:
         paths: Sequence[str],
         change: Callable[[Mapping[str, Values]], tuple[Mapping[str, Values], Event | None]],
     ) -> Mapping[str, Values]:
-        """Write those nodes that ``change`` gives another value, and its event, all or nothing.
+        """Change the values of several nodes and append an event, in one transaction.
 
-        ``change`` sees the values of the nodes that are there, and is called as above. Returned
-        are those that then stand; the event is written only when one changes.
+        Args:
+            paths: The nodes that are read, and that may be changed.
+            change: Gets the value of each node that exists, by path. Returns the new values by
+                path, of any of these nodes, and an event or None. It is called again when another
+                process wrote one of the nodes meanwhile, and may raise an error to change nothing.
+
+        Returns:
+            The values of all nodes that exist afterwards, by path. Nothing is written, the event
+            neither, if ``change`` leaves all values as they are.
 
         Raises:
-            UnknownJob: the first node is not there.
+            UnknownJob: the first node does not exist.
+            CoordinationError: ZooKeeper is away, or the nodes changed too often.
         """
         for attempt in range(ATTEMPTS):
             if attempt:  # two that write again and again would meet each time
@@ -123,13 +152,22 @@ class JobNodes:
     def put_ephemeral(
         self, path: str, record: Record, ours: Callable[[Mapping[str, Any]], bool]
     ) -> bool:
-        """Write a node that lives as long as this session; False: it belongs to somebody else.
+        """Write ``record`` into an ephemeral node, which ends with this session.
 
-        ``ours`` says of its present value whether it is this process's own, perhaps of an earlier
-        session.
+        A node that this process left in an earlier session is replaced.
+
+        Args:
+            path: The path of the node.
+            record: The record that the node shall hold.
+            ours: Returns whether a node with the given value belongs to this process.
+
+        Returns:
+            False, with nothing written, if the node exists and belongs to another process; else
+            True.
 
         Raises:
-            UnknownJob: the job was replaced by a new one of that name.
+            UnknownJob: the job was removed, or replaced by a new job of the same name.
+            CoordinationError: ZooKeeper is away, or the node changed too often.
         """
         data = encode(record.to_json())
         for _ in range(ATTEMPTS):
@@ -157,7 +195,7 @@ class JobNodes:
         raise self.changed_too_often(path)
 
     def changed_too_often(self, path: str) -> CoordinationError:
-        """The error for a node that others changed at each attempt."""
+        """Return the error to raise when others changed ``path`` at each attempt to write it."""
         return CoordinationError(f"{path} was changed by others {ATTEMPTS} times; try again")
 
     def _write(
@@ -166,6 +204,7 @@ class JobNodes:
         writes: Sequence[tuple[str, bytes, int]],
         event: Event | None,
     ) -> None:
+        """Add the ``writes`` (path, data, expected version) and ``event`` to a transaction."""
         for path, data, version in writes:
             transaction.set_data(path, data, version)
         if event is not None:
@@ -174,6 +213,10 @@ class JobNodes:
     def _take(
         self, transaction: TransactionRequest, path: str, data: bytes, version: int | None
     ) -> None:
+        """Add to a transaction the creation of an ephemeral node, unless the job was replaced.
+
+        ``version`` is the version of the node to remove first; None if there is no such node.
+        """
         transaction.check(f"{self.paths.run}/{self.run}", -1)
         if version is not None:
             transaction.delete(path, version)
@@ -181,30 +224,47 @@ class JobNodes:
 
 
 def content(path: str, answer: Any) -> dict[str, Any]:
-    """The object in an answer; an empty one without a node."""
+    """Return the JSON object in the answer to a read of ``path``; an empty one if it is None."""
     return {} if answer is None else decode(path, answer[0])
 
 
 def first_of(path: str, answer: Any) -> int:
-    """The number that the sequence in a node begins with: not 0 in a job that was written again."""
+    """Return the number at which the sequence of the node at ``path`` begins.
+
+    It is 0, except in a job that was written again after ZooKeeper had lost it.
+
+    Args:
+        path: The path of the node.
+        answer: The answer to a read of the node, or None without a node.
+    """
     return int(content(path, answer).get("first", 0))
 
 
 def record_or_none(kind: type[R], path: str, answer: Any) -> R | None:
-    """The record in an answer; None without a node, or while it is empty."""
+    """Return the record of type ``kind`` in the answer to a read of ``path``.
+
+    It is None if the node does not exist or is empty.
+    """
     return record(kind, (path, answer[0])) if answer is not None and answer[0] else None
 
 
 def record(kind: type[R], node: Node) -> R:
-    """The record in a node. Raises as :meth:`edl.core.record.Record.from_json`."""
+    """Return the record of type ``kind`` in a node, given as its path and data.
+
+    Raises:
+        CoordinationError: the data is no such record; see
+            :meth:`edl.core.record.Record.from_json`.
+    """
     found: R = _parsed(kind.from_json, node)
     return found
 
 
 @lru_cache(PARSED)
 def _parsed(parse: Callable[[Values], Any], node: Node) -> Any:
+    """Return ``parse`` of the JSON object in ``node``, from a cache if the node is as before."""
     return parse(decode(*node))
 
 
 def _set(client: Any, path: str, data: bytes, version: int) -> Any:
+    """Start to set the node at ``path`` if it has ``version``; return kazoo's pending result."""
     return client.set_async(path, data, version)

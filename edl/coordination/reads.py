@@ -55,7 +55,7 @@ class Read:
         return self.method == _EXISTS
 
     def __call__(self, client: KazooClient, watch: Callable[[object], None] | None = None) -> Any:
-        """Send the read on ``client``, with ``watch`` for kazoo to call; return the pending result."""
+        """Send the read on ``client`` and return the pending result; kazoo calls ``watch``."""
         return getattr(client, self.method)(self.path, watch=watch)
 
 

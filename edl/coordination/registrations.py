@@ -1,4 +1,4 @@
-"""Who is here: the ephemeral nodes of workers, agents and edl-workers."""
+"""Write and remove the ephemeral nodes of the processes of a job: workers, agents, edl-workers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ from edl.errors import CoordinationError, UnknownJob, UsageError
 
 
 class MemberNodes:
-    """The workers of a job, and the evictions of those that are gone."""
+    """The nodes of the workers of a job, and of the evictions of workers."""
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def new_id(self) -> int:
-        """An id that no worker of this job had or will have; they grow from 0."""
+        """Return a worker id that no worker of this job had or will have; ids grow from 0.
+
+        Raises:
+            UnknownJob: the job does not exist.
+            CoordinationError: ZooKeeper is away.
+        """
         session, ids = self._nodes.session, self._nodes.paths.ids
         answer = self._nodes.read(get(ids))[0]
         if answer is None:
@@ -39,12 +44,12 @@ class MemberNodes:
         return first_of(ids, answer) + sequence(path)
 
     def put(self, member: Member) -> None:
-        """Write the member's node, which lives as long as this session.
+        """Write the node of the worker ``member``, which lives as long as this session.
 
-        A node left by an earlier session of the same launch is taken over.
+        A node that an earlier session of the same attempt (``attempt_id``) left is replaced.
 
         Raises:
-            CoordinationError: another launch has that id.
+            CoordinationError: the id belongs to another attempt, or ZooKeeper is away.
             UnknownJob: the job was replaced by a new one of that name.
         """
 
@@ -59,9 +64,10 @@ class MemberNodes:
             )
 
     def remove(self, worker: int) -> None:
-        """Remove a member's node, and its candidacy; nothing happens when there is none.
+        """Remove the nodes of the worker with the id ``worker`` as a member and as a candidate.
 
-        So nobody waits behind a dead candidate for the end of its session.
+        So no other candidate waits behind a dead one until its session ends. Nothing happens if
+        there is no such node.
         """
         session, paths = self._nodes.session, self._nodes.paths
         candidates = session.read_all("read the election", [children(paths.election)])[0] or ()
@@ -71,25 +77,26 @@ class MemberNodes:
         session.read_all("remove a member", [delete(node) for node in nodes])
 
     def forget_evicted(self, workers: Iterable[int]) -> None:
-        """Remove what is written about workers that were evicted and are gone for good."""
+        """Remove the eviction records of ``workers``, whose processes are gone for good."""
         evicted = [self._nodes.paths.evicted_worker(worker) for worker in workers]
         self._nodes.session.read_all("forget the evicted", [delete(path) for path in evicted])
 
 
 class HostNodes:
-    """The agents of a job."""
+    """The nodes of the agents of a job, one for each host."""
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def put(self, host: Host) -> None:
-        """Write the agent's node, which lives as long as this session.
+        """Write the node of the agent on ``host``, which lives as long as this session.
+
+        A node that an earlier session of the same agent left is replaced.
 
         Raises:
-            UsageError: the name belongs to another agent.
+            UsageError: another agent has a node under the name of this host.
             UnknownJob: the job was replaced by a new one of that name.
         """
-
         owner = host
 
         def ours(values: Mapping[str, Any]) -> bool:
@@ -106,9 +113,13 @@ class HostNodes:
             )
 
     def ask_to_leave(self, name: str) -> bool:
-        """Ask the agent of a host to take it out of the job; False: it has no agent.
+        """Ask the agent of host ``name`` to take the host out of the job.
 
-        A new session of that agent begins without the question.
+        The request is lost if the session of the agent ends, because the agent then writes its node
+        anew.
+
+        Returns:
+            False if the host has no agent, else True.
         """
         node = self._nodes.paths.host(name)
         try:
@@ -119,7 +130,7 @@ class HostNodes:
 
 
 class SlotNodes:
-    """The edl-workers of a job under horovodrun."""
+    """The nodes of the edl-workers of a job that runs under horovodrun, one for each slot."""
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
@@ -127,7 +138,8 @@ class SlotNodes:
     def put(self, slot: SlotRecord) -> None:
         """Write the node of an edl-worker, which lives as long as this session.
 
-        It takes over what another one has left: the driver has one process in a slot.
+        The node of an earlier edl-worker in the same slot is replaced: the driver has one process
+        in a slot.
 
         Raises:
             UnknownJob: the job was replaced by a new one of that name.

@@ -1,4 +1,4 @@
-"""What people ask of the leader, each request once, with the leader's answer."""
+"""Write requests to the leader of a job, and read its answers; each request is handled once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ from edl.errors import CoordinationError
 
 
 class RequestNodes:
-    """The requests of a job, numbered from 0."""
+    """The request nodes of one job; requests are numbered from 0."""
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def add(self, request: Request) -> int:
-        """Ask something of the leader; the number under which it answers."""
+        """Write ``request`` for the leader, and return the number that ZooKeeper gave it.
+
+        Raises:
+            UnknownJob: the job does not exist.
+            CoordinationError: ZooKeeper is away; the request may have been written or not.
+        """
         data = encode(replace(request, number=-1).to_json())
         parent = self._nodes.paths.requests
         try:
@@ -36,10 +41,10 @@ class RequestNodes:
         return sequence(path)
 
     def get(self, number: int) -> Request:
-        """A request, answered (``done``) or not.
+        """Return request ``number``; its ``done`` says whether the leader has answered it.
 
         Raises:
-            CoordinationError: there is none of that number.
+            CoordinationError: no request has that number, or ZooKeeper is away.
         """
         request, _ = self._read(number)
         if request is None:
@@ -47,7 +52,15 @@ class RequestNodes:
         return request
 
     def cancel(self, number: int) -> Request | None:
-        """Take a request back: then nobody acts on it. Else its answer, which came before."""
+        """Withdraw request ``number``, so that the leader does not act on it.
+
+        Returns:
+            None if the request was withdrawn or does not exist; the request with its answer if the
+            leader answered first.
+
+        Raises:
+            CoordinationError: ZooKeeper is away, or the request changed too often.
+        """
         path = self._nodes.paths.request(number)
         for _ in range(ATTEMPTS):
             request, version = self._read(number)
@@ -64,7 +77,7 @@ class RequestNodes:
         raise self._nodes.changed_too_often(path)
 
     def _read(self, number: int) -> tuple[Request | None, int]:
-        """A request and the version of its node."""
+        """Return request ``number`` and the version of its node; None and -1 without a node."""
         path = self._nodes.paths.request(number)
         answer = self._nodes.session.read_all("read a request", [get(path)])[0]
         if answer is None:
@@ -74,4 +87,5 @@ class RequestNodes:
 
 
 def _delete(client: Any, path: str, version: int) -> Any:
+    """Start to delete the node at ``path`` if it has ``version``; return kazoo's pending result."""
     return client.delete_async(path, version)

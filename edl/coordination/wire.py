@@ -1,4 +1,4 @@
-"""Values to and from the bytes of a node: JSON, sorted, so equal values are equal bytes."""
+"""Convert JSON objects to the bytes of a node and back; equal objects have equal bytes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from edl.errors import CoordinationError
 
 
 def encode(value: Mapping[str, Any]) -> bytes:
-    """JSON bytes of ``value``."""
+    """Return ``value`` as JSON bytes with sorted keys."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def decode(path: str, data: bytes) -> dict[str, Any]:
-    """The JSON object in the node ``path``; an empty node is an empty object.
+    """Return the JSON object in ``data``, the bytes of the node at ``path``; no bytes are ``{}``.
 
     Raises:
-        CoordinationError: the node holds something else.
+        CoordinationError: ``data`` is not JSON, or not a JSON object.
     """
     if not data:
         return {}
