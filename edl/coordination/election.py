@@ -70,25 +70,28 @@ class _Term(Record):
 
 
 def candidate_of(node: str) -> str:
-    """Return the candidate that created a node below the election node, given the node's name."""
+    """Return the name of the candidate that created ``node``, the name of an election node."""
     return node.rsplit("-", 2)[0]
 
 
 def nodes_of(names: Iterable[str], candidate: str) -> list[str]:
-    """Return those names of election nodes that one candidate created, one for each session."""
+    """Return those of the election nodes ``names`` that ``candidate`` created.
+
+    There is one for each of its sessions.
+    """
     return [name for name in names if candidate_of(name) == candidate]
 
 
 class Election:
-    """One candidate's part in an election. Call :meth:`enter` again after a lost session.
+    """One candidate in an election; call :meth:`enter` again after a lost session.
 
     Args:
-        session: The ZooKeeper session; the candidate's node lives as long as it.
+        session: The ZooKeeper session; the candidate's node lives as long as the session.
         path: The election node, below which each candidate has a node
             ``<candidate>-<token>-<sequence>``.
-        candidate: The name of this candidate, unique in the election; it holds no slash.
+        candidate: The name of this candidate, unique in the election, without a slash.
         leader_path: The leader node, empty before the first term. A term writes ``record`` and
-            ``term`` into it, and its version is part of the fence: nobody else may write it.
+            ``term`` into it, and its version is part of the fence: nothing else may write it.
         record: The JSON object that describes this candidate to readers of the two nodes.
         missing: Makes the error for an election whose nodes do not exist; the default makes a
             CoordinationError.
@@ -117,10 +120,10 @@ class Election:
         self._leadership: Leadership | None = None
 
     def enter(self) -> None:
-        """Become a candidate with the current session; do nothing if this already is one.
+        """Become a candidate with the current session; do nothing if this object already is one.
 
         Raises:
-            CoordinationError: ZooKeeper is away; call it again.
+            CoordinationError: ZooKeeper is away; call this method again.
             EdlError: the election does not exist (the error that ``missing`` makes).
         """
         if self._epoch != self.session.epoch:
@@ -155,7 +158,8 @@ class Election:
 
         Returns:
             The same leadership as long as the term lasts. None if another candidate leads, and
-            if this is no candidate (never entered, removed, session lost): see :meth:`enter`.
+            if this object is no candidate (never entered, removed, session lost): see
+            :meth:`enter`.
 
         Raises:
             CoordinationError: ZooKeeper is away, or candidates come and go too fast.
@@ -189,7 +193,7 @@ class Election:
         )
 
     def leave(self) -> None:
-        """Stop being a candidate, which also ends a leadership; do nothing if this is none.
+        """Stop being a candidate, which also ends a leadership; do nothing if this is no candidate.
 
         Raises:
             CoordinationError: ZooKeeper is away; the candidate's node ends with its session.
@@ -215,7 +219,9 @@ class Election:
         return [candidate_of(name) for name in before]
 
     def remove(self, candidate: str) -> bool:
-        """Remove another candidate, and so end its term if it leads. The fence makes that safe.
+        """Remove ``candidate``, another one, and so end its term if it leads.
+
+        This is safe at any time, because the fence refuses later writes of a removed leader.
 
         Returns:
             Whether there was such a candidate.
@@ -236,6 +242,7 @@ class Election:
         return f"{self.candidate}-{self._token}-"
 
     def _no_election(self) -> CoordinationError:
+        """Return the error for an election without nodes; used unless ``missing`` was given."""
         return CoordinationError(
             f"there is no election at {self.path} with the leader in {self.leader_path}; "
             "create both nodes first"
@@ -249,16 +256,20 @@ class Election:
         return sorted(names, key=sequence)
 
     def _are_there(self, names: Sequence[str]) -> bool:
-        """Return whether all these nodes exist; ZooKeeper is asked once, until one is removed."""
+        """Return whether all election nodes ``names`` exist, and watch them.
+
+        The answer is kept until one of the nodes is removed, so ZooKeeper is asked once.
+        """
         nodes = [exists(f"{self.path}/{name}", self._wake) for name in names]
         return None not in self.session.read_all("watch the election", nodes)
 
     def _remove_others(self, candidates: Sequence[str]) -> None:
-        """Remove the nodes that this candidate made in earlier sessions; the fence makes it safe.
+        """Remove the nodes among ``candidates`` that this candidate made in earlier sessions.
 
-        One may even belong to the present session: when the session before ends between two
-        requests of :meth:`enter`, the node is made in the new one, with the old token. Nobody
-        would lead with it, and all other candidates would wait behind it.
+        The fence makes that safe. One of the nodes may even belong to the present session: when the
+        session before it ends between two requests of :meth:`enter`, the node is made in the new
+        session with the old token. This candidate would not lead with such a node, and all other
+        candidates would wait behind it.
         """
         own = nodes_of(candidates, self.candidate)
         others = [name for name in own if not name.startswith(self._prefix)]
@@ -268,16 +279,19 @@ class Election:
             )
 
     def _mine(self, candidates: Sequence[str]) -> str | None:
-        """Return the name of this candidate's node, or None if it has none.
+        """Return the name of this candidate's node among ``candidates``, or None if it has none.
 
-        The node is found by its token, for the answer to its creation may have been lost.
+        The node is found by its token, because the answer to its creation may have been lost.
         """
         if not self._token:
             return None
         return next((name for name in candidates if name.startswith(self._prefix)), None)
 
     def _begin_term(self, mine: str) -> Leadership | None:
-        """Start the next term; return None if the leader node or our node changed meanwhile."""
+        """Start the next term with the election node ``mine``, and return its leadership.
+
+        The result is None if the leader node or this candidate's node changed meanwhile.
+        """
         answer = self.session.read_all("read the leader", [get(self.leader_path)])[0]
         if answer is None:
             raise self._missing()
@@ -341,7 +355,9 @@ class Leadership:
             ) from refused
 
     def try_commit(self, writes: Sequence[Write]) -> None:
-        """Do the same as :meth:`commit`, for a caller that reads again and retries if refused.
+        """Do all writes in one fenced transaction, and raise Refused if a node is not as expected.
+
+        This is :meth:`commit` for a caller that reads again and retries then.
 
         Raises:
             Refused: the node of write number ``index`` is not as expected; nothing was written.
@@ -356,6 +372,7 @@ class Leadership:
             raise Refused(refused.index - _FENCE, refused.error) from refused
 
     def _build(self, transaction: TransactionRequest, writes: Sequence[Write]) -> None:
+        """Add the fence and the ``writes`` of the leader to a transaction."""
         transaction.check(self.node, -1)
         transaction.check(self._leader_path, self._leader_version)
         for write in writes:

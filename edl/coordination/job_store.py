@@ -1,8 +1,8 @@
-"""What ZooKeeper holds of one job, read and written as the records of ``core.records``.
+"""Read and write what ZooKeeper holds of one job, as the records of ``core.records``.
 
 Every method raises CoordinationError in bounded time when ZooKeeper is away, UnknownJob when there
-is no such job, and AccessDenied (which is one) when it has another secret than the session.
-Writes of the leader are not here but in ``decisions``, where they are fenced.
+is no such job, and AccessDenied (a kind of UnknownJob) when the job has another secret than the
+session. The writes of the leader are not here but in ``decisions``, where they are fenced.
 """
 
 from __future__ import annotations
@@ -51,7 +51,15 @@ from edl.errors import AccessDenied, UnknownJob
 
 
 class WorkerView(NamedTuple):
-    """What a worker of a job has to know of it; ``evicted``: worker -> why it was evicted."""
+    """What a worker that does not lead reads of its job.
+
+    Attributes:
+        job: The record of the job.
+        generation: The newest generation; None before the first one.
+        evicted: The reason of each eviction, by the id of the evicted worker.
+        leader: The leader of the newest term; None before the first one.
+        policy: The policy of the job.
+    """
 
     job: Job
     generation: Generation | None
@@ -61,10 +69,14 @@ class WorkerView(NamedTuple):
 
 
 class JobStore:
-    """The job ``job_name`` as ZooKeeper has it. Raises ConfigError for an impossible name.
+    """The nodes of the job ``job_name`` in ZooKeeper, read and written as records.
 
-    What belongs to the job as a whole is read and written here; ``members``, ``hosts``, ``slots``,
-    ``requests``, ``events``, ``profile`` and ``policy`` hold the rest.
+    This object reads and writes what belongs to the job as a whole; its attributes ``members``,
+    ``hosts``, ``slots``, ``requests``, ``events``, ``profile`` and ``policy`` read and write the
+    rest.
+
+    Raises:
+        ConfigError: ``job_name`` cannot be the name of a job.
     """
 
     def __init__(self, session: Session, job_name: str) -> None:
@@ -83,7 +95,10 @@ class JobStore:
 
     @property
     def incarnation(self) -> tuple[int, int]:
-        """Changes whenever ZooKeeper may have lost the nodes that this process has written."""
+        """A pair that changes when ZooKeeper may have lost what this process wrote.
+
+        It counts the sessions of this process, and how often the job was written again.
+        """
         return self.session.epoch, self.copy.written_again
 
     def create(
@@ -96,8 +111,10 @@ class JobStore:
         """Create the job, or replace one that has ended or whose processes are all dead.
 
         Args:
-            hosts: host -> workers to start with; desired and assigned.
-            by_slot: only assigned; its launcher assigns by slot.
+            job: The record of the job.
+            hosts: The number of workers to start on each host, as desired and assigned.
+            by_slot: Whether the launcher assigns workers by slot; then ``hosts`` is only assigned.
+            policy: The policy of the job.
 
         Raises:
             JobExists: a job of that name is alive.
@@ -107,16 +124,18 @@ class JobStore:
         self.nodes.belong_to(run)
 
     def delete(self) -> None:
-        """Remove the job with everything in it; nothing happens when there is none."""
+        """Remove the job with everything in it, alive or not; do nothing if there is none."""
         lifecycle.delete_job(self.session, self.paths)
 
     def snapshot(self, wake: OnChange = None) -> Snapshot:
-        """Everything at about one time; a node that vanishes meanwhile is absent.
+        """Read everything about the job at about one time, without nodes that vanish meanwhile.
 
-        ``wake`` is called when something of it changes, except status, events, what is discovered
-        and what is desired but not assigned: once for each change of a node that was read, from
-        kazoo's connection thread, so it must not block. A loss of the connection calls it, too:
-        read again then. With it only those are read that are new or have changed since.
+        Args:
+            wake: Called once for each node that was read and then changes, except status, events,
+                the discovered slots and the desired workers. A loss of the connection calls it,
+                too: read again then. It runs on kazoo's connection thread, so it must not block.
+                    With a ``wake``,
+                only nodes that are new or have changed since the last snapshot are read.
         """
         p = self.paths
         parents = (p.hosts, p.members, p.requests, p.evicted, p.slots)
@@ -155,7 +174,12 @@ class JobStore:
         )
 
     def watch_generation(self, wake: OnChange) -> WorkerView:
-        """What a worker that does not lead needs; ``wake``: as in :meth:`snapshot`, for that."""
+        """Read what a worker that does not lead needs, with less load on ZooKeeper than a snapshot.
+
+        Args:
+            wake: Called when the job, its generation, leader or policy or the evictions change;
+                other rules as in :meth:`snapshot`.
+        """
         p = self.paths
         news = (p.job, p.generation, p.leader, p.policy)
         wakers = {path: wake if path in news else ignore_changes for path in p.describing}
@@ -174,9 +198,14 @@ class JobStore:
         )
 
     def was_lost(self, error: UnknownJob) -> bool:
-        """Whether ZooKeeper has lost the job, or has it again: it was not removed nor replaced.
+        """Return whether ZooKeeper has lost the job, so that it may be written again.
 
-        Nobody removes a job that has not ended, as far as this process has read it.
+        The answer is False if this process never read the job, if the job had ended, or if a new
+        job has its name: nobody removes a job that has not ended. It is True also if another
+        process has written the lost job again already.
+
+        Args:
+            error: The error of the read that did not find the job.
         """
         job = self.copy.job
         if job is None or job.state.over or isinstance(error, AccessDenied):
@@ -184,9 +213,11 @@ class JobStore:
         return lifecycle.current_run(self.session, self.paths) in (None, self.nodes.run)
 
     def write_again(self, event: Event) -> bool:
-        """Write a job that ZooKeeper has lost, as this process has read it last, with ``event``.
+        """Write a job that ZooKeeper has lost, as this process last read it, and append ``event``.
 
-        False: somebody else has written a job of its name, this one perhaps.
+        Returns:
+            False if another process has meanwhile written a job of that name, perhaps this one;
+            else True.
         """
         return self.copy.write(self.session, self.nodes.run, event)
 
@@ -198,10 +229,17 @@ class JobStore:
         finished_in: int = 0,
         only_from: tuple[JobState, ...] = (JobState.RUNNING,),
     ) -> bool:
-        """Move the job to ``state`` if it is in one of ``only_from``; whether it was.
+        """Move the job to ``state`` if it is in one of the states ``only_from``.
 
-        See :class:`edl.core.records.JobEnd`. An ``exit_code`` of 0 leaves the one of a job that
-        stops as it is.
+        Args:
+            state: The new state.
+            reason: Why the job changes its state, for people; shortened if it is long.
+            exit_code: The exit code of `edl run`. With 0 a job that stops keeps the code it has.
+            finished_in: See :class:`edl.core.records.JobEnd`.
+            only_from: The states from which the job may be moved.
+
+        Returns:
+            Whether the job was in one of ``only_from``, and so was moved.
         """
         moved = False
 
@@ -225,14 +263,14 @@ class JobStore:
         return moved
 
     def status(self) -> TrainingStatus:
-        """What the leader has written last."""
+        """Return the summary of the training that the leader wrote last."""
         answer = self.nodes.read(get(self.paths.status))[0]
         if answer is None:
             raise self.nodes.unknown()
         return TrainingStatus.from_json(content(self.paths.status, answer))
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Record that a checkpoint of ``step`` is in ``directory``."""
+        """Record in the job that a checkpoint of ``step`` is in ``directory``."""
         saved = {"checkpoint": directory, "saved_step": step}
         self.nodes.compare_and_set(self.paths.job, lambda job: {**job, **saved})
 
@@ -241,33 +279,54 @@ class JobStore:
     def set_desired(
         self, change: desired.Choice, by: RequestedBy, why: str, terms: LeaseTerms = NO_LEASE_TERMS
     ) -> Change:
-        """Let ``change(workers desired by host)`` be desired; what was and is desired.
+        """Set how many workers are desired on each host, and log an event that says why.
 
-        An agent's part, and an event that says ``why``, are written with it, all or nothing; so is,
-        for a person, that a profile lets it stand. ``change`` gets a copy, may be called again when
-        another writer was faster, and may raise to change nothing.
+        The assigned workers (unless the launcher assigns by slot) and the event are written in the
+        same transaction. If a person asks for the change, a profile that runs keeps that size, and
+        the policy leaves it alone for a time.
 
         Args:
-            why: a clause, such as "edl scale".
-            terms: whether slots are borrowed, or to be given back.
+            change: Returns the workers to desire on each host, from a copy of the present ones. It
+                is called again when another process wrote meanwhile, and may raise an error to
+                change nothing.
+            by: Who asks for the change.
+            why: A clause such as "edl scale", which begins the sentence of the event.
+            terms: Whether slots are borrowed, or have to be given back.
+
+        Returns:
+            What was desired before, and what is desired now.
         """
         return desired.set_desired(self.nodes, change, by, why, terms)
 
     def record_returned(self, done: Reclaim) -> None:
-        """Write down that borrowed slots were given back, with its event."""
+        """Record that the borrowed slots ``done`` were given back, and log that as an event."""
         desired.record_returned(self.nodes, done)
 
     def discover(
         self, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
     ) -> Desired:
-        """Say which slots the driver of horovodrun may use; what is desired.
+        """Record which slots the driver of horovodrun may use; start the job if it has not begun.
 
-        ``first`` and the limits are taken only from the first that says so.
+        Args:
+            slots: The number of slots of each host.
+            first: The workers to desire on each host; used only if none are desired yet.
+            min_np: The smallest number of workers of the job; used only with ``first``.
+            max_np: The largest number of workers; None keeps that of the job. Used only with
+                ``first``.
+
+        Returns:
+            The workers that are desired now.
         """
         return desired.discover(self.nodes, slots, first, min_np, max_np)
 
     def assign(self, change: Callable[[dict[str, int]], dict[str, int]]) -> None:
-        """Write down what a launcher has said that assigns by slot; ``change`` as above."""
+        """Set how many workers a launcher that assigns by slot keeps on each host.
+
+        Args:
+            change: Returns the workers to assign to each host, from a copy of the present ones. It
+                may be called again when another process wrote meanwhile, and may raise to change
+                nothing.
+        """
 
         def changed(values: dict[str, Any]) -> dict[str, Any]:
             return {**values, "hosts": change(dict(values["hosts"]))}
@@ -275,16 +334,19 @@ class JobStore:
         self.nodes.compare_and_set(self.paths.assigned, changed)
 
     def _job(self, answer: Any) -> Job:
+        """Return the job in the answer to a read of its node; raise UnknownJob if it is None."""
         if answer is None:
             raise self.nodes.unknown()
         return record(Job, (self.paths.job, answer[0]))
 
 
 def _kept(found: Iterable[Node]) -> tuple[SlotRecord, ...]:
+    """Return the slot records in the nodes ``found``, sorted by host and slot."""
     slots = (record(SlotRecord, node) for node in found)
     return tuple(sorted(slots, key=lambda kept: (kept.host, kept.slot)))
 
 
 def _evicted(found: Iterable[Node]) -> dict[int, str]:
+    """Return the reason of each eviction in the nodes ``found``, by the id of the worker."""
     values = ((int(node[0].rsplit("/", 1)[1]), decode(*node)) for node in found)
     return {worker: str(value.get("reason", "")) for worker, value in sorted(values)}

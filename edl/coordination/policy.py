@@ -1,4 +1,4 @@
-"""The policy of a job, and what the job has learned of its sizes."""
+"""Read and write the policy of a job, and what the job has learned of its sizes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from edl.core.records import JobPolicy
 
 
 class PolicyNodes:
-    """Both nodes."""
+    """The nodes of one job that hold its policy and what it has learned of its sizes."""
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def get(self) -> JobPolicy:
-        """The policy; an empty one without any."""
+        """Return the policy of the job, an empty one if it has none.
+
+        Raises:
+            UnknownJob: the job does not exist.
+        """
         path = self._nodes.paths.policy
         answer = self._nodes.read(get(path))[0]
         if answer is None:
@@ -28,9 +32,12 @@ class PolicyNodes:
         return record_or_none(JobPolicy, path, answer) or JobPolicy()
 
     def change(self, change: Callable[[JobPolicy], JobPolicy], why: str) -> JobPolicy:
-        """Let ``change(policy)`` be the policy from now on, with an event that says ``why``.
+        """Replace the policy of the job by ``change(policy)``, log an event, and return the result.
 
-        ``change`` may be called again when another writer was faster, and may raise.
+        Args:
+            change: Returns the new policy, from the present one. It may be called again when
+                another process wrote meanwhile, and may raise an error to change nothing.
+            why: The sentence of the event. No event is written if the policy stays the same.
         """
         p = self._nodes.paths
 
@@ -45,20 +52,23 @@ class PolicyNodes:
         return JobPolicy.from_json(found[p.policy])
 
     def propose(self, policy: JobPolicy) -> JobPolicy:
-        """Let it be the policy, unless the job has one; the one that stands."""
+        """Make ``policy`` the policy of the job unless it has one; return the resulting policy."""
         return self.change(
             lambda now: now if now.text else policy, f"the script has a policy: {policy.source}"
         )
 
     def learned(self) -> ScalingProfile:
-        """What the job has learned; nothing at first."""
+        """Return what the job has learned of its sizes, an empty profile at first."""
         path = self._nodes.paths.learned
         return (
             record_or_none(ScalingProfile, path, self._nodes.read(get(path))[0]) or ScalingProfile()
         )
 
     def put_learned(self, learned: ScalingProfile) -> None:
-        """Let the job begin with what another start of it has learned, if it has seen nothing."""
+        """Write ``learned``, from an earlier start of the job, unless this start has data itself.
+
+        A start that has measured the throughput of any size keeps what it has learned.
+        """
         path = self._nodes.paths.learned
 
         def change(found: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The newest profile of a job, and who profiles it now: one at a time."""
+"""Read and write the newest profile of a job, and let one process at a time profile the job."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ from edl.core.job.profile_hold import ProfileHold
 
 
 class ProfileNode:
-    """The profile of a job, and its hold."""
+    """The nodes of one job that hold its profile, and the hold of the process that profiles it.
+
+    A profile is the throughput of the job by number of workers, measured by `edl profile`.
+    """
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def put(self, curve: Curve) -> None:
-        """Keep the newest profile of the job with it; also of one that has ended."""
+        """Store ``curve`` as the newest profile of the job, also if the job has ended."""
         self._nodes.compare_and_set(self._nodes.paths.profile, lambda _: curve.to_json())
 
     def get(self) -> Curve | None:
-        """The newest profile; None before the first."""
+        """Return the newest profile of the job, or None if it was never profiled.
+
+        Raises:
+            UnknownJob: the job does not exist.
+        """
         path = self._nodes.paths.profile
         answer = self._nodes.read(get(path))[0]
         if answer is None:
@@ -27,17 +34,24 @@ class ProfileNode:
         return record_or_none(Curve, path, answer)
 
     def hold(self, hold: ProfileHold) -> bool:
-        """Profile the job from now on, as long as this session lives; False: another one does."""
+        """Take the right to profile the job for as long as this session lives.
+
+        Args:
+            hold: The record to write; its ``token`` identifies the process that profiles.
+
+        Returns:
+            False if another process profiles the job, else True.
+        """
         path = self._nodes.paths.profile_hold
         return self._nodes.put_ephemeral(path, hold, lambda held: held["token"] == hold.token)
 
     def held(self) -> ProfileHold | None:
-        """Who profiles the job now, if anybody does."""
+        """Return the hold of the process that profiles the job now, or None if nobody does."""
         path = self._nodes.paths.profile_hold
         return record_or_none(ProfileHold, path, self._nodes.read(get(path))[0])
 
     def release(self, token: str) -> None:
-        """Profile the job no longer; nothing happens when it was another one."""
+        """Give up the right to profile the job; do nothing if the hold has another ``token``."""
         hold = self.held()
         if hold is not None and hold.token == token:
             node = self._nodes.paths.profile_hold
