@@ -53,7 +53,7 @@ class DecisionWriter:
 
     Args:
         nodes: The nodes of the job.
-        leadership: The term of the leader, from :func:`job_election`.
+        leadership: The term of the leader, from an election made by :func:`job_election`.
     """
 
     def __init__(self, nodes: JobNodes, leadership: Leadership) -> None:
@@ -116,6 +116,9 @@ class DecisionWriter:
     def put_learned(self, learned: ScalingProfile) -> None:
         """Write what the job has learned of its sizes.
 
+        Args:
+            learned: The throughput of each size, and the notes of the policy's rule.
+
         Raises:
             LeadershipLost, CoordinationError: as :meth:`Leadership.commit`.
         """
@@ -150,7 +153,12 @@ class DecisionWriter:
         ]
 
     def _generation(self, new: Generation | None, read: Answer) -> list[Write]:
-        """Return the write of a new generation, which must follow the one that was read."""
+        """Return the write of the generation ``new``; none if it is None.
+
+        Raises:
+            CoordinationError: ``new`` does not follow the generation that was read, or has another
+                term.
+        """
         if new is None:
             return []
         path, (data, stat) = self._nodes.paths.generation, read
@@ -164,7 +172,11 @@ class DecisionWriter:
         return [Write(path, new.to_json(), stat.version)]
 
     def _sizes(self, change: Change | None, desired: Answer, assigned: Answer) -> list[Write]:
-        """Return the writes of a change of sizes, which must begin at the size that was read."""
+        """Return the writes of a change of the desired, and perhaps assigned, workers.
+
+        Raises:
+            CoordinationError: other workers are desired meanwhile than before the change.
+        """
         if not change:
             return []
         paths = self._nodes.paths
@@ -177,7 +189,10 @@ class DecisionWriter:
         return writes
 
     def _evictions(self, evict: Mapping[int, str], present: Sequence[bool]) -> list[Write]:
-        """Return the writes that evict workers, without those that are evicted already."""
+        """Return the writes that evict the workers in ``evict``, an id -> reason.
+
+        ``present`` says, for each of them in order, whether its eviction is written already.
+        """
         return [
             Write(
                 self._nodes.paths.evicted_worker(worker),
@@ -189,7 +204,13 @@ class DecisionWriter:
         ]
 
     def _answers(self, answers: Sequence[Request], present: Sequence[bool]) -> list[Write]:
-        """Return the writes of answers to requests; to refuse a withdrawn request needs none."""
+        """Return the writes of answers to requests.
+
+        A withdrawn request that the decision refuses needs no answer.
+
+        Raises:
+            CoordinationError: the decision grants a request that was withdrawn meanwhile.
+        """
         writes = []
         for answer, is_there in zip(answers, present, strict=True):
             if is_there:
@@ -199,7 +220,7 @@ class DecisionWriter:
         return writes
 
     def _requests(self, asks: Iterable[Request]) -> list[Write]:
-        """Return the writes that add requests of the leader's own."""
+        """Return the writes that add the requests ``asks``, which the leader makes itself."""
         prefix = f"{self._nodes.paths.requests}/r-"
         numberless = (replace(request, number=-1) for request in asks)
         return [Write(prefix, request.to_json(), sequence=True) for request in numberless]

@@ -1,4 +1,4 @@
-"""How what is desired of a job is written: a change, all that belongs to it, and its event."""
+"""Write changes of the desired workers of a job: the change, what depends on it, and its event."""
 
 from __future__ import annotations
 
@@ -21,7 +21,18 @@ Choice = Callable[[dict[str, int]], Placement]  # from the workers that are desi
 def set_desired(
     nodes: JobNodes, choose: Choice, by: RequestedBy, why: str, terms: LeaseTerms = NO_LEASE_TERMS
 ) -> Change:
-    """See :meth:`JobStore.set_desired`."""
+    """Set how many workers are desired on each host; see :meth:`JobStore.set_desired`.
+
+    Args:
+        nodes: The nodes of the job.
+        choose: Returns the workers to desire on each host, from a copy of the present ones.
+        by: Who asks for the change.
+        why: A clause that begins the sentence of the event.
+        terms: Whether slots are borrowed, or have to be given back.
+
+    Returns:
+        What was desired before, and what is desired now.
+    """
     p, hold = nodes.paths, nodes.paths.profile_hold
     made: list[Change] = []
 
@@ -41,7 +52,7 @@ def set_desired(
 
 
 def record_returned(nodes: JobNodes, done: Reclaim) -> None:
-    """See :meth:`JobStore.record_returned`."""
+    """Record that borrowed slots were given back; see :meth:`JobStore.record_returned`."""
     p = nodes.paths
 
     def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
@@ -59,7 +70,18 @@ def record_returned(nodes: JobNodes, done: Reclaim) -> None:
 def discover(
     nodes: JobNodes, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
 ) -> Desired:
-    """See :meth:`JobStore.discover`."""
+    """Record the slots that horovodrun may use; see :meth:`JobStore.discover`.
+
+    Args:
+        nodes: The nodes of the job.
+        slots: The number of slots of each host.
+        first: The workers to desire on each host if none are desired yet.
+        min_np: The smallest number of workers of the job, used with ``first``.
+        max_np: The largest number of workers, used with ``first``; None keeps that of the job.
+
+    Returns:
+        The workers that are desired now.
+    """
     p = nodes.paths
 
     def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
@@ -85,6 +107,7 @@ def _changed(
     why: str,
     terms: LeaseTerms = NO_LEASE_TERMS,
 ) -> Change:
+    """Return the change to the workers that ``choose`` returns, from the values ``found``."""
     before = Desired.from_json(found[p.desired])
     hosts = choose(dict(before.hosts))
     assigned = Assigned.from_json(found[p.assigned])
@@ -94,7 +117,10 @@ def _changed(
 def _written(
     p: JobPaths, found: Mapping[str, Values], change: Change
 ) -> tuple[dict[str, Values], Event | None]:
-    """What is written for a change, and its event; nothing for none."""
+    """Return the new values of the nodes that ``change`` writes, by path, and its event.
+
+    A change that changes nothing gives no values and no event.
+    """
     if not change:
         return {}, None
     follows = {} if change.assigned is None else {p.assigned: change.assigned.to_json()}
@@ -103,5 +129,5 @@ def _written(
 
 
 def _place(p: JobPaths, found: Mapping[str, Values]) -> tuple[int, int]:
-    """Generation and step at which the job is."""
+    """Return the generation and the step at which the job is, for an event."""
     return found[p.generation].get("number", 0), found[p.status].get("step", 0)

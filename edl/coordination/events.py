@@ -1,4 +1,7 @@
-"""The event log of a job: sequential nodes, so the order is ZooKeeper's and no clock's."""
+"""Read and write the event log of a job.
+
+The events are sequential nodes, so ZooKeeper gives them their order, not the clock of a host.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,17 @@ _AT_ONCE = 500  # nodes read or removed in one go
 
 
 class EventNodes:
-    """The events of a job, numbered from 0; from a later number in a job that was written again."""
+    """The event log of one job; events are numbered from 0.
+
+    In a job that was written again after ZooKeeper had lost it, they are numbered from a later
+    number.
+    """
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def add(self, event: Event) -> int:
-        """Append an event and return its number.
+        """Append ``event`` to the log, and return its number.
 
         Raises:
             UnknownJob: there is no such job.
@@ -36,7 +43,7 @@ class EventNodes:
         return self._first() + sequence(path)
 
     def read(self, after: int = -1) -> list[tuple[int, Event]]:
-        """The events with a number above ``after``, in order.
+        """Return the events with a number above ``after``, in order, each with its number.
 
         Raises:
             UnknownJob: there is no such job.
@@ -59,14 +66,20 @@ class EventNodes:
 
     @property
     def _counter(self) -> Read:
+        """The read of the node that says at which number the events begin."""
         return get(self._nodes.paths.events, ignore_changes)
 
     def _first(self) -> int:
+        """Return the number at which the events of the job begin."""
         paths = self._nodes.paths
         return first_of(paths.events, self._nodes.read(self._counter)[0])
 
     def newest_step(self) -> int:
-        """The step of the newest event; 0 without one. Raises as :meth:`read`."""
+        """Return the training step that the newest event names; 0 without an event or a job.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
         session, paths = self._nodes.session, self._nodes.paths
         names = session.read_all("read the newest event", [children(paths.events)])[0]
         if not names:
@@ -76,7 +89,7 @@ class EventNodes:
         return Event.from_json(decode(path, answer[0])).step if answer is not None else 0
 
     def trim(self, keep: int) -> int:
-        """Remove all but the newest ``keep`` events; returns how many were removed.
+        """Remove all events except the newest ``keep``, and return how many were removed.
 
         Raises:
             CoordinationError: ZooKeeper is away.

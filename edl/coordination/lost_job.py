@@ -1,4 +1,7 @@
-"""A process's part in writing a job again that ZooKeeper has lost, by rules of ``core``."""
+"""Write a job again that ZooKeeper has lost: the part of one process.
+
+The rules on which process writes are in :mod:`edl.core.job.lost_job`.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,12 @@ LOST = "ZooKeeper has lost the job; training goes on, and its processes write it
 
 
 class LostJob(ABC):
-    """Called by one thread.
+    """One process's handling of a job that ZooKeeper may have lost; one thread calls it.
 
     Args:
-        say: shows a sentence.
-        probe_timeout_s: for the port of a worker to answer.
+        store: The job in ZooKeeper, with this process's copy of it.
+        say: Shows a sentence to people.
+        probe_timeout_s: How long to wait for the port of a worker to answer, in seconds.
     """
 
     def __init__(self, store: JobStore, say: Callable[[str], None], probe_timeout_s: float) -> None:
@@ -34,16 +38,23 @@ class LostJob(ABC):
         self._since: float | None = None
 
     def is_back(self) -> None:
-        """ZooKeeper has the job."""
+        """Note that ZooKeeper has the job, so that the next loss is handled from its beginning."""
         self._since = None
 
     def handle(self, error: UnknownJob, name: str, step: int) -> bool:
-        """Write the job again, or wait until another process has; False: it was removed.
+        """Write the job again, or wait until another process has written it.
 
-        Call it at each ``error`` until :meth:`is_back`. The nodes of this process are lost, too.
+        Call this method at each ``error`` until :meth:`is_back` can be called. After the job is
+        written again, this process has to write its own nodes again, too.
 
         Args:
-            name: of this process; with ``step``, the newest complete one, for the event.
+            error: The error of the read or write that did not find the job.
+            name: The name of this process, for the event.
+            step: The newest complete step, for the event.
+
+        Returns:
+            False if the job was removed or replaced, or must be taken for removed after
+            ``PATIENCE_S`` without success; True if the caller should go on and try again.
         """
         try:
             if not self._store.was_lost(error):
@@ -63,13 +74,20 @@ class LostJob(ABC):
 
     @abstractmethod
     def _trains(self, generation: Generation | None) -> bool:
-        """Whether the ring lives, as far as this process can know."""
+        """Return whether the ring still trains, as far as this process can know."""
 
     @abstractmethod
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
-        """Whether it is up to this process, which has missed the job for so long."""
+        """Return whether this process is to write the job again now.
+
+        Args:
+            generation: The newest generation that this process has read, if any.
+            missed_s: For how many seconds this process has not found the job.
+            trains: What :meth:`_trains` returned.
+        """
 
     def _write(self, generation: Generation | None, name: str, step: int) -> bool:
+        """Write the job and the event of it; return False if another process was faster."""
         number = 0 if generation is None else generation.number
         reason = f"ZooKeeper had lost the job and its events; {name} wrote it again"
         event = Event(time.time(), number, step, reason, JobRestoredDetails(name))
@@ -77,14 +95,29 @@ class LostJob(ABC):
 
 
 class WorkersLostJob(LostJob):
-    """That of a worker, once it has its id ``own``."""
+    """The handling of a lost job by a worker.
+
+    Attributes:
+        own: The id of the worker; -1 until it has one.
+    """
 
     own = -1
 
     def _trains(self, generation: Generation | None) -> bool:
+        """Return whether this worker belongs to the job that it last read and is not evicted."""
         return may_write(self.own, generation, self._store.copy.evicted)
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
+        """Return whether this worker's turn has come, and no other knows a newer generation.
+
+        Workers begin in rank order, see :func:`edl.core.job.lost_job.begins_s`. Only the answers of
+        other workers of the same start of the job count.
+
+        Args:
+            generation: The newest generation that this worker has read, if any.
+            missed_s: For how many seconds this worker has not found the job.
+            trains: Whether this worker belongs to the job.
+        """
         if not trains or missed_s < begins_s(self.own, generation):
             return False
         members = () if generation is None else (*generation.members, *generation.previous)
@@ -101,11 +134,16 @@ class WorkersLostJob(LostJob):
 
 
 class LaunchersLostJob(LostJob):
-    """That of a launcher: it writes when no worker is left, who would know more."""
+    """The handling of a lost job by a launcher, which writes it only if no worker is left.
+
+    A worker that lives may know more about the job.
+    """
 
     def _trains(self, generation: Generation | None) -> bool:
+        """Return whether a worker of the generation that this launcher last read answers."""
         members = () if generation is None else generation.members
         return bool(answering(members, self._store.nodes.run, self._probe_timeout_s))
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
+        """Return whether no worker answers, and the workers had ``LAUNCHER_S`` to write the job."""
         return missed_s >= LAUNCHER_S and not trains

@@ -1,12 +1,13 @@
-"""Answers that hold until their watches fire: who looks often asks only for what has changed.
+"""Keep the answers to reads until their watches fire, so that only what has changed is read again.
 
 A job of a thousand workers has thousands of nodes, and its leader, each agent and each worker look
-at theirs every half second. While nothing changes that costs ZooKeeper nothing; when one worker
-changes, it costs each of them the read of that worker's node.
+at their part of the nodes every half second. While nothing changes, that costs ZooKeeper nothing.
+When one worker changes, it costs each reader the read of that worker's node.
 
-ZooKeeper tells a client of a change before it answers any request that was made after it, and
-kazoo reads both from one connection. Our watches run there, in that order (:class:`InOrder`): who
-has an answer, his own write's for instance, gets no older one from here.
+ZooKeeper tells a client of a change before it answers any request that was made after the change,
+and kazoo reads both from one connection. The watches of this module run there, in that order
+(:class:`InOrder`): a caller that has an answer, for instance to its own write, gets no older answer
+from here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ UNKNOWN = object()  # no answer is kept
 
 
 class WatchedReads:
-    """The answers of one session. From any thread."""
+    """The kept answers to the watched reads of one session; any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,7 +37,12 @@ class WatchedReads:
     def answers(
         self, issues: Sequence[Issue], ask: Callable[[Sequence[Issue]], list[Any]]
     ) -> list[Any]:
-        """The answers to ``issues``; ``ask`` gets those that are not kept, and may raise."""
+        """Return the answers to ``issues`` in order, and send only reads without a kept answer.
+
+        Args:
+            issues: The reads. The answer to a read with a ``wake`` is kept until its watch fires.
+            ask: Sends reads and returns their answers; what it raises is raised here.
+        """
         me = object()
         with self._lock:
             answers = [self._kept.get(one, UNKNOWN) for one in issues]
@@ -60,7 +66,10 @@ class WatchedReads:
         return answers
 
     def fired(self, read: Read) -> None:
-        """What was read has changed, or the connection is lost."""
+        """Drop the kept answer to ``read`` and call its ``wake``.
+
+        It is called when the node has changed, or the connection is lost.
+        """
         with self._lock:
             self._kept.pop(read, None)
             self._asked.pop(read, None)  # its answer may be from before
@@ -68,30 +77,40 @@ class WatchedReads:
             read.wake()
 
     def _watching(self, issue: Issue) -> Issue:
+        """Return ``issue`` as a request that sets a watch, if it is a read with a ``wake``."""
         if _is_watched(issue):
             return partial(issue, watch=Watch(self, issue))
         return issue
 
 
 def _is_watched(issue: Issue) -> TypeGuard[Read]:
+    """Return whether ``issue`` is a read with a ``wake``, whose answer may be kept."""
     return isinstance(issue, Read) and issue.wake is not None
 
 
 @dataclass(frozen=True)
 class Watch:
-    """What kazoo calls. Two of the same read are equal, so kazoo keeps one."""
+    """The callback that kazoo calls when the watch of ``read`` fires.
+
+    Two callbacks for equal reads are equal, so kazoo keeps one of them.
+    """
 
     reads: WatchedReads = field(repr=False)
     read: Read
 
     def __call__(self, event: object) -> None:
+        """Tell ``reads`` that the watch of ``read`` has fired."""
         self.reads.fired(self.read)
 
 
 class InOrder(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads, but our watches run as they come, before any later answer is known."""
+    """kazoo's threads, except that a :class:`Watch` runs at once on the connection thread.
+
+    It so runs before the answer to any later request is known.
+    """
 
     def dispatch_callback(self, callback: Callback) -> None:
+        """Run ``callback`` at once if it is a :class:`Watch`; else queue it as kazoo does."""
         if isinstance(callback.func, Watch):
             callback.func(*callback.args)
         else:
