@@ -1,8 +1,8 @@
-"""A real standalone ZooKeeper for this user on this machine, when there is no other.
+"""Run a real standalone ZooKeeper for this user on this machine, when there is no other.
 
-One server a state directory. It listens on 127.0.0.1 only, survives whoever started it, and is
-told from any other process, and from any other ZooKeeper, by its command line, which names the
-configuration file in our state directory: nothing else is ever signalled or written to.
+There is one server for each state directory. It listens on 127.0.0.1 only and outlives the process
+that started it. Other processes recognize it by its command line, which names the configuration
+file in that state directory; edl never signals or writes to any other process.
 """
 
 from __future__ import annotations
@@ -71,7 +71,16 @@ _JVM = (
 
 @dataclass(frozen=True)
 class LocalServer:
-    """The running server. ``version`` is empty when it does not answer at the moment."""
+    """The local ZooKeeper that runs on this machine.
+
+    Attributes:
+        hosts: Its address, "127.0.0.1:PORT".
+        port: The port that it listens on.
+        pid: Its process id.
+        version: The version of ZooKeeper; empty if the server does not answer at the moment.
+        data_dir: The directory of its data.
+        log_file: The file that it logs to.
+    """
 
     hosts: str
     port: int
@@ -86,10 +95,18 @@ def start_local(
     environ: Mapping[str, str] | None = None,
     timeout_s: float = START_S,
 ) -> str:
-    """Make sure that the server runs and answers; its address, "127.0.0.1:PORT".
+    """Start the local ZooKeeper unless it runs, wait until it answers, and return its address.
 
-    Many processes may call this at once: one starts the server, the others wait. The port is
-    chosen at the first start and kept, unless somebody else took it meanwhile.
+    The address is "127.0.0.1:PORT". Many processes may call this at once: one of them starts the
+    server, the others wait. The port is chosen at the first start and kept, unless another process
+    takes it meanwhile.
+
+    Args:
+        state_dir: The directory of the server's files; None is the one in the state directory of
+            edl.
+        environ: The environment variables in which to look for Java and ZooKeeper; None means those
+            of edl's configuration.
+        timeout_s: How long to wait for the server to answer, in seconds.
 
     Raises:
         CoordinationError: Java or ZooKeeper is not installed, or the server did not answer
@@ -112,10 +129,13 @@ def start_local(
 
 
 def stop_local(state_dir: Path | None = None) -> bool:
-    """End the server, if it runs; True when it did. Its data and its port are kept.
+    """End the local ZooKeeper of ``state_dir``; its data and its port are kept.
+
+    Returns:
+        Whether it was running.
 
     Raises:
-        CoordinationError: it does not end.
+        CoordinationError: the process does not end.
     """
     files = _Files(state_dir)
     with files.lock():
@@ -127,7 +147,7 @@ def stop_local(state_dir: Path | None = None) -> bool:
 
 
 def local_status(state_dir: Path | None = None) -> LocalServer | None:
-    """The running server, None when there is none."""
+    """Return the running local ZooKeeper of ``state_dir``, or None if there is none."""
     files = _Files(state_dir)
     process, port = files.process(), files.port()
     if process is None or not port:
@@ -138,14 +158,21 @@ def local_status(state_dir: Path | None = None) -> LocalServer | None:
 
 
 def find_local(state_dir: Path | None = None) -> str | None:
-    """The address of the running server, None when there is none. Does not ask it."""
+    """Return the address of the running local ZooKeeper of ``state_dir``, or None.
+
+    The server is not asked, so it may not answer.
+    """
     files = _Files(state_dir)
     port = files.port()
     return f"127.0.0.1:{port}" if port and files.process() is not None else None
 
 
 class _Files:
-    """The state directory: configuration, data, log, lock, and which process is ours."""
+    """The files of the local ZooKeeper in its state directory, and the process that uses them.
+
+    Args:
+        state_dir: The directory; None is ``zookeeper`` in the state directory of edl.
+    """
 
     def __init__(self, state_dir: Path | None) -> None:
         self.directory = (state_dir or config.state_dir() / "zookeeper").absolute()
@@ -156,7 +183,13 @@ class _Files:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the directory against other processes. It ends with the process that holds it."""
+        """Hold the lock on the directory against other processes while the context lasts.
+
+        The lock is freed, too, if the process that holds it dies.
+
+        Raises:
+            CoordinationError: another process has held the lock for ``LOCK_S`` seconds.
+        """
         self.data.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
         lock = FileLock(self.directory / "lock", LOCK_S, fallback_to_soft=False)
@@ -170,7 +203,7 @@ class _Files:
             yield
 
     def port(self) -> int:
-        """The port in the configuration; 0 before the first start."""
+        """Return the port in the configuration file; 0 before the first start."""
         try:
             lines = self.configuration.read_text().splitlines()
         except OSError:
@@ -179,11 +212,15 @@ class _Files:
         return int(ports[0]) if ports and ports[0].isdigit() else 0
 
     def process(self, search: bool = False) -> psutil.Process | None:
-        """Our server's process, if it lives.
+        """Return the process of the local ZooKeeper, or None if it does not run.
 
-        The file says which it was; a process that was given its number later differs in its
-        command line. ``search``: should a start have been killed before it wrote the file, look
-        among all processes, for two on one directory destroy its data.
+        The process id is in a file. If another process has that id by now, its command line
+        differs, and it does not count.
+
+        Args:
+            search: Whether to look among all processes, too, if the file does not help: a start may
+                have been killed before it wrote the file, and two servers on one directory destroy
+                its data.
         """
         try:
             known = json.loads(self._pid_file.read_text())
@@ -197,7 +234,11 @@ class _Files:
         return next((p for p in psutil.process_iter() if self._is_ours(p)), None)
 
     def configure(self, keep_port: bool) -> int:
-        """Write the configuration; the port, the old one if it is to be kept and is free."""
+        """Write the configuration files of the server, and return its port.
+
+        Args:
+            keep_port: Whether to use the port of the last start again, if it is free.
+        """
         old = self.port() if keep_port else 0
         port = old if old and _is_free(old) else _free_port()
         text = _CONFIGURATION.format(data=self.data, port=port)
@@ -208,9 +249,10 @@ class _Files:
         return port
 
     def launch(self, command: list[str]) -> psutil.Process | None:
-        """Start the server so that it is nobody's child and in no terminal's session.
+        """Start the server with ``command``, as nobody's child and in no terminal's session.
 
-        None when it has died already.
+        Returns:
+            The process, or None if it has died already.
         """
         shell = '"$@" >>"$0" 2>&1 </dev/null & echo $!'
         done = subprocess.run(
@@ -232,10 +274,19 @@ class _Files:
     def await_answer(
         self, process: psutil.Process | None, port: int, timeout_s: float, may_die: bool = False
     ) -> bool:
-        """Wait until that process answers on that port; False if it died and ``may_die``.
+        """Wait until ``process`` answers on ``port``.
+
+        Args:
+            process: The process of the server; None if it has died already.
+            port: The port that it was configured with.
+            timeout_s: How long to wait, in seconds; then the process is ended.
+            may_die: Whether to return False, rather than raise, if the process has died.
+
+        Returns:
+            True once it answers; False if it died and ``may_die`` is set.
 
         Raises:
-            CoordinationError: it died or did not answer in time.
+            CoordinationError: the process died or did not answer in time.
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -255,6 +306,7 @@ class _Files:
         )
 
     def _is_ours(self, process: psutil.Process) -> bool:
+        """Return whether ``process`` is the running ZooKeeper of this directory."""
         try:
             command = process.cmdline()
             return MAIN in command and command[-1] == str(self.configuration) and _lives(process)
@@ -263,10 +315,14 @@ class _Files:
 
 
 def server_command(environ: Mapping[str, str], directory: Path) -> list[str]:
-    """What starts ZooKeeper's server; the configuration file is to follow.
+    """Return the command that starts a ZooKeeper server; the configuration file is to follow.
+
+    Args:
+        environ: The environment variables; ``JAVA_HOME``, ``PATH`` and ``ZOOKEEPER_HOME`` count.
+        directory: The state directory of the server.
 
     Raises:
-        CoordinationError: there is no Java.
+        CoordinationError: there is no Java, or no ZooKeeper.
     """
     home = environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))
@@ -279,6 +335,13 @@ def server_command(environ: Mapping[str, str], directory: Path) -> list[str]:
 
 
 def _class_path(environ: Mapping[str, str]) -> str:
+    """Return the Java class path of the ZooKeeper that is installed.
+
+    It is looked for in ``ZOOKEEPER_HOME`` if that is set, else in /opt and in Debian's package.
+
+    Raises:
+        CoordinationError: there is no ZooKeeper.
+    """
     named = environ.get("ZOOKEEPER_HOME")
     homes = [Path(named)] if named else []
     opt = sorted(Path("/opt").glob("zookeeper*")) if not named else []
@@ -296,6 +359,7 @@ def _class_path(environ: Mapping[str, str]) -> str:
 
 
 def _lives(process: psutil.Process) -> bool:
+    """Return whether ``process`` runs and is not a zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -303,6 +367,11 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _end(process: psutil.Process) -> None:
+    """End ``process`` with SIGTERM, then with SIGKILL, waiting ``STOP_S`` seconds for each.
+
+    Raises:
+        CoordinationError: the process does not end, or may not be signalled.
+    """
     try:
         for signal in (process.terminate, process.kill):
             signal()
@@ -319,6 +388,7 @@ def _end(process: psutil.Process) -> None:
 
 
 def _listens(process: psutil.Process, port: int) -> bool:
+    """Return whether ``process`` listens on the TCP port ``port``."""
     try:
         return any(
             c.status == psutil.CONN_LISTEN and c.laddr.port == port
@@ -329,7 +399,7 @@ def _listens(process: psutil.Process, port: int) -> bool:
 
 
 def _ask(port: int) -> str:
-    """What the server says to "srvr"; empty when it does not answer."""
+    """Return what the server on ``port`` answers to "srvr"; empty if it does not answer."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=ASK_S) as connection:
             connection.sendall(b"srvr")
@@ -342,7 +412,10 @@ def _ask(port: int) -> str:
 
 
 def _version(answer: str) -> str:
-    """The version in the answer of a server that serves."""
+    """Return the version of ZooKeeper in ``answer``, what a server said to "srvr".
+
+    It is empty if the answer is not that of a server that serves clients.
+    """
     first = answer.partition("\n")[0]
     if "Mode:" not in answer or not first.startswith("Zookeeper version: "):
         return ""
@@ -350,6 +423,7 @@ def _version(answer: str) -> str:
 
 
 def _is_free(port: int) -> bool:
+    """Return whether a process could listen on ``port`` of this machine."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -360,6 +434,11 @@ def _is_free(port: int) -> bool:
 
 
 def _free_port() -> int:
+    """Return a random port of ``PORTS`` that is free.
+
+    Raises:
+        CoordinationError: none of them is free.
+    """
     for port in random.sample(PORTS, len(PORTS)):
         if _is_free(port):
             return port

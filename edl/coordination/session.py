@@ -1,16 +1,16 @@
-"""One ZooKeeper session, kept alive for ever, whose calls answer or fail in bounded time.
+"""Keep one ZooKeeper session open, with calls that answer or fail in bounded time.
 
-kazoo reconnects in the background without an end. What it does not do, and this module adds:
+kazoo reconnects in the background without end. This module adds what kazoo does not do:
 
-- a call never waits longer than ``request_timeout_s`` and raises CoordinationError, so no thread
-  of ours hangs on a ZooKeeper that is away;
-- a ZooKeeper that has lost what it knew is found again (:class:`_Client`);
-- ``epoch`` tells one session from the next: ephemeral nodes of an earlier one are gone;
-- a session belongs to a job (``access``): all that it creates is closed to everybody else.
+- A call never waits longer than ``request_timeout_s`` and then raises CoordinationError, so no
+  thread of edl hangs when ZooKeeper is away.
+- A client finds a ZooKeeper again that has lost its data (:class:`_Client`).
+- ``epoch`` tells one session from the next: the ephemeral nodes of an earlier session are gone.
+- A session belongs to a job (``access``): all nodes that it creates are closed to others.
 
-Logging: kazoo reports every lost connection as a warning; through this module all that it says
-goes to the logger ``edl.coordination.kazoo`` at DEBUG, without keys. The levels are the
-application's choice.
+Logging: kazoo reports every lost connection as a warning. This module sends all that kazoo says to
+the logger ``edl.coordination.kazoo`` at DEBUG, without keys. The levels are the application's
+choice.
 """
 
 from __future__ import annotations
@@ -75,7 +75,12 @@ ANSWERS = (NoNodeError, NodeExistsError, BadVersionError, NotEmptyError)
 
 
 class Refused(Exception):
-    """A transaction changed nothing: its operation number ``index`` failed with ``error``."""
+    """The error of a transaction that changed nothing, because one of its operations failed.
+
+    Args:
+        index: The number of the operation that failed, from 0.
+        error: The error with which ZooKeeper refused that operation.
+    """
 
     def __init__(self, index: int, error: Exception) -> None:
         super().__init__(f"operation {index} failed: {type(error).__name__} {error}")
@@ -84,25 +89,36 @@ class Refused(Exception):
 
 
 class _QuietLog(logging.LoggerAdapter[logging.Logger]):
-    """Passes on what kazoo logs, at DEBUG, but nothing that opens a job or a session."""
+    """A logger for kazoo that lowers its messages to DEBUG and hides passwords and keys."""
 
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
+        """Return the message and its arguments unchanged."""
         return msg, kwargs
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log a message of any level at DEBUG, without the credentials of a job.
+
+        Messages below DEBUG are dropped, because they show the session's password.
+        """
         if level >= logging.DEBUG:  # below that, it shows the session's password
             shown = ("Auth(...)" if isinstance(one, Auth) else one for one in args)
             super().log(logging.DEBUG, msg, *shown, **kwargs)
 
 
 class _Client(KazooClient):  # type: ignore[misc]
-    """Kazoo's client, which finds a ZooKeeper again that has come back empty.
+    """Kazoo's client, which also finds a ZooKeeper again that has come back without data.
 
-    A server sends a client away that has seen more than itself, for it may only be behind. An
-    emptied one would do so for ever, and look as if it were away. So when the session is over for
-    all we know, the client has seen nothing.
+    A server refuses a client that has seen a newer transaction than the server has, for the server
+    may only be behind. An emptied server would refuse the client for ever, and look as if it were
+    away. So when the session must be over by its time-out, this client says that it has seen
+    nothing.
+
+    Attributes:
+        granted_s: The session time-out that ZooKeeper granted, in seconds; None before the first
+            connection.
+        away_since: When the connection was lost, on the monotonic clock; None while connected.
     """
 
     granted_s: float | None = None  # the session time-out; None: there was no connection yet
@@ -122,6 +138,10 @@ class _Client(KazooClient):  # type: ignore[misc]
 
     @property
     def last_zxid(self) -> int:
+        """The id of the newest transaction that this client has seen, as it tells the server.
+
+        It is 0 once the connection has been away for longer than the session time-out.
+        """
         away_since = self.away_since
         lasts_s = math.inf if self.granted_s is None else self.granted_s
         if away_since is not None and time.monotonic() - away_since > lasts_s:
@@ -134,13 +154,17 @@ class _Client(KazooClient):  # type: ignore[misc]
 
 
 class Session:
-    """One session at a time with the ZooKeeper at ``hosts`` ("host:port,host:port/chroot").
+    """A connection to ZooKeeper with one session at a time; a new session follows a lost one.
 
-    Use it as a context manager, or ``start()`` and ``close()``. All methods may be called from
+    Use it as a context manager, or call ``start()`` and ``close()``. All methods may be called from
     any thread, except that a listener must not call ZooKeeper.
 
-    ``access``: the job that it belongs to. Without one it can list the jobs and nothing more,
-    until :meth:`identify`.
+    Args:
+        hosts: The servers and an optional root, "host:port,host:port/chroot".
+        session_timeout_s: The session time-out to ask for, in seconds.
+        connect_timeout_s: How long to wait for the first connection, in seconds.
+        access: The job that the session belongs to. Without one the session can list the jobs and
+            nothing more, until :meth:`identify`.
     """
 
     def __init__(
@@ -166,11 +190,12 @@ class Session:
         self._watched = WatchedReads()
 
     def start(self) -> None:
-        """Open the session.
+        """Connect to ZooKeeper and open the session.
 
         Raises:
             ZooKeeperUnreachable: no server answered within ``connect_timeout_s``.
-            ConfigError: ``hosts`` cannot be read.
+            ConfigError: ``hosts`` is not a list of host:port.
+            CoordinationError: this object was started before.
         """
         if self._client is not None:
             raise CoordinationError("this session was started before; make a new one")
@@ -199,14 +224,17 @@ class Session:
             self._changed.wait_for(lambda: self._epoch > 0, self.connect_timeout_s)
 
     def close(self) -> None:
-        """End the session; its ephemeral nodes go with it. Listeners are not told. Idempotent."""
+        """End the session and remove its ephemeral nodes; listeners are not called. Idempotent."""
         self._closing = True
         with self._changed:
             self._changed.notify_all()
         self._shut_once(self.request_timeout_s)
 
     def _shut_once(self, limit_s: float) -> None:
-        """Stop and close the client; another thread that closes it meanwhile is waited for."""
+        """Stop and close the client unless that was done, in at most ``limit_s`` seconds.
+
+        If another thread closes it at this moment, wait for that thread.
+        """
         with self._shutting:
             if self._client is not None and not self._is_shut:
                 self._is_shut = True
@@ -221,19 +249,28 @@ class Session:
 
     @property
     def client(self) -> _Client:
-        """kazoo's client. Its own calls may block long and raise kazoo's errors."""
+        """The client of kazoo that has this session; calls to it may block long.
+
+        They raise kazoo's errors.
+
+        Raises:
+            CoordinationError: the session has not been started.
+        """
         if self._client is None:
             raise CoordinationError("the ZooKeeper session has not been started")
         return self._client
 
     @property
     def connected(self) -> bool:
-        """False while SUSPENDED or LOST, before start() and after close()."""
+        """Whether there is a connection to ZooKeeper now.
+
+        It is False before start(), after close(), and while the connection is suspended or lost.
+        """
         return not self._closing and self._client is not None and bool(self._client.connected)
 
     @property
     def granted_s(self) -> float:
-        """The session time-out that ZooKeeper has granted; before that, what is asked for.
+        """The session time-out that ZooKeeper granted, in seconds; before that, the one asked for.
 
         A server grants what its ``minSessionTimeout`` and ``maxSessionTimeout`` allow.
         """
@@ -242,20 +279,23 @@ class Session:
 
     @property
     def epoch(self) -> int:
-        """How many sessions were opened: 1 after start(), one more after each LOST."""
+        """The number of sessions opened so far: 1 after start(), and one more for each loss."""
         return self._epoch
 
     @property
     def session_id(self) -> int:
-        """ZooKeeper's id of the current session; 0 while not connected."""
+        """The id that ZooKeeper gave the current session; 0 while not connected."""
         identity = self.client.client_id
         return int(identity[0]) if identity and identity[0] else 0
 
     def expire(self) -> None:
-        """Have ZooKeeper end the present session, as if it had been silent too long (for chaos).
+        """Make ZooKeeper end the present session, as if the client had been silent too long.
+
+        This is for chaos tests.
 
         Raises:
-            CoordinationError: there is no connection, or ZooKeeper did not answer.
+            CoordinationError: there is no connection, or the session did not end in time.
+            ZooKeeperUnreachable: no server answered within ``connect_timeout_s``.
         """
         identity = self.client.client_id
         if not self.connected or not identity:
@@ -274,16 +314,17 @@ class Session:
         raise CoordinationError(f"the session did not end within {self.connect_timeout_s:g} s")
 
     def _has_ended(self, epoch: int) -> bool:
-        """Whether that session is over; waits for it, briefly."""
+        """Return whether session number ``epoch`` is over; wait for its end for at most 1 s."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._closing or self._lost or self._epoch != epoch, _EXPIRING_S
             )
 
     def identify(self, *known: Access) -> None:
-        """Prove to know the secrets of further jobs; it may read and write them from now on.
+        """Prove to ZooKeeper that this process knows the secrets of the jobs in ``known``.
 
-        What the session creates is closed to all but those who know the last one.
+        From then on the session may read and write these jobs. What it creates is closed to all
+        sessions that do not know the last secret of ``known``.
 
         Raises:
             CoordinationError: ZooKeeper is away.
@@ -293,32 +334,41 @@ class Session:
             self.access, self.client.default_acl = access, access.acl
 
     def add_listener(self, fn: Callable[[str], None]) -> None:
-        """Call ``fn`` with "connected", "suspended" or "lost" whenever that changes.
+        """Call ``fn`` whenever the connection becomes "connected", "suspended" or "lost".
 
-        ``fn`` runs on kazoo's connection thread: it must return at once and must not call
-        ZooKeeper. On every loss of the connection all watches fire and are gone, so read again
-        on "connected".
+        ``fn`` gets that word. It runs on kazoo's connection thread, so it must return at once and
+        must not call ZooKeeper. On every loss of the connection all watches fire and are gone, so
+        read again on "connected".
         """
         self._listeners.append(fn)
 
     def call(self, what: str, issue: Issue, repeat: bool = False) -> Any:
-        """The answer to one request, within ``request_timeout_s``.
+        """Send one request and return its answer, within ``request_timeout_s``.
 
-        While the connection is away it is waited for. ``repeat``: the request may be sent again
-        when the connection broke under it, because doing it twice does no harm.
+        The call waits for a connection while there is none.
+
+        Args:
+            what: What the request does, for error messages: "cannot <what>: ...".
+            issue: Sends the request on a client and returns kazoo's pending result.
+            repeat: Whether the request may be sent again when the connection breaks under it,
+                because doing it twice does no harm.
 
         Raises:
-            CoordinationError: ZooKeeper is away; whether a request that was sent took effect
-                is then unknown. Or it answered with an error that nobody expects.
+            CoordinationError: ZooKeeper is away, and it is unknown whether a request that was sent
+                took effect; or ZooKeeper answered with an error that nobody expects.
             AccessDenied: the node belongs to a job whose secret this session does not know.
             NoNodeError, NodeExistsError, BadVersionError, NotEmptyError: kazoo's, as answered.
         """
         return self._settle(what, (issue,), (), repeat)[0]
 
     def read_all(self, what: str, issues: Sequence[Issue]) -> list[Any]:
-        """The answers to several reads, sent together; None where the node does not exist.
+        """Send several reads together and return their answers in order, None for a missing node.
 
-        A read with a ``wake`` is sent once until that is called.
+        A read with a ``wake`` is not sent again until that was called; its answer is kept.
+
+        Args:
+            what: What the reads do, for error messages: "cannot <what>: ...".
+            issues: The reads, or other requests that may be sent twice.
 
         Raises:
             AccessDenied, CoordinationError: as in :meth:`call`.
@@ -327,11 +377,25 @@ class Session:
         return self._watched.answers(issues, ask)
 
     def read_open(self, what: str, issues: Sequence[Issue]) -> list[Any]:
-        """As :meth:`read_all`; None also where the node is closed to this session."""
+        """Send several reads together and return their answers, None also for a closed node.
+
+        A node is closed if this session does not know the secret of its job. No answer is kept.
+
+        Args:
+            what: What the reads do, for error messages: "cannot <what>: ...".
+            issues: The reads.
+
+        Raises:
+            CoordinationError: as in :meth:`call`.
+        """
         return self._settle(what, issues, (NoNodeError, NoAuthError), True)
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
-        """Do all operations that ``build`` adds, or none; the results in order.
+        """Do all operations of a transaction, or none of them, and return their results in order.
+
+        Args:
+            what: What the transaction does, for error messages: "cannot <what>: ...".
+            build: Adds the operations to the transaction.
 
         Raises:
             Refused: an operation failed, so nothing was done.
@@ -360,6 +424,17 @@ class Session:
         absent: tuple[type[Exception], ...],
         repeat: bool,
     ) -> list[Any]:
+        """Send all requests together, and return their answers within ``request_timeout_s``.
+
+        Args:
+            what: What the requests do, for error messages.
+            issues: The requests.
+            absent: The errors for which an answer is None.
+            repeat: Whether to send all requests again when the connection breaks.
+
+        Raises:
+            AccessDenied, CoordinationError: as in :meth:`call`.
+        """
         deadline = time.monotonic() + self.request_timeout_s
         while True:
             client = self._await_connection(what, deadline)
@@ -382,6 +457,7 @@ class Session:
                 ) from error
 
     def _denied(self, what: str) -> AccessDenied:
+        """Return the error for a request that the secret of another job has closed."""
         mine = self.access
         why = "this process has none" if mine is None else "that of this process is another"
         name = "" if mine is None else mine.job
@@ -389,12 +465,18 @@ class Session:
 
     @staticmethod
     def _answer(pending: Any, absent: tuple[type[Exception], ...], deadline: float) -> Any:
+        """Wait until ``deadline`` for a result; return None if it is an error of ``absent``."""
         try:
             return pending.get(timeout=max(0.001, deadline - time.monotonic()))
         except absent:
             return None
 
     def _await_connection(self, what: str, deadline: float) -> KazooClient:
+        """Wait until ``deadline`` for a connection, and return the client.
+
+        Raises:
+            CoordinationError: there is no connection in time, or the session is closed.
+        """
         client = self.client
         if not self.connected:
             with self._changed:
@@ -411,7 +493,10 @@ class Session:
         return client
 
     def _on_state(self, state: str) -> None:
-        """On kazoo's connection thread."""
+        """Note a new state of the connection and call the listeners.
+
+        kazoo calls this on its connection thread.
+        """
         if self._closing:
             return
         connected, client = state == KazooState.CONNECTED, self.client
@@ -439,11 +524,12 @@ _STATES: Mapping[str, str] = {
 
 
 def _prove(client: KazooClient, access: Access) -> Any:
+    """Start to prove the identity of ``access`` to ZooKeeper; return the pending result."""
     return client.add_auth_async("digest", access.credential)
 
 
 def _shut_within(client: KazooClient, limit_s: float) -> None:
-    """Stop and close, but leave it behind after ``limit_s``.
+    """Stop and close ``client``, but leave it to a thread of its own after ``limit_s`` seconds.
 
     kazoo's stop() waits for a connection attempt under way, and for its threads without limit.
     """
