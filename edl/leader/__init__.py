@@ -1,1 +1,1 @@
-"""What the leader of a job does: read records, decide, persist, log; and find out who is dead."""
+"""Run the leader of a job: read facts, decide, write and log, and find dead workers."""

@@ -1,4 +1,7 @@
-"""A rule of one's own is asked in a thread of its own: it may be slow, and must not cut rings."""
+"""Call a user's scaling rule in a thread of its own, because it may be slow.
+
+The leader must not wait for the rule: it would be late to notice a broken ring.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,13 @@ WAIT_S = 0.05  # for an answer in the same turn
 
 
 class CustomRuleRunner:
-    """A :class:`edl.core.policy.observation.Rule` for the leader's turns. One thread calls it."""
+    """A :class:`edl.core.policy.observation.Rule` that calls a user's function in the background.
+
+    The leader calls this object in each of its turns, from one thread.
+
+    Args:
+        rule: The user's function, how often to call it, and how long to wait for its answer.
+    """
 
     def __init__(self, rule: CustomRule) -> None:
         self._rule = rule
@@ -23,10 +32,18 @@ class CustomRuleRunner:
         self._asked_at: tuple[int, int] | None = None  # workers, and steps with so many
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """Its newest answer; until there is one, the size that there is.
+        """Return the answer of the user's function once it has come, else the present size.
+
+        The function is called in a thread, every ``every_steps`` steps of the rule.
+
+        Args:
+            now: The observation that the function gets when it is called.
+            state: The notes of the rule, which the function gets as well.
+            now_s: The seconds that the job has trained, which the function gets as well.
 
         Raises:
-            UsageError: it cannot be found, has failed, gave no answer in time, or none that counts.
+            UsageError: the function cannot be imported, has failed, gave no answer in time, or gave
+                an answer that is not valid.
         """
         rule, question = self._rule, self._question
         if question is None:
@@ -49,7 +66,14 @@ class CustomRuleRunner:
 
 
 class _Question:
-    """One question, in a thread."""
+    """One call of a user's rule in a thread, and its answer or error.
+
+    Attributes:
+        asked_s: When the call began, in seconds of the job's training.
+        over: Set when the call has ended.
+        answer: What the function returned.
+        error: What the function raised, or None.
+    """
 
     def __init__(
         self, rule: CustomRule, now: Observation, state: dict[str, Any], now_s: float
@@ -62,6 +86,7 @@ class _Question:
         threading.Thread(target=self._run, name="edl-policy", daemon=True).start()
 
     def _run(self) -> None:
+        """Import the user's function, call it, and keep what it returns or raises."""
         rule, now, state = self._ask
         try:
             function = getattr(importlib.import_module(rule.module), rule.function)

@@ -1,6 +1,7 @@
-"""What a leader finds out by asking the workers themselves: who is dead, who holds the job up.
+"""Find out which workers are dead and which hold up the job, by asking the workers over HTTP.
 
-It asks; :mod:`edl.core.job.liveness` and :mod:`edl.core.job.stall` decide by the answers.
+This module asks; :mod:`edl.core.job.liveness` and :mod:`edl.core.job.stall` decide what the answers
+mean.
 """
 
 from __future__ import annotations
@@ -21,14 +22,24 @@ from edl.http.client import Health, ask_all
 
 @dataclass(frozen=True)
 class ProgressReport:
-    """How far the job is, and which worker says so."""
+    """The progress of the job, and the id of the worker that reported it."""
 
     worker: int
     progress: WorkerProgress
 
 
 class FailureDetector:
-    """The eyes of the leader ``worker``; to be used by its daemon thread only."""
+    """The checks that a leader makes on the workers of its job; only its daemon thread uses it.
+
+    Args:
+        config: The configuration of the leader's process.
+        worker: The id of the leader, a worker itself.
+        run: The token of the start of the job; answers from workers of another start do not count.
+        progress: Returns the progress of the leader's own training.
+        activity: Returns what the leader's own training thread does at the moment.
+        limits: How long a silence must last to mean something.
+        clock: Returns the time in seconds; only differences count.
+    """
 
     def __init__(
         self,
@@ -58,12 +69,19 @@ class FailureDetector:
 
     @property
     def newest_report(self) -> ProgressReport:
-        """How far the job is: by this worker's own account, or as a worker of the ring reports."""
+        """The newest known progress of the job.
+
+        It is this worker's own once it is in a ring. Before that it is what a worker of the ring
+        reported.
+        """
         own = self._own_progress()
         return ProgressReport(self._worker, own) if own.generation else self._newest_report
 
     def look(self, snapshot: Snapshot) -> None:
-        """See where the job is: a newcomer that leads a ring which trains asks its members."""
+        """Learn the progress of the job, once a turn, before the other methods are called.
+
+        A leader that is not in the ring, and never was in one, asks the members of the ring.
+        """
         generation = snapshot.generation
         ring = (generation.previous or generation.members) if generation is not None else ()
         never_in = not self._own_progress().generation
@@ -74,9 +92,15 @@ class FailureDetector:
     def dead(
         self, snapshot: Snapshot, generation_s: float
     ) -> tuple[dict[int, str], frozenset[int]]:
-        """Who is proven dead, with the proof; and who has not answered just now.
+        """Ask workers that may be dead, and find out which of them are.
 
-        ``generation_s``: how long ago the present generation was first seen.
+        Args:
+            snapshot: The state of the job in ZooKeeper.
+            generation_s: How many seconds ago the present generation was first seen.
+
+        Returns:
+            The proof of death of each dead worker, as a sentence by worker id; and the ids of the
+            workers that have not answered just now, which proves nothing by itself.
         """
         idle = self._idle()
         now = self._clock()
@@ -96,7 +120,11 @@ class FailureDetector:
         return dead, frozenset(silent)
 
     def stall(self, snapshot: Snapshot) -> Stall | None:
-        """Who holds up a ring that should train; None while it does."""
+        """Return which workers hold up a ring that should train, or None if there is no stall.
+
+        There is no stall while steps complete or too few workers are left to train. Workers that
+        are dead or have ended do not count.
+        """
         generation, progress = snapshot.generation, self.newest_report.progress
         quiet_s = min(self._quiet_s, self._clock() - self._since)
         if (
@@ -140,12 +168,20 @@ class FailureDetector:
         return stall.judge(reports, quiet_s, progress.step, self._stall_limits)
 
     def _step_of(self, worker: int, answers: Mapping[int, Health]) -> int:
+        """Return the last complete step of ``worker``: this leader's, or from its answer.
+
+        It is 0 if the answer does not say.
+        """
         own = self._own_progress()
         progress = own if worker == self._worker else _progress(answers[worker], self._clock())
         return progress.step if progress is not None else 0
 
     def _ask(self, ports: Mapping[int, tuple[str, int]], snapshot: Snapshot) -> dict[int, Health]:
-        """Ask all workers, except who was silent just before it left ZooKeeper."""
+        """Ask the workers at ``ports`` (address and port by id), and return their answers.
+
+        A worker that has left ZooKeeper and did not answer within the last ``silence_s`` seconds
+        counts as silent without being asked again.
+        """
         since = self._clock() - self._limits.silence_s
         members = {member.id for member in snapshot.members}
         silent = {w for w, at in self._silent_since.items() if at > since and w not in members}
@@ -156,7 +192,7 @@ class FailureDetector:
         return answers | {w: Health(Liveness.SILENT) for w in ports if w in silent}
 
     def _listen(self, ring: Sequence[RingMember]) -> None:
-        """Take the word of the first member of ``ring`` that has completed a step."""
+        """Ask the members of ``ring`` for their progress, and keep the first one with a step."""
         ports = {member.id: (member.address, member.port) for member in ring}
         answers, now = ask_all(ports, self._limits.answer_s), self._clock()
         reports = {w: _progress(health, now) for w, health in answers.items()}
@@ -167,9 +203,11 @@ class FailureDetector:
 
     @property
     def _quiet_s(self) -> float:
+        """For how many seconds no step has completed."""
         return self._clock() - self.newest_report.progress.updated_at
 
     def _idle(self) -> RingIdle:
+        """Return for how long the ring has completed no step, for the rules on death."""
         progress, doing = self.newest_report.progress, self._own_activity().doing
         observed = f"; in step {progress.step + 1} w{self._worker} is {doing}"
         deaf = self._outside and not progress.generation
@@ -178,6 +216,7 @@ class FailureDetector:
 
 
 def _activity(health: Health) -> Activity | None:
+    """Return what the worker that answered ``health`` does; None if it did not say so."""
     if health.liveness is not Liveness.ALIVE:
         return None
     try:
@@ -187,6 +226,10 @@ def _activity(health: Health) -> Activity | None:
 
 
 def _progress(health: Health, now_s: float) -> WorkerProgress | None:
+    """Return the progress in an answer, with its time on the leader's clock; None without one.
+
+    ``now_s`` is the time of the answer.
+    """
     report: Mapping[str, object] = health.report
     quiet_s = report.get("quiet_s")
     if not isinstance(quiet_s, int | float):

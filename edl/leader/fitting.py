@@ -1,4 +1,4 @@
-"""The model of a job's step time, fitted in a thread: it takes a while, and delays nobody."""
+"""Fit the model of a job's step time in a thread, so that the leader does not wait for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ EVERY_S = 30.0  # between two fits
 
 
 class Fitting:
-    """Fits when it is asked to and something was measured since. One thread asks."""
+    """A background fit of the step-time model, repeated while there are new measurements.
+
+    One thread calls it.
+
+    Args:
+        clock: Returns the time in seconds; only differences count.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -27,12 +33,18 @@ class Fitting:
         self._found: StepTime | None = None
 
     def look(self, seen: Mapping[tuple[int, int], Seen]) -> StepTime | None:
-        """The newest model, once; None: there is no newer one. Begins to fit another if it is due.
+        """Return a new model if a fit has ended, and start the next fit if one is due.
 
-        What was never seen before does not wait.
+        A fit is due 30 s (``EVERY_S``) after the start of the last one, or at once if a combination
+        of workers and batch was measured for the first time.
 
         Args:
-            seen: by workers and some number that differs with the batch.
+            seen: The measured throughput, by number of workers and a number that differs with the
+                batch.
+
+        Returns:
+            The newest model, once for each fit. None if no fit has ended since the last call, or if
+            the measurements fit no model.
         """
         if self._thread is not None:
             if self._thread.is_alive():
@@ -49,6 +61,7 @@ class Fitting:
         return None
 
     def _fit(self) -> None:
+        """Fit the model to the measurements, and keep it; log a warning if that fails."""
         try:
             self._found = fit(_measured(self._seen))
         except (ValueError, ArithmeticError) as error:  # a singular matrix is a ValueError
@@ -56,4 +69,5 @@ class Fitting:
 
 
 def _measured(seen: Mapping[tuple[int, int], Seen]) -> list[Measured]:
+    """Return the measurements in ``seen`` in the form that the fit needs."""
     return measured((np, one) for (np, _), one in seen.items())
