@@ -1,7 +1,7 @@
-"""What a daemon does while its worker leads: read facts, decide, persist, log.
+"""Do a daemon's work while its worker leads: read facts, decide, write the decision, log.
 
-The decision is :func:`edl.core.job.membership.decide`; nothing is decided here. A leader keeps
-nothing that its successor would miss, except how long things have stood as they are.
+The decision is made by :func:`edl.core.job.membership.decide`, not here. A leader keeps nothing
+that the next leader would miss, except for how long things have been as they are.
 """
 
 from __future__ import annotations
@@ -48,7 +48,21 @@ EVICTED_KEPT = 20  # that are gone: agents look there for why a process has ende
 
 
 class LeaderTerm:
-    """One term of leadership. :meth:`turn` is called whenever a fact may have changed."""
+    """The work of a leader during one term; call :meth:`turn` whenever a fact may have changed.
+
+    Args:
+        config: The configuration of the leader's process.
+        store: The job in ZooKeeper.
+        leadership: The term, as the election returned it.
+        worker: The id of the worker that leads.
+        progress: Returns the progress of this worker's own training.
+        activity: Returns what this worker's training thread does at the moment.
+        ring: Returns what this worker's training thread knows of the other workers.
+        log: Queues an event for the event log of the job.
+        write_events: Writes the queued events to ZooKeeper.
+        request_batch: Sets the global batch that this worker's step records shall ask for; 0: none.
+        clock: Returns the time in seconds; only differences count.
+    """
 
     def __init__(  # noqa: PLR0913 (a constructor: each argument is a part of the term)
         self,
@@ -98,10 +112,14 @@ class LeaderTerm:
 
     @property
     def term(self) -> int:
+        """The number of this term."""
         return self._decisions.term
 
     def turn(self, wake: Callable[[], None]) -> None:
-        """Read, decide, act, once.
+        """Read the state of the job, decide, and act on the decision, once.
+
+        Args:
+            wake: Called when the state of the job has changed, so that another turn is due.
 
         Raises:
             LeadershipLost: another worker leads; nothing was written.
@@ -131,7 +149,10 @@ class LeaderTerm:
         self._put_status(snapshot)
 
     def _follow_policy(self, snapshot: Snapshot, wake: Callable[[], None]) -> None:
-        """Let the job's policy decide how many workers are desired, and who is replaced."""
+        """Let the job's policy decide on size, batch and slow workers, and write the decision.
+
+        A policy that has failed is switched off.
+        """
         report = self._detector.newest_report
         sample, left = report.progress.sample(report.worker), report.progress.left
         rate = round(self._rate.newest, 1)
@@ -160,7 +181,11 @@ class LeaderTerm:
             self._policy_loop.written(found.learned)
 
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
-        """Name, once, who holds up a ring that does not train; whom to evict for it."""
+        """Check whether the ring stalls, and log each worker that holds it up once in a stall.
+
+        Returns:
+            The workers to evict for that, with the reason, by id.
+        """
         stall = self._detector.stall(snapshot)
         if stall is None:
             self._stall, self._named = "", None
@@ -173,7 +198,11 @@ class LeaderTerm:
         return dict(stall.evict)
 
     def _look_for_pause(self, snapshot: Snapshot) -> str:
-        """Say, once for a generation, that it has too few workers; the sentence, or empty."""
+        """Check whether the job pauses for want of workers, and log that once for a generation.
+
+        Returns:
+            The sentence that says so; empty if the job does not pause.
+        """
         generation, paused = snapshot.generation, snapshot.paused
         if paused and generation is not None and generation.number != self._paused:
             self._paused = generation.number
@@ -183,7 +212,10 @@ class LeaderTerm:
 
     @staticmethod
     def _completed(decision: MembershipDecision) -> MembershipDecision:
-        """With the time, and a place in the rendezvous store that nobody can guess."""
+        """Return the decision with the present time, and with a random scope for its generation.
+
+        The scope is the generation's place in the rendezvous store, which nobody can guess.
+        """
         if decision.change and decision.change.moves:
             decision = replace(decision, change=decision.change.at(time.time()))
         if decision.generation is None:
@@ -192,7 +224,7 @@ class LeaderTerm:
         return replace(decision, generation=replace(decision.generation, scope=scope))
 
     def _events_of(self, decision: MembershipDecision, snapshot: Snapshot) -> Iterator[Event]:
-        """What the event log shall say of a decision."""
+        """Yield the events that report a decision, made on ``snapshot``, in the event log."""
         if decision.generation is not None:
             new = decision.generation
             failures = {}
@@ -222,11 +254,16 @@ class LeaderTerm:
             yield self._event(DrainDetails(f"w{answer.worker}", answer.accepted), answer.outcome)
 
     def _event(self, details: Details, reason: str, generation: int | None = None) -> Event:
+        """Return an event of now with the newest step.
+
+        ``generation`` is the number it names; None means the generation of the newest report.
+        """
         progress = self._detector.newest_report.progress
         number = progress.generation if generation is None else generation
         return Event(time.time(), number, progress.step, reason, details)
 
     def _put_status(self, snapshot: Snapshot) -> None:
+        """Write the summary of the training if it is due, and remove old events and evictions."""
         now = self._clock()
         if now - self._status_at < self._config.job_settings.status_period_s:
             return
@@ -254,7 +291,7 @@ class LeaderTerm:
 
 
 class _Rate:
-    """Samples per second over the last few seconds, as one worker counts them."""
+    """The training speed in samples per second over the last 3 seconds, by one worker's count."""
 
     WINDOW_S = 3.0
 
@@ -264,6 +301,13 @@ class _Rate:
         self.newest = 0.0
 
     def of(self, worker: int, total: int, now: float) -> float:
+        """Add a count of trained samples, and return the speed in samples per second.
+
+        Args:
+            worker: The id of the worker that counted; a count by another worker begins anew.
+            total: How many samples all workers have trained together, by that count.
+            now: The time of the count in seconds.
+        """
         if worker != self._worker:
             self._worker = worker
             self._points.clear()

@@ -1,7 +1,7 @@
-"""What a leader does for its job's policy, turn by turn: its size, batch and stragglers.
+"""Apply a job's policy in each turn of the leader: its size, global batch and slow workers.
 
-Nothing is written here; what is to be, :class:`edl.leader.leader.LeaderTerm` writes, fenced as all
-that a leader writes.
+Nothing is written here. :class:`edl.leader.leader.LeaderTerm` writes the results, fenced like
+everything that a leader writes.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ News = tuple[tuple[Details, str], ...]  # details of an event, and its reason
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """What a turn has come to.
+    """What one turn of a job's policy has decided.
 
     Attributes:
-        says: the policy's last word; empty: the job has none.
-        news: for the event log; together with the decision, if there is one.
-        decision: to be carried out.
-        learned: to be written, if it is due.
-        batch: the global batch that is to be; 0: the script says it.
-        failed: why the policy cannot go on; it is to be switched off.
+        says: What the policy says now, for people; empty if the job has no policy.
+        news: Events for the event log, to be written together with the decision if there is one.
+        decision: A decision to carry out, or None.
+        learned: What the job has learned of its sizes, if it is time to write it, else None.
+        batch: The global batch that the job shall use, in samples; 0 leaves that to the script.
+        failed: Why the policy cannot go on and has to be switched off; empty if it can.
     """
 
     says: str = ""
@@ -57,11 +57,13 @@ class PolicyResult:
 
 
 class PolicyLoop:
-    """One leader's part in it; only its daemon thread calls it.
+    """The policy of a job as one leader applies it, turn by turn; only its daemon thread calls it.
 
     Args:
-        wait_s: for the replacement of a slow worker to come.
-        ring: what this worker's training thread knows of the others.
+        store: The job in ZooKeeper.
+        wait_s: How long to wait for the replacement of a slow worker, in seconds.
+        ring: Returns what this worker's training thread knows of the other workers.
+        clock: Returns the time in seconds; only differences count.
     """
 
     def __init__(
@@ -87,12 +89,13 @@ class PolicyLoop:
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
-        """Observe, and decide if the job has a policy.
+        """Record what was measured since the last turn, and decide if the job has a policy.
 
         Args:
-            now: how far the ring is; None: nobody has told.
-            left: samples to train until the end of the job; None: nobody knows.
-            samples_per_s: of all workers together, for the event log.
+            snapshot: The state of the job in ZooKeeper.
+            now: The newest progress of the ring; None if no worker has reported any.
+            left: How many samples are to be trained until the job ends; None if that is not known.
+            samples_per_s: The speed of all workers together, for the event log.
         """
         kept = snapshot.policy
         if (kept.text, kept.off) != (self._kept.text, self._kept.off):
@@ -122,7 +125,16 @@ class PolicyLoop:
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
-        """The size of the job, and its slow workers."""
+        """Decide on the size of the job and, if that stays as it is, on its slow workers.
+
+        Args:
+            snapshot: The state of the job in ZooKeeper.
+            policy: The policy to follow; None if the job has none or must not follow it now.
+            ring: What this worker's training thread knows of the other workers.
+            now: The newest progress of the ring, if any.
+            left: How many samples are to be trained until the job ends, if known.
+            samples_per_s: The speed of all workers together, for the event log.
+        """
         wish = self.size.turn(snapshot, policy, now, left, ring.size_changes)
         if wish.failed:
             return PolicyResult(failed=wish.failed)
@@ -152,7 +164,10 @@ class PolicyLoop:
     def _with_batch(
         self, found: PolicyResult, ring: RingReport, now: Observation | None
     ) -> PolicyResult:
-        """With the global batch, where the job chooses it."""
+        """Return ``found`` with the global batch, if the job chooses its global batch itself.
+
+        A new choice is made every ``CHOICE_S`` seconds, from the observation ``now``.
+        """
         if now is None or ring.batching is None or not ring.batching.is_chosen:
             return found
         now_s, before = self._clock(), self._choice
@@ -166,12 +181,12 @@ class PolicyLoop:
         return replace(found, says=says, batch=self._choice.batch)
 
     def written(self, learned: ScalingProfile) -> None:
-        """That is in ZooKeeper, as :attr:`Adapted.learned` was."""
+        """Note that ``learned``, from :attr:`PolicyResult.learned`, was written to ZooKeeper."""
         self.size.note(replaced=learned.replaced)
         self.size.written()
 
     def _may_follow(self, snapshot: Snapshot) -> bool:
-        """Whether the job trains, and nobody steps it through sizes."""
+        """Return whether the job trains, and no `edl profile` steps it through sizes now."""
         generation = snapshot.generation
         trains = generation is not None and generation.members and not snapshot.paused
         if not trains or snapshot.job.state is not JobState.RUNNING:
@@ -183,7 +198,10 @@ class PolicyLoop:
 
 
 def _chosen(now: Observation) -> Choice:
-    """The global batch that is to be; none, where the model of a step makes nonsense of it."""
+    """Return the choice of the global batch for ``now``; keep the present one if that fails.
+
+    It fails where the fitted model of the step time gives no finite numbers.
+    """
     try:
         return choose(now)
     except ArithmeticError as error:
@@ -192,5 +210,6 @@ def _chosen(now: Observation) -> Choice:
 
 
 def _details(finding: StragglerReport) -> StragglerDetails:
+    """Return the details of the event that reports a slow worker, or several."""
     workers = tuple(f"w{worker}" for worker in finding.workers)
     return StragglerDetails(workers, finding.host, str(finding.at), round(finding.speed, 3))

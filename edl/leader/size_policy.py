@@ -1,7 +1,8 @@
-"""The size of the job: a leader observes, asks the rule, and lets what it wishes be desired.
+"""Choose the size of a job in each turn of the leader.
 
-The rules are pure (:mod:`edl.core.policy`). What a job has learned of its sizes, and what a rule
-notes, stands in ZooKeeper, where the next leader finds it.
+A turn observes the job, asks the rule of its policy, and changes the desired workers. The rules are
+pure functions (:mod:`edl.core.policy`). What a job has learned of its sizes, and the notes of its
+rule, are in ZooKeeper, where the next leader finds them.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ PROFILE_S = 30.0  # between two looks whether the job was profiled
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a turn has come to.
+    """What one turn of the size policy has decided.
 
     Attributes:
-        suggestion: the size that the job wishes, and why; None: without a policy, or a ring.
-        is_news: it differs from what was said before.
-        change: of what is desired.
-        learned: to be written, if it is due.
-        failed: why the policy cannot go on; it is to be switched off.
+        suggestion: The size that the job shall have, and why; None without a policy or a ring.
+        is_news: Whether the suggestion differs from the one before, so that it is worth an event.
+        change: The change of the desired workers, or None.
+        learned: What the job has learned of its sizes, if it is time to write it, else None.
+        failed: Why the policy cannot go on and has to be switched off; empty if it can.
     """
 
     suggestion: Suggestion | None = None
@@ -55,7 +56,12 @@ class Outcome:
 
 
 class SizePolicy:
-    """One leader's part in it; only its daemon thread calls it."""
+    """The part of a job's policy that chooses its size; only the leader's daemon thread calls it.
+
+    Args:
+        store: The job in ZooKeeper.
+        clock: Returns the time in seconds; only differences count.
+    """
 
     def __init__(self, store: JobStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -72,11 +78,14 @@ class SizePolicy:
 
     @property
     def learned(self) -> ScalingProfile:
-        """What the job has learned, as far as this leader knows."""
+        """What the job has learned of its sizes, as far as this leader knows.
+
+        It is read from ZooKeeper as long as this leader has recorded nothing.
+        """
         return self._learned or self._store.policy.learned()
 
     def note(self, **changes: Any) -> None:
-        """Remember something else with it."""
+        """Replace fields of :attr:`learned`, such as ``times`` or ``noise``, by newer values."""
         self._learned = replace(self.learned, **changes)
 
     def turn(
@@ -87,13 +96,15 @@ class SizePolicy:
         left: float | None,
         wishes: Sequence[int] = (),
     ) -> Outcome:
-        """Observe, and decide if the job has a rule for its size.
+        """Record the newest measurement, and decide if the job has a rule for its size.
 
         Args:
-            policy: that the job follows now, while it trains and nobody profiles it.
-            now: how far the ring is; None: nobody has told.
-            left: samples to train until the end of the job; None: nobody knows.
-            wishes: workers more, or fewer, that the script of each worker wants.
+            snapshot: The state of the job in ZooKeeper.
+            policy: The policy that the job follows now; None if it has none, does not train, or is
+                profiled.
+            now: The newest progress of the ring; None if no worker has reported any.
+            left: How many samples are to be trained until the job ends; None if that is not known.
+            wishes: How many workers more, or fewer, the script of each worker asks for.
         """
         learned = self._learn(snapshot, now)
         if policy is not self._policy:
@@ -139,7 +150,12 @@ class SizePolicy:
         return Outcome(found, True, change, learned)
 
     def observation(self, snapshot: Snapshot, left: float | None) -> Observation | None:
-        """What the global batch is chosen by; None without a ring."""
+        """Return what the choice of the global batch is made from; None without a ring.
+
+        Args:
+            snapshot: The state of the job in ZooKeeper.
+            left: How many samples are to be trained until the job ends; None if that is not known.
+        """
         if snapshot.generation is None or not snapshot.generation.members:
             return None
         awaits = _coming(snapshot, snapshot.generation)[1]
@@ -153,16 +169,29 @@ class SizePolicy:
         awaits: bool,
         wishes: Sequence[int] = (),
     ) -> Observation:
+        """Return the observation that the rule gets.
+
+        Args:
+            snapshot: The state of the job in ZooKeeper.
+            learned: What the job has learned of its sizes.
+            left: How many samples are to be trained until the job ends, if known.
+            awaits: Whether workers are about to come or to leave.
+            wishes: How many workers more, or fewer, the script of each worker asks for.
+        """
         np = len(snapshot.generation.members) if snapshot.generation is not None else 0
         slots = sum(host.slots for host in snapshot.available)
         filled = [host.slots for host in sorted(snapshot.available, key=lambda host: host.name)]
         return learned.observation(np, snapshot.job.sizes, slots, awaits, left, wishes, filled)
 
     def written(self) -> None:
-        """What was learned is in ZooKeeper."""
+        """Note that :attr:`learned` was written to ZooKeeper just now."""
         self._written_s = self._clock()
 
     def _learn(self, snapshot: Snapshot, now: ProgressSample | None) -> ScalingProfile:
+        """Add the measurement ``now`` and the time since the last turn to what was learned.
+
+        The result is :attr:`learned`, which this leader keeps.
+        """
         if self._learned is None or not self._learned.seen:  # it may have been resumed just now
             self._learned = self._resumed(self._store.policy.learned())
         learned, now_s = self._learned, self._clock()
@@ -179,7 +208,10 @@ class SizePolicy:
         return learned
 
     def _with_profile(self, learned: ScalingProfile) -> ScalingProfile:
-        """With the sizes that `edl profile` has measured, and the job itself has not."""
+        """Return ``learned`` with the sizes that only `edl profile` has measured.
+
+        The profile is read every ``PROFILE_S`` seconds.
+        """
         if self._clock() < self._profile_due_s:
             return learned
         self._profile_due_s = self._clock() + PROFILE_S
@@ -187,30 +219,42 @@ class SizePolicy:
         return learned if curve is None else learned.with_curve(curve)
 
     def _resumed(self, kept: ScalingProfile) -> ScalingProfile:
-        """What stands in ZooKeeper, which a checkpoint may have brought; with our own notes."""
+        """Return what to go on with: what ZooKeeper holds, or this leader's own record.
+
+        ZooKeeper's (``kept``) comes first if it has measurements, which a checkpoint may have
+        brought.
+        """
         own = self._learned
         if own is None or kept.seen:
             return kept
         return own
 
     def _is_news(self, np: int, found: Suggestion) -> bool:
-        """Whether another size is wished, or the same for another reason, whatever its numbers."""
+        """Return whether a suggestion differs from the last one in size or reason.
+
+        Numbers after the first colon of the reason do not count.
+        """
         said = np, found.np, found.reason.partition(":")[0]
         before, self._said = self._said, said
         return said != before
 
     def _due(self, learned: ScalingProfile) -> ScalingProfile | None:
+        """Return ``learned`` if it was not written in the last ``KEEP_S`` seconds, else None."""
         return learned if self._clock() - self._written_s >= KEEP_S else None
 
 
 def _rule(policy: Policy) -> Rule | None:
+    """Return the rule of ``policy`` for the size of the job, ready to call, or None.
+
+    A user's function is wrapped, so that it runs in the background.
+    """
     return CustomRuleRunner(policy.size) if isinstance(policy.size, CustomRule) else policy.size
 
 
 def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, int], bool]:
-    """Workers by host that are there or can come, and whether others are waited for.
+    """Return the workers by host that are there or can come, and whether a change is under way.
 
-    Nobody waits for workers of a host that has no agent any more: perhaps it has died.
+    Workers of a host without an agent are not waited for, because the host may have died.
     """
     coming = attainable(snapshot, generation.members, snapshot.desired.hosts)
     awaits = sum(coming.values()) != len(generation.members) or not _all_in(snapshot)
@@ -218,7 +262,7 @@ def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, in
 
 
 def _all_in(snapshot: Snapshot) -> bool:
-    """Whether all members of the newest generation are in its ring."""
+    """Return whether all members of the newest generation have entered its ring."""
     generation = snapshot.generation
     assert generation is not None
     at = {member.id: member.generation for member in snapshot.members}

@@ -1,6 +1,7 @@
-"""What a leader does about slow workers: it says who is, and lets the slowest ones be replaced.
+"""Report slow workers, and let the slowest ones be replaced: the leader's part.
 
-Which share of a batch they train meanwhile is their own affair (:mod:`edl.worker.ring_watch`).
+The workers themselves decide which share of a batch a slow worker trains meanwhile
+(:mod:`edl.worker.ring_watch`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from edl.core.records import Request, RequestedBy, RequestKind, Snapshot
 
 @dataclass(frozen=True)
 class MitigationResult:
-    """What a turn has come to.
+    """What one turn of the treatment of slow workers has decided.
 
     Attributes:
-        says: who is slow, and what is done about it; empty: nobody is.
-        findings: new ones, each as a sentence that also says what is done about it.
-        decision: to be carried out; None: nothing is.
-        replaced: host -> when a worker of it was replaced, if that is to be noted.
+        says: Which workers are slow and what is done about them, for people; empty if none is.
+        findings: New findings, each with a sentence that also says what is done about it.
+        decision: A decision to carry out, or None.
+        replaced: When a worker of each host was replaced, if that has changed and is to be kept,
+            else None. The times are those of the job's training, in seconds.
     """
 
     says: str = ""
@@ -35,10 +37,11 @@ class MitigationResult:
 
 
 class StragglerMitigation:
-    """One leader's part in it; only its daemon thread calls it.
+    """The treatment of slow workers by one leader; only its daemon thread calls it.
 
     Args:
-        wait_s: for a replacement to come; then the worker stays.
+        wait_s: How long to wait for a replacement, in seconds; after that the slow worker stays.
+        clock: Returns the time in seconds; only differences count.
     """
 
     def __init__(self, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,10 +58,17 @@ class StragglerMitigation:
         replaced: Mapping[str, float],
         now_s: float,
     ) -> MitigationResult:
-        """What is done about ``care``, which this worker's training thread has come to.
+        """Decide on the slow workers that the training threads have found.
+
+        At most one worker is replaced at a time, by a request and a change of the desired workers.
+        A replacement that does not come within ``wait_s`` is taken back.
 
         Args:
-            replaced: host -> when a worker of it was replaced, on the clock of ``now_s``.
+            now: The state of the job in ZooKeeper.
+            rule: The rule on slow workers in the job's policy.
+            care: The findings of this worker's training thread: who is slow, and whom to replace.
+            replaced: When a worker of each host was last replaced, on the clock of ``now_s``.
+            now_s: How long the job has trained, in seconds.
         """
         open_ = [request for request in now.requests if request.kind == RequestKind.REPLACE]
         if late := self._late(open_):
@@ -92,7 +102,17 @@ class StragglerMitigation:
         done: Mapping[int, str],
         members: set[int],
     ) -> tuple[tuple[StragglerReport, str], ...]:
-        """What is slow now and was not, or is treated otherwise; and what is slow no more."""
+        """Return the findings that are new or treated differently, and recovered workers.
+
+        Args:
+            says: The present findings, each with its sentence.
+            care: What the training thread found.
+            done: What is done to replace a worker, by worker id.
+            members: The ids of the workers in the generation.
+
+        Returns:
+            Each finding with its sentence; for recovered workers a finding with the speed 1.0.
+        """
         before = self._said
         self._said = {
             (f.workers, f.at): tuple(w in known for known in (care.shares, done) for w in f.workers)
@@ -113,7 +133,14 @@ class StragglerMitigation:
     def _replace(
         self, now: Snapshot, worker: int, care: Care, recent: Mapping[str, float]
     ) -> MembershipDecision | None:
-        """Let another worker take the place of this one, if there is room for it."""
+        """Return the decision to replace ``worker`` by another; None if there is no room for one.
+
+        Args:
+            now: The state of the job in ZooKeeper.
+            worker: The id of the slow worker.
+            care: The findings; hosts that are slow as a whole get no replacement.
+            recent: The hosts that had a replacement lately, which get none either.
+        """
         slow = {finding.host for finding in care.findings if finding.host}
         found = replacement(now, worker, slow | recent.keys())
         if found is None:
@@ -127,13 +154,14 @@ class StragglerMitigation:
         return MembershipDecision(reason, change=change if change else None, asks=(ask,))
 
     def _late(self, requests: list[Request]) -> Request | None:
-        """A request for which nobody has come."""
+        """Return a request for a replacement that has been open for ``wait_s`` seconds, or None."""
         now_s = self._clock()
         self._since = {r.number: self._since.get(r.number, now_s) for r in requests}
         late = (r for r in requests if now_s - self._since[r.number] >= self._wait_s)
         return next(late, None)
 
     def _taken_back(self, now: Snapshot, late: Request) -> MembershipDecision:
+        """Return the decision that gives up a replacement which did not come; the worker stays."""
         outcome = f"no replacement of w{late.worker} came within {self._wait_s:g} s; it stays"
         answer = Request(
             late.kind, late.worker, late.number, done=True, outcome=outcome, host=late.host
@@ -146,11 +174,15 @@ class StragglerMitigation:
 
 
 def _on_its_way(request: Request) -> str:
+    """Return the sentence that says that a worker is being replaced."""
     return f"w{request.worker} is replaced on host {request.host}"
 
 
 def _doing(finding: StragglerReport, care: Care, done: Mapping[int, str]) -> str:
-    """What is done about who is slow, as the end of a sentence."""
+    """Return what is done about the workers of a finding, as the end of a sentence.
+
+    ``done`` says what is done to replace a worker, by worker id.
+    """
     parts = []
     if lower := [worker for worker in finding.workers if worker in care.shares]:
         least = min(care.shares[worker] for worker in lower)
