@@ -1,4 +1,4 @@
-"""A worker as a candidate for the lead, and its term while it leads."""
+"""Let a worker take part in the election of the leader, and act as the leader while it leads."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ logger = logging.getLogger(__name__)
 
 
 class Candidate:
-    """One worker's part in the election. Only the daemon thread calls it, except :meth:`campaign`.
+    """One worker's part in the election of the leader of its job.
+
+    Only the daemon thread calls it, except for :meth:`campaign`.
 
     Args:
-        begin: starts a term of this worker.
-        run: the start of the job that the candidates belong to.
-        probe_timeout_s: for the port of another candidate to answer.
+        begin: Starts a term of this worker.
+        run: Returns the token of the start of the job that the candidates belong to.
+        probe_timeout_s: How long to wait for the port of another candidate to answer, in seconds.
     """
 
     def __init__(
@@ -40,24 +42,37 @@ class Candidate:
         self._term: LeaderTerm | None = None
 
     def campaign(self, make: Callable[[], Election]) -> None:
-        """Become a candidate, unless this worker is one; from now on it may lead."""
+        """Become a candidate with the election that ``make`` returns, unless this worker is one.
+
+        From then on this worker may lead.
+        """
         with self._lock:
             if self._election is None:
                 self._election = make()
 
     def end_term(self) -> None:
-        """Lead no more for now: the session is another one, or there is nothing left to decide."""
+        """Stop leading for now; :meth:`turn` may start a new term.
+
+        This is called when the session was lost, or when nothing is left to decide.
+        """
         self._term = None
 
     def resign(self) -> None:
-        """Stand for election no more."""
+        """Stop being a candidate, and so stop leading."""
         with self._lock:
             election, self._election, self._term = self._election, None, None
         if election is not None:
             election.leave()
 
     def turn(self, wake: Callable[[], None]) -> None:
-        """Lead, if it is this worker's turn. ``wake`` is called when that may have changed."""
+        """Take part in the election and, if this worker leads, do one turn of its term.
+
+        Args:
+            wake: Called when a fact may have changed, so that another turn is due.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+        """
         if self._election is None:
             return
         self._election.enter()
@@ -80,12 +95,23 @@ class Candidate:
         given_up: Collection[int],
         is_building: bool,
     ) -> bool:
-        """When our ring is broken, do not wait for the sessions of dead candidates before us.
+        """Remove dead candidates ahead of this worker while it waits for a new ring.
 
-        Not for those of workers that died earlier, either: they are in no ring, and ``given_up``.
+        It waits for one if its ring is broken or being built, or if it is a newcomer that is ready.
+        Without the removal it would wait until the sessions of the dead candidates end. Workers in
+        ``given_up`` count as dead without being asked, because the generation may not name them any
+        more.
+
+        Args:
+            own: This worker's member record.
+            generation: The newest generation, if any.
+            given_up: The ids of the evicted workers.
+            is_building: Whether this worker's ring is being built.
 
         Returns:
-            Whether a candidate before us holds up the repair: it leads, or its session ends soon.
+            Whether the ring of this worker is broken or being built, and a candidate ahead of it
+            holds up
+            the repair: either that candidate leads, or its session ends soon.
         """
         election = self._election
         if generation is None or election is None:
@@ -105,7 +131,10 @@ class Candidate:
         return False
 
     def _is_gone(self, member: RingMember | None) -> bool:
-        """Whether the process of a worker is gone: nobody, or another worker, has its port."""
+        """Return whether the process of ``member`` is gone; False if ``member`` is None.
+
+        It is gone if no process listens on its port, or another worker does.
+        """
         if member is None:
             return False
         answer = ask(member.address, member.port, self._probe_timeout_s).answer(self._run())

@@ -1,8 +1,9 @@
-"""The daemon: one thread of a worker that listens to ZooKeeper and keeps its own nodes there.
+"""Run the daemon of a worker: a thread that follows ZooKeeper and keeps the worker's nodes in it.
 
-It never touches the ring and never waits for the training thread. What it learns it puts into
-the shared state; what the worker wants known (its member node, events) it writes, again and again
-while ZooKeeper is away. When its worker leads, it also runs :class:`edl.leader.leader.LeaderTerm`.
+The daemon never touches the ring, except to break it, and never waits for the training thread. It
+puts what it learns into the shared state. It writes what the worker wants to make known (its member
+node, events), again and again while ZooKeeper is away. While its worker leads, it also runs
+:class:`edl.leader.leader.LeaderTerm`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ AWAY_S = 1.0  # ZooKeeper's absence that is told of; less is a change of its lea
 
 @dataclass(frozen=True)
 class DaemonLimits:
-    """How often a daemon looks, and how long it waits, in seconds."""
+    """How often a daemon looks at ZooKeeper, and how long it waits, in seconds."""
 
     period_s: float = 0.5  # between two looks although no watch has fired
     breaking_period_s: float = 0.05  # the same while the ring is broken
@@ -71,7 +72,19 @@ class DaemonLimits:
 
 
 class Daemon:
-    """A :class:`edl.worker.coordinator.Coordinator` that keeps one worker's part in ZooKeeper."""
+    """A :class:`edl.worker.coordinator.Coordinator` that keeps a worker in a job of ZooKeeper.
+
+    Args:
+        config: The configuration of this process; it names the job and its ZooKeeper.
+        shared: The state that the daemon thread and the training thread share.
+        ring: The ring of this worker, which the daemon breaks when a member of it is lost.
+        log: The log file of this process, if it has one of its own.
+        limits: How often to look, and how long to wait.
+
+    Raises:
+        CoordinationError: ``config`` names no job or no ZooKeeper.
+        ConfigError: ``config`` has no secret.
+    """
 
     is_shared = True
 
@@ -130,20 +143,22 @@ class Daemon:
 
     @property
     def settings(self) -> JobSettings:
+        """The settings of the job, as its launcher wrote them, once :meth:`start` has read them."""
         return self._config.job_settings
 
     @property
     def sizes(self) -> Sizes:
+        """How many workers the job may have."""
         return self._config.sizes
 
     def start(self) -> tuple[Member, Generation | None]:
-        """Connect, register this worker as *preparing*, and start listening.
+        """Connect, register this worker as *preparing*, and start the threads.
 
         Returns:
-            This worker's member record, and the job's generation when it has one already.
+            This worker's member record, and the job's generation if it has one already.
 
         Raises:
-            ZooKeeperUnreachable: within the connect time-out.
+            ZooKeeperUnreachable: no server answered within the connect time-out.
             UnknownJob: the job does not exist (any more).
         """
         config = self._config
@@ -191,11 +206,22 @@ class Daemon:
     # --- called by the training thread ---
 
     def resign(self) -> None:
-        """Take back this worker's part in ring and election; what is to be made known still is."""
+        """Withdraw this worker from the members of the job and from the election.
+
+        Events and other reports of this worker are still written.
+        """
         self._resigned = True
         self._wake.set()
 
     def script_of_job(self) -> ScriptOfJob:
+        """Ask the other workers of the newest generation for model and fits of their script.
+
+        They are asked one by one. Workers that are about to join come last, because they may not be
+        in the ring yet.
+
+        Returns:
+            The first answer that says anything; an empty one if there is none.
+        """
         generation = self._shared.newest(0)
         if generation is None:
             return ScriptOfJob()
@@ -208,6 +234,7 @@ class Daemon:
         return ScriptOfJob()
 
     def campaign(self) -> None:
+        """Become a candidate, so that this worker may lead; do nothing before :meth:`start`."""
         member = self._pending_writes.member
         if member is not None:
             self._candidate.campaign(lambda: job_election(self._store.nodes, member.id))
@@ -220,9 +247,13 @@ class Daemon:
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> None:
-        """Make a new stage of this worker known, as soon as ZooKeeper allows.
+        """Change the stage of this worker, and report it as soon as ZooKeeper can be reached.
 
-        What else is given is new, too: the ring it is in, the generation it has taken note of.
+        Args:
+            stage: The new stage.
+            generation: The number of the generation whose ring this worker is in; None leaves it.
+            newest_generation: The newest generation that this worker knows; None leaves it.
+            fits: For a newcomer: it is ready for the fit that follows so many; None leaves it.
         """
         self._pending_writes.change_member(
             lambda own: own.at(stage, generation, newest_generation, fits)
@@ -230,51 +261,74 @@ class Daemon:
         self._wake.set()
 
     def report_broken(self, failure: RingFailure) -> None:
+        """Report in this worker's member node that its ring failed, and which step was complete."""
         self._pending_writes.change_member(lambda own: replace(own, broken=failure))
         self._wake.set()
 
     @property
     def run(self) -> str:
+        """The token of the start of the job that this worker belongs to."""
         return self._store.nodes.run
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Make known that a checkpoint of ``step`` is in ``directory``; safe from any thread."""
+        """Report that a checkpoint of ``step`` is in ``directory``; any thread may call this."""
         self._pending_writes.put_saved(directory, step)
         self._wake.set()
 
     def last_step(self) -> int:
-        """The last step that a leader has reported; at most what the job had reached."""
+        """Return the last step that a leader has written to ZooKeeper.
+
+        The job may have gone further.
+        """
         return self._store.status().step
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
-        """Make known how the job ended. Every worker says so; the first one counts.
+        """Report how the job ended. Every worker reports it; the first report counts.
 
-        ``event``: logs it, if we are the first.
+        Args:
+            end: The state, reason and exit code of the job.
+            event: An event to log if this worker is the first; None logs nothing.
         """
         self._pending_writes.end_job(end, event)
         self._wake.set()
 
     def release_others(self, generation: Generation | None) -> None:
+        """Cut the ring of ``generation`` when another worker waits in it for this one.
+
+        The script of this worker has ended, so it will not send the gradients or numbers that
+        another worker may wait for. None stops that.
+        """
         self._ended_in = generation
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that is to be made known is written; False at the deadline."""
+        """Wait until all that this worker has to make known is written.
+
+        Returns:
+            False if that was not so within ``timeout_s`` seconds, else True.
+        """
         self._wake.set()
         return self._pending_writes.flush(timeout_s)
 
     @property
     def away(self) -> bool:
-        """ZooKeeper cannot be reached, so nobody is heard and nobody can lead."""
+        """Whether ZooKeeper cannot be reached now.
+
+        Then this worker hears of no change, and cannot lead.
+        """
         return not self._session.connected
 
     @property
     def wake(self) -> threading.Event:
+        """The event that makes the daemon thread look at ZooKeeper at once."""
         return self._wake
 
     # --- the thread ---
 
     def _run(self) -> None:
-        """Listen until the worker ends. A worker whose daemon fails ends, too: it would be deaf."""
+        """Listen until the worker ends; evict this worker if the daemon fails.
+
+        A worker without its daemon would not hear of any change.
+        """
         try:
             self._listen()
         except Exception as error:  # a bug of ours, whatever it is
@@ -326,7 +380,7 @@ class Daemon:
         return False
 
     def _remove_nodes(self) -> None:
-        """Write what is still to be made known, and remove this worker from ZooKeeper."""
+        """Write what is still to be made known, and remove this worker's nodes from ZooKeeper."""
         try:
             self._pending_writes.write(as_member=not self._resigned)
             self._candidate.resign()
@@ -341,7 +395,7 @@ class Daemon:
         self._shared.log(Event(time.time(), *at, reason, details))
 
     def _conclude_stop(self) -> None:
-        """Say that the job has stopped, when this was its last worker and no agent is left."""
+        """Set the state of a stopping job to stopped, if no agent and no other worker is left."""
         now = self._store.snapshot()
         if now.job.state is JobState.STOPPING and not now.hosts and not now.members:
             self._store.set_job_state(
@@ -349,7 +403,12 @@ class Daemon:
             )
 
     def _turn(self) -> None:
-        """Write what is due, read what is new, lead if it is our turn."""
+        """Write what is due, read what is new, and lead if this worker is elected.
+
+        Raises:
+            CoordinationError: ZooKeeper is away.
+            UnknownJob: the job does not exist (any more).
+        """
         if not self._session.connected:
             if self._resigned:
                 self._server.close()
@@ -381,7 +440,7 @@ class Daemon:
         self._elect(member, job.state, generation, evicted)
 
     def _register_again(self) -> None:
-        """Write this worker's node again, with the same id, when the job was created anew."""
+        """Write this worker's node again, with the same id, when ZooKeeper may have lost it."""
         if self._incarnation != self._store.incarnation:
             # The nodes of this worker are gone; the worker is not.
             self._incarnation = self._store.incarnation
@@ -423,7 +482,7 @@ class Daemon:
             self._candidate.turn(self._wake.set)
 
     def _release_others(self) -> None:
-        """See :meth:`release_others`."""
+        """Cut the ring for which :meth:`release_others` was called, if a member of it waits."""
         ended_in, own = self._ended_in, self._shared.worker
         if ended_in is None or self._ring.membership[0] != ended_in.number:
             return
@@ -440,10 +499,14 @@ class Daemon:
                 return
 
     def _break_ring_of(self, evicted: frozenset[int]) -> None:
-        """Free the training thread from a ring that has lost a member, or that nobody wants.
+        """Break this worker's ring if one of its members is evicted, or if it is outdated.
 
-        The latter is one that is still being built although the next is decided. Again and again
-        while that is so: a ring that is being built opens connections all the time.
+        A ring is outdated if it is still being built while a newer generation is decided. It is
+        broken again and again while that is so, because a ring that is being built opens
+        connections all the time.
+
+        Args:
+            evicted: The ids of the evicted workers.
         """
         number, members = self._ring.membership
         lost = bool(evicted & set(members))
@@ -456,6 +519,7 @@ class Daemon:
             self._server.close_scope(self._scope)  # whoever waits in it waits for the lost one
 
     def _begin_term(self, leadership: Leadership) -> LeaderTerm:
+        """Return the term of this worker as the leader, and make it known in the shared state."""
         member = self._pending_writes.member
         assert member is not None
         term = LeaderTerm(
@@ -474,11 +538,13 @@ class Daemon:
         return term
 
     def _answer_model(self, _request: Request) -> tuple[int, bytes]:
+        """Answer an HTTP request for the model and the fits of this worker's script, as JSON."""
         fits = self._shared.fits
         said = {"signature": self._shared.signature(), "begun": fits.begun}
         return 200, json.dumps({**said, "done": as_json(fits.done)}).encode()
 
     def _health(self) -> Mapping[str, Any]:
+        """Return what this worker reports of itself under ``/health``."""
         member = self._pending_writes.member
         return {
             "worker": member.name if member else None,

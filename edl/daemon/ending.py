@@ -1,9 +1,9 @@
-"""The orderly end of a job while ZooKeeper is away.
+"""End a job in order while ZooKeeper is away.
 
-Nobody can write then that the job is to end. So who wants it, the agent of `edl run`, tells a
-worker on its own port (``POST /end``, signed), and that worker tells the others of its ring. All
-leave after the step in whose records all of them know it, as for an end that the leader has
-written (:data:`edl.core.records.END`).
+The end of the job cannot be written to ZooKeeper then. So the agent of `edl run` tells a worker on
+the worker's own port (``POST /end``, signed), and that worker tells the other workers of its ring.
+All leave after the step in whose records all of them know of the end, as for an end that the leader
+has written (:data:`edl.core.records.END`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from edl.http.server import DaemonServer, Request
 
 
 class Ending:
-    """A worker that can be told that its job ends.
+    """The part of a worker that can be told over HTTP that its job ends.
 
     Args:
-        key: that requests to the workers of the job are signed with.
-        announce: makes an end known to the training thread.
+        key: The key by which requests to the workers of the job are signed.
+        announce: Announces an end to the training thread.
     """
 
     def __init__(self, key: str, announce: Callable[[Generation], None]) -> None:
@@ -32,13 +32,19 @@ class Ending:
         self._told = False
 
     def add_to(self, server: DaemonServer) -> None:
+        """Let ``server`` answer the path ``/end``, for signed requests only."""
         server.add_route(END_PATH, self._answer, changes=True)
 
     def generation_is(self, generation: Generation) -> None:
-        """The newest one that the leader has written."""
+        """Take note of the newest generation that the leader has written."""
         self._current = generation
 
     def _answer(self, request: Request) -> tuple[int, bytes]:
+        """Answer a request to end the job; announce the first one, and tell the other workers.
+
+        Returns:
+            Status and body: 200, 405 if the method is not POST, 409 if this worker is in no ring.
+        """
         if request.method != "POST":
             return 405, b""
         current = self._current

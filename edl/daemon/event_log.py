@@ -1,4 +1,4 @@
-"""A worker's events reach the job's log in order, each once, however often ZooKeeper fails."""
+"""Write a worker's events to the job's log, in order and each once, also if ZooKeeper fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from edl.worker.shared_state import SharedState
 
 
 class EventLog:
-    """Writes what is in the shared state. Only the daemon thread calls it."""
+    """The writer of the events that are queued in a worker's shared state.
+
+    Only the daemon thread calls it.
+
+    Args:
+        events: The event log of the job.
+        shared: The shared state, which holds the events until they are written.
+    """
 
     def __init__(self, events: EventNodes, shared: SharedState) -> None:
         self._events = events
@@ -18,11 +25,11 @@ class EventLog:
         self._unsure = False  # whether the first event of the shared state was written
 
     def write(self) -> None:
-        """Write all events; those that are not written stay in the shared state.
+        """Write all queued events; an event that could not be written stays in the queue.
 
         Raises:
             UnknownJob: the job is gone.
-            CoordinationError: ZooKeeper is away; call it again.
+            CoordinationError: ZooKeeper is away; call this method again.
         """
         while (event := self._shared.next_event()) is not None:
             if not (self._unsure and self._is_there(event)):
@@ -32,5 +39,6 @@ class EventLog:
             self._shared.event_is_written()
 
     def _is_there(self, event: Event) -> bool:
+        """Return whether the job's log has ``event``, after the last one known to be written."""
         data = encode(event.to_json())
         return any(encode(e.to_json()) == data for _, e in self._events.read(self._last))

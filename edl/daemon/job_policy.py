@@ -1,4 +1,7 @@
-"""What a worker tells the job of its policy, and asks of it: what was learned of its sizes."""
+"""Connect a worker's training thread to the policy of its job in ZooKeeper.
+
+The training thread proposes a policy, and reads or writes what the job has learned of its sizes.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,15 @@ logger = logging.getLogger(__name__)
 
 
 class PolicyInZooKeeper:
-    """What the training thread says is kept until :meth:`write`, of the daemon's, has written it.
+    """A :class:`edl.worker.policy_side.PolicySide` that keeps the policy of the job in ZooKeeper.
+
+    What the training thread proposes is kept here until :meth:`write`, which the daemon thread
+    calls, has written it.
 
     Args:
-        away: ZooKeeper cannot be reached.
-        wake: lets the daemon write.
+        nodes: The nodes of the policy in ZooKeeper.
+        away: Returns whether ZooKeeper cannot be reached.
+        wake: Makes the daemon call :meth:`write`.
     """
 
     def __init__(
@@ -35,18 +42,26 @@ class PolicyInZooKeeper:
         self._learned: ScalingProfile | None = None
 
     def propose(self, policy: JobPolicy) -> None:
+        """Propose ``policy``; the daemon writes it, unless the job has a policy already."""
         with self._lock:
             self._proposed = policy
         self._wake()
 
     def learned(self) -> Mapping[str, Any]:
+        """Return what the job has learned of its sizes as JSON values; empty if it is not known.
+
+        It is not known while ZooKeeper is away.
+        """
         found: Mapping[str, Any] = {}
         with suppress(CoordinationError, UnknownJob):
             found = {} if self._away() else self._nodes.learned().to_json()
         return found
 
     def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """What cannot be read, of another version of edl perhaps, is left out."""
+        """Let the job begin with ``learned``, unless it has measured any size itself.
+
+        A value that cannot be read, perhaps of another version of edl, is dropped with a warning.
+        """
         try:
             read = ScalingProfile.from_json(learned)
         except CoordinationError as error:
@@ -57,11 +72,11 @@ class PolicyInZooKeeper:
         self._wake()
 
     def write(self) -> None:
-        """Write what is not written yet.
+        """Write to ZooKeeper what was proposed and is not written yet.
 
         Raises:
             UnknownJob: the job is gone.
-            CoordinationError: ZooKeeper is away; call it again.
+            CoordinationError: ZooKeeper is away; call this method again.
         """
         with self._lock:
             proposed, learned = self._proposed, self._learned

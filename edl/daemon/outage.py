@@ -11,13 +11,13 @@ logger = logging.getLogger(__name__)
 
 
 class Outage:
-    """The time in which one daemon could not reach ZooKeeper, if it cannot reach it now."""
+    """The time in which one daemon cannot reach ZooKeeper."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def begin(self, error: CoordinationError) -> None:
-        """Note that ZooKeeper could not be reached, because of ``error``; log the first failure."""
+        """Note that ZooKeeper could not be reached because of ``error``; log it once an outage."""
         if self._since is None:
             self._since = time.monotonic()
             logger.warning("coordination is interrupted, training goes on: %s", error)

@@ -1,8 +1,8 @@
-"""The log that is a worker's standard output and error: bounded, and no reason to die.
+"""Keep a worker's standard output and error in a file of bounded size, whose errors do not end it.
 
 A worker writes to a file, not to a pipe of its agent, so that it can go on when the agent is gone.
-So it does itself what a reader of the pipe would do: it begins a new file when the old one is
-long, and it leaves out what there is no room for, where ``print`` would raise.
+It therefore does itself what a reader of the pipe would do: it begins a new file when the old one
+is long, and it leaves out lines for which the disk has no room, where ``print`` would raise.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _OF_THE_DISK = (
 
 
 class OwnLog:
-    """The log file of this process, which its standard output goes to.
+    """The log file of this process, to which its standard output and error go.
 
     Args:
-        path: where it is.
+        path: The path of the file.
     """
 
     def __init__(self, path: str) -> None:
@@ -47,7 +47,10 @@ class OwnLog:
         self._failure: str | None = None  # of an outage that nobody has asked for
 
     def guard(self) -> None:
-        """From now on what Python prints never raises for the disk's sake."""
+        """Make writes to Python's standard output and error never fail because of the disk.
+
+        A stream that does not go to this file is left alone.
+        """
         for name, descriptor in _STREAMS.items():
             stream = getattr(sys, name)
             if isinstance(stream, io.TextIOWrapper) and self._is_own(descriptor):
@@ -64,15 +67,19 @@ class OwnLog:
                 setattr(sys, f"__{name}__", guarded)
 
     def look(self, most_bytes: int) -> str | None:
-        """Begin a new file if it is time to; why lines are left out, if that is news."""
+        """Begin a new file if this one has ``most_bytes``, and report a new failure to write.
+
+        Returns:
+            Why lines are left out, once for each outage; None if there is nothing new.
+        """
         self.rotate(most_bytes)
         return self.take_failure()
 
     def rotate(self, most_bytes: int) -> None:
-        """Begin a new file if this one has ``most_bytes``; the one before it is removed.
+        """Begin a new file if this one has ``most_bytes``; the file before this one is removed.
 
-        The new file is in use before it has the name, so that a reader that finds it there has
-        all of the old one. What this process has started goes on in the old one.
+        The new file is in use before it has the name, so a reader that finds it there has all of
+        the old one. Processes that this process has started go on in the old file.
         """
         if not self._is_own(1) or os.fstat(1).st_size < most_bytes:
             return
@@ -89,31 +96,31 @@ class OwnLog:
             os.rename(following, self.path)
 
     def take_failure(self) -> str | None:
-        """Why lines are left out; None when none are, or when that was asked already."""
+        """Return why lines are left out, once for each outage; None if there is nothing new."""
         with self._lock:
             failure, self._failure = self._failure, None
             return failure
 
     def failed(self, left_out: int, error: OSError) -> None:
-        """``left_out`` bytes could not be written."""
+        """Note that ``left_out`` bytes could not be written because of ``error``."""
         with self._lock:
             if not self._left_out:
                 self._failure = f"{error.strerror}: {self.path}"
             self._left_out += left_out
 
     def notice(self) -> bytes:
-        """What is to be written before the next line: how much is missing there."""
+        """Return the line that says how many bytes are missing at this place; empty if none are."""
         with self._lock:
             missing = self._left_out
         return f"\nedl: {missing} bytes are left out here\n".encode() if missing else b""
 
     def resumed(self) -> None:
-        """The notice was written."""
+        """Note that the line of :meth:`notice` was written; missing bytes are then counted anew."""
         with self._lock:
             self._left_out = 0
 
     def _is_own(self, descriptor: int) -> bool:
-        """Whether ``descriptor`` is this file: the script may have sent it elsewhere."""
+        """Return whether the file descriptor is this file; the script may have redirected it."""
         try:
             return os.path.samestat(os.fstat(descriptor), Path(self.path).stat())
         except OSError:
@@ -121,13 +128,21 @@ class OwnLog:
 
 
 class _Lossy(io.FileIO):
-    """Writes to ``descriptor``; leaves out what the disk does not take, and says so later."""
+    """A raw stream that writes to ``descriptor`` and leaves out what the disk does not take.
+
+    The number of bytes left out is written before the next line that the disk takes.
+    """
 
     def __init__(self, descriptor: int, log: OwnLog) -> None:
         super().__init__(descriptor, "wb", closefd=False)
         self._log = log
 
     def write(self, data: ReadableBuffer) -> int:
+        """Write ``data`` as far as the disk takes it, and return its length in bytes.
+
+        Raises:
+            OSError: an error that does not come from the disk.
+        """
         left = memoryview(data).cast("B")
         length = len(left)
         try:

@@ -1,4 +1,4 @@
-"""What a worker wants known of itself, until ZooKeeper has it."""
+"""Keep what a worker wants to make known of itself until it is written to ZooKeeper."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ logger = logging.getLogger(__name__)
 
 
 class PendingWrites:
-    """The member node, a checkpoint, the end of the job, and the events of the shared state.
+    """The writes of a worker that ZooKeeper does not have yet.
 
-    The training thread changes them; the daemon thread writes them, again and again while
-    ZooKeeper is away.
+    These are its member node, a checkpoint, the end of the job, and the events of the shared state.
+    The training thread changes them; the daemon thread writes them, again and again while ZooKeeper
+    is away.
+
+    Args:
+        store: The job in ZooKeeper.
+        shared: The shared state, which holds the events.
     """
 
     def __init__(self, store: JobStore, shared: SharedState) -> None:
@@ -35,11 +40,11 @@ class PendingWrites:
 
     @property
     def member(self) -> Member | None:
-        """This worker as it wants to be known; None before :meth:`register`."""
+        """The newest member record of this worker, written or not; None before :meth:`register`."""
         return self._member
 
     def register(self, member: Member) -> None:
-        """Write the member node for the first time.
+        """Write the member node of this worker for the first time, with the record ``member``.
 
         Raises:
             CoordinationError: as :meth:`edl.coordination.registrations.MemberNodes.put`.
@@ -48,25 +53,30 @@ class PendingWrites:
         self._store.members.put(member)
 
     def change_member(self, change: Callable[[Member], Member]) -> None:
-        """The member record is to be ``change(member)``."""
+        """Replace the member record by ``change(record)``; :meth:`write` will write it."""
         with self._written:
             assert self._member is not None
             self._member = change(self._member)
             self._dirty = True
 
     def put_saved(self, directory: str, step: int) -> None:
-        """A checkpoint of ``step`` is in ``directory``."""
+        """Note for :meth:`write` that a checkpoint of ``step`` is in ``directory``."""
         with self._written:
             self._saved = (directory, step)
 
     def end_job(self, end: JobEnd, event: Event | None) -> None:
-        """The job has ended; ``event`` is logged if nobody has said so before."""
+        """Note for :meth:`write` how the job has ended; calls after the first change nothing.
+
+        Args:
+            end: The state, reason and exit code of the job.
+            event: An event to log if no other worker has reported the end; None logs nothing.
+        """
         with self._written:
             if self._end is None:  # the first word counts
                 self._end = end, event
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all is written; False at the deadline."""
+        """Wait until all is written; return False if it is not within ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
         with self._written:
             while self._dirty or self._saved or self._end or self._shared.has_events:
@@ -77,11 +87,14 @@ class PendingWrites:
         return True
 
     def write(self, as_member: bool) -> None:
-        """Write what is not written yet; without ``as_member`` not the member node.
+        """Write all that is not written yet.
+
+        Args:
+            as_member: Whether to write the member node, too.
 
         Raises:
             UnknownJob: the job is gone.
-            CoordinationError: ZooKeeper is away; call it again.
+            CoordinationError: ZooKeeper is away; call this method again.
         """
         with self._written:
             member, dirty = self._member, self._dirty and as_member
@@ -103,14 +116,15 @@ class PendingWrites:
             self._written.notify_all()
 
     def remove_member(self) -> None:
-        """Remove the member node."""
+        """Remove the member node of this worker, and its node as a candidate."""
         if self._member is not None:
             self._store.members.remove(self._member.id)
 
     def _conclude(self, end: JobEnd, event: Event | None) -> None:
-        """Say how the job has ended, unless it goes on without this worker.
+        """Write how the job has ended, unless the job goes on without this worker.
 
-        Its whole ring may have been cut off, and trained on.
+        That is so if the ring of this worker was cut off and trained on, while the job has another
+        ring.
         """
         _, generation, evicted, *_ = self._store.watch_generation(None)
         own = self._member

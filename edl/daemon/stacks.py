@@ -1,7 +1,7 @@
-"""Where the threads of a worker are, written down on a signal: also when no Python runs any more.
+"""Write the stacks of a worker's threads to a file on a signal, even if Python cannot run any more.
 
-A worker that does not answer may hold Python's lock (the GIL) in a library, for ever. Python's
-faulthandler writes from the signal handler itself, in C, and takes no lock.
+A worker that does not answer may be held up in a library that keeps Python's lock (the GIL) for
+ever. Python's faulthandler writes from the signal handler itself, in C, and takes no lock.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ logger = logging.getLogger(__name__)
 
 
 def offer_stacks(path: str, number: int) -> None:
-    """From now on signal ``number`` writes the stacks of all threads to the end of ``path``.
+    """Make the signal ``number`` append the stacks of all threads to the file at ``path``.
 
-    The file is there from now on, and tells the agent that it may send the signal. Without a path
-    or a number nothing happens, nor when the script has a handler for that signal.
+    The file is created at once, which tells the agent that it may send the signal. Nothing happens
+    without a path or a number, or if the script has a handler for that signal.
+
+    Args:
+        path: The file to append to; empty for none.
+        number: The number of the signal; 0 for none.
     """
     if not path or not number or signal.getsignal(number) is not signal.SIG_DFL:
         return
