@@ -1,1 +1,1 @@
-"""The HTTP port of a worker's daemon, and its client. Knows no ring and no ZooKeeper."""
+"""Serve the HTTP port of a worker's daemon, and send requests to it, without ring or ZooKeeper."""

@@ -1,4 +1,4 @@
-"""Plain HTTP to another worker's daemon, with a deadline, and the proof that it is gone."""
+"""Send plain HTTP requests with a deadline to the daemons of workers, and ask which are alive."""
 
 from __future__ import annotations
 
@@ -26,14 +26,20 @@ END_TOLD_S = 5.0  # for one worker to answer that it knows
 def fetch(
     address: str, port: int, path: str, timeout_s: float, generation: int = 0
 ) -> tuple[int, bytes]:
-    """GET: the status and the body.
+    """Send a GET to a worker's daemon, and return the status and the body of the answer.
 
-    ``timeout_s`` bounds the connection and then each wait for data. A GET of a rendezvous key
-    is held by the server until the key arrives, so give it more than the server's 20 s.
+    Args:
+        address: The address of the worker.
+        port: The port of its daemon.
+        path: The path to get.
+        timeout_s: How long to wait for the connection, and then for data each time. The server
+            holds a GET of a rendezvous key until the key arrives, so give it more than the server's
+            20 s.
+        generation: The number of the generation, for the error only.
 
     Raises:
-        ConnectionRefusedError: nobody listens there: the process is gone.
-        RendezvousFailed: no complete answer in time.
+        ConnectionRefusedError: no process listens there, so the worker is gone.
+        RendezvousFailed: no complete answer came in time.
     """
     return _request("GET", address, port, path, None, timeout_s, generation)[:2]
 
@@ -41,7 +47,19 @@ def fetch(
 def put(
     address: str, port: int, path: str, body: bytes, timeout_s: float, generation: int = 0
 ) -> tuple[int, bytes]:
-    """PUT: the status and the body of the answer. Raises as :func:`fetch`."""
+    """Send a PUT to a worker's daemon, and return the status and the body of the answer.
+
+    Args:
+        address: The address of the worker.
+        port: The port of its daemon.
+        path: The path to put to.
+        body: What to put.
+        timeout_s: How long to wait for the connection, and then for data each time.
+        generation: The number of the generation, for the error only.
+
+    Raises:
+        ConnectionRefusedError, RendezvousFailed: as :func:`fetch`.
+    """
     return _request("PUT", address, port, path, body, timeout_s, generation)[:2]
 
 
@@ -55,10 +73,23 @@ def change(
     timeout_s: float,
     body: bytes = b"",
 ) -> tuple[int, bytes]:
-    """A signed request that changes something in ``worker``: status and body of the answer.
+    """Send a signed request that changes something in a worker, and return the answer.
 
-    ``key``: :func:`edl.http.signing.http_key`. 401: it is another one's, or another worker's port.
-    Raises as :func:`fetch`.
+    Args:
+        key: The key of the job, from :func:`edl.http.signing.http_key`.
+        worker: The id of the worker that the request is for.
+        method: The HTTP method.
+        address: The address of the worker.
+        port: The port of its daemon.
+        path: The path, with the query if there is one.
+        timeout_s: How long to wait for each of the two connections, and then for data each time.
+        body: The body of the request.
+
+    Returns:
+        Status and body. The status is 401 if the port belongs to another worker or another job.
+
+    Raises:
+        ConnectionRefusedError, RendezvousFailed: as :func:`fetch`.
     """
     response = _request(method, address, port, path, body, timeout_s, 0)
     scheme, _, nonce = response.challenge.partition(" ")
@@ -70,7 +101,11 @@ def change(
 
 
 def script_of(member: RingMember) -> ScriptOfJob | None:
-    """Ask the worker ``member`` for model and fits of its script; None: no answer in time."""
+    """Ask the worker ``member`` for the model and the fits of its script.
+
+    Returns:
+        The answer; None if there is no valid one within ``MODEL_S`` seconds.
+    """
     try:
         status, body = fetch(member.address, member.port, MODEL_PATH, MODEL_S)
         if status != 200:
@@ -83,15 +118,24 @@ def script_of(member: RingMember) -> ScriptOfJob | None:
 
 @dataclass(frozen=True)
 class Health:
-    """The answer of a daemon, or what its silence means."""
+    """What asking a worker's daemon for its health has shown.
+
+    Attributes:
+        liveness: Whether the daemon answered, and what it means if it did not.
+        report: What the worker says of itself; empty if it did not answer.
+    """
 
     liveness: Liveness
     report: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
 
     def answer(self, run: str) -> ProbeResult:
-        """What of it may prove the death of a worker of the start ``run`` of its job.
+        """Return the part of the answer that may prove that a worker is dead.
 
-        Its port may be used again, by another worker of that start or by one of another job.
+        The port of a dead worker may be used again, by another worker of the same start or by a
+        worker of another job; so the result names the worker that answered.
+
+        Args:
+            run: The token of the start of the job that the worker belongs to.
         """
         name = self.report.get("worker")
         if name is not None and self.report.get("run", run) != run:
@@ -100,7 +144,15 @@ class Health:
 
 
 def ask(address: str, port: int, timeout_s: float) -> Health:
-    """What the daemon on that port says of its worker. Any HTTP answer counts."""
+    """Ask the daemon at a port for the health of its worker.
+
+    Any HTTP answer shows that the worker is alive.
+
+    Args:
+        address: The address of the worker.
+        port: The port of its daemon.
+        timeout_s: How long to wait for the connection, and then for data each time.
+    """
     for _ in range(2):
         try:
             _, body = fetch(address, port, "/health", timeout_s)
@@ -115,7 +167,17 @@ def ask(address: str, port: int, timeout_s: float) -> Health:
 
 
 def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int, Health]:
-    """:func:`ask` all workers at the same time: a cut-off host costs one time-out, not many."""
+    """Ask the daemons at all ``ports`` for their health, many at the same time.
+
+    So a host that is cut off costs about one time-out, not one for each of its workers.
+
+    Args:
+        ports: Address and port of each daemon, by worker id.
+        timeout_s: How long to wait for each answer, as in :func:`ask`.
+
+    Returns:
+        The answer of each worker, by worker id.
+    """
     answers: dict[int, Health] = {}
     open_ = list(ports.items())[::-1]
 
@@ -141,14 +203,15 @@ def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int,
 
 
 def answering(members: Iterable[RingMember], run: str, timeout_s: float) -> frozenset[int]:
-    """Return the workers of ``members`` whose own port answers.
+    """Return the ids of the workers of ``members`` whose own port answers.
 
     Such a worker lives, whether or not it is in ZooKeeper.
 
     Args:
-        members: the workers to ask.
-        run: the start of the job; an answer of a worker of another start does not count.
-        timeout_s: how long to wait for the answers.
+        members: The workers to ask.
+        run: The token of the start of the job; an answer of a worker of another start does not
+            count.
+        timeout_s: How long to wait for the answers.
     """
     answers = ask_all({member.id: (member.address, member.port) for member in members}, timeout_s)
     return frozenset(
@@ -159,9 +222,17 @@ def answering(members: Iterable[RingMember], run: str, timeout_s: float) -> froz
 
 
 def tell_end(key: str, members: Iterable[RingMember], reason: str) -> int:
-    """Tell the workers of ``members``, all at once, that their job ends; how many were told.
+    """Tell the workers of ``members``, all at once, that their job ends.
 
-    ``key``: :func:`edl.http.signing.http_key`. See :mod:`edl.daemon.ending`.
+    See :mod:`edl.daemon.ending`.
+
+    Args:
+        key: The key of the job, from :func:`edl.http.signing.http_key`.
+        members: The workers to tell.
+        reason: Why the job ends, as a sentence.
+
+    Returns:
+        How many workers have confirmed that they know it.
     """
     told: list[int] = []
 
@@ -183,6 +254,7 @@ def tell_end(key: str, members: Iterable[RingMember], reason: str) -> int:
 
 
 def _object(body: bytes) -> Mapping[str, Any]:
+    """Return the JSON object in ``body``; an empty one if there is none."""
     try:
         value = json.loads(body)
     except ValueError:
@@ -191,11 +263,25 @@ def _object(body: bytes) -> Mapping[str, Any]:
 
 
 def rendezvous_path(port: int, scope: str, key: str) -> str:
-    """The path of ``key`` ("<horovod scope>/<key>") in the store of the daemon at ``port``."""
+    """Return the path of a key in the rendezvous store of a daemon.
+
+    Args:
+        port: The port of the daemon.
+        scope: The scope of the generation.
+        key: The key, "<horovod scope>/<key>".
+    """
     return f"/{scope}:{port}/{key}"
 
 
 class _Response(NamedTuple):
+    """An HTTP answer.
+
+    Attributes:
+        status: The status code.
+        body: The body.
+        challenge: The header ``WWW-Authenticate``, which holds the nonce to sign with.
+    """
+
     status: int
     body: bytes
     challenge: str  # WWW-Authenticate
@@ -211,6 +297,21 @@ def _request(
     generation: int,
     signed: str = "",
 ) -> _Response:
+    """Send one HTTP request on a connection of its own, and return the answer.
+
+    Args:
+        method: The HTTP method.
+        address: The address of the server.
+        port: The port of the server.
+        path: The path, with the query if there is one.
+        body: The body; None for none.
+        timeout_s: How long to wait for the connection, and then for data each time.
+        generation: The number of the generation, for the error only.
+        signed: The value of the header ``Authorization``; empty for none.
+
+    Raises:
+        ConnectionRefusedError, RendezvousFailed: as :func:`fetch`.
+    """
     connection = http.client.HTTPConnection(address, port, timeout=timeout_s)
     try:
         headers = {"Authorization": signed} if signed else {}

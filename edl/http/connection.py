@@ -1,7 +1,8 @@
-"""One HTTP/1.1 connection of a daemon's port: one request, one answer, closed.
+"""Handle one HTTP/1.1 connection to a daemon's port: one request, one answer, then close.
 
-Origin-form or absolute-form target, bodies by Content-Length. Whatever is malformed, too large or
-too slow is answered 4xx and closed; no request can raise in the loop.
+The target may be in origin form or absolute form; the length of a body is its Content-Length. A
+request that is malformed, too large or too slow is answered with a status 4xx, and the connection
+is closed. No request can raise an error in the event loop.
 """
 
 from __future__ import annotations
@@ -38,7 +39,15 @@ _PHRASES = {
 
 @dataclass(frozen=True)
 class Request:
-    """A complete HTTP request. ``path`` as sent, without query; nothing is percent-decoded."""
+    """A complete HTTP request.
+
+    Attributes:
+        method: The HTTP method.
+        path: The path as it was sent, without the query; nothing is percent-decoded.
+        query: The part of the target after "?"; empty without one.
+        body: The body.
+        authorization: The header ``Authorization``; empty without one.
+    """
 
     method: str
     path: str
@@ -48,13 +57,21 @@ class Request:
 
     @property
     def target(self) -> str:
-        """Path and query."""
+        """The path with the query, if there is one."""
         return f"{self.path}?{self.query}" if self.query else self.path
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent back; ``nonce``: with a 401, to sign the request with."""
+    """An HTTP answer to a request.
+
+    Attributes:
+        status: The status code.
+        body: The body.
+        content_type: The header ``Content-Type``.
+        nonce: With the status 401, the nonce with which the client may sign the request; else
+            empty.
+    """
 
     status: int
     body: bytes = b""
@@ -63,13 +80,22 @@ class Answer:
 
 
 class _TooLarge(Exception):
+    """The error of a request that is too large, with the HTTP ``status`` to answer."""
+
     def __init__(self, status: int) -> None:
         self.status = status
 
 
 class Connection(asyncio.Protocol):
-    """``respond`` gives the answer; ``open_`` holds all that are open. The names on_* are
-    httptools'."""
+    """One open connection to a daemon's port, as an asyncio protocol.
+
+    The methods called on_* are callbacks of the HTTP parser (httptools).
+
+    Args:
+        respond: Makes the answer to a complete request.
+        open_: The set of all open connections, which this one enters and leaves.
+        loop: The event loop that the connection runs on.
+    """
 
     def __init__(
         self,
@@ -92,25 +118,33 @@ class Connection(asyncio.Protocol):
         self._timer = loop.call_later(REQUEST_S, self._too_slow)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Add this connection to the set of open connections (called by asyncio)."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._open.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Forget this connection and cancel its request (called by asyncio)."""
         self._open.discard(self)
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
 
     def close(self) -> None:
+        """Close the connection after what was written is sent."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
+        """Close the connection at once, and drop what was not sent yet."""
         if self._transport is not None:
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        """Parse received bytes, and refuse a request that is malformed or too large.
+
+        asyncio calls this. Bytes after the first request are ignored.
+        """
         if self._complete:
             return  # more than one request: the first is answered, then we close
         try:
@@ -127,11 +161,13 @@ class Connection(asyncio.Protocol):
             self._refuse(cause.status if isinstance(cause, _TooLarge) else 400)
 
     def on_url(self, part: bytes) -> None:
+        """Add a part of the target; refuse a target of more than ``TARGET_BYTES``."""
         self._target += part
         if len(self._target) > TARGET_BYTES:
             raise _TooLarge(414)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Note a header that matters; refuse headers of more than ``HEADER_BYTES`` together."""
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > HEADER_BYTES:
             raise _TooLarge(431)
@@ -141,14 +177,17 @@ class Connection(asyncio.Protocol):
             raise _TooLarge(413)
 
     def on_headers_complete(self) -> None:
+        """Allow the body to arrive after the headers."""
         self._room += BODY_BYTES
 
     def on_body(self, part: bytes) -> None:
+        """Add a part of the body; refuse a body of more than ``BODY_BYTES``."""
         self._body += part
         if len(self._body) > BODY_BYTES:
             raise _TooLarge(413)
 
     def on_message_complete(self) -> None:
+        """Start to answer the request, which has arrived completely."""
         if self._complete:
             return
         if not self._parser.get_http_version().startswith("1."):
@@ -163,17 +202,21 @@ class Connection(asyncio.Protocol):
         self._task = self._loop.create_task(self._answer(request))
 
     async def _answer(self, request: Request) -> None:
+        """Make the answer to ``request`` and send it; a HEAD gets no body."""
         self._send(await self._respond(request), head=request.method == "HEAD")
 
     def _refuse(self, status: int) -> None:
+        """Answer with an error ``status``, unless the request is being answered already."""
         if self._task is None:
             self._complete = True
             self._send(Answer(status, content_type="text/plain"))
 
     def _too_slow(self) -> None:
+        """Refuse a request that did not arrive completely within ``REQUEST_S`` seconds."""
         self._refuse(408)
 
     def _send(self, answer: Answer, head: bool = False) -> None:
+        """Send an answer (``head``: without its body) and close the connection."""
         if self._transport is None or self._transport.is_closing():
             return
         nonce = f"WWW-Authenticate: {SCHEME} {answer.nonce}\r\n" if answer.nonce else ""
@@ -187,7 +230,7 @@ class Connection(asyncio.Protocol):
 
 
 def _origin_form(target: str) -> str:
-    """The path of a target that may be absolute: "http://host:port/path" -> "/path"."""
+    """Return the path of a target that may be absolute: "http://host:port/path" gives "/path"."""
     if target.startswith("/"):
         return target
     _, scheme, rest = target.partition("://")

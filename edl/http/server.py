@@ -1,12 +1,12 @@
-"""The one HTTP port of a worker's daemon: health, and what others hang onto it.
+"""Serve the one HTTP port of a worker's daemon: its health, and further paths that are added to it.
 
-Serves, on its own thread with an asyncio loop:
+The server runs on its own thread with an asyncio loop, and answers:
 
 - ``GET /health``: JSON from a callable;
-- further path prefixes, added with :meth:`DaemonServer.add_route`; those that change anything
+- further path prefixes, added with :meth:`DaemonServer.add_route`; requests that change anything
   need a signature (see :mod:`edl.http.signing`).
 
-It listens with a deep backlog: all ranks of a ring connect at once.
+It listens with a deep backlog, because all ranks of a ring connect at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ BEGUN_S = 0.1  # for one that may not have been started
 
 @dataclass(frozen=True)
 class Route:
-    """Who answers a path prefix, and whether only those may ask who know the job's secret."""
+    """The handler of a path prefix.
+
+    Attributes:
+        handler: Answers the requests.
+        content_type: The header ``Content-Type`` of the answers.
+        changes: Whether requests change something, so that only signed ones are handled.
+    """
 
     handler: Handler
     content_type: str
@@ -48,7 +54,15 @@ Handler = Callable[[Request], tuple[int, bytes]]
 
 
 class DaemonServer:
-    """The HTTP server of one worker. A context manager, or ``start()`` and ``close()``."""
+    """The HTTP server of one worker; a context manager, or ``start()`` and ``close()``.
+
+    Args:
+        address: The address to listen on; one that other workers can reach.
+        port: The port to listen on; 0 lets the system choose one.
+        health: Returns the JSON object to answer to ``GET /health``; without it that path is
+            unknown.
+        guard: Checks the signatures of requests that change something; without it none is handled.
+    """
 
     def __init__(
         self,
@@ -74,7 +88,8 @@ class DaemonServer:
         """Listen on ``address`` only, and serve until :meth:`close`.
 
         Raises:
-            RingError: the address or the port cannot be listened on.
+            RingError: the address or the port cannot be listened on, or ``address`` means all
+                networks of this machine.
         """
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -105,7 +120,7 @@ class DaemonServer:
             raise RingError(f"the HTTP server of {self.address} did not start in {CLOSE_S:g} s")
 
     def close(self) -> None:
-        """Tell everyone held that their scope is gone, and stop. Idempotent."""
+        """Answer the requests that are held, close all connections and stop. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -127,7 +142,7 @@ class DaemonServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on; 0 before start()."""
+        """The port that the server listens on; 0 before start() and after close()."""
         return int(self._socket.getsockname()[1]) if self._socket and self._thread else 0
 
     def add_route(
@@ -137,9 +152,15 @@ class DaemonServer:
         content_type: str = "application/json",
         changes: bool = False,
     ) -> None:
-        """Let ``handler`` answer ``prefix`` and every path below it. The longest prefix wins.
+        """Let ``handler`` answer ``prefix`` and every path below it; the longest prefix counts.
 
-        With ``changes`` each request must be signed; without, the handler sees GET and HEAD only.
+        Args:
+            prefix: The path, such as "/end".
+            handler: Returns status and body for a request. It runs on the event loop, so it must
+                not block.
+            content_type: The header ``Content-Type`` of the answers.
+            changes: Whether the requests change something: then each must be signed. Without it,
+                the handler gets requests with the method GET or HEAD only.
         """
         route = Route(handler, content_type, changes)
         self._routes = {**self._routes, prefix.rstrip("/"): route}
@@ -147,14 +168,20 @@ class DaemonServer:
     # --- for servers that answer more
 
     async def answer_other(self, request: Request) -> Answer:
-        """What to send back for a path without a route. On the loop's thread."""
+        """Return the answer for a path without a route: 404; a subclass may answer more.
+
+        This runs on the thread of the event loop.
+        """
         return Answer(404)
 
     def let_go(self) -> None:
-        """Answer all requests that are held, for the server closes. On the loop's thread."""
+        """Answer the requests that a subclass holds, because the server closes; here: none.
+
+        This runs on the thread of the event loop.
+        """
 
     def in_loop(self, function: Callable[[], None]) -> None:
-        """Call ``function`` on the loop's thread, soon; not at all when the server has closed."""
+        """Call ``function`` soon on the event loop's thread; do nothing if the server is closed."""
         loop, thread = self._loop, self._thread
         if loop is not None and thread is not None:
             try:
@@ -165,6 +192,7 @@ class DaemonServer:
     # --- on the loop's thread
 
     def _serve(self, listener: socket.socket) -> None:
+        """Run the event loop of the server on ``listener`` until it is stopped."""
         self._loop = loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         server = loop.run_until_complete(
@@ -183,7 +211,7 @@ class DaemonServer:
             loop.close()
 
     async def _say_goodbye(self) -> None:
-        """Answer those who are held, then drop every connection."""
+        """Answer the requests that are held, then close every connection."""
         self.let_go()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         if tasks:
@@ -197,14 +225,17 @@ class DaemonServer:
         await asyncio.sleep(0)
 
     async def answer(self, request: Request) -> Answer:
-        """What to send back for a request."""
+        """Return the answer to a request, from the handler of its path or :meth:`answer_other`."""
         route = self._route(request.path)
         if route is not None:
             return self._refusal(route, request) or self._answer_route(route, request)
         return await self.answer_other(request)
 
     def _refusal(self, route: Route, request: Request) -> Answer | None:
-        """Why a request does not get to its handler; None: it may."""
+        """Return the answer to a request that must not reach its handler, or None if it may.
+
+        A wrong method gives 405; a missing or wrong signature gives 401.
+        """
         if not route.changes:
             return None if request.method in ("GET", "HEAD") else Answer(405)
         guard = self._authenticator
@@ -219,6 +250,7 @@ class DaemonServer:
 
     @staticmethod
     def _answer_route(route: Route, request: Request) -> Answer:
+        """Return the answer of a route's handler; 500 if the handler raises an error."""
         try:
             status, body = route.handler(request)
         except Exception:
@@ -227,6 +259,7 @@ class DaemonServer:
         return Answer(status, body, route.content_type)
 
     def _route(self, path: str) -> Route | None:
+        """Return the route with the longest prefix of ``path``, or None without one."""
         prefix = path.rstrip("/")
         while prefix:
             if prefix in self._routes:
@@ -235,5 +268,6 @@ class DaemonServer:
         return None
 
     def _answer_health(self, request: Request) -> tuple[int, bytes]:
+        """Answer a request for the health of the worker with JSON."""
         assert self._health is not None
         return 200, json.dumps(self._health()).encode() + b"\n"

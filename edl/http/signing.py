@@ -1,14 +1,14 @@
-"""Requests that change something in a worker are signed, each for one use.
+"""Sign requests that change something in a worker, so that each signature is good for one use.
 
-1. The client sends the request as it is. The server does nothing, and answers 401 with a nonce
-   that it has just made (``WWW-Authenticate: EDL <nonce>``).
-2. The client sends it again with ``Authorization: EDL <nonce>:<mac>``, where mac is the
-   HMAC-SHA256, with a key made from the job's secret, of method, target, worker, nonce and body.
+1. The client sends the request without a signature. The server does nothing, and answers 401 with a
+   nonce that it has just made (``WWW-Authenticate: EDL <nonce>``).
+2. The client sends the request again with ``Authorization: EDL <nonce>:<mac>``. The mac is the
+   HMAC-SHA256 of method, target, worker, nonce and body, with a key made from the job's secret.
 
-So a signature is good for one request to one worker, once: a recorded one is refused, whatever the
-hosts' clocks say. A nonce proves by itself who made it and when, so asking for nonces fills no
-memory; only those that were used, by somebody who knows the secret, are remembered until they
-are too old to be accepted.
+So a signature is good for one request to one worker, once: a recorded request is refused, whatever
+the hosts' clocks say. A nonce proves by itself which worker made it and when, so asking for nonces
+fills no memory. Only nonces that were used, by a client that knows the secret, are remembered until
+they are too old to be accepted.
 
 This authenticates and does not encrypt. The answer is not signed.
 """
@@ -36,27 +36,51 @@ _AUTHORIZATION = re.compile(rf"{SCHEME} ([0-9a-f-]+):([0-9a-f]{{64}})")
 
 
 def http_key(secret: str, job: str) -> str:
-    """The key by which requests to the workers of ``job`` are signed."""
+    """Return the key that signs requests to the workers of ``job``, made from its secret."""
     return derived(secret, "http", job)
 
 
 def authorization(key: str, nonce: str, worker: int, method: str, target: str, body: bytes) -> str:
-    """The value of the header that signs a request to ``worker``."""
+    """Return the value of the header ``Authorization`` that signs a request to a worker.
+
+    Args:
+        key: The key of the job, from :func:`http_key`.
+        nonce: The nonce that the worker gave in its answer 401.
+        worker: The id of the worker.
+        method: The HTTP method.
+        target: The path with the query, as it is sent.
+        body: The body of the request.
+    """
     return f"{SCHEME} {nonce}:{_mac(key, nonce, worker, method, target, body)}"
 
 
 @dataclass(frozen=True)
 class AuthenticatorLimits:
-    """Of what a guard accepts."""
+    """The limits on the nonces that an :class:`Authenticator` accepts.
+
+    Attributes:
+        nonce_s: How many seconds a nonce is accepted, by the clock of the worker that made it.
+        used_nonces: The largest number of used nonces that are remembered. When it is reached, no
+            request is accepted until some of them are too old.
+    """
 
     nonce_s: float = 30.0  # how long a nonce is accepted, by the clock of the worker that made it
     used_nonces: int = 4096  # remembered at most; full, nothing is accepted until some are too old
 
 
 class Authenticator:
-    """The server's side: hands out nonces, and accepts each once. For one thread.
+    """The server's side of the signatures: it makes nonces, and accepts each of them once.
 
-    ``worker`` is None until the worker has its number; nothing is accepted before.
+    It is for one thread.
+
+    Args:
+        key: The key of the job, from :func:`http_key`.
+        clock: Returns the time in seconds; only differences count.
+        limits: How long a nonce is accepted, and how many used ones are remembered.
+
+    Attributes:
+        worker: The id of this worker. It is None until the worker has one, and no request is
+            accepted before.
     """
 
     def __init__(
@@ -73,12 +97,19 @@ class Authenticator:
         self._used: OrderedDict[str, float] = OrderedDict()  # nonce -> when it is too old
 
     def nonce(self) -> str:
-        """A new nonce: when it was made, something random, and the proof that we made it."""
+        """Return a new nonce: the time, random digits, and the proof that this object made it."""
         made = f"{int(self._clock() * 1000):x}-{secrets.token_hex(16)}"
         return f"{made}-{self._proof(made)}"
 
     def accepts(self, given: str, method: str, target: str, body: bytes) -> bool:
-        """Whether ``given`` (the Authorization header) signs this request; True only once."""
+        """Return whether a request is signed with a fresh, unused nonce; mark the nonce as used.
+
+        Args:
+            given: The header ``Authorization`` of the request.
+            method: The HTTP method.
+            target: The path with the query.
+            body: The body of the request.
+        """
         now = self._clock()
         while self._used and next(iter(self._used.values())) <= now:
             self._used.popitem(last=False)
@@ -102,6 +133,7 @@ class Authenticator:
         return True
 
     def _is_fresh(self, nonce: str, now: float) -> bool:
+        """Return whether this object made ``nonce`` less than ``nonce_s`` before ``now``."""
         match = _NONCE.fullmatch(nonce)
         if match is None or not hmac.compare_digest(match[2], self._proof(match[1])):
             return False
@@ -109,10 +141,15 @@ class Authenticator:
         return now - made < self._limits.nonce_s
 
     def _proof(self, made: str) -> str:
+        """Return the proof, in hexadecimal, that a nonce that begins with ``made`` is from here."""
         return hmac.new(self._own_key.encode(), made.encode(), hashlib.sha256).hexdigest()
 
 
 def _mac(key: str, nonce: str, worker: int, method: str, target: str, body: bytes) -> str:
+    """Return the HMAC-SHA256 of a request, in hexadecimal; see :mod:`edl.http.signing`.
+
+    The length of each part precedes it, so that no two requests look the same.
+    """
     digest = hmac.new(key.encode(), digestmod=hashlib.sha256)
     for part in (method.encode(), target.encode(), str(worker).encode(), nonce.encode(), body):
         digest.update(len(part).to_bytes(8, "big") + part)  # so that no two requests look the same
