@@ -189,9 +189,12 @@ class DecisionWriter:
         return writes
 
     def _evictions(self, evict: Mapping[int, str], present: Sequence[bool]) -> list[Write]:
-        """Return the writes that evict the workers in ``evict``, an id -> reason.
+        """Return the writes that evict workers, except workers that are evicted already.
 
-        ``present`` says, for each of them in order, whether its eviction is written already.
+        Args:
+            evict: The reason of each eviction, by worker id.
+            present: For each worker of ``evict``, in order, whether its eviction is written
+                already.
         """
         return [
             Write(

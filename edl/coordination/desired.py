@@ -1,4 +1,7 @@
-"""Write changes of the desired workers of a job: the change, what depends on it, and its event."""
+"""Set how many workers are desired on each host of a job.
+
+What depends on such a change, and the event that reports it, are written in the same transaction.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from edl.coordination.wire import decode, encode
 from edl.core.events import Event
 from edl.core.records import Generation, Job
 
-NUMBERS = 10**6  # for the events of each writing: whoever has read some finds the later ones
+NUMBERS = 10**6  # event numbers for each writing, so that readers find the later events
 
 
 class JobCopy:

@@ -32,8 +32,8 @@ from edl.errors import (
 )
 from edl.http.client import answering
 
-ATTEMPTS = 20  # each is lost only to somebody who changed the same job at the same instant
-ASK_TIMEOUT_S = 1.0  # for the ports of a ring of which nobody is in ZooKeeper
+ATTEMPTS = 20  # an attempt fails only if another process changed the same job meanwhile
+ASK_TIMEOUT_S = 1.0  # to ask the ports of a ring without members in ZooKeeper
 CHUNK = 500  # deletions in one transaction; ZooKeeper refuses requests over 1 MB
 
 
@@ -259,9 +259,9 @@ def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
 
 
 def _thin_out(session: Session, paths: JobPaths, old: list[str]) -> None:
-    """Remove the events, requests and evictions of an old job before the rest of it.
+    """Remove the events, requests and evictions of an old job, in several transactions.
 
-    Their number is not bounded; what is left fits into one transaction.
+    Their number is not bounded; the nodes that are left fit into one transaction.
 
     Raises:
         Refused: the job was started again or has changed.

@@ -20,12 +20,12 @@ from edl.core.events import Event
 from edl.core.record import Record
 from edl.errors import CoordinationError, UnknownJob
 
-ATTEMPTS = 20  # of a compare-and-set; each is lost only to another writer
-PAUSE_S, PAUSE_MAX_S = 0.002, 0.2  # between two of them at random: up to twice as long each time
+ATTEMPTS = 20  # of a compare-and-set; an attempt fails only if another process wrote
+PAUSE_S, PAUSE_MAX_S = 0.002, 0.2  # random pause between attempts; its limit doubles each time
 
-Values = Mapping[str, Any]  # of one node
+Values = Mapping[str, Any]  # the JSON object in a node
 Node = tuple[str, bytes]  # path and data
-PARSED = 8192  # nodes whose records are kept, so that who looks often reads only new ones
+PARSED = 8192  # nodes whose parsed records are cached, so that only changed ones are parsed
 
 R = TypeVar("R", bound=Record)
 
@@ -128,7 +128,7 @@ class JobNodes:
             CoordinationError: ZooKeeper is away, or the nodes changed too often.
         """
         for attempt in range(ATTEMPTS):
-            if attempt:  # two that write again and again would meet each time
+            if attempt:  # without pauses two frequent writers would collide each time
                 time.sleep(CHANCE.uniform(0.0, min(PAUSE_MAX_S, PAUSE_S * 2**attempt)))
             answers = zip(paths, self.read(*map(get, paths)), strict=True)
             there = {path: answer for path, answer in answers if answer is not None}

@@ -46,7 +46,7 @@ class ProfileNode:
         return self._nodes.put_ephemeral(path, hold, lambda held: held["token"] == hold.token)
 
     def held(self) -> ProfileHold | None:
-        """Return the hold of the process that profiles the job now, or None if nobody does."""
+        """Return the record of the process that profiles the job now, or None if none does."""
         path = self._nodes.paths.profile_hold
         return record_or_none(ProfileHold, path, self._nodes.read(get(path))[0])
 

@@ -25,8 +25,8 @@ from edl.config import LEAST_SECRET
 from edl.errors import ConfigError
 
 RANDOM_BYTES = 32
-TRIED = 8  # of the earlier secrets of a name
-KEPT = 64
+TRIED = 8  # earlier secrets of a name that are tried
+KEPT = 64  # secrets of a name that are kept
 
 
 def new_secret() -> str:

@@ -183,7 +183,7 @@ class Session:
         self._epoch = 0
         self._lost = True
         self._closing = False
-        self._is_shut = False  # the client; kazoo's does not bear to be closed twice at once
+        self._is_shut = False  # the client; kazoo's must not be closed by two threads at once
         self._shutting = threading.Lock()
         self._changed = threading.Condition()
         self._listeners: list[Callable[[str], None]] = []
@@ -302,8 +302,8 @@ class Session:
             raise CoordinationError("there is no session to expire: ZooKeeper is away")
         epoch, deadline = self._epoch, time.monotonic() + self.connect_timeout_s
         while time.monotonic() < deadline:
-            # Who knows a session's id and password may take it over, and close it; unless its
-            # owner, whose connection that breaks, was faster in taking it back.
+            # A client with a session's id and password may take the session over and close it,
+            # unless the owner, whose connection that breaks, takes it back first.
             twin = KazooClient(self.hosts, timeout=self.session_timeout_s, client_id=identity)
             if not twin.start_async().wait(self.connect_timeout_s):
                 _shut_within(twin, 0.0)

@@ -32,7 +32,7 @@ class WatchedReads:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: dict[Issue, Any] = {}  # reads with a watch
-        self._asked: dict[Issue, object] = {}  # who has asked last, and still waits
+        self._asked: dict[Issue, object] = {}  # the call that asked last, while it waits
 
     def answers(
         self, issues: Sequence[Issue], ask: Callable[[Sequence[Issue]], list[Any]]
@@ -72,7 +72,7 @@ class WatchedReads:
         """
         with self._lock:
             self._kept.pop(read, None)
-            self._asked.pop(read, None)  # its answer may be from before
+            self._asked.pop(read, None)  # its answer may be older than this change
         if read.wake is not None:
             read.wake()
 

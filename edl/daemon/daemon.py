@@ -72,7 +72,9 @@ class DaemonLimits:
 
 
 class Daemon:
-    """A :class:`edl.worker.coordinator.Coordinator` that keeps a worker in a job of ZooKeeper.
+    """The connection of one worker to its job in ZooKeeper, with a thread of its own.
+
+    It is the :class:`edl.worker.coordinator.Coordinator` of a worker that a launcher has started.
 
     Args:
         config: The configuration of this process; it names the job and its ZooKeeper.
@@ -390,7 +392,7 @@ class Daemon:
             logger.info("the session ends without clean-up: %s", error)
 
     def _tell(self, details: Details, reason: str) -> None:
-        """Log an event of this worker."""
+        """Log an event of this worker, with ``details`` and a ``reason`` for people."""
         at = self._newest, self._shared.progress.step
         self._shared.log(Event(time.time(), *at, reason, details))
 
@@ -448,7 +450,10 @@ class Daemon:
             self._pending_writes.change_member(lambda own: own)
 
     def _withdraw(self) -> None:
-        """Leave the election and the members of the job; see :meth:`resign`."""
+        """Remove this worker from the election and the members of the job, and close its port.
+
+        This carries out :meth:`resign`.
+        """
         self._candidate.resign()
         self._pending_writes.write(as_member=False)
         self._pending_writes.remove_member()

@@ -58,7 +58,7 @@ class PolicyInZooKeeper:
         return found
 
     def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """Let the job begin with ``learned``, unless it has measured any size itself.
+        """Let the job begin with ``learned``, unless the job has measured any size itself.
 
         A value that cannot be read, perhaps of another version of edl, is dropped with a warning.
         """
@@ -72,7 +72,7 @@ class PolicyInZooKeeper:
         self._wake()
 
     def write(self) -> None:
-        """Write to ZooKeeper what was proposed and is not written yet.
+        """Write to ZooKeeper what the training thread has proposed and is not written yet.
 
         Raises:
             UnknownJob: the job is gone.

@@ -128,7 +128,7 @@ class OwnLog:
 
 
 class _Lossy(io.FileIO):
-    """A raw stream that writes to ``descriptor`` and leaves out what the disk does not take.
+    """A raw stream to the file ``descriptor`` that leaves out what the disk does not take.
 
     The number of bytes left out is written before the next line that the disk takes.
     """

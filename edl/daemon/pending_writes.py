@@ -87,7 +87,7 @@ class PendingWrites:
         return True
 
     def write(self, as_member: bool) -> None:
-        """Write all that is not written yet.
+        """Write to ZooKeeper all that this worker makes known and that is not written yet.
 
         Args:
             as_member: Whether to write the member node, too.

@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._target = b""
         self._header_bytes = 0
-        self._room = TARGET_BYTES + HEADER_BYTES  # what may still arrive, before any callback
+        self._room = TARGET_BYTES + HEADER_BYTES  # bytes that may still arrive
         self._authorization = b""
         self._body = bytearray()
         self._complete = False
@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
             raise _TooLarge(413)
 
     def on_headers_complete(self) -> None:
-        """Allow the body to arrive after the headers."""
+        """Allow a body of up to ``BODY_BYTES`` to arrive after the headers."""
         self._room += BODY_BYTES
 
     def on_body(self, part: bytes) -> None:

@@ -65,7 +65,7 @@ class AuthenticatorLimits:
     """
 
     nonce_s: float = 30.0  # how long a nonce is accepted, by the clock of the worker that made it
-    used_nonces: int = 4096  # remembered at most; full, nothing is accepted until some are too old
+    used_nonces: int = 4096  # remembered at most; then nothing is accepted until some expire
 
 
 class Authenticator:

@@ -62,9 +62,9 @@ class FailureDetector:
         self._since = clock()
         self._own_activity = activity
         self._newest_report = ProgressReport(worker, WorkerProgress(updated_at=self._since))
-        self._outside = False  # of the ring, now and ever
+        self._outside = False  # whether this worker is not in the ring and never was in one
         self._silent_since: dict[int, float] = {}  # when a worker was last asked in vain
-        self._unresponsive_since: dict[int, float] = {}  # since when it was, in this stall
+        self._unresponsive_since: dict[int, float] = {}  # since when a worker was, in this stall
         self._answered: dict[int, float] = {}  # when a worker was last asked with success
 
     @property
@@ -203,11 +203,14 @@ class FailureDetector:
 
     @property
     def _quiet_s(self) -> float:
-        """For how many seconds no step has completed."""
+        """The number of seconds in which no step has completed, by the newest report."""
         return self._clock() - self.newest_report.progress.updated_at
 
     def _idle(self) -> RingIdle:
-        """Return for how long the ring has completed no step, for the rules on death."""
+        """Return the record of how long the ring has completed no step.
+
+        The rules on dead workers use it.
+        """
         progress, doing = self.newest_report.progress, self._own_activity().doing
         observed = f"; in step {progress.step + 1} w{self._worker} is {doing}"
         deaf = self._outside and not progress.generation

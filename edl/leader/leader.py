@@ -44,7 +44,7 @@ from edl.ring.rendezvous import new_scope
 logger = logging.getLogger(__name__)
 
 EVENTS_KEPT = 2000
-EVICTED_KEPT = 20  # that are gone: agents look there for why a process has ended
+EVICTED_KEPT = 20  # evictions of exited workers: agents read there why a process ended
 
 
 class LeaderTerm:
@@ -181,7 +181,7 @@ class LeaderTerm:
             self._policy_loop.written(found.learned)
 
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
-        """Check whether the ring stalls, and log each worker that holds it up once in a stall.
+        """Check whether the ring stalls; log each worker that holds it up, once in a stall.
 
         Returns:
             The workers to evict for that, with the reason, by id.

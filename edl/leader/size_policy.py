@@ -32,7 +32,7 @@ from edl.leader.fitting import Fitting
 
 logger = logging.getLogger(__name__)
 
-KEEP_S = 10.0  # between two writings of what was learned, at most
+KEEP_S = 10.0  # after so long, what was learned is written again
 PROFILE_S = 30.0  # between two looks whether the job was profiled
 
 
@@ -150,7 +150,7 @@ class SizePolicy:
         return Outcome(found, True, change, learned)
 
     def observation(self, snapshot: Snapshot, left: float | None) -> Observation | None:
-        """Return what the choice of the global batch is made from; None without a ring.
+        """Return the observation from which the global batch is chosen; None without a ring.
 
         Args:
             snapshot: The state of the job in ZooKeeper.
@@ -219,10 +219,9 @@ class SizePolicy:
         return learned if curve is None else learned.with_curve(curve)
 
     def _resumed(self, kept: ScalingProfile) -> ScalingProfile:
-        """Return what to go on with: what ZooKeeper holds, or this leader's own record.
+        """Return what the job has learned: ``kept``, from ZooKeeper, or this leader's own record.
 
-        ZooKeeper's (``kept``) comes first if it has measurements, which a checkpoint may have
-        brought.
+        ``kept`` comes first if it has measurements, which a checkpoint may have brought.
         """
         own = self._learned
         if own is None or kept.seen:
