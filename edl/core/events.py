@@ -1,8 +1,8 @@
-"""The event log of a job: every kind of event, what it means, and the details it carries.
+"""Define the event log of a job: every kind of event, its meaning, and the details it carries.
 
-A kind is a member of :class:`EventKind` and one subclass of :class:`Details`, whose docstring says
-when it is written and whose fields say what they hold. So a writer cannot forget a detail or
-invent one, a reader gets values with types, and `make docs` generates the tables of docs/reference.
+A kind is a member of :class:`EventKind` and has one subclass of :class:`Details`, whose docstring
+says when the event is logged and whose fields say what they hold. So a writer cannot forget or
+invent a detail, a reader gets typed values, and `make docs` generates the tables of docs/reference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from edl.errors import CoordinationError
 
 
 class EventKind(StrEnum):
-    """What an event is about. Each has its own :class:`Details`."""
+    """The kind of an event in a job's event log.
+
+    Each kind has its own subclass of :class:`Details`.
+    """
 
     LEADER = "leader"
     GENERATION = "generation"
@@ -59,18 +62,32 @@ class EventKind(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> EventKind | None:
-        """Return the kind that an older edl called ``value``."""
+        """Return the kind that an older edl wrote as ``value``, or None if ``value`` is unknown."""
         return cls.SLOT_DISABLED if value == "slot_given_up" else None
 
 
 @dataclass(frozen=True)
 class Details(Record):
-    """What an event says beside its reason, one subclass a kind."""
+    """The fields that an event of one kind carries besides its time, generation, step and reason.
+
+    Each kind of event has one subclass, registered in :data:`DETAILS` when the class is defined.
+
+    Attributes:
+        kind: the kind of event.
+        writer: the process that logs the event, as text for the docs.
+    """
 
     kind: ClassVar[EventKind]
     writer: ClassVar[str]  # who writes it, for the docs
 
     def __init_subclass__(cls, kind: EventKind | None = None, writer: str = "") -> None:
+        """Register a subclass of :class:`Details` as the details of ``kind``.
+
+        Args:
+            kind: the kind of event; None for a base class that several kinds share, which is not
+                registered.
+            writer: the process that logs the event, as text for the docs.
+        """
         if kind is not None:  # None: a class that several kinds share
             cls.kind, cls.writer = kind, writer
             DETAILS[kind] = cls
@@ -81,7 +98,7 @@ DETAILS: dict[EventKind, type[Details]] = {}
 
 @dataclass(frozen=True)
 class Event(Record):
-    """One entry of the event log. Its kind is that of its details."""
+    """One entry of a job's event log; the kind of the event follows from its ``details``."""
 
     time: Annotated[float, "when it was written, by the writer's clock"]  # seconds since 1970
     generation: Annotated[int, "of the ring that it is about; 0: before the first"]
@@ -91,19 +108,24 @@ class Event(Record):
 
     @property
     def kind(self) -> EventKind:
+        """The kind of this event, which is the kind of its details."""
         return self.details.kind
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; of a text that is very long, its beginning and its end."""
+        """Return the event as JSON values, with its kind.
+
+        A text longer than :data:`edl.core.excerpt.CHARS` characters is cut to its beginning and its
+        end.
+        """
         values: dict[str, Any] = excerpts({"kind": str(self.kind), **super().to_json()})
         return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read an event, with the details of its kind.
+        """Return the event that JSON values describe, with the details of its kind.
 
         Raises:
-            CoordinationError: there is no such kind, or a field is missing or has the wrong shape.
+            CoordinationError: the kind is unknown, or a field is missing or has the wrong type.
         """
         try:
             details = DETAILS[EventKind(values["kind"])].from_json(values["details"])
@@ -114,14 +136,14 @@ class Event(Record):
 
 @dataclass(frozen=True)
 class LeaderDetails(Details, kind=EventKind.LEADER, writer="the leader"):
-    """It begins to lead, or its connection to ZooKeeper is back."""
+    """An event logged when the leader begins to lead, or is connected to ZooKeeper again."""
 
     worker: Annotated[str, "the leader"]
 
 
 @dataclass(frozen=True)
 class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader"):
-    """It has written a new generation."""
+    """An event logged when the leader has written a new generation."""
 
     term: Annotated[int, "the term of the leader"]
     members: Annotated[tuple[str, ...], "workers in rank order"]
@@ -138,7 +160,7 @@ class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader")
 
 @dataclass(frozen=True)
 class SwitchParts(Record):
-    """The parts of one worker's switch, in seconds of its own clock."""
+    """The durations of the parts of one worker's switch, in seconds of that worker's own clock."""
 
     role: Annotated[str, "`new` for a worker that received the state, else `old`"] = "old"
     detect_s: Annotated[
@@ -171,15 +193,15 @@ class SwitchParts(Record):
     median_step_s: Annotated[float, "of an old worker's last 50 steps before it"] = 0.0
 
     def seconds(self) -> dict[str, float]:
-        """All parts that are times: name -> seconds."""
+        """Return the duration of each part in seconds, by name; ``role`` is not in it."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_s")}
 
 
 @dataclass(frozen=True)
 class SwitchDetails(Details, kind=EventKind.SWITCH, writer="rank 0"):
-    """Two steps after a switch, or earlier when another switch or the end comes.
+    """An event logged two steps after a switch, or earlier if the next switch or the end comes.
 
-    A switch that the next one follows before a step is complete is not logged.
+    If the next switch follows before a step is complete, the earlier switch is not logged.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"roll_call_s": "survivor_report_s"}
@@ -190,21 +212,30 @@ class SwitchDetails(Details, kind=EventKind.SWITCH, writer="rank 0"):
 
 @dataclass(frozen=True)
 class EvictedDetails(Details, kind=EventKind.EVICTED, writer="the leader"):
-    """It has evicted a worker; the reason says how its death was proven."""
+    """An event logged when the leader has evicted a worker.
+
+    The reason says how the worker's death was proven.
+    """
 
     worker: Annotated[str, "the evicted one"]
 
 
 @dataclass(frozen=True)
 class StalledDetails(Details, kind=EventKind.STALLED, writer="the leader"):
-    """No step completes; the reason says who holds the job up, since when, and in which line."""
+    """An event logged when no step completes.
+
+    The reason says which worker holds the job up, since when, and in which line of code.
+    """
 
     workers: Annotated[tuple[str, ...], "those that hold the job up"]
 
 
 @dataclass(frozen=True)
 class PausedDetails(Details, kind=EventKind.PAUSED, writer="the leader"):
-    """Fewer than `min_np` workers are left; they wait for others before they train on."""
+    """An event logged when fewer than `min_np` workers are left.
+
+    These workers wait for others before they train on.
+    """
 
     world_size: Annotated[int, "how many are left"]
     min_np: Annotated[int, "how many it takes"]
@@ -212,7 +243,10 @@ class PausedDetails(Details, kind=EventKind.PAUSED, writer="the leader"):
 
 @dataclass(frozen=True)
 class DrainDetails(Details, kind=EventKind.DRAIN, writer="the leader"):
-    """It has answered a request to drain a worker, or to replace one that is slow."""
+    """An event logged when the leader has answered a request to drain or replace a worker.
+
+    The reason says why the request was accepted or refused.
+    """
 
     worker: Annotated[str, "that shall leave"]
     accepted: Annotated[bool, "it leaves"]
@@ -220,9 +254,11 @@ class DrainDetails(Details, kind=EventKind.DRAIN, writer="the leader"):
 
 @dataclass(frozen=True)
 class DesiredDetails(Details, kind=EventKind.DESIRED, writer="whoever asks for it"):
-    """Other workers are wanted than before; the reason says why: `edl scale`, `edl migrate`,
-    `edl profile`, a host that comes or leaves, a slot that is disabled, a worker that leaves, slots
-    that are borrowed by the job or wanted back.
+    """An event logged when the desired number of workers on a host changes.
+
+    The reason names the cause: `edl scale`, `edl migrate`, `edl profile`, a policy, a host that
+    joins or leaves, a slot that is disabled, a worker that leaves, or slots that the job borrows or
+    has to give back.
     """
 
     by: Annotated[str, "`person`, `launcher`, `profile`, `policy` or `leader`"]
@@ -232,7 +268,10 @@ class DesiredDetails(Details, kind=EventKind.DESIRED, writer="whoever asks for i
 
 @dataclass(frozen=True)
 class ReclaimedDetails(Details, kind=EventKind.RECLAIMED, writer="an agent, or the leader"):
-    """Slots that the job had borrowed are free again: the processes of their workers are gone."""
+    """An event logged when slots that the job had borrowed are free again.
+
+    The processes of the workers in these slots are gone.
+    """
 
     host: Annotated[str, "theirs"]
     slots: Annotated[int, "how many"]
@@ -242,7 +281,7 @@ class ReclaimedDetails(Details, kind=EventKind.RECLAIMED, writer="an agent, or t
 
 @dataclass(frozen=True)
 class PolicyDetails(Details, kind=EventKind.POLICY, writer="the leader"):
-    """The job's policy has decided anew, or has failed and is off."""
+    """An event logged when the job's policy decides anew, or has failed and is off."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"wished": "wanted_np"}
 
@@ -254,7 +293,7 @@ class PolicyDetails(Details, kind=EventKind.POLICY, writer="the leader"):
 
 @dataclass(frozen=True)
 class PolicySetDetails(Details, kind=EventKind.POLICY_SET, writer="who sets it"):
-    """The job has another policy, none any more, or it counts again."""
+    """An event logged when the job's policy is set, removed or followed again."""
 
     on: Annotated[bool, "it counts"]
     source: Annotated[str, "the file that it is from, or the script"]
@@ -263,7 +302,10 @@ class PolicySetDetails(Details, kind=EventKind.POLICY_SET, writer="who sets it")
 
 @dataclass(frozen=True)
 class GlobalBatchDetails(Details, kind=EventKind.GLOBAL_BATCH, writer="the leader"):
-    """The job chooses another global batch; all workers have it with one of the next steps."""
+    """An event logged when the job chooses another global batch.
+
+    All workers use this global batch from one of the next steps on.
+    """
 
     before: Annotated[int, "samples of all workers together until then"]
     batch: Annotated[int, "those from then on"]
@@ -271,7 +313,7 @@ class GlobalBatchDetails(Details, kind=EventKind.GLOBAL_BATCH, writer="the leade
 
 @dataclass(frozen=True)
 class ProfilingDetails(Details, kind=EventKind.PROFILING, writer="`edl profile`"):
-    """It begins."""
+    """An event logged when `edl profile` begins to measure the job at other sizes."""
 
     np: Annotated[int, "workers wanted before"]
     desired: Annotated[Mapping[str, int], "host -> workers wanted there before"]
@@ -279,7 +321,7 @@ class ProfilingDetails(Details, kind=EventKind.PROFILING, writer="`edl profile`"
 
 @dataclass(frozen=True)
 class ProfileDetails(Details, kind=EventKind.PROFILE, writer="`edl profile`"):
-    """It has measured a size."""
+    """An event logged when `edl profile` has measured the throughput of the job at one size."""
 
     np: Annotated[int, "workers that trained"]
     throughput: Annotated[float, "of all together, a second"]
@@ -291,6 +333,8 @@ class ProfileDetails(Details, kind=EventKind.PROFILE, writer="`edl profile`"):
 
 @dataclass(frozen=True)
 class EndedDetails(Details):
+    """The common fields of events about a worker process that has ended."""
+
     RENAMED: ClassVar[Mapping[str, str]] = {"last_line": "termination_message"}
 
     worker: Annotated[str | None, "null: it never joined"]
@@ -306,21 +350,26 @@ class EndedDetails(Details):
 class WorkerFailedDetails(
     EndedDetails, kind=EventKind.WORKER_FAILED, writer="an agent, or `edl-worker`"
 ):
-    """A process has ended by itself with an error, or without joining."""
+    """An event logged when a worker process has failed.
+
+    The process has ended by itself with an error, or without joining the job.
+    """
 
 
 @dataclass(frozen=True)
 class WorkerExitedDetails(
     EndedDetails, kind=EventKind.WORKER_EXITED, writer="an agent, or `edl-worker`"
 ):
-    """A process has ended otherwise: it had finished or left, or it was ended, and the reason says
-    by whom and why. `edl run` does not show it.
+    """An event logged when a worker process has ended without failing.
+
+    The worker had finished or left, or its process was ended; the reason says by whom and why. `edl
+    run` does not show this event.
     """
 
 
 @dataclass(frozen=True)
 class WorkerFrozenDetails(Details, kind=EventKind.WORKER_FROZEN, writer="an agent"):
-    """A worker of its host does not answer and is about to be killed."""
+    """An event logged when a worker does not answer and its agent is about to kill it."""
 
     worker: Annotated[str, "that does not answer"]
     host: Annotated[str, "its host"]
@@ -334,8 +383,10 @@ class WorkerFrozenDetails(Details, kind=EventKind.WORKER_FROZEN, writer="an agen
 
 @dataclass(frozen=True)
 class LogFailedDetails(Details, kind=EventKind.LOG_FAILED, writer="a worker"):
-    """Its log cannot be written, the disk is full for example: it trains on, and its lines are left
-    out until they can be written again.
+    """An event logged when a worker cannot write its log file.
+
+    The disk may be full, for example. The worker trains on, and its output is discarded until the
+    file can be written again.
     """
 
     worker: Annotated[str, "whose log it is"]
@@ -345,8 +396,10 @@ class LogFailedDetails(Details, kind=EventKind.LOG_FAILED, writer="a worker"):
 
 @dataclass(frozen=True)
 class SlowWorkerDetails(Details, kind=EventKind.SLOW_WORKER, writer="rank 0"):
-    """A worker has computed at least twice as long as the others in the last 50 steps, so they wait
-    for it in each; once a ring and worker.
+    """An event logged when one worker computes much longer than the others.
+
+    The worker has computed at least twice as long as the others in the last 50 steps, so the others
+    wait for that worker in each step. The event is logged once for each ring and worker.
     """
 
     worker: Annotated[str, "the slow one"]
@@ -356,8 +409,10 @@ class SlowWorkerDetails(Details, kind=EventKind.SLOW_WORKER, writer="rank 0"):
 
 @dataclass(frozen=True)
 class StragglerDetails(Details, kind=EventKind.STRAGGLER, writer="the leader"):
-    """A job whose policy looks after [stragglers](../guides/stragglers.md) has found one, treats it
-    otherwise than before, or finds it as fast as the others again.
+    """An event logged when the job's policy finds a straggler, or changes how a straggler is treated.
+
+    The event is also logged when a straggler is as fast as the others again. Only a job whose
+    policy handles [stragglers](../guides/stragglers.md) has such events.
     """
 
     workers: Annotated[tuple[str, ...], "the slow ones; empty: all alike, by the network"]
@@ -368,14 +423,17 @@ class StragglerDetails(Details, kind=EventKind.STRAGGLER, writer="the leader"):
 
 @dataclass(frozen=True)
 class ZookeeperBackDetails(Details, kind=EventKind.ZOOKEEPER_BACK, writer="rank 0"):
-    """ZooKeeper was away for at least a second, and is back."""
+    """An event logged when ZooKeeper answers again after it was away for at least a second."""
 
     away_s: Annotated[float, "how long"]
 
 
 @dataclass(frozen=True)
 class JobRestoredDetails(Details, kind=EventKind.JOB_RESTORED, writer="a worker, or an agent"):
-    """ZooKeeper had lost the job, with its earlier events; it was written into it again."""
+    """An event logged when the job was written into ZooKeeper again.
+
+    ZooKeeper had lost the job with its earlier events.
+    """
 
     process: Annotated[str, "that has written it"]
 
@@ -384,7 +442,11 @@ class JobRestoredDetails(Details, kind=EventKind.JOB_RESTORED, writer="a worker,
 class SlotDisabledDetails(
     Details, kind=EventKind.SLOT_DISABLED, writer="an agent, or `edl-worker`"
 ):
-    """A slot has failed more than `max_restarts` times in a row."""
+    """An event logged when a slot has failed too often.
+
+    The slot has failed more than `max_restarts` times in a row; no worker is started in this slot
+    any more.
+    """
 
     host: Annotated[str, "of the slot"]
     slot: Annotated[int, "its number there"]
@@ -392,15 +454,17 @@ class SlotDisabledDetails(
 
 @dataclass(frozen=True)
 class NoTemplateDetails(Details, kind=EventKind.NO_TEMPLATE, writer="an agent"):
-    """Its workers are not forked from a [template](../explanation/workers.md#how-a-worker-starts),
-    and why."""
+    """An event logged when the workers of a host are not forked from a template.
+
+    The reason says why; see [how a worker starts](../explanation/workers.md#how-a-worker-starts).
+    """
 
     host: Annotated[str, "of the agent"]
 
 
 @dataclass(frozen=True)
 class CheckpointDetails(Details, kind=EventKind.CHECKPOINT, writer="rank 0"):
-    """It has written a checkpoint."""
+    """An event logged when rank 0 has written a checkpoint."""
 
     path: Annotated[str, "of its file"]
     bytes: Annotated[int, "its size"]
@@ -410,21 +474,24 @@ class CheckpointDetails(Details, kind=EventKind.CHECKPOINT, writer="rank 0"):
 
 @dataclass(frozen=True)
 class CheckpointFailedDetails(Details, kind=EventKind.CHECKPOINT_FAILED, writer="rank 0"):
-    """A checkpoint could not be written; training goes on."""
+    """An event logged when a checkpoint could not be written; training goes on."""
 
 
 @dataclass(frozen=True)
 class CheckpointRefusedDetails(
     Details, kind=EventKind.CHECKPOINT_REFUSED, writer="the state source"
 ):
-    """A file is torn, damaged or foreign; the one before is used."""
+    """An event logged when the state source refuses a checkpoint file.
+
+    The file is torn, damaged or no checkpoint of edl; the next older checkpoint is used.
+    """
 
     path: Annotated[str, "of the file"]
 
 
 @dataclass(frozen=True)
 class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the state source"):
-    """It has loaded a checkpoint."""
+    """An event logged when the state source has loaded a checkpoint."""
 
     path: Annotated[str, "of the file"]
     lost_steps: Annotated[
@@ -434,8 +501,12 @@ class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the state source")
 
 @dataclass(frozen=True)
 class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"):
-    """The states of the workers differ: whose, after which step, in what first. The job ends, they
-    are [resynced](../explanation/same-state.md), or those that are new end."""
+    """An event logged when the workers' states differ.
+
+    The reason says whose states, after which step, and what differs first. Then the job ends, or
+    the workers that differ [get the state of another worker](../explanation/same-state.md), or, if
+    only newcomers differ, these newcomers end.
+    """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"healed_from": "resynced_from"}
 
@@ -449,7 +520,11 @@ class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"
 
 @dataclass(frozen=True)
 class DataSkippedDetails(Details, kind=EventKind.DATA_SKIPPED, writer="rank 0"):
-    """The loader is created: what `on_error="skip"` [leaves out](../guides/data.md#damage)."""
+    """An event logged when the loader is created over damaged data.
+
+    The reason says which parts of the data `on_error="skip"` [leaves
+    out](../guides/data.md#damage).
+    """
 
     bytes: Annotated[int, "left out"]
     file: Annotated[str | None, "path; null when one event tells of several parts"] = None
@@ -460,13 +535,18 @@ class DataSkippedDetails(Details, kind=EventKind.DATA_SKIPPED, writer="rank 0"):
 
 @dataclass(frozen=True)
 class TrainingStoppedDetails(Details, kind=EventKind.TRAINING_STOPPED, writer="rank 0"):
-    """All leave Keras' `fit` before its last epoch: after which step, and who wanted it."""
+    """An event logged when all workers leave Keras' `fit` before its last epoch.
+
+    The reason says after which step, and who wanted to stop.
+    """
 
 
 @dataclass(frozen=True)
 class EpochLeftDetails(Details, kind=EventKind.EPOCH_LEFT, writer="rank 0"):
-    """All workers leave an epoch before all of its samples are trained, and go on to the next one
-    or end: a loop of the script was shorter than the epoch. `edl run` does not show it.
+    """An event logged when all workers leave an epoch early.
+
+    A loop of the script was shorter than the epoch, so some samples of the epoch are not trained.
+    The workers go on to the next epoch, or end. `edl run` does not show this event.
     """
 
     epoch: Annotated[int, "counted from 0"]
@@ -476,14 +556,19 @@ class EpochLeftDetails(Details, kind=EventKind.EPOCH_LEFT, writer="rank 0"):
 
 @dataclass(frozen=True)
 class FinishedDetails(Details, kind=EventKind.FINISHED, writer="rank 0"):
-    """All epochs are trained, as many steps as were wanted, or all scripts have ended after the
-    same step; the reason says which.
+    """An event logged when the training is complete.
+
+    All epochs are trained, as many steps as were wanted are trained, or all scripts have ended
+    after the same step; the reason says which.
     """
 
 
 @dataclass(frozen=True)
 class JobFinishedDetails(Details, kind=EventKind.JOB_FINISHED, writer="an agent"):
-    """All workers have exited with code 0, and none of them has ended the job itself."""
+    """An event logged when all workers have exited with code 0.
+
+    None of the workers has ended the job itself.
+    """
 
 
 @dataclass(frozen=True)
@@ -492,11 +577,11 @@ class JobFailedDetails(
     kind=EventKind.JOB_FAILED,
     writer="an agent, `edl-worker`, or a worker whose job cannot go on",
 ):
-    """It has ended the job as failed."""
+    """An event logged when the job has ended as failed."""
 
 
 @dataclass(frozen=True)
 class JobStoppedDetails(
     Details, kind=EventKind.JOB_STOPPED, writer="an agent, `edl-worker`, or `edl stop`"
 ):
-    """It has ended the job as it was asked to."""
+    """An event logged when the job has ended because it was asked to stop."""
