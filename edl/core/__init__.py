@@ -1,7 +1,8 @@
-"""The decisions of edl as pure functions: no clock, I/O, thread, environment or framework.
+"""Decide everything in edl by pure functions: no clock, I/O, thread, environment or framework.
 
-Values in, values out. Every function that decides also returns why, in a sentence with numbers.
-``step`` holds what every step decides, ``job`` what a job decides, ``host`` what one host decides,
-``policy`` what a job wishes, ``cluster`` which of several jobs has which slots;
-``records`` are the values that all of them, and everybody else, read and write.
+Values go in, values come out. Every function that decides also returns the reason, in a sentence
+with numbers. ``step`` holds the decisions of every training step, ``job`` the decisions about a
+job's workers, ``host`` the decisions about one host, ``policy`` the size that a job asks for, and
+``cluster`` the allocation of slots to several jobs. ``records`` holds the values that these
+packages and the rest of edl read and write.
 """

@@ -1,4 +1,4 @@
-"""Times as people write them: "500ms", "5s", "15m", "2h", "1d"; a bare number is seconds."""
+"""Read durations as people write them: "500ms", "5s", "15m", "2h", "1d"; "5" means 5 seconds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0
 
 
 def seconds(text: str) -> float | None:
-    """The seconds that ``text`` means; None: it is no duration."""
+    """Return the duration that ``text`` describes, in seconds, or None if it describes none."""
     match = _DURATION.fullmatch(text.strip())
     return None if match is None else float(match[1]) * _SECONDS[match[2]]

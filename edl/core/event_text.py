@@ -1,6 +1,6 @@
-"""Say in words what a switch to another ring has cost the workers, as `edl events` shows it.
+"""Describe in words what a switch to another ring has cost the workers, for `edl events`.
 
-On an agent's terminal one line stands for several events: :mod:`edl.core.host.headlines`.
+An agent's terminal shows one line for several events: see :mod:`edl.core.host.headlines`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from edl.core.events import Event, SwitchDetails, SwitchParts
 
 
 def cost(event: Event) -> str:
-    """Return the cost of a switch in words; empty for other events.
+    """Return the cost of a switch in words, or an empty text for an event of another kind.
 
-    For a planned switch it is how long each worker stood still. For a repair it is also the longest
-    time in which a worker completed no step, and the parts of that time.
+    After a planned switch the text says how long each worker stood still. After a repair it also
+    says the longest time in which a worker completed no step, and the parts of that time.
     """
     if not isinstance(event.details, SwitchDetails) or not event.details.workers:
         return ""
@@ -34,9 +34,14 @@ def cost(event: Event) -> str:
 
 
 def without_step_s(parts: SwitchParts) -> float:
-    """Return how long a worker completed no step: from its wait in the one that failed, in s."""
+    """Return how long, in seconds, a worker completed no step because its ring broke.
+
+    The time begins with the worker's wait in the step that failed, and ends with the next complete
+    step.
+    """
     return parts.detect_s + parts.stall_s + parts.first_step_s
 
 
 def _ms(seconds: float) -> str:
+    """Return ``seconds`` as a whole number of milliseconds, without a unit."""
     return f"{1000.0 * seconds:.0f}"

@@ -409,7 +409,7 @@ class SlowWorkerDetails(Details, kind=EventKind.SLOW_WORKER, writer="rank 0"):
 
 @dataclass(frozen=True)
 class StragglerDetails(Details, kind=EventKind.STRAGGLER, writer="the leader"):
-    """An event logged when the job's policy finds a straggler, or changes how a straggler is treated.
+    """An event logged when the job's policy finds a straggler, or treats one differently.
 
     The event is also logged when a straggler is as fast as the others again. Only a job whose
     policy handles [stragglers](../guides/stragglers.md) has such events.

@@ -1,6 +1,6 @@
-"""What is kept of a text of any length: a script's error may be as long as a file.
+"""Shorten texts of any length, such as a script's error message, before they are stored.
 
-A node of ZooKeeper holds 1 MB, and who sends it more is disconnected.
+A node of ZooKeeper holds 1 MB, and ZooKeeper disconnects a client that sends more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ _MARK_CHARS = 50  # so that an excerpt of an excerpt is the same
 
 
 def excerpt(text: str, chars: int = CHARS) -> str:
-    """``text`` if it has at most ``chars`` characters; else its beginning and its end."""
+    """Return ``text``, or its beginning and its end if it is longer than ``chars`` characters.
+
+    The result has at most ``chars`` characters; a mark in its middle says how many were left out.
+    """
     if len(text) <= chars:
         return text
     half = (chars - _MARK_CHARS) // 2
@@ -20,7 +23,7 @@ def excerpt(text: str, chars: int = CHARS) -> str:
 
 
 def excerpts(value: Any) -> Any:
-    """A JSON value with an :func:`excerpt` of each text in it."""
+    """Return a JSON ``value`` in which each text is replaced by its :func:`excerpt`."""
     if isinstance(value, str):
         return excerpt(value)
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""What a job is asked to be: written once by its launcher, read by all its workers and agents.
+"""Hold the specification of a job: its launcher writes it once, all workers and agents read it.
 
-What belongs to a machine or a process (addresses, ZooKeeper, the slot) is in :mod:`edl.config`.
+Settings of a machine or a process (addresses, ZooKeeper, the slot) are in :mod:`edl.config`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from edl.core.sizes import Sizes
 
 @dataclass(frozen=True)
 class JobSettings(Record):
-    """Limits of the job and how it trains; times in seconds. The same for all of its processes.
+    """The settings of one job: its time limits (in seconds) and how it trains.
+
+    All processes of the job have the same settings.
 
     Raises:
         ConfigError: a value is out of range.
@@ -124,19 +126,30 @@ class JobSettings(Record):
     )
 
     def __post_init__(self) -> None:
+        """Translate the values of older versions, and check all values."""
         if self.on_divergence == "heal":  # its name in older versions
             object.__setattr__(self, "on_divergence", "resync")
         check(self)
 
     @property
     def repair_timeout_s(self) -> float:
-        """How long the survivors of a broken ring wait for who is alive and does not report."""
+        """How long survivors of a broken ring wait for a live worker without a report, in s."""
         return max(self.switch_timeout_s, self.elastic_timeout_s)
 
 
 @dataclass(frozen=True)
 class JobSpec(Record):
-    """``spec`` of a job: what `edl run`, or the first `edl-worker` of horovodrun, was asked for."""
+    """The specification of a job: what the process that started the job was asked for.
+
+    This process is `edl run`, or the first `edl-worker` of horovodrun.
+
+    Attributes:
+        command: the command line of each worker.
+        np: the number of workers to start with.
+        sizes: the world sizes that the job may have.
+        settings: the settings of the job.
+        cwd: the working directory of the workers.
+    """
 
     command: tuple[str, ...]
     np: int = 1  # workers to start with
@@ -145,9 +158,13 @@ class JobSpec(Record):
     cwd: str = ""
 
     def differences(self, other: JobSpec) -> dict[str, tuple[object, object]]:
-        """In what another start of the same job differs: name -> here, there.
+        """Return in what this specification differs from ``other``, another start of the same job.
 
-        ``np`` and ``resume`` are for who starts the job.
+        ``np`` and ``resume`` are not compared: only the process that starts the job uses them.
+
+        Returns:
+            a mapping from the name of each value that differs to the pair (value here, value in
+            ``other``).
         """
         mine, theirs = (
             {

@@ -1,4 +1,4 @@
-"""How numbers are said in reasons and messages: "1 worker", "2 slots", "w1, w3"."""
+"""Write numbers and names for reasons and messages: "1 worker", "2 slots", "w1, w3"."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Mapping, Sequence
 
 
 def verb(count: int, one: str = "is", several: str = "are") -> str:
-    """What ``count`` of something do."""
+    """Return the verb that fits ``count``: ``one`` if the count is 1, else ``several``."""
     return one if count == 1 else several
 
 
 def counted(count: int, what: str) -> str:
-    """ "1 slot", "2 slots"."""
+    """Return ``count`` and the noun ``what``, with an "s" if needed: "1 slot", "2 slots"."""
     return f"{count} {verb(count, what, f'{what}s')}"
 
 
 def workers(count: int) -> str:
-    """ "1 worker", "2 workers"."""
+    """Return ``count`` and the word "worker" or "workers": "1 worker", "2 workers"."""
     return counted(count, "worker")
 
 
 def workers_train(count: int) -> str:
-    """ "1 worker trains", "2 workers train"."""
+    """Return how many workers train: "1 worker trains", "2 workers train"."""
     return f"{workers(count)} {verb(count, 'trains', 'train')}"
 
 
 def names(numbers: Sequence[int]) -> str:
-    """ "w1, w3"."""
+    """Return the names of the workers with these ``numbers``, such as "w1, w3"."""
     return ", ".join(f"w{number}" for number in numbers)
 
 
 def by_host(counts: Mapping[str, int]) -> str:
-    """ "a: 2, b: 1"."""
+    """Return ``counts`` (host -> count) as a text, in their order, such as "a: 2, b: 1"."""
     return ", ".join(f"{host}: {count}" for host, count in counts.items())

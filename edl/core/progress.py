@@ -1,7 +1,7 @@
-"""How far the training of a job is: what a worker counts, and what the leader makes known of it.
+"""Hold the progress of a job's training: what each worker counts, and what the leader publishes.
 
 A field that both have is declared once, in :class:`JobProgress`. `make docs` generates the table of
-`edl status --json` from here and from :mod:`edl.core.status`.
+`edl status --json` from this module and from :mod:`edl.core.status`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edl.core.record import Record
 
 @dataclass(frozen=True, kw_only=True)
 class JobProgress(Record):
-    """How far a job is; all workers of its ring count the same."""
+    """The progress of a job; all workers of its ring count the same values."""
 
     step: Annotated[int, "complete steps"] = 0
     epoch: Annotated[int, "counted from 0"] = 0
@@ -50,16 +50,16 @@ class JobProgress(Record):
 
 @dataclass(frozen=True)
 class ProgressSample(Record):
-    """The counters of one worker at the end of a step; `edl profile` compares two samples.
+    """The counters of one worker at the end of a step; `edl profile` compares two such samples.
 
     Attributes:
-        worker: the number of that worker.
-        generation: the generation of its ring.
+        worker: the number of the worker.
+        generation: the generation of the worker's ring.
         size: the number of workers in that ring.
         epoch: the epoch, counted from 0.
-        step: the complete steps of the job.
-        samples: the samples that all workers have trained since this one joined.
-        at_s: when that was, in seconds by a monotonic clock of that worker only.
+        step: the number of complete steps of the job.
+        samples: the number of samples that all workers have trained since this worker joined.
+        at_s: when the step ended, in seconds of a monotonic clock that only this worker uses.
     """
 
     worker: int
@@ -76,11 +76,11 @@ class WorkerProgress(JobProgress):
     """The progress that one worker reports at the end of each step.
 
     Attributes:
-        generation: the generation of its ring; 0: it has not been in a ring.
+        generation: the generation of the worker's ring; 0: the worker has not been in a ring.
         size: the number of workers in that ring.
-        samples_total: the samples that all workers have trained since this one joined.
-        counted_at: when the step ended, in seconds by the clock that the worker counts with.
-        updated_at: the same by the monotonic clock of its process.
+        samples_total: the number of samples that all workers have trained since this worker joined.
+        counted_at: when the step ended, in seconds of the clock that the worker counts with.
+        updated_at: when the step ended, in seconds of the monotonic clock of the worker's process.
     """
 
     generation: int = 0
@@ -90,15 +90,16 @@ class WorkerProgress(JobProgress):
     updated_at: float = 0.0
 
     def for_others(self, now_s: float) -> dict[str, Any]:
-        """Return JSON values for other processes, which have another clock.
+        """Return the progress as JSON values for other processes, whose clocks differ.
 
-        They have ``quiet_s``, the seconds since the end of the step, in place of ``updated_at``.
+        ``quiet_s``, the seconds from the end of the step to ``now_s``, takes the place of
+        ``updated_at``.
         """
         values = self.to_json()
         return values | {"quiet_s": round(now_s - values.pop("updated_at"), 3)}
 
     def sample(self, worker: int) -> ProgressSample:
-        """Return what ``worker``, whose progress this is, had counted."""
+        """Return the counters of this progress as a sample of the worker numbered ``worker``."""
         return ProgressSample(
             worker=worker,
             generation=self.generation,
@@ -112,9 +113,10 @@ class WorkerProgress(JobProgress):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStatus(JobProgress):
-    """``status``, written by the leader: how far the training is, and what it waits for.
+    """The record at the node ``status``: how far the training is, and what it waits for.
 
-    With what ZooKeeper knows besides, it becomes an :class:`edl.core.status.JobStatus`.
+    The leader writes this record. Together with the rest of what ZooKeeper knows of the job, it
+    makes a :class:`edl.core.status.JobStatus`.
     """
 
     samples_per_s: Annotated[float, "of all workers together, over the last 3 s"] = 0.0

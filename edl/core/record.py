@@ -1,4 +1,4 @@
-"""How a record reads and writes itself: a frozen dataclass, JSON on the wire."""
+"""Read and write records: frozen dataclasses in Python, JSON on the wire."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from edl.errors import CoordinationError
 
 @dataclass(frozen=True)
 class Record:
-    """Mixin: a frozen dataclass that reads and writes itself as JSON values.
+    """A base class for frozen dataclasses that are written as JSON values and read from them.
 
     Attributes:
-        RENAMED: earlier name of a field, in records that an older edl wrote -> its name now; also
-            of a field of a record within this one.
+        RENAMED: the names of fields that an older edl wrote -> their names now. This also renames
+            the fields of records within this record.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {}
 
     def to_json(self) -> dict[str, Any]:
+        """Return this record as JSON values."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read a record; unknown fields are ignored (written by a newer edl).
+        """Return the record that JSON ``values`` describe.
 
-        Types are strict, but an integer is a float, too. A record in a field is read by its type:
-        a ``from_json`` of its own is not called.
+        Unknown fields, which a newer edl has written, are ignored. Types are checked strictly,
+        except that an integer is accepted for a float. A record in a field is read by its type: its
+        own ``from_json`` is not called.
 
         Raises:
-            CoordinationError: a field is missing or has the wrong shape.
+            CoordinationError: a field is missing or has the wrong type.
         """
         if cls.RENAMED:
             values = _renamed(values, cls.RENAMED)
@@ -45,7 +47,7 @@ class Record:
 
 
 def _renamed(values: Any, names: Mapping[str, str]) -> Any:
-    """Return JSON values with other names, earlier name -> name now, at any depth."""
+    """Return JSON ``values`` with fields renamed at any depth; ``names``: old name -> new name."""
     if isinstance(values, Mapping):
         return {names.get(name, name): _renamed(value, names) for name, value in values.items()}
     if isinstance(values, list | tuple):

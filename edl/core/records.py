@@ -1,7 +1,7 @@
-"""The nouns of a job, as everybody reads and writes them: plain values, JSON on the wire.
+"""Hold the records of a job: plain values, which are JSON on the wire.
 
-``coordination`` stores them in ZooKeeper, ``core.membership`` decides about them, the daemon and
-the agent act on them, the CLI shows them.
+``coordination`` stores the records in ZooKeeper, :mod:`edl.core.job.membership` decides with them,
+the daemon and the agent act on them, and the CLI shows them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edl.core.sizes import Sizes
 
 
 class Stage(StrEnum):
-    """Where a worker stands; it moves down this list only."""
+    """The stage of a worker in its life; a worker moves down this list only."""
 
     PREPARING = "preparing"  # starting, warming up
     READY = "ready"  # may be taken into the next generation
@@ -30,7 +30,7 @@ class Stage(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a job stands."""
+    """The state of a job; ``PAUSED`` occurs in a status only, never in the job's record."""
 
     RUNNING = "running"
     PAUSED = "paused"  # in a status only: it runs, and too few workers are left to train
@@ -41,25 +41,36 @@ class JobState(StrEnum):
 
     @property
     def over(self) -> bool:
+        """Whether a job in this state has ended: finished, stopped or failed."""
         return self in (JobState.FINISHED, JobState.STOPPED, JobState.FAILED)
 
     @property
     def phrase(self) -> str:
-        """As "is running", "has failed": what follows the job in a sentence."""
+        """The state as a sentence's verb, such as "is running" or "has failed"."""
         ended_itself = self in (JobState.FINISHED, JobState.FAILED)
         return f"{'has' if ended_itself else 'is'} {self}"
 
 
 @dataclass(frozen=True)
 class Job(Record):
-    """``job``: what it is asked to be (``spec``), and where it stands.
+    """The record of a job at the node ``job``: what was asked for (``spec``), and the job's state.
 
-    ``checkpoint`` is the directory of its newest checkpoint and ``saved_step`` the step of that
-    one; -1: there is none, so the job cannot outlive all its workers. ``finished_in`` is the
-    generation of the ring that has trained to the end.
+    A job that horovodrun started has a ``driver``, which sets the number of workers on each host:
+    :class:`Assigned` follows the driver, and :class:`Desired` is what the driver is asked for.
 
-    A job that horovodrun started has a ``driver``, which says how many workers there are on which
-    host: what is :class:`Assigned` follows it, and what is :class:`Desired` it is asked for.
+    Attributes:
+        name: the name of the job.
+        spec: what the job was asked to be when it started.
+        state: the state of the job.
+        reason: why the job is in this state.
+        created: when the job was created, by the wall clock; only shown to people.
+        ended: when the job ended, likewise.
+        exit_code: the exit code of `edl run` for this job.
+        checkpoint: the directory of the newest checkpoint.
+        saved_step: the step of that checkpoint; -1: there is none, so the job cannot outlive all
+            its workers.
+        finished_in: the generation of the ring that has trained to the end; 0: none has.
+        driver: the ``address:port`` of horovodrun's driver; empty for a job of `edl run`.
     """
 
     name: str
@@ -76,12 +87,13 @@ class Job(Record):
 
     @property
     def sizes(self) -> Sizes:
+        """The world sizes that the job may have."""
         return self.spec.sizes
 
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How a job has ended, as its workers say it. See :class:`Job`."""
+    """The end of a job as its workers report it; the fields are those of :class:`Job`."""
 
     state: JobState
     reason: str
@@ -90,30 +102,37 @@ class JobEnd:
 
 
 class RequestedBy(StrEnum):
-    """Who says how many workers are wanted."""
+    """The party that set the desired number of workers."""
 
-    PERSON = "person"  # or a program: has chosen a size, or moves workers; a profile lets it stand
+    PERSON = "person"  # a person, or a program, chose a size or moves workers; a profile keeps it
     LAUNCHER = "launcher"  # a host comes or leaves, or a slot of it is disabled
     PROFILE = "profile"  # measures other sizes for a while
     POLICY = "policy"  # the job's own rule finds another size better
-    LEADER = "leader"  # whom a signal or a drain took out is wanted no longer
+    LEADER = "leader"  # a worker that a signal or a drain took out is not replaced
 
 
 @dataclass(frozen=True)
 class _Placed(Record):
-    """So many workers on each host."""
+    """A base record for a number of workers on each host."""
 
     hosts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def np(self) -> int:
-        """Over all hosts."""
+        """The number of workers on all hosts together."""
         return sum(self.hosts.values())
 
 
 @dataclass(frozen=True)
 class Reclaim(Record):
-    """Slots of a host that are to be given back. Times in seconds since 1970."""
+    """A demand to give back borrowed slots of one host; times are in seconds since 1970.
+
+    Attributes:
+        host: the host of the slots.
+        slots: the number of slots to give back.
+        asked_s: when the slots were demanded.
+        by_s: when the slots must be free.
+    """
 
     host: str
     slots: int
@@ -123,10 +142,18 @@ class Reclaim(Record):
 
 @dataclass(frozen=True)
 class Desired(_Placed):
-    """``desired``: how many workers are wanted on each host; written by :mod:`core.job.desired`.
+    """The record of the desired number of workers on each host, at the node ``desired``.
 
-    Under horovodrun there are no ``hosts`` while its discovery script is not `edl-discover`: then
-    nobody can ask.
+    :mod:`edl.core.job.desired` computes each new value. Under horovodrun ``hosts`` is empty while
+    the discovery script is not `edl-discover`: then the number of workers cannot be changed.
+
+    Attributes:
+        hosts: the desired number of workers, by host.
+        by: the party that set this value.
+        reason: why the value was set.
+        at_s: when the value was set, by the wall clock.
+        borrowed: the number of workers, by host, that are in slots which the job has borrowed.
+        reclaims: the demands for borrowed slots that are not met yet; at most one for each host.
     """
 
     by: RequestedBy = RequestedBy.LAUNCHER  # who asked last
@@ -141,12 +168,17 @@ class Desired(_Placed):
 
 @dataclass(frozen=True)
 class Assigned(_Placed):
-    """``assigned``: how many workers each host has by its launcher; the ring follows that.
+    """The record of the number of workers that each launcher keeps on its host, at ``assigned``.
 
-    An agent keeps as many as are desired, so the two are written together. The driver of
-    horovodrun has its own mind: then this is what `edl-worker` heard from it. It assigns
-    ``by_slot``: the workers of a host are those in its first slots, a slot whose worker has left
-    is filled again, and no leader takes one away.
+    The ring follows this record. An agent keeps as many workers as are desired, so ``desired`` and
+    ``assigned`` are written together. The driver of horovodrun decides by itself; then this record
+    holds what `edl-worker` heard from the driver.
+
+    Attributes:
+        hosts: the assigned number of workers, by host.
+        by_slot: whether slots are assigned, as horovodrun does: the workers of a host are those in
+            its first slots, a slot whose worker has left is filled again, and a leader does not
+            take a worker away.
     """
 
     by_slot: bool = False
@@ -154,7 +186,18 @@ class Assigned(_Placed):
 
 @dataclass(frozen=True)
 class Host(Record):
-    """``hosts/<name>``: an agent that can start workers."""
+    """The record of an agent that can start workers on its host, at the node ``hosts/<name>``.
+
+    Attributes:
+        name: the name of the host.
+        slots: the number of slots that the agent offers.
+        address: the network address of the host.
+        pid: the process id of the agent.
+        leaving: whether the agent was asked to leave the job; other processes set this field.
+        requested_np: the number of workers that the agent asks for; 0 when it does not ask any
+            more.
+        disabled: the slots that are not used, with the reason of each.
+    """
 
     name: str
     slots: int
@@ -167,7 +210,16 @@ class Host(Record):
 
 @dataclass(frozen=True)
 class SlotRecord(Record):
-    """``slots/<host>.<slot>``: an `edl-worker` keeps that slot of a job under horovodrun."""
+    """The record of an `edl-worker` that keeps one slot, at the node ``slots/<host>.<slot>``.
+
+    Only a job under horovodrun has such records.
+
+    Attributes:
+        host: the host of the slot.
+        slot: the number of the slot on that host.
+        pid: the process id of `edl-worker`.
+        disabled: why no worker is started in the slot any more; empty: workers are started.
+    """
 
     host: str
     slot: int
@@ -177,7 +229,15 @@ class SlotRecord(Record):
 
 @dataclass(frozen=True)
 class RingFailure(Record):
-    """A worker's report that the ring of ``generation`` failed under it."""
+    """A worker's report that the ring of ``generation`` has failed.
+
+    Attributes:
+        generation: the generation whose ring failed.
+        step: the last step that the worker completed; -1: the worker has no state yet.
+        exchanges: the number of exchanges between steps that the worker has completed.
+        error: Horovod's error message, shortened.
+        blamed_rank: the rank that the error message is about; -1: the message names none.
+    """
 
     generation: int
     step: int  # the last step that it completed; -1: it has no state yet
@@ -186,18 +246,38 @@ class RingFailure(Record):
     blamed_rank: int = -1  # the member that the error is about; -1: it does not say
 
     def __str__(self) -> str:
-        """For people: the error, and who is blamed."""
+        """Return the error for people, with the rank that it blames."""
         return self.error + (f" (rank {self.blamed_rank})" if self.blamed_rank >= 0 else "")
 
     @property
     def progress(self) -> tuple[int, int]:
-        """How far it is: all workers make the same steps and exchanges in the same order."""
+        """The pair (step, exchanges), which orders workers by how far they are.
+
+        The pairs can be compared because all workers make the same steps and exchanges in the same
+        order.
+        """
         return self.step, self.exchanges
 
 
 @dataclass(frozen=True)
 class Member(Record):
-    """``members/<id>``: a worker process. Written by itself only."""
+    """The record of a worker process, at the node ``members/<id>``; only that worker writes it.
+
+    Attributes:
+        id: the number of the worker.
+        host: the host of the worker.
+        slot: the number of the worker's slot on that host.
+        address: the network address of the worker.
+        port: the port of the HTTP server in the worker's daemon.
+        pid: the process id of the worker.
+        attempt_id: the token of the start by which the agent made this process.
+        stage: the stage of the worker.
+        generation: the generation of the ring that the worker is in; 0: none yet.
+        broken: the worker's report that its ring has failed, if it has.
+        newest_generation: of a newcomer: the generation that it has noted without entering, so that
+            it waits for a later one.
+        fits: of a newcomer: it is ready for the fit that follows this many fits.
+    """
 
     id: int
     host: str
@@ -216,6 +296,7 @@ class Member(Record):
 
     @property
     def name(self) -> str:
+        """The name of the worker, such as "w3"."""
         return f"w{self.id}"
 
     def at(
@@ -225,9 +306,9 @@ class Member(Record):
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> Member:
-        """This member in another stage, and with what else is given.
+        """Return this record with another ``stage`` and with each other value that is not None.
 
-        Who was asked to leave, and enters another ring on the way out, is leaving there too.
+        A worker that was asked to leave stays ``LEAVING`` when it enters another ring.
         """
         keeps = self.stage is Stage.LEAVING and stage is Stage.ACTIVE
         newest = self.newest_generation if newest_generation is None else newest_generation
@@ -242,7 +323,7 @@ class Member(Record):
 
 @dataclass(frozen=True)
 class RingMember(Record):
-    """A worker's place in a generation; its index there is its rank."""
+    """A member of a generation; its index in :attr:`Generation.members` is its rank."""
 
     id: int
     host: str
@@ -256,23 +337,32 @@ END = 1 << 40  # a worker's number for the end of its job: above those of all ge
 
 @dataclass(frozen=True)
 class Generation(Record):
-    """``generation``: the membership of one ring. Only the leader writes it.
+    """The membership of one ring, at the node ``generation``; only the leader writes this record.
 
-    ``joined`` need the state of the job, which ``state_source`` sends them. Without members the job
-    ends: everybody leaves after the step in which all know it. The workers of a ring call every
-    end :data:`END`: some may have it from the leader, and others from who ends the job while
-    ZooKeeper is away (:meth:`as_end`).
+    A generation without members ends the job: all workers leave after the step in which all of them
+    know this generation. The workers of a ring give every end the number :data:`END`, because some
+    may learn of it from the leader, and others, while ZooKeeper is away, from a worker that ends
+    the job (:meth:`as_end`).
 
-    ``previous`` is the ring that trains until the switch, in rank order. It is empty where there
-    is none, at the start and after a crash; so a worker whose ring broke knows that a generation
-    with ``previous`` was planned without its report, and waits for the next one.
-
-    ``began_with`` is how many workers the first generation of this start of the job had. Each later
-    generation repeats it, so that newcomers know it when all first workers are gone. 0: written by
-    an older edl.
-
-    ``fits``: those who ``joined`` are ready for the fit that follows so many
-    (:mod:`edl.core.job.fits`). The others enter only while they are in that one.
+    Attributes:
+        number: the number of the generation; it grows with each change.
+        term: the term of the leader that wrote the generation.
+        members: the members in rank order.
+        state_source: the number of the worker that sends the job's state to the workers in
+            ``joined``.
+        joined: the numbers of the workers that need the state of the job.
+        left: the numbers of the workers that were members before and are members no more.
+        reason: why the generation was made.
+        scope: an unguessable prefix in the rendezvous store of rank 0's daemon.
+        previous: the ring that trains until the switch, in rank order. Empty at the start and after
+            a crash, when there is no such ring; so a worker whose ring broke knows that a
+            generation with ``previous`` was planned without its report, and waits for the next one.
+        began_with: the number of workers in the first generation of this start of the job. Each
+            later generation repeats this number, so that newcomers know it when all first workers
+            are gone. 0: an older edl wrote the record.
+        fits: the workers in ``joined`` are ready for the fit that follows this many fits
+            (:mod:`edl.core.job.fits`). The other workers enter the generation only while they are
+            in that fit.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"seats": "members", "sync_root": "state_source"}
@@ -291,52 +381,66 @@ class Generation(Record):
 
     @property
     def repairs(self) -> bool:
-        """It was not agreed on in a ring that ran: its members come from a broken one, or none."""
+        """Whether the members come from a broken ring or from no ring at all.
+
+        Otherwise a ring that ran has agreed on this generation.
+        """
         return not self.previous
 
     @property
     def worker_ids(self) -> tuple[int, ...]:
-        """Worker ids in rank order."""
+        """The numbers of the members, in rank order."""
         return tuple(member.id for member in self.members)
 
     def rank_of(self, worker: int) -> int | None:
-        """Return the rank of a worker; None: it is no member."""
+        """Return the rank of ``worker``, or None if that worker is not a member."""
         return self.worker_ids.index(worker) if worker in self.worker_ids else None
 
     def after(self, before: Generation | None) -> Generation:
-        """This generation, with the job's first size as ``before``, the newest one, knows it."""
+        """Return this generation with ``began_with`` of ``before``, the generation before it.
+
+        Without ``before`` this generation is the job's first, and ``began_with`` is its own size.
+        If an older edl wrote ``before``, ``began_with`` is the size of ``before``.
+        """
         size = len(self.members) if before is None else before.began_with or len(before.members)
         return replace(self, began_with=size)
 
     def as_end(self, reason: str) -> Generation:
-        """The end of the job after this ring, as its workers call it."""
+        """Return the generation that ends the job after this ring, numbered :data:`END`."""
         nobody: tuple[RingMember, ...] = ()
         left = self.worker_ids
         return replace(self, number=END, members=nobody, left=left, previous=nobody, reason=reason)
 
     def knows(self, worker: int) -> bool:
-        """Return whether ``worker`` is a member, or was one in the ring before.
+        """Return whether ``worker`` is a member, or was a member of the ring before (``previous``).
 
-        No worker waits for any other one.
+        No worker waits for a worker that is neither.
         """
         return any(member.id == worker for member in (*self.members, *self.previous))
 
 
 class RequestKind(StrEnum):
-    """What a request is about."""
+    """The kind of a request to the leader."""
 
     DRAIN = "drain"  # the worker leaves; one fewer is wanted
-    REPLACE = "replace"  # the same, and as many are wanted: another one comes in the same switch
+    REPLACE = "replace"  # the worker leaves, and another one comes in the same switch
 
 
 @dataclass(frozen=True)
 class Request(Record):
-    """``requests/<number>``: something asked of the leader, which writes the outcome into it.
+    """A request to the leader, at ``requests/<number>``; the leader writes the outcome into it.
 
-    ``host``: of a replacement, where it is to come to.
+    Attributes:
+        kind: a :class:`RequestKind`; as text, because an older edl may not know it.
+        worker: the number of the worker that the request is about.
+        number: the number of the request.
+        done: whether the leader has answered.
+        accepted: whether the leader does what was asked.
+        outcome: the leader's answer in a sentence.
+        host: of a replacement, the host on which the new worker shall be.
     """
 
-    kind: str  # an Asked; an older edl may not know it
+    kind: str  # a RequestKind; an older edl may not know it
     worker: int = -1
     number: int = -1
     done: bool = False
@@ -347,7 +451,7 @@ class Request(Record):
 
 @dataclass(frozen=True)
 class Leader(Record):
-    """``leader``: who leads in which term."""
+    """The record at the node ``leader``: the number of the worker that leads, and its term."""
 
     term: int
     worker: int
@@ -355,14 +459,17 @@ class Leader(Record):
 
 @dataclass(frozen=True)
 class JobPolicy(Record):
-    """``policy``: the rule by which a job finds its own size. A leader may only switch it off.
+    """The rule by which a job chooses its own size, at the node ``policy``.
+
+    A leader may only switch the rule off.
 
     Attributes:
-        text: the file; empty: the job has no policy.
-        source: where it is from, for messages.
-        hold_s: for how long a size stays that a person has asked for.
-        off: why it does not count any more; empty: it does.
-        held_until_s: until then a person's word counts instead, in seconds since 1970.
+        text: the text of the policy file; empty: the job has no policy.
+        source: where the policy comes from, for messages.
+        hold_s: how long a size that a person has asked for stays, in seconds.
+        off: why the policy is not followed any more; empty: it is followed.
+        held_until_s: until when a size that a person asked for is kept instead, in seconds since
+            1970.
     """
 
     text: str = ""
@@ -373,10 +480,15 @@ class JobPolicy(Record):
 
     @property
     def is_on(self) -> bool:
+        """Whether the job has a policy that is followed."""
         return bool(self.text) and not self.off
 
     def held(self, now_s: float) -> JobPolicy:
-        """After a person has asked for a size at ``now_s``."""
+        """Return this policy as it is after a person has asked for a size at ``now_s``.
+
+        The size of that person then stays for ``hold_s``. A policy that is off is returned
+        unchanged.
+        """
         return replace(self, held_until_s=now_s + self.hold_s) if self.is_on else self
 
 
@@ -385,7 +497,7 @@ NO_POLICY = JobPolicy()
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything ZooKeeper knows of a job at about one time."""
+    """All that ZooKeeper knows of a job, read at about one time."""
 
     job: Job
     hosts: tuple[Host, ...] = ()  # by name
@@ -403,7 +515,7 @@ class Snapshot:
 
     @property
     def paused(self) -> str:
-        """Why a job that runs does not train: too few workers are left; empty: they are enough."""
+        """Why a running job has too few workers left to train; empty when it has enough."""
         job, generation = self.job, self.generation
         left = len(generation.members) if generation is not None else 0
         if job.state is not JobState.RUNNING or not left or job.sizes.enough(left):
@@ -416,7 +528,10 @@ class Snapshot:
 
     @cached_property
     def switched(self) -> bool:
-        """Whether a member adopted the generation: then its ring was built, with all members."""
+        """Whether a member has entered the newest generation.
+
+        Then the ring of that generation was built, with all of its members.
+        """
         new = self.generation
         if new is None:
             return False
@@ -425,7 +540,10 @@ class Snapshot:
 
     @cached_property
     def ring(self) -> tuple[RingMember, ...]:
-        """The ring that holds the job's state: the one before, until somebody has switched."""
+        """The members of the ring that holds the job's state.
+
+        Until one worker has switched, this is the ring before the newest generation.
+        """
         new = self.generation
         if new is None:
             return ()
@@ -433,31 +551,39 @@ class Snapshot:
 
     @property
     def state_owners(self) -> frozenset[int]:
-        """The workers that may hold the job's state: of the ring, and of one that is built now."""
+        """The numbers of the workers that may hold the job's state.
+
+        These are the members of the ring and of the ring that is being built.
+        """
         members = (*self.ring, *(self.generation.members if self.generation is not None else ()))
         return frozenset(member.id for member in members)
 
     @property
     def replaced(self) -> frozenset[int]:
-        """The workers in whose places others are to come."""
+        """The numbers of the workers that new workers are to replace."""
         return frozenset(r.worker for r in self.requests if r.kind == RequestKind.REPLACE)
 
     @property
     def available(self) -> tuple[Host, ...]:
-        """The hosts that have slots for workers: those with an agent, and the discovered ones."""
+        """The hosts with slots: hosts with an agent, and hosts that `edl-discover` reported."""
         return (*self.hosts, *as_hosts(self.discovered))
 
     def present_in(self, desired: Mapping[str, int]) -> frozenset[str]:
-        """Those present when ``desired`` is newer: who got more meanwhile has come meanwhile."""
+        """Return the names of the hosts that are present, given a newer ``desired``.
+
+        ``desired`` maps each host to its number of workers. A host that gets more workers than in
+        this snapshot counts as present, because that host has joined meanwhile.
+        """
         before = self.desired.hosts
         return self.present | {name for name, n in desired.items() if n > before.get(name, 0)}
 
     @property
     def present(self) -> frozenset[str]:
-        """The hosts that are not gone.
+        """The names of the hosts that are not gone.
 
-        A host is gone when it has no agent, no worker in ZooKeeper and no member in the ring: all
-        three, for sessions may end, all at once, while the ring goes on.
+        A host is gone when it has no agent, no worker in ZooKeeper and no member in the ring. All
+        three are needed, because the sessions of a host may end, all at once, while the ring goes
+        on.
         """
         members = self.generation.members if self.generation else ()
         return frozenset(
@@ -469,7 +595,11 @@ class Snapshot:
         )
 
     def forgettable(self, keep: int) -> tuple[int, ...]:
-        """The evicted that are neither members nor known to the generation, but the newest."""
+        """Return the numbers of evicted workers whose eviction records may be deleted.
+
+        These workers are neither members nor known to the generation. The ``keep`` workers with the
+        largest numbers are left out.
+        """
         here = {member.id for member in self.members}
         gone = sorted(
             worker
@@ -480,5 +610,8 @@ class Snapshot:
 
 
 def as_hosts(discovered: Mapping[str, int]) -> tuple[Host, ...]:
-    """The hosts with these slots, by name."""
+    """Return host records, sorted by name, for ``discovered`` (host -> slots).
+
+    The records have no address, because these hosts have no agent.
+    """
     return tuple(Host(name, slots, "") for name, slots in sorted(discovered.items()))

@@ -1,4 +1,4 @@
-"""Which ended jobs are removed from ZooKeeper, so that they do not stay there for ever."""
+"""Decide which ended jobs are removed from ZooKeeper, where they would otherwise stay for ever."""
 
 from __future__ import annotations
 
@@ -10,20 +10,32 @@ from edl.core.records import Job
 
 @dataclass(frozen=True)
 class Retention:
-    """What stays of jobs that have ended: so many, the newest, each so long after its end."""
+    """The limits for keeping ended jobs in ZooKeeper; a job beyond either limit is removed.
+
+    Attributes:
+        jobs: the number of ended jobs to keep, the newest first.
+        time_s: how long a job is kept after its end, in seconds.
+    """
 
     jobs: int
     time_s: float
 
     def is_due(self, known: int, hourly: bool) -> bool:
-        """Whether to read all of the ``known`` jobs: many short ones must not do so each."""
+        """Return whether all jobs should be read now, to look for outdated ones.
+
+        Args:
+            known: the number of jobs of this user. Only if this number exceeds ``jobs`` are all
+                jobs read outside the hourly search, so that each of many short jobs need not read
+                all.
+            hourly: whether this is the hourly search.
+        """
         return hourly or known > self.jobs
 
 
 def outdated(jobs: Iterable[Job], retention: Retention, now_s: float) -> tuple[str, ...]:
-    """The names of the ended ones among ``jobs`` to remove, the oldest first.
+    """Return the names of the ended jobs to remove among ``jobs``, the oldest first.
 
-    ``now_s``: wall clock, as in the records.
+    ``now_s`` is wall-clock time in seconds since 1970, as in the records.
     """
     ended = sorted((job for job in jobs if job.state.over), key=_ended_at)
     surplus = len(ended) - retention.jobs
@@ -35,4 +47,5 @@ def outdated(jobs: Iterable[Job], retention: Retention, now_s: float) -> tuple[s
 
 
 def _ended_at(job: Job) -> float:
+    """Return when ``job`` ended, or when it was created if no process recorded the end."""
     return job.ended or job.created  # nobody may have been left to write it down

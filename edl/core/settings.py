@@ -1,7 +1,7 @@
-"""How a setting is declared: once, as a field of a frozen dataclass.
+"""Declare each setting once, as a field of a frozen dataclass, and check its values.
 
-From the declaration follow its name in the environment (``EDL_`` + the field in capitals) and in
-``edl.toml`` (the field), its option of `edl run`, if it has one, and its row in
+The declaration gives the setting's name in the environment (``EDL_`` and the field in capitals) and
+in ``edl.toml`` (the field), its option of `edl run`, if there is one, and its row in
 docs/reference/settings.md.
 """
 
@@ -24,13 +24,16 @@ def setting(
     most: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """A field that is a setting.
+    """Return a dataclass field that declares a setting.
 
     Args:
-        help: what it decides; for the option and for the docs.
-        option: of `edl run`, like "--stall-limit"; empty: it has none.
-        least, most: no number below, or above, is accepted.
-        choices: no other text is accepted; empty: any is.
+        default: the value if none is given.
+        help: what the setting decides, as a text for the option and the docs.
+        option: the option of `edl run`, such as "--stall-limit"; empty: there is none.
+        metavar: the placeholder of the option's value in the help.
+        least: the smallest number that is accepted; None: there is no limit.
+        most: the largest number that is accepted; None: there is no limit.
+        choices: the only texts that are accepted; empty: any text is.
     """
     about = {
         "help": help,
@@ -44,15 +47,18 @@ def setting(
 
 
 def variable(name: str) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of the setting ``name``, such as "EDL_STALL_S"."""
     return f"EDL_{name.upper()}"
 
 
 def check(values: Any) -> None:
-    """Refuse numbers that are out of range (a time must be positive), and unknown choices.
+    """Raise an error if a setting in the dataclass ``values`` is out of range or an unknown choice.
+
+    A setting whose name ends in ``_s`` is a time, which must be positive.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: the value is not positive, below ``least``, above ``most`` or not in
+            ``choices``.
     """
     for one in fields(values):
         value, least = getattr(values, one.name), one.metadata.get("least")
@@ -73,7 +79,11 @@ def check(values: Any) -> None:
 
 
 def row(one: Field[Any]) -> tuple[str, str, str, str]:
-    """The setting in the table of docs/reference/settings.md: name, variable, default, meaning."""
+    """Return the row of the setting ``one`` in the table of docs/reference/settings.md.
+
+    Returns:
+        the cells (name, environment variable, default, meaning), as Markdown.
+    """
     about: Mapping[str, Any] = one.metadata
     option = f" (`edl run {about['option']}`)" if about["option"] else ""
     assert one.default is not MISSING
@@ -82,6 +92,7 @@ def row(one: Field[Any]) -> tuple[str, str, str, str]:
 
 
 def _shown(default: object) -> str:
+    """Return the default value of a setting as Markdown for the table of settings."""
     if default is None:
         return "none"
     if default in ("", ()):

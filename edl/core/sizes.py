@@ -1,8 +1,9 @@
-"""How many workers a job may have: all rules about its size, in one value.
+"""Decide how many workers a job may have: all rules about its size, in one value.
 
-A job is *planned* for a size that is allowed: from ``min_np`` to ``max_np``, one of ``sizes`` if
-there are any, and a multiple of ``size_step``. A crash asks nobody: the ring goes on with any size
-from ``min_np`` on, and has an allowed one again with its replacements, or without those.
+A switch is *planned* only to an allowed size: from ``min_np`` to ``max_np``, one of ``sizes`` if
+any are given, and a multiple of ``size_step``. A crash is not planned: the ring goes on with any
+size of at least ``min_np``, and returns to an allowed size with its replacements, or by giving up
+surplus workers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from edl.errors import UsageError
 
 @dataclass(frozen=True)
 class Sizes(Record):
-    """The world sizes of one job."""
+    """The world sizes that one job may have."""
 
     min_np: int = setting(
         1,
@@ -46,16 +47,16 @@ class Sizes(Record):
     # --- what is allowed
 
     def allows(self, np: int) -> bool:
-        """Whether the job may be planned for ``np`` workers."""
+        """Return whether the job may be planned for ``np`` workers."""
         within = self.min_np <= np and (self.max_np is None or np <= self.max_np)
         return within and (not self.sizes or np in self.sizes) and np % self.size_step == 0
 
     def enough(self, np: int) -> bool:
-        """Whether ``np`` workers may train; fewer wait for others."""
+        """Return whether ``np`` workers may train; fewer than ``min_np`` wait for others."""
         return np >= self.min_np
 
     def below(self, np: int) -> int | None:
-        """The largest allowed size that is not above ``np``."""
+        """Return the largest allowed size that is at most ``np``, or None if there is none."""
         if self.sizes:
             return max((n for n in self.sizes if n <= np and self.allows(n)), default=None)
         top = np if self.max_np is None else min(np, self.max_np)
@@ -63,7 +64,7 @@ class Sizes(Record):
         return top if self.allows(top) else None
 
     def above(self, np: int) -> int | None:
-        """The smallest allowed size that is not below ``np``."""
+        """Return the smallest allowed size that is at least ``np``, or None if there is none."""
         if self.sizes:
             return min((n for n in self.sizes if n >= np and self.allows(n)), default=None)
         bottom = max(np, self.min_np)
@@ -71,7 +72,10 @@ class Sizes(Record):
         return bottom if self.allows(bottom) else None
 
     def fit(self, np: int) -> int:
-        """The allowed size for ``np`` workers: the next one below, else the smallest there is."""
+        """Return the largest allowed size up to ``np``, or else the smallest allowed size.
+
+        If no size is allowed at all, return ``np``, or ``min_np`` if that is more.
+        """
         below = self.below(np)
         if below is not None:
             return below
@@ -81,25 +85,31 @@ class Sizes(Record):
     # --- more and fewer
 
     def room(self, others: int, np: int, has: int = 0) -> int:
-        """How many of ``np`` workers there may be beside ``others``; at least it ``has``."""
+        """Return how many workers a host may have, so that the job's size is allowed.
+
+        Args:
+            others: the number of workers on other hosts.
+            np: the largest number to return.
+            has: the number that the host has now, which is returned if no larger number is allowed.
+        """
         fitting = (n for n in range(np, has, -1) if self.allows(others + n))
         return next(fitting, has)
 
     def keeps(self, size: int, now: int) -> bool:
-        """Whether a planned change may turn a ring of ``now`` workers into one of ``size``.
+        """Return whether a planned switch from ``now`` to ``size`` workers is allowed.
 
-        One that has too few to train takes whoever comes.
+        A ring with fewer than ``min_np`` workers may grow by any number up to ``min_np``.
         """
         return size == now or self.allows(size) or now < size <= self.min_np
 
     # --- what is refused
 
     def check(self, np: int) -> None:
-        """Refuse a start that contradicts itself.
+        """Raise an error if a job with these sizes cannot start with ``np`` workers.
 
         Raises:
-            UsageError: a number is below 1, min_np is above max_np, no size is allowed at all, or
-                not ``np``.
+            UsageError: a number is below 1, ``min_np`` is above ``max_np``, a size in ``sizes`` is
+                not allowed by the other limits, or ``np`` is not allowed.
         """
         given = (("np", np), ("min-np", self.min_np), ("max-np", self.max_np))
         for name, value in (*given, ("size-step", self.size_step)):
@@ -125,10 +135,10 @@ class Sizes(Record):
             raise UsageError(f"-np is {np}; {self.refusal(np)}")
 
     def check_scale(self, job: str, np: int) -> None:
-        """Refuse a number of workers that the job may not have.
+        """Raise an error if the job named ``job`` may not be scaled to ``np`` workers.
 
         Raises:
-            UsageError: ``np`` is not allowed.
+            UsageError: ``np`` is not allowed; the message says why and what to do.
         """
         if self.allows(np):
             return
@@ -140,7 +150,10 @@ class Sizes(Record):
         raise UsageError(f"cannot scale job {job} to {workers(np)}: {self.refusal(np)}{hint}")
 
     def refusal(self, np: int) -> str:
-        """Why the job may not have ``np`` workers, and how many it may: the nearest."""
+        """Return why the job may not have ``np`` workers, with the nearest allowed sizes.
+
+        ``np`` must not be allowed.
+        """
         if not self.enough(np):
             return f"min_np is {self.min_np}"
         if self.max_np is not None and np > self.max_np:
@@ -151,7 +164,10 @@ class Sizes(Record):
         return f"the job may have {self}; nearest to {np} {be} {nearest}"
 
     def __str__(self) -> str:
-        """ "1 to 4 workers", "1, 2 or 4 workers", "2 to 8 workers in steps of 2"."""
+        """Return the allowed sizes in words.
+
+        Examples: "1 to 4 workers", "1, 2 or 4 workers", "2 to 8 workers in steps of 2".
+        """
         if self.sizes:
             return f"{_one_of(n for n in self.sizes if self.allows(n))} workers"
         most = "any number" if self.max_np is None else str(self.max_np)
@@ -160,6 +176,6 @@ class Sizes(Record):
 
 
 def _one_of(numbers: Iterable[int]) -> str:
-    """ "1, 2 or 4"."""
+    """Return the distinct ``numbers`` in order as a choice, such as "1, 2 or 4"; "no" for none."""
     *most, last = [str(n) for n in sorted(set(numbers))] or ["no"]
     return f"{', '.join(most)} or {last}" if most else last

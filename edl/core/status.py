@@ -1,6 +1,6 @@
-"""How a job stands: the one schema for `edl status`, its JSON, the client, and whoever shows a job.
+"""Define the status of a job: one schema for `edl status`, its JSON, the client and other viewers.
 
-`make docs` generates the table of docs/reference/status-and-events.md from here.
+`make docs` generates the table of docs/reference/status-and-events.md from this module.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edl.core.records import JobState, Reclaim, Snapshot, Stage
 
 @dataclass(frozen=True)
 class MemberStatus(Record):
-    """A worker process of a job."""
+    """The status of one worker process of a job."""
 
     id: Annotated[str, "as `w3`"]
     host: Annotated[str, "its host"]
@@ -29,7 +29,7 @@ class MemberStatus(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus(TrainingStatus):
-    """What its leader says of a job, and what ZooKeeper knows of it."""
+    """The status of a job: what its leader reports, and what ZooKeeper knows of the job."""
 
     job: Annotated[str, "its name"]
     state: Annotated[
@@ -82,7 +82,7 @@ class JobStatus(TrainingStatus):
 
 
 def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
-    """All that is known of a job, as it is in ZooKeeper at that address."""
+    """Return the status of the job in ``snapshot``, read from the address ``zookeeper``."""
     job, generation, leader = snapshot.job, snapshot.generation, snapshot.leader
     alive = {member.id for member in snapshot.members}
     leads = leader is not None and leader.worker in alive
@@ -127,11 +127,16 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
 
 
 def _disabled_slots(snapshot: Snapshot) -> dict[str, str]:
+    """Return the disabled slots of all hosts, as "host:slot", with the reason of each."""
     agents = {f"{h.name}:{slot}": why for h in snapshot.hosts for slot, why in h.disabled.items()}
     return agents | {f"{s.host}:{s.slot}": s.disabled for s in snapshot.slots if s.disabled}
 
 
 def _reason(snapshot: Snapshot) -> str:
+    """Return the reason of the job's state; if no process of the job is alive, return that instead.
+
+    A job that is over, or whose record has a reason, keeps the reason in its record.
+    """
     job = snapshot.job
     if job.state.over or job.reason:
         return job.reason
