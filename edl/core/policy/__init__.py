@@ -1,6 +1,7 @@
-"""What a job wishes: how many workers it should have. One rule a file, all of them pure.
+"""Decide how many workers a job should have, by policies: pure functions, one rule a file.
 
-A rule is given a value (:mod:`edl.core.policy.observation`), what it has noted the last time, and
-the time, and says which size it wants, why, and what it notes. The leader of a live job asks it at
-step boundaries; a simulator under its own time. It reads no clock and keeps nothing to itself.
+A rule is called with a value (:mod:`edl.core.policy.observation`), the state that it returned the
+last time, and the time. It returns the size that it wants, why, and its new state. The leader of a
+live job calls the rule at step boundaries; a simulator calls it under its own time. A rule reads no
+clock and keeps no state in itself.
 """

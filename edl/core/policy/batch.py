@@ -1,14 +1,14 @@
-"""The global batch with the largest goodput, where the job may choose it (Pollux, OSDI 2021).
+"""Choose the global batch with the largest goodput, where a job may choose it (Pollux, OSDI 2021).
 
-A larger batch makes fewer updates of the same samples, and each of them is worth more; how much,
-says the gradient noise scale. It takes less time for a sample: a step has costs that do not grow
-with it, and reducing is one of them. Goodput is the product, so a job takes the batch at which it
-is largest: a small one while the gradients have little noise, as at the beginning, a larger one
-later, and a larger one with more workers.
+With a larger batch the same samples make fewer updates, and each update is worth more; how much
+more follows from the gradient noise scale. A larger batch takes less time for each sample, because
+a step has costs, such as the reduction, that do not grow with the batch. Goodput is the product of
+both, so a job takes the batch with the largest goodput: a small one while the gradients have little
+noise, as at the beginning; a larger one later, and a larger one with more workers.
 
-Nothing is tried that is more than twice the largest batch of a worker that was measured, for the
-model of the step time knows nothing there. With one batch measured it does not know what a step
-costs without samples either, so twice that batch is tried once.
+No batch is tried that gives a worker more than twice the largest batch that was measured, because
+the model of the step time knows nothing there. If only one batch was measured, the model does not
+know the cost of a step without samples either, so twice that batch is tried once.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ ENOUGH_STEPS = 10  # with a batch, to know what it trains
 
 
 class Choice(NamedTuple):
-    """The global batch that is to be, in samples, and why; 0: as it is."""
+    """The global batch to use next, in samples (0: the present one stays), and the reason."""
 
     batch: int
     reason: str
 
 
 def best_batch(now: Observation, size: int) -> tuple[int, float]:
-    """The global batch of so many workers with the largest goodput, of those that may be.
+    """Return the best global batch of ``size`` workers, in samples, and its goodput.
 
-    And that goodput: samples a second, each as much as one in the job's first global batch is
-    worth. ``now`` has a model, and knows how large its batches are.
+    The best batch is the allowed one with the largest goodput.
+
+    The goodput is in samples a second, where each sample counts as much as one in the job's first
+    global batch. ``now`` must have a model and a ``batching``.
     """
     assert now.batching is not None
     batches = [now.batching.of_all(size)]
@@ -48,9 +50,11 @@ def best_batch(now: Observation, size: int) -> tuple[int, float]:
 
 
 def choose(now: Observation) -> Choice:
-    """The global batch for the workers that train now; the present one, unless another is better.
+    """Return the global batch to use next with the present workers, and why.
 
-    ``now.batching`` leaves the choice to the job.
+    Another batch is chosen only if its goodput is better. The present batch also stays while
+    workers change, while its steps or the noise scale are not measured, and if the gain is below
+    :data:`LEAST_GAIN`. ``now.batching`` must leave the choice to the job.
     """
     assert now.batching is not None
     mine = now.batching.of_all(now.np)
@@ -82,6 +86,10 @@ def choose(now: Observation) -> Choice:
 
 
 def _goodputs(now: Observation, size: int, batches: Sequence[int]) -> list[float]:
+    """Return the goodput of ``size`` workers with each of the global ``batches``.
+
+    Goodput is in samples a second; each batch is in samples.
+    """
     assert now.model is not None
     steps = [batch * now.step_batches for batch in batches]  # samples of each
     rates = now.model.with_batches(size, [samples / size for samples in steps])
@@ -90,6 +98,10 @@ def _goodputs(now: Observation, size: int, batches: Sequence[int]) -> list[float
 
 
 def _candidates(now: Observation, batching: Batching, size: int) -> list[int]:
+    """Return the global batches to compare for ``size`` workers: the allowed range in equal ratios.
+
+    No candidate gives a worker more than :data:`BEYOND` times the largest batch that was measured.
+    """
     least, most = (max(size, one) for one in batching.batch_range)
     known = max([batching.of_all(now.np) * now.step_batches / now.np, *now.batches_seen])
     most = max(least, min(most, round(BEYOND * known * size / now.step_batches)))

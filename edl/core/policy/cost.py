@@ -1,6 +1,7 @@
-"""As many workers as their price is worth.
+"""Choose as many workers as are worth their price.
 
-With R_k samples a second of k workers, the time and the cost of the whole training are
+With R_k the throughput of k workers in samples a second, the time and the cost of the whole
+training are
 
     T_k = elapsed + left / R_k        C_k = price * (worker time so far + k * left / R_k)
 
@@ -8,8 +9,8 @@ and k + d workers pay when the utility U of the time grows by more than the cost
 
     U(T_(k+d)) - U(T_k)  >  C_(k+d) - C_k        (AutoScaling, MLSys 2020)
 
-A utility is a curve that falls with the time. A deadline and a highest cost say the same in words
-that people have: as few workers as meet the deadline, and no more than the money allows.
+A utility is a curve that falls with the time. Instead of a utility, a job can have a deadline and a
+highest cost: then the rule chooses as few workers as meet the deadline, within the highest cost.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ UNKNOWN_END = (
 
 @dataclass(frozen=True)
 class Cost(HillClimbing):
-    """Rule ``cost``. Times in seconds, money in the currency of ``price``."""
+    """The rule ``cost``, which adds workers while they pay.
+
+    Times are in seconds, money is in the currency of ``price``.
+    """
 
     price: float = setting(0.0, "of a worker for an hour", least=0.0)
     deadline_s: float | None = setting(None, "when the training shall have ended")
@@ -40,12 +44,22 @@ class Cost(HillClimbing):
     )
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """See :class:`edl.core.policy.observation.Rule`. Without an end no size is changed."""
+        """Return the wanted size, why, and the new state.
+
+        See :class:`edl.core.policy.observation.Rule`. The size does not change while the number of
+        samples left to train is unknown.
+        """
         if now.left is None:
             return Suggestion(now.np, f"stays at {now.np}: {UNKNOWN_END}", state)
         return super().__call__(now, state, now_s)
 
     def compare(self, now: Observation, fewer: int, more: int) -> Comparison:
+        """Return whether ``more`` workers in place of ``fewer`` pay.
+
+        With a utility they pay if it grows by more than the cost. Without a utility, more workers
+        pay if the deadline would be missed or there is none, the training would end earlier, and
+        its cost stays within ``max_cost``.
+        """
         if now.left is None:
             return Comparison(fewer, more, False, UNKNOWN_END)
         ends, costs = self.forecast(now, more)
@@ -67,7 +81,12 @@ class Cost(HillClimbing):
         return Comparison(fewer, more, late and affordable and ends < ended, why)
 
     def forecast(self, now: Observation, np: int) -> tuple[float, float]:
-        """When the training ends with ``np`` workers from now on, in seconds, and its cost."""
+        """Return the end and the cost of the training if ``np`` workers train from now on.
+
+        Returns:
+            the end in seconds since training began, and the whole cost in the currency of
+            ``price``.
+        """
         assert now.left is not None
         rate = now.seen[np].samples_per_s
         rest_s = now.left / rate if rate > 0 else float("inf")
@@ -75,7 +94,11 @@ class Cost(HillClimbing):
 
 
 def worth(curve: Sequence[tuple[float, float]], at_s: float) -> float:
-    """The value at ``at_s`` of lines through points (seconds, value); the last is prolonged."""
+    """Return the value that a utility curve has at the time ``at_s``.
+
+    The curve is made of straight lines through points (seconds, value). Before the first point its
+    value is that of this point; the last line goes on beyond the last point.
+    """
     points = sorted(curve)
     if at_s <= points[0][0] or len(points) == 1:
         return points[0][1]
@@ -86,7 +109,7 @@ def worth(curve: Sequence[tuple[float, float]], at_s: float) -> float:
 
 
 def span(seconds: float) -> str:
-    """ "45 s", "12 min", "2.5 h"."""
+    """Return a duration for people: "45 s", "12 min", "2.5 h"."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 2 * HOUR_S else f"{seconds / HOUR_S:.1f} h"

@@ -1,4 +1,4 @@
-"""A rule of one's own, named as ``module:function``: which it is, and what of its answer counts."""
+"""Name a custom rule as ``module:function``, and check what the function returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 @dataclass(frozen=True)
 class CustomRule:
-    """``function(observation, state, now_s)`` of ``module``; it returns size, reason and state."""
+    """A rule that the user has written: ``function(observation, state, now_s)`` of ``module``.
+
+    The function returns a size, a reason and a state.
+    """
 
     module: str = ""
     function: str = ""
@@ -28,16 +31,16 @@ class CustomRule:
 
 
 def named(text: str) -> tuple[str, str] | None:
-    """Module and function; None: ``text`` names none."""
+    """Return the module and the function that ``text`` names as ``module:function``, or None."""
     match = _NAME.fullmatch(text)
     return None if match is None else (match[1], match[2])
 
 
 def suggestion(answer: Any, rule: CustomRule) -> Suggestion:
-    """The answer of a rule of one's own.
+    """Return the ``answer`` of a custom ``rule`` as a suggestion, after checking it.
 
     Raises:
-        UsageError: it is no size, reason and state.
+        UsageError: ``answer`` is not a tuple of a size above 0, a text, and a dict of JSON values.
     """
     if not isinstance(answer, tuple) or len(answer) != 3:
         raise UsageError(

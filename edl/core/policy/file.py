@@ -1,12 +1,12 @@
-"""A policy as people write it: TOML, one table for each thing that it decides.
+"""Read a policy file, which is TOML with one table for each thing that the policy decides.
 
-::
+Example::
 
     [size]
     rule = "throughput"
     threshold = 0.1
 
-Whatever cannot be is refused in one sentence that names the line.
+A file with an error is refused with one sentence that names the line.
 """
 
 from __future__ import annotations
@@ -42,16 +42,18 @@ HOLD_S = 1800.0
 
 @dataclass(frozen=True)
 class Policy:
-    """What was written. ``text``: as it was, for whoever reads it later.
+    """A parsed policy file.
 
     Attributes:
-        size: the rule for the number of workers; None: people say it.
-        hold_s: for how long it leaves a size alone that a person has asked for.
-        data_wait: the part of a step that may go by waiting for data; above it the job does not
-            grow. None: any.
+        text: the text of the file, for processes that read it later.
+        size: the rule for the number of workers; None: only people change this number.
+        hold_s: how long the rule leaves a size alone that a person has asked for, in seconds.
         stragglers: what is done about slow workers; None: nothing.
-        batch: how large the batches are; None, or a batch_size of 0: as the script says.
-        learning_rate: what the optimizers follow; None: what the script says.
+        data_wait: the part of a step that workers may spend waiting for data; above it the job does
+            not grow. None: any part.
+        batch: how large the batches are; None, or a ``batch_size`` of 0: as the script says.
+        learning_rate: the schedule and scaling that the optimizers follow; None: as the script
+            says.
     """
 
     text: str
@@ -64,27 +66,27 @@ class Policy:
 
     @property
     def needs_noise(self) -> bool:
-        """It weighs how much a larger batch is worth."""
+        """Whether the size rule uses the gradient noise scale, which then has to be measured."""
         return isinstance(self.size, Goodput)
 
     @property
     def of_script(self) -> tuple[Batching | None, LearningRate | None]:
-        """What scripts follow from their beginning, so no later policy may change it."""
+        """The parts that a script follows from its beginning, which no later policy may change."""
         return self.batch, self.learning_rate
 
     @property
     def needs_times(self) -> str:
-        """What of it counts only where the workers' times are known."""
+        """The parts of this policy that need the workers' step times, as a text; empty for none."""
         needing = {"[stragglers]": self.stragglers, "data_wait": self.data_wait}
         return " and ".join(name for name, value in needing.items() if value is not None)
 
 
 def parse(text: str, source: str) -> Policy:
-    """The policy in ``text``, which is from ``source``, a file.
+    """Return the policy in ``text``; ``source`` is the name of its file, for messages.
 
     Raises:
-        UsageError: it is no TOML; a table, a rule or a key that does not exist; a value that
-            cannot be, or one that needs another.
+        UsageError: the text is no TOML, or has a table, a rule or a key that does not exist, or a
+            value that is not allowed or needs another value.
     """
     lines = Lines(text, source)
     tables = _tables(text, source, lines)
@@ -106,7 +108,7 @@ def _tables(text: str, source: str, lines: Lines) -> dict[str, dict[str, Any]]:
     """Return the tables of a policy file by name, each with its keys and values as written.
 
     Raises:
-        UsageError: the text is no TOML, has no table, or has a name that is no table of a policy.
+        UsageError: the text is no TOML, has no table, or has a table that policies do not know.
     """
     try:
         tables = tomllib.loads(text)
@@ -124,7 +126,7 @@ def _tables(text: str, source: str, lines: Lines) -> dict[str, dict[str, Any]]:
 
 
 def _with_size(policy: Policy, given: Mapping[str, Any], source: str, lines: Lines) -> Policy:
-    """Return ``policy`` with the rule, hold and limit of data_wait that table [size] sets."""
+    """Return ``policy`` with the rule, hold and limit of data_wait that the table [size] sets."""
     policy = replace(policy, size=_size(given, source, lines))
     if "hold" in given:
         policy = replace(policy, hold_s=time_of(given["hold"], "size", "hold", lines))
@@ -134,7 +136,14 @@ def _with_size(policy: Policy, given: Mapping[str, Any], source: str, lines: Lin
 
 
 def _batch(given: Mapping[str, Any], lines: Lines) -> Batching:
-    """What the table asks for, by the names that edl's loaders have for it."""
+    """Return the batching that the table [batch] asks for.
+
+    The keys of the table are the arguments of edl's loaders. If the table sets neither
+    ``batch_size`` nor ``global_batch``, the result has a batch_size of 0.
+
+    Raises:
+        UsageError: the table is empty, or has an unknown key or a value that is not allowed.
+    """
     for key in given:
         if key not in NAMES:
             raise lines.error("batch", key, f"table [batch] has no {key!r}{near(key, NAMES)}")
@@ -150,7 +159,11 @@ def _batch(given: Mapping[str, Any], lines: Lines) -> Batching:
 
 
 def _size(given: Mapping[str, Any], source: str, lines: Lines) -> Rule | CustomRule:
-    """The rule in the table."""
+    """Return the rule that the table [size] names, with its settings.
+
+    Raises:
+        UsageError: no rule is named, the rule is unknown, or a setting is wrong.
+    """
     if "rule" not in given:
         raise UsageError(f"{source} names no rule; {RULE_NEEDED}")
     name = str(given["rule"])
@@ -172,10 +185,10 @@ RULE_NEEDED = f'write [size] and below it rule = "throughput", or one of {", ".j
 
 
 def check_sizes(policy: Policy, sizes: Sizes, source: str) -> None:
-    """Refuse a policy that cannot reach any other size that the job may have.
+    """Raise an error if a policy that chooses the job's size has no other size to choose.
 
     Raises:
-        UsageError: there is only one size, or none within reach.
+        UsageError: the policy has a size rule, and ``sizes`` allow only one size.
     """
     if policy.size is None:
         return
@@ -188,10 +201,12 @@ def check_sizes(policy: Policy, sizes: Sizes, source: str) -> None:
 
 
 def check_change(before: Policy, after: Policy, source: str) -> None:
-    """Refuse a policy for a running job whose scripts would have to begin anew to follow it.
+    """Raise an error if a running job cannot change from the policy ``before`` to ``after``.
+
+    Its scripts would have to start anew to follow another table [batch] or [learning_rate].
 
     Raises:
-        UsageError: it is such a one.
+        UsageError: one of these tables differs.
     """
     if before.of_script != after.of_script:
         raise UsageError(
@@ -202,6 +217,11 @@ def check_change(before: Policy, after: Policy, source: str) -> None:
 
 
 def _part(value: Any, key: str, lines: Lines) -> float:
+    """Return ``value`` as a number above 0 and up to 1.
+
+    Raises:
+        UsageError: ``value`` is not such a number.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
         what = "it must be a part, above 0 and up to 1"
         raise lines.error("size", key, f"{key} is {value!r}; {what}")
@@ -209,6 +229,12 @@ def _part(value: Any, key: str, lines: Lines) -> float:
 
 
 def _check_cost(rule: Cost, given: Mapping[str, Any], lines: Lines) -> None:
+    """Raise an error if the settings of rule ``cost`` do not say what is wanted, or contradict.
+
+    Raises:
+        UsageError: a deadline, a highest cost and a utility are all missing; a utility is given
+            with one of the others; or the price of a worker is missing.
+    """
     aims = [key for key in ("deadline", "max_cost", "utility") if key in given]
     if not aims:
         key, why = (

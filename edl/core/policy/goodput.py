@@ -1,11 +1,12 @@
-"""The size with the largest goodput: throughput times statistical efficiency (Pollux, OSDI 2021).
+"""Choose the size with the largest goodput: throughput times statistical efficiency.
 
-The throughput of sizes that were never tried comes from a model of the step time
-(:mod:`edl.core.policy.step_time`). How much a sample is worth in a larger batch, its statistical
-efficiency, follows from the gradient noise scale (:mod:`edl.core.step.noise_scale`), which is
-measured while this rule is followed; it is 1 until then. A change is worth it for 5 % more, and
-only if what is left to train repays what the change costs. Nothing is tried that is more than twice
-the largest size that was measured, for the model knows nothing there.
+The rule is that of Pollux (OSDI 2021). The throughput of sizes that were never tried comes from a
+model of the step time (:mod:`edl.core.policy.step_time`). The statistical efficiency, which is how
+much a sample is worth in a larger batch, follows from the gradient noise scale
+(:mod:`edl.core.step.noise_scale`), which is measured while this rule is followed; until then the
+efficiency is 1. A change has to gain at least 5 %, and what is left to train has to repay the cost
+of the change. No size above twice the largest measured one is tried, because the model knows
+nothing there.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ BEYOND = 2  # times the largest size that was measured
 
 @dataclass(frozen=True)
 class Goodput:
-    """Rule ``goodput``. Times in seconds."""
+    """The rule ``goodput``: choose the size with the largest goodput. Times are in seconds."""
 
     least_gain: float = setting(0.05, "of goodput: for less nothing is changed", least=0.0)
     every_s: float = setting(30.0, "between two decisions")
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """What is wanted, by ``now.model``."""
+        """Return the size with the largest goodput by ``now.model``, why, and the new state.
+
+        See :class:`edl.core.policy.observation.Rule`. The size does not change without a model,
+        while a change is under way, or within ``every_s`` of the last decision.
+        """
         if now.awaits:
             return Suggestion(now.np, f"stays at {now.np}: the last change is under way", state)
         if now.model is None:
@@ -43,9 +48,10 @@ class Goodput:
         return Suggestion(np, why, {"asked_s": now_s, "np": now.np, "why": stays})
 
     def table(self, now: Observation) -> dict[int, float]:
-        """The goodput of each size that may be taken now; empty without a model.
+        """Return the goodput of each size that the rule may choose now; empty without a model.
 
-        In samples a second of the job's first global batch, which later ones are compared with.
+        Goodput is in samples a second, where each sample counts as much as one in the job's first
+        global batch.
         """
         if now.model is None:
             return {}
@@ -55,11 +61,20 @@ class Goodput:
         return {np: now.model.throughput(np) * each for np, each in worth.items()}
 
     def _sizes(self, now: Observation) -> list[int]:
+        """Return the sizes to compare: the present one, and allowed ones that have room.
+
+        None of them exceeds :data:`BEYOND` times the largest size that was measured.
+        """
         most = min(now.most, BEYOND * max([now.np, *now.seen]))
         sizes = [np for np in range(now.least, most + 1) if now.sizes.allows(np)]
         return sorted({*sizes, now.np})
 
     def _choice(self, now: Observation, table: Mapping[int, float]) -> tuple[int, str]:
+        """Return the size to take, and why, given the goodput of each size in ``table``.
+
+        The present size stays if the gain is below ``least_gain`` or does not repay the cost of the
+        change; a smaller size is taken if its goodput is the same within :data:`ALIKE`.
+        """
         mine = table[now.np]
         best = max(table, key=lambda np: (table[np], -np))
         gain = table[best] / mine - 1.0 if mine > 0 else float("inf")

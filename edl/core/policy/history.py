@@ -1,4 +1,4 @@
-"""The sizes that a job has had, and what it has trained meanwhile: from its event log."""
+"""Read from a job's event log which sizes the job has had, and what it trained with each."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from edl.core.events import (
 
 @dataclass(frozen=True)
 class Span:
-    """A time in which a job had one size.
+    """A period in which a job had one size.
 
     Attributes:
-        from_s, to_s: in seconds since the first event.
-        samples_per_s: at its end, or at the last decision in it; None: nobody has said it.
+        from_s: when the period began, in seconds since the first event.
+        to_s: when the period ended, in seconds since the first event.
+        np: the number of workers.
+        samples_per_s: the throughput at the end of the period, or at the last decision in it; None:
+            no event says it.
     """
 
     from_s: float
@@ -32,7 +35,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that was decided: by a ``policy``, a ``person``, or what the event says."""
+    """A decision in a job's history.
+
+    Attributes:
+        at_s: when it was made, in seconds since the first event.
+        by: what made it: ``policy``, ``person``, ``straggler``, or another value of the event.
+        reason: the reason in the event.
+    """
 
     at_s: float
     by: str
@@ -41,7 +50,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class History:
-    """What there was of a job, in order."""
+    """The sizes of a job and the decisions about it, each in order of time."""
 
     job: str
     spans: tuple[Span, ...]
@@ -49,7 +58,10 @@ class History:
 
 
 def history(job: str, events: Sequence[Event]) -> History:
-    """That of ``events``, which are in order; without any it is empty."""
+    """Return the history of ``job`` that its ``events`` tell, which are in order of time.
+
+    Without events the history is empty.
+    """
     if not events:
         return History(job, (), ())
     first_s, last_s = events[0].time, events[-1].time
@@ -71,7 +83,10 @@ def history(job: str, events: Sequence[Event]) -> History:
 
 
 def _rate(span: Span, events: Sequence[Event], first_s: float) -> float | None:
-    """What was said last of the throughput within a span."""
+    """Return the last throughput that ``events`` report within ``span``, or None.
+
+    The throughput is in samples a second; ``first_s`` is the time of the first event.
+    """
     said = None
     for event in events:
         at_s, details = event.time - first_s, event.details
@@ -83,6 +98,7 @@ def _rate(span: Span, events: Sequence[Event], first_s: float) -> float | None:
 
 
 def _mark(event: Event, first_s: float) -> Mark | None:
+    """Return the mark of an event about a new size or a straggler, or None for another event."""
     details = event.details
     if isinstance(details, DesiredDetails):
         return Mark(event.time - first_s, details.by, event.reason)

@@ -1,4 +1,4 @@
-"""What a job wishes now: its rule's answer, within what people and hosts allow."""
+"""Decide the size that a job wants: the answer of its rule, within what people and hosts allow."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ def decide_size(
     held_s: float = 0.0,
     data_wait: float | None = None,
 ) -> Suggestion:
-    """The size that the job wishes, one that it may have and there is room for.
+    """Return the size that the job wants, which is an allowed size and has room on the hosts.
 
     Args:
-        held_s: for how long a person's word still counts, who has asked for this size.
-        data_wait: the part of a step that may go by waiting for data; above it no worker more is
-            wished, for the data would be waited for as before. None: any.
+        rule: the size rule of the job's policy.
+        now: the job as it is now.
+        state: the state that the rule returned the last time.
+        now_s: the time, in seconds since training began.
+        held_s: for how many seconds the present size is still kept because a person asked for it; 0
+            if it is not kept.
+        data_wait: the part of a step that workers may spend waiting for data. Above it the job does
+            not grow, because more workers would wait for data as well. None: any part.
     """
     if held_s > 0:
         why = f"stays at {now.np}: a person has asked for {workers(now.np)}, which counts for "
