@@ -1,15 +1,21 @@
-"""Find a size by trying: up while each change pays, down while it does not.
+"""Find a size by trying: more workers while each change pays, fewer while it does not.
 
-AutoScaling's walk (Or, Zhang, Freedman, MLSys 2020; autoscaling/schedule_callback.py): of all sizes
-that were measured, each next larger one either *pays* or does not. While all do, a larger one is
-tried; while none of the smallest few does, a smaller one; else the answer is the last size that is
-worth its workers, once the next one is known well enough to say so. What pays is the rule's:
-throughput (:mod:`edl.core.policy.throughput`) or cost (:mod:`edl.core.policy.cost`).
+The search is that of AutoScaling (Or, Zhang, Freedman, MLSys 2020;
+autoscaling/schedule_callback.py). Of all sizes that were measured, each next larger one either
+*pays* or does not:
 
-Measurements age. When a size has stood for ``settled_s``, the search begins again: larger sizes are
-measured anew as far as they pay, and so is the next smaller one before a size stands again. It
-stands for twice as long after each search, up to LONGEST times ``settled_s``: a search costs some
-changes of the ring, and measurements are noisy.
+1. While all pay, a larger size is tried.
+2. While one of the smallest few does not pay, a smaller size is tried.
+3. Else the answer is the largest size up to which all pay, once the next larger one is measured
+   well enough to say that it does not pay.
+
+The rule decides what pays: throughput (:mod:`edl.core.policy.throughput`) or cost
+(:mod:`edl.core.policy.cost`).
+
+Measurements age. When a size has been kept for ``settled_s``, the search begins again: larger sizes
+are measured anew as far as they pay, and so is the next smaller size before a size is kept again.
+After each search a size is kept twice as long, up to :data:`LONGEST` times ``settled_s``, because a
+search costs some changes of the ring, and measurements are noisy.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ LONGEST = 8  # times ``settled_s``, that a size stands before the search begins 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Whether ``more`` workers in the place of ``fewer`` pay, and the clause that says it."""
+    """A comparison of two sizes: whether ``more`` workers in place of ``fewer`` pay, and why."""
 
     fewer: int
     more: int
@@ -37,7 +43,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class HillClimbing:
-    """The walk; a subclass says what pays."""
+    """A size rule that searches by trying; a subclass decides what pays (:meth:`compare`)."""
 
     every_steps: int = setting(10, "steps between two decisions", least=1)
     add: int = setting(1, "workers more, or fewer, that are tried at once", least=1)
@@ -55,13 +61,14 @@ class HillClimbing:
 
     @abstractmethod
     def compare(self, now: Observation, fewer: int, more: int) -> Comparison:
-        """Whether ``more`` workers pay; both sizes were measured."""
+        """Return whether ``more`` workers in place of ``fewer`` pay; both were measured."""
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """See :class:`edl.core.policy.observation.Rule`.
+        """Return the wanted size, why, and the new state.
 
-        Notes the step of its last decision, when it found the size, when the present search began
-        (``since_s``), and how many ``searches`` have ended.
+        See :class:`edl.core.policy.observation.Rule`. The state holds the step of the last
+        decision, when the size was found, when the present search began (``since_s``), and how many
+        ``searches`` have ended.
         """
         asked_at = int(state.get("steps", 0)) if state.get("np") == now.np else 0
         if now.awaits:
@@ -84,20 +91,20 @@ class HillClimbing:
         return Suggestion(np, why, noted)
 
     def stands_s(self, searches: int) -> float:
-        """Return for how many seconds the size stands that the last of so many searches found."""
+        """Return for how many seconds the size is kept that search number ``searches`` found."""
         return self.settled_s * min(LONGEST, 1 << (searches - 1))
 
     def table(self, now: Observation) -> list[Comparison]:
-        """What it decides from: each size that was measured, and the next larger one."""
+        """Return the comparison of each measured size with the next larger one, in order."""
         return [self.compare(now, fewer, more) for fewer, more in pairwise(sorted(now.seen))]
 
     def _choice(self, now: Observation, since_s: float) -> tuple[int, str, bool]:
         """Choose the next size from what was measured.
 
-        Larger sizes that were measured before ``since_s``, the begin of this search, do not count.
+        Larger sizes that were measured before ``since_s``, when this search began, do not count.
 
         Returns:
-            The size, the reason, and whether it is found: nothing is left to be tried.
+            the size, the reason, and whether the search has ended, with nothing left to be tried.
         """
         old = {np for np, one in now.seen.items() if one.at_s < since_s and np != now.np}
         newer = {np: one for np, one in now.seen.items() if np < now.np or np not in old}
@@ -108,7 +115,11 @@ class HillClimbing:
         return np, why, found
 
     def _search(self, now: Observation) -> tuple[int, str, bool]:
-        """Choose the next size as AutoScaling does; see :meth:`_choice`."""
+        """Choose the next size as AutoScaling does, from all of ``now.seen``.
+
+        Returns:
+            the size, the reason, and whether the search has ended (see :meth:`_choice`).
+        """
         verdicts, known = self.table(now), sorted(now.seen)
         if not verdicts:
             return self._first(now, known[0])
@@ -127,13 +138,18 @@ class HillClimbing:
         return self._settled(now, failed)
 
     def _first(self, now: Observation, np: int) -> tuple[int, str, bool]:
-        """Only one size is known."""
+        """Choose a size to try beside ``np``, the only measured size (see :meth:`_choice`)."""
         another = self._above(now, np) or self._below(now, np)
         if another is None:
             return np, f"stays at {np}: the job may have no other number of workers", True
         return another, f"tries {another}: only {np} {_have(np)} been measured", False
 
     def _settled(self, now: Observation, failed: Comparison) -> tuple[int, str, bool]:
+        """Choose the smaller size of ``failed``, the comparison that does not pay.
+
+        If the larger size was measured in too few steps, choose that one to measure it longer. See
+        :meth:`_choice` for the result.
+        """
         steps = now.seen[failed.more].steps
         if steps < self.staying_steps and failed.more <= now.most:
             doing = "stays at" if now.np == failed.more else "goes to"
@@ -146,13 +162,14 @@ class HillClimbing:
         return failed.fewer, f"{doing} {failed.fewer}: {failed.why}", True
 
     def _above(self, now: Observation, np: int) -> int | None:
-        """The size to try above ``np``; None: there is none, or no room for it."""
+        """Return the size to try above ``np``; None if no size is allowed there or has room."""
         larger = now.sizes.above(np + self.add)
         if larger is None or larger > now.most:
             larger = now.sizes.below(min(np + self.add, now.most))
         return larger if larger is not None and larger > np else None
 
     def _below(self, now: Observation, np: int) -> int | None:
+        """Return the size to try below ``np``; None if no size is allowed there."""
         smaller = now.sizes.below(np - self.add)
         if smaller is None:
             smaller = now.sizes.above(now.least)

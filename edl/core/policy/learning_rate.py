@@ -1,4 +1,4 @@
-"""Table [learning_rate] of a policy: a schedule in samples, and how the rate follows the batch."""
+"""Read the table [learning_rate] of a policy: a schedule by samples, and a scaling by batch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ OF_SCALING = ("scaling", "batch", "ramp")
 
 @dataclass(frozen=True)
 class LearningRate:
-    """What an optimizer of the job follows.
+    """The learning rate that a policy sets for the optimizers of a job.
 
     Attributes:
-        schedule: None: the rate that the script has given it.
-        scaling: None: the rate does not follow the global batch.
+        schedule: the learning rate by trained samples; None: the rate that the script sets.
+        scaling: how the rate follows the global batch; None: it does not.
     """
 
     schedule: Schedule | None
@@ -36,10 +36,11 @@ class LearningRate:
 
 
 def learning_rate(given: Mapping[str, Any], lines: Lines) -> LearningRate:
-    """What the table asks for.
+    """Return the learning rate that the table ``given`` asks for.
 
     Raises:
-        UsageError: it asks for nothing, or for what cannot be.
+        UsageError: the table has neither schedule nor scaling, or a key or value that is not
+            allowed.
     """
     if "schedule" not in given and "scaling" not in given:
         raise lines.error(
@@ -52,6 +53,11 @@ def learning_rate(given: Mapping[str, Any], lines: Lines) -> LearningRate:
 
 
 def _schedule(given: Mapping[str, Any], lines: Lines) -> Schedule | None:
+    """Return the schedule in the table [learning_rate], or None if the table names none.
+
+    Raises:
+        UsageError: the schedule is unknown, or has a wrong, unknown or missing setting.
+    """
     own = {key: value for key, value in given.items() if key not in OF_SCALING}
     if "schedule" not in own:
         for key in own:
@@ -78,6 +84,11 @@ def _schedule(given: Mapping[str, Any], lines: Lines) -> Schedule | None:
 
 
 def _scaling(given: Mapping[str, Any], lines: Lines) -> Scaling | None:
+    """Return the scaling in the table [learning_rate], or None if the table names none.
+
+    Raises:
+        UsageError: the scaling is unknown, or has a wrong or missing setting.
+    """
     own = {key: given[key] for key in OF_SCALING if key in given}
     if "scaling" not in own:
         for key in own:
@@ -99,6 +110,7 @@ def _scaling(given: Mapping[str, Any], lines: Lines) -> Scaling | None:
 
 
 def _made(kind: type[Any], values: Mapping[str, Any], key: str, lines: Lines) -> Any:
+    """Return an object of ``kind`` with these ``values``; name the line of ``key`` in an error."""
     try:
         return kind(**values)
     except UsageError as error:
@@ -106,4 +118,5 @@ def _made(kind: type[Any], values: Mapping[str, Any], key: str, lines: Lines) ->
 
 
 def _is_number(value: Any) -> bool:
+    """Return whether ``value`` is an integer or a float; a boolean is neither."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

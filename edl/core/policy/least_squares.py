@@ -26,9 +26,10 @@ def least_squares(
     The search is deterministic and has no bounds; it finds a local minimum.
 
     Args:
-        errors: gives the errors for parameters.
+        errors: a function that returns the vector of errors for given parameters.
         start: the parameters to begin with.
-        derivatives: gives the matrix of each error (row) by each parameter (column).
+        derivatives: a function that returns the derivatives of each error (row) by each parameter
+            (column).
         rounds: the largest number of steps of the search, above 0.
         tolerance: the search ends with the first step that lowers the sum by less than this.
     """

@@ -1,14 +1,15 @@
-"""A parabola of the loss along an update, and how far it can be trusted.
+"""Fit a parabola to the loss along an update, and judge how far it can be trusted.
 
-An update moves the parameters by ``-lr d``, d being what the optimizer has made of the gradient.
+An update moves the parameters by ``-lr d``, where d is what the optimizer has made of the gradient.
 With the learning rate ``(1 + e) lr`` it would have moved them by ``-(1 + e) lr d``, so
 
     loss(e) = a0 + a1 e + a2 e^2
 
-is a model of the loss by the learning rate, around the one that the update had. It is fitted by
-least squares to the losses at some :func:`points`, in batches that the update has not been computed
-from. The coefficients are linear in the losses, so the parabola of the mean losses is the one with
-the mean coefficients. What it says is cut to the points: the model knows nothing beyond them.
+is a model of the loss as a function of the learning rate, around the rate of the update. The model
+is fitted by least squares to the losses at some :func:`points`, in batches from which the update
+was not computed. The coefficients are linear in the losses, so the parabola of the mean losses has
+the mean coefficients. Results are limited to the range of the points, because the model knows
+nothing beyond them.
 """
 
 from __future__ import annotations
@@ -29,16 +30,23 @@ Curve = tuple[float, ...]  # losses at some points e, in a batch or as a mean ov
 
 
 def points(reach: float) -> tuple[float, ...]:
-    """Where the loss is measured: without the update, with half of it, with it, and ``reach``-fold.
+    """Return the points e at which the loss is measured, in units of the learning rate.
 
-    As e, in units of the learning rate.
+    The points stand for no update, half of the update, the update, and ``reach`` times the update.
     """
     return (-1.0, -0.5, 0.0, reach - 1.0)
 
 
 @dataclass(frozen=True)
 class Parabola:
-    """a0 + a1 e + a2 e^2; ``r2``: the part of the losses' variance that it explains."""
+    """A parabola of the loss, a0 + a1 e + a2 e^2.
+
+    Attributes:
+        a0: the constant coefficient, the loss with the update as it was made.
+        a1: the linear coefficient.
+        a2: the quadratic coefficient.
+        r2: the part of the losses' variance that the parabola explains.
+    """
 
     a0: float
     a1: float
@@ -46,11 +54,11 @@ class Parabola:
     r2: float
 
     def minimum(self, high: float) -> float | None:
-        """The factor of the learning rate at which it is least: 1 + e*, e* = -a1 / (2 a2).
+        """Return the factor of the learning rate with the least loss: 1 + e*, e* = -a1 / (2 a2).
 
-        Where it curves down (a2 is 0 or less), infinite if it falls all the way from no update to
-        one with ``high`` times the learning rate, 0 if it rises all the way; None if it does
-        neither.
+        If the parabola curves down (a2 is 0 or less), return infinity if the loss falls all the way
+        from no update to an update with ``high`` times the learning rate, 0 if it rises all the
+        way, and None if it does neither.
         """
         if self.a2 > 0:
             return 1.0 - self.a1 / (2.0 * self.a2)
@@ -61,9 +69,13 @@ class Parabola:
 
 
 def fitted(at: Sequence[float], losses: Sequence[float]) -> Parabola:
-    """The parabola of least squares through (e, loss), of which there are at least 3.
+    """Return the least-squares parabola through at least 3 points (e, loss).
 
-    Of losses that are all equal ``r2`` is 0: they say nothing.
+    If all losses are equal, ``r2`` is 0, because such losses say nothing.
+
+    Args:
+        at: the points e.
+        losses: the loss at each point.
     """
     powers = np.vander(np.asarray(at, dtype=np.float64), 3, increasing=True)
     size = max(map(abs, losses)) or 1.0  # squares of large losses would overflow
@@ -77,15 +89,16 @@ def fitted(at: Sequence[float], losses: Sequence[float]) -> Parabola:
 
 
 def highest_that_holds(least: float, high: float) -> float:
-    """While exploring: the factor towards a rate that is as high as the loss does not grow.
+    """Return the factor towards the highest learning rate at which the loss does not grow.
 
-    Above twice the minimising rate it grows: a parabola comes back to where no update would have
-    left it. With half of the minimising one it falls 3/4 as far as it can, and more would be too
-    much for the momentum that builds up after the change. Between the two the rate stays.
+    This is used while exploring. Above twice the minimising rate the loss grows: a parabola comes
+    back to the loss without an update. With half of the minimising rate the loss falls 3/4 as far
+    as it can, and a higher rate would be too much for the momentum that builds up after the change.
+    If the present rate lies between the two, it stays (factor 1).
 
     Args:
-        least: the factor at which the loss is least.
-        high: the largest that was measured.
+        least: the factor of the learning rate at which the loss is least.
+        high: the largest factor that was measured.
     """
     if least > 2.0:
         return min(least / 2.0, high)
@@ -93,13 +106,27 @@ def highest_that_holds(least: float, high: float) -> float:
 
 
 def lowest_loss(least: float, high: float) -> float:
-    """While exploiting: the factor to the minimising rate, never above the present one."""
+    """Return the factor to the learning rate with the least loss, at most 1.
+
+    This is used while exploiting.
+
+    Args:
+        least: the factor of the learning rate at which the loss is least; smaller ones than
+            :data:`LOWEST` count as that.
+        high: not used; the largest factor that was measured, as for :func:`highest_that_holds`.
+    """
     return min(1.0, max(least, LOWEST))
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """``factor``: of the learning rate, 1 keeps it. ``settled``: more batches need not be asked."""
+    """The result of judging some measured batches.
+
+    Attributes:
+        factor: the factor by which to change the learning rate; 1 keeps it.
+        settled: whether the result is final; if not, more batches should be measured.
+        reason: why, in a sentence.
+    """
 
     factor: float
     settled: bool
@@ -107,16 +134,19 @@ class FitResult:
 
 
 def judge(at: Sequence[float], curves: Sequence[Curve], explores: bool) -> FitResult:
-    """What the losses of several batches say of the learning rate.
+    """Return what the losses of several batches say about the learning rate.
 
-    A change is believed if the parabola explains the mean losses (:data:`LEAST_R2`), and if its
-    direction is the same in batch after batch: to a higher rate, the loss falls there (a1 < 0); to
-    a lower one while exploring, it is higher with the update than without; to a lower one while
-    exploiting, it rises there (a1 > 0); each by :data:`SURE` standard errors of the mean.
+    A change is believed if the parabola explains the mean losses (:data:`LEAST_R2`), and if the
+    batches agree on its direction by :data:`SURE` standard errors of the mean:
+
+    - To a higher rate: the loss falls at the present rate (a1 < 0).
+    - To a lower rate while exploring: the loss is higher with the update than without.
+    - To a lower rate while exploiting: the loss rises at the present rate (a1 > 0).
 
     Args:
         at: the points e; the first is -1, and one is 0.
-        curves: the losses there, of 2 or more batches.
+        curves: the losses at these points, of 2 or more batches.
+        explores: whether the tuner explores; else it exploits.
     """
     finite = [all(abs(loss) < HUGE for loss in losses) for losses in zip(*curves, strict=True)]
     if not finite[0]:
@@ -152,9 +182,9 @@ def judge(at: Sequence[float], curves: Sequence[Curve], explores: bool) -> FitRe
 
 
 def standard_errors(values: Sequence[float]) -> float:
-    """How many standard errors of their mean it is away from 0; at most 1e9 of them.
+    """Return how many standard errors the mean of ``values`` is away from 0, with its sign.
 
-    ``values``: 2 or more.
+    There must be 2 or more values; the result is at most 1e9 in size.
     """
     n = len(values)
     mean = math.fsum(values) / n

@@ -1,37 +1,39 @@
-"""Which learning rate a job trains with, by the loss along its own updates; and when to look.
+"""Tune a job's learning rate by the loss along its own updates, and decide when to measure.
 
-The rule is LRTuner's (Iyer and others, arXiv 2105.14526) as far as it is known, see
+The rule is LRTuner's (Iyer and others, arXiv 2105.14526) as far as it is known; see
 docs/adr/0020-a-learning-rate-tuned-while-training.md:
 
-- **explore**, for a part of the samples (half of them, as in Knee): the learning rate is as high as
-  the loss does not grow;
-- **exploit**, until the end: the one that minimises the loss, never above the present one, and
-  never above Knee's straight line to 0, which is what is left if nothing can be measured.
+- **explore**, for a part of the samples (half of them, as in Knee): take the highest learning rate
+  at which the loss does not grow.
+- **exploit**, until the end: take the learning rate that minimises the loss, never above the
+  present one, and never above Knee's straight line to 0. This line is what is left if nothing can
+  be measured.
 
-Every so often a *round* measures some updates, one after the other: for each, the losses at
-some :func:`edl.core.policy.lr_fit.points`, in the batches of the next update. A round ends as soon
-as these say something (:func:`edl.core.policy.lr_fit.judge`), or after MOST of them, without a
-change.
+From time to time a *round* measures some updates, one after the other: for each update, the losses
+at some :func:`edl.core.policy.lr_fit.points`, in the batches of the next update. A round ends as
+soon as these losses give a result (:func:`edl.core.policy.lr_fit.judge`), or after :data:`MOST`
+updates without a change.
 
-It begins at a tenth of the learning rate that it is given, for one that is too high may ruin a
-model in a few updates, and one that is too low is found out quickly: while the loss falls as far as
-was measured, the next round measures twice as far.
+Training begins at a tenth of the given learning rate. A rate that is too high may ruin a model in a
+few updates, and a rate that is too low is found out quickly: while the loss falls as far as was
+measured, the next round measures twice as far.
 
 A round sees the loss along one update only. Where the curvature differs much between directions,
-updates soon lie in the flat ones, and a learning rate that suits those lets the loss explode in a
-steep one some updates later. So soon after each step up, and in each round, the loss is compared
-with the largest one of the round before: if it is much higher, the learning rate steps back to what
-it was, and stays below the geometric mean of the two from then on.
+updates soon lie in the flat directions, and a learning rate that suits these lets the loss explode
+in a steep direction some updates later. So soon after each step up, and in each round, the loss is
+compared with the largest loss of the round before. If it is much higher, the learning rate goes
+back to its earlier value, and stays below the geometric mean of the two values from then on.
 
-A learning rate at which the loss stays where it is, is the edge of the stable ones: 2 / L of a
-quadratic, L being its largest curvature. When exploring, round after round would lower a rate from
-above to the edge itself. So where a second round in a row lowers it, and by less than a tenth, it
-goes to INSIDE of the edge, and again stays below the geometric mean of the two. This was tried on
-384 quadratics without noise (condition numbers 10 to 10,000, momentum 0 and 0.9, rates of 0.05 to
-30 times 1 / L): 2 ended exploring above the stable rate, by 4 and 8 % and soon after a step up; it
-was 19 before. Where gradients have noise two such rounds in a row are rare: none in 768 trainings.
+A learning rate at which the loss does not change is the largest stable one: 2 / L for a quadratic,
+where L is its largest curvature. While exploring, round after round would lower a rate from above
+to exactly this value. So if a second round in a row lowers the rate, and by less than a tenth, the
+rate goes to :data:`INSIDE` of that value, and again stays below the geometric mean of the two. This
+was tried on 384 quadratics without noise (condition numbers 10 to 10,000, momentum 0 and 0.9, rates
+of 0.05 to 30 times 1 / L): 2 ended exploring above the stable rate, by 4 and 8 % and soon after a
+step up; before this rule it was 19. Where gradients have noise, two such rounds in a row are rare:
+there were none in 768 trainings.
 
-All here is pure. What it is told is the same on all workers, and so is what comes out.
+All functions here are pure. Their arguments are the same on all workers, so their results are too.
 """
 
 from __future__ import annotations
@@ -56,24 +58,26 @@ FALL = 100.0  # exploiting divides the learning rate by no more than this, evenl
 
 @dataclass(frozen=True)
 class TunerState:
-    """What all workers know, newcomers and checkpoints included.
+    """The state of a tuner, which all workers have alike; newcomers and checkpoints get it too.
 
     Attributes:
         rate: the learning rate that was decided on last.
-        peak: the one with which exploring ends: the line to 0 begins there.
-        next_at: the first update that has trained so many samples is measured next.
-        measures: the last update is measured: its losses come with the next.
-        reach: this round measures up to so many times the learning rate.
-        curves: losses of this round.
-        spent_s: how long all measurements took so far.
-        wait: updates between the last round and the next.
-        decided_at: samples at the end of the last round.
-        reason: of the last round.
-        loss: the largest one of the last round, without its updates; None: there was none.
-        back: the learning rate before the last step up; 0: there was none, or it went down since.
-        ceiling: what the learning rate is to stay below, as it was too high once; 0: none was.
-        checks: of the last step up or back, that are still to come.
-        falls: how many rounds in a row, up to the last, have lowered the rate while exploring.
+        peak: the learning rate at the end of exploring; the straight line to 0 begins there.
+        next_at: the first update that has trained this many samples is measured next.
+        measures: whether the last update is being measured; its losses come with the next update.
+        reach: this round measures up to this many times the learning rate.
+        curves: the losses of this round.
+        spent_s: how long all measurements took so far, in seconds.
+        wait: the number of updates between the last round and the next.
+        decided_at: the trained samples at the end of the last round.
+        reason: the reason of the last round's decision.
+        loss: the largest loss of the last round, without its updates; None: there was none.
+        back: the learning rate before the last step up; 0: there was none, or the rate went down
+            since.
+        ceiling: the limit below which the learning rate stays because it was too high once; 0:
+            none.
+        checks: the number of measurements after the last step up or back that are still to come.
+        falls: the number of rounds in a row, up to the last, that lowered the rate while exploring.
     """
 
     rate: float
@@ -93,12 +97,12 @@ class TunerState:
     falls: int = 0
 
     def snapshot(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return this state as JSON values."""
         return {**asdict(self), "curves": [list(curve) for curve in self.curves]}
 
     @staticmethod
     def restore(values: Mapping[str, Any]) -> TunerState:
-        """The inverse of :meth:`snapshot`."""
+        """Return the state that :meth:`snapshot` wrote as JSON ``values``."""
         curves = tuple(tuple(map(float, curve)) for curve in values["curves"])
         return TunerState(**{**values, "curves": curves})
 
@@ -108,11 +112,12 @@ class Measured:
     """A measured update.
 
     Attributes:
-        samples: that the job had trained with the update after it.
-        batch: samples of that update.
-        losses: means over all workers; None: nobody could measure.
-        cost_s: how long measuring took, on the slowest worker.
-        step_s: how long an update takes; 0: nobody knows.
+        samples: the samples that the job had trained with the update after this one.
+        batch: the samples of that update.
+        losses: the losses at the measured points, as means over all workers; None: no worker could
+            measure.
+        cost_s: how long measuring took on the slowest worker, in seconds.
+        step_s: how long an update takes, in seconds; 0: unknown.
     """
 
     samples: float
@@ -124,13 +129,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a tuner was asked for.
+    """The settings of a tuner, and its rules: every method returns the next state or a decision.
 
     Attributes:
-        total: samples of the whole training.
-        explore: samples of them in which it explores.
-        share: of the time of all updates that measurements may take.
-        least, most: limits of the learning rate; on its way to 0 it passes the lower one.
+        total: the samples of the whole training.
+        explore: the samples at the beginning for which the tuner explores.
+        share: the part of the time of all updates that measurements may take.
+        least: the smallest learning rate to decide on; the line to 0 passes below it.
+        most: the largest learning rate.
     """
 
     total: float
@@ -140,7 +146,7 @@ class Tuning:
     most: float
 
     def refusal(self) -> str | None:
-        """Why this cannot be, in a sentence."""
+        """Return why these settings are impossible, in a sentence, or None if they are valid."""
         if not (math.isfinite(self.total) and self.total > 0):
             return f"total is {self.total:g} samples; it must be above 0"
         if not 0 <= self.explore <= self.total:
@@ -158,30 +164,33 @@ class Tuning:
         return None
 
     def begin(self, rate: float) -> TunerState:
-        """Before the first update."""
+        """Return the state before the first update; ``rate`` is the given learning rate."""
         rate = self._limited(START * rate)
         return TunerState(rate, rate, reach=FIRST)
 
     def rate_at(self, state: TunerState, samples: float) -> float:
-        """The learning rate of the update with which so many samples are trained."""
+        """Return the learning rate of the update with which ``samples`` samples are trained."""
         if samples <= self.explore:
             return state.rate
         left = (self.total - samples) / (self.total - self.explore) if samples < self.total else 0.0
         return min(state.rate, state.peak * left)
 
     def is_due(self, state: TunerState, samples: float, batch: float) -> bool:
-        """Whether the update with which so many samples are trained is to be measured.
+        """Return whether to measure the update with which ``samples`` samples are trained.
 
-        Not before momentum has built up: the first updates are smaller than those to come.
+        No update is measured before momentum has built up, because the first updates are smaller
+        than later ones, nor after the training's end.
 
         Args:
-            batch: samples of an update.
+            state: the state of the tuner.
+            samples: the samples that are trained with this update.
+            batch: the samples of one update.
         """
         begun = max(state.next_at, SETTLE * batch)
         return not state.measures and begun <= samples < self.total
 
     def measured(self, state: TunerState, now: Measured) -> TunerState:
-        """An update was measured: the round goes on, or ends with a decision."""
+        """Return the state after a measured update: the round goes on, or ends with a decision."""
         if now.step_s <= 0:  # all workers are new, and nobody knows yet
             return replace(state, measures=False, next_at=now.samples)
         state = replace(state, measures=False, spent_s=state.spent_s + now.cost_s)
@@ -203,7 +212,7 @@ class Tuning:
         return replace(state, next_at=at)
 
     def _checked(self, state: TunerState, now: Measured) -> TunerState:
-        """Go on after a step up or back; the loss is not much higher so far."""
+        """Return the state after a check of the last step up or back found no much higher loss."""
         loss = state.loss
         if loss is None and now.losses is not None and _highest(now.losses) < HUGE:
             loss = _highest(now.losses)
@@ -212,7 +221,10 @@ class Tuning:
         return replace(state, checks=0, next_at=at, loss=loss)
 
     def _stepped_back(self, state: TunerState, now: Measured, losses: Curve) -> TunerState:
-        """Take the learning rate from before the last step up, as the loss is much higher."""
+        """Return the state with the learning rate from before the last step up.
+
+        The loss became much higher; without a step up before, the rate is halved.
+        """
         before = self.rate_at(state, now.samples)
         rate = self._limited(state.back if 0 < state.back < before else before / 2.0)
         ceiling = math.sqrt(rate * before)
@@ -239,7 +251,14 @@ class Tuning:
         )
 
     def _decided(self, state: TunerState, now: Measured, factor: float, why: str) -> TunerState:
-        """Close a round: set the learning rate it found, and when the next round begins."""
+        """Close a round: set the learning rate it found, and when the next round begins.
+
+        Args:
+            state: the state of the tuner.
+            now: the last measured update.
+            factor: the factor by which the round changes the learning rate; 1 keeps it.
+            why: the reason of the decision.
+        """
         before = self.rate_at(state, now.samples)
         rate, what = state.rate, f"keeps {before:.3g}"
         ceiling = state.ceiling
@@ -283,20 +302,27 @@ class Tuning:
         )
 
     def _explores(self, now: Measured) -> bool:
+        """Return whether the tuner still explored when ``now`` was measured."""
         return now.samples <= self.explore
 
     def _limited(self, rate: float) -> float:
+        """Return ``rate`` limited to the range from ``least`` to ``most``."""
         return min(max(rate, self.least), self.most)
 
     def _least_factor(self, state: TunerState, samples: float) -> float:
-        """While exploiting: what a round may lower the learning rate to, for the time it took."""
+        """Return the smallest factor by which a round may lower the rate while exploiting.
+
+        It gets smaller with the samples since the last decision, so that exploiting divides the
+        rate by no more than :data:`FALL` altogether.
+        """
         since = samples - max(state.decided_at, self.explore)
         return float(FALL ** (-since / (self.total - self.explore)))
 
     def _affordable_at(self, state: TunerState, now: Measured, updates: int) -> float:
-        """Samples from which on so many more updates may be measured.
+        """Return after how many trained samples ``updates`` more updates may be measured.
 
-        A part of the time for all measurements may be used at once, the rest evenly.
+        A part of the time for all measurements (:data:`EARLY`) may be used at once, the rest evenly
+        over the training.
         """
         whole_s = self.share * self.total * now.step_s / now.batch
         part = ((state.spent_s + updates * now.cost_s) / whole_s - EARLY) / (1.0 - EARLY)
@@ -304,12 +330,16 @@ class Tuning:
 
 
 def _highest(losses: Curve) -> float:
-    """Return the higher one of the losses before a measured update and after it."""
+    """Return the larger of the losses without a measured update and with it; infinity for NaN."""
     return max(losses[0], losses[2]) if not math.isnan(losses[0] + losses[2]) else math.inf
 
 
 def _is_much_higher(losses: Curve, state: TunerState) -> bool:
-    """Return whether a measured update says that the learning rate is too high."""
+    """Return whether a measured update says that the learning rate is too high.
+
+    Its loss exceeds the largest loss of the last round (``state.loss``) by the factor
+    :data:`HIGHER`.
+    """
     if not state.loss:
         return False
     return _highest(losses) > state.loss + (HIGHER - 1.0) * abs(state.loss)

@@ -1,4 +1,4 @@
-"""What a rule decides from, and what it answers: values, in a live job and in a simulated one."""
+"""Define what a size rule is given and what it returns: plain values, live and in simulation."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Seen(Record):
-    """What was measured with some number of workers, of all together, in so many steps.
+    """The throughput that was measured with one number of workers.
 
     Attributes:
-        batch: samples of one worker in a step, on average; 0: nobody knows.
-        hosts: that the workers were on.
+        samples_per_s: the throughput of all workers together, in samples a second.
+        steps: the number of steps in which it was measured.
+        batch: the samples of one worker in a step, on average; 0: unknown.
+        hosts: the number of hosts that the workers were on.
         at_s: when the last of these steps was made, in seconds since training began.
     """
 
@@ -40,10 +42,11 @@ class Seen(Record):
     at_s: float = 0.0
 
     def and_then(self, more: Seen) -> Seen:
-        """Return this measurement and a newer one of the same size as one.
+        """Return this measurement combined with ``more``, a newer one of the same size.
 
-        What is older than KEPT_STEPS steps is forgotten bit by bit, and all of it at once where
-        more than AGED_S seconds lie between the two: the job may have become slower, or faster.
+        What is older than :data:`KEPT_STEPS` steps loses weight bit by bit. If more than
+        :data:`AGED_S` seconds lie between the two measurements, only ``more`` counts: the job may
+        have become slower, or faster.
         """
         if more.at_s - self.at_s > AGED_S:
             return more
@@ -55,44 +58,52 @@ class Seen(Record):
 
 
 def alike(batch: float, other: float) -> bool:
-    """Whether batches are about of the same size: the last one of an epoch is smaller."""
+    """Return whether two batches have about the same size: the last batch of an epoch is smaller.
+
+    Sizes that differ by a factor of up to :data:`ALIKE` are the same, and an unknown size (0)
+    matches any other.
+    """
     least, most = sorted((batch, other))
     return most <= ALIKE * least or least <= 0
 
 
 class Model(Protocol):
-    """What a job would train with other numbers of workers."""
+    """A model of the throughput that a job would have with other numbers of workers."""
 
     def throughput(self, np: int) -> float:
-        """Samples a second of ``np`` workers together, with batches as they are now."""
+        """Return the samples a second of ``np`` workers together, with the present batches."""
 
     def with_batches(self, np: int, batches: Sequence[float]) -> Sequence[float]:
-        """The same with each of these ``batches``, in samples of one worker."""
+        """Return the samples a second of ``np`` workers together, for each of the ``batches``.
+
+        A batch is in samples of one worker.
+        """
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A job at one moment.
+    """What a size rule is told about a job at one moment.
 
     Attributes:
-        np: workers that train.
-        sizes: how many it may have.
-        slots: for how many there is room; None: for any number.
-        steps: complete with these workers; the first after a change does not count.
+        np: the number of workers that train.
+        sizes: the sizes that the job may have.
+        slots: the number of workers for which there is room; None: any number.
+        steps: the complete steps with these workers; the first after a change does not count.
         seen: the throughput by number of workers, as far as it was measured.
-        awaits: workers were asked for that are not there yet, or are there still.
-        elapsed_s: since training began, pauses included.
-        worker_s: workers, times the seconds that each was there: what is paid.
-        left: samples to train until the end; None: nobody knows.
-        wishes: workers more, or fewer, that the script of each worker wants.
-        data_part: of a step, in which the workers wait for their data, on average.
-        model: of the throughput, where somebody has fitted one.
-        batch: samples of one worker in a step, on average; 0: nobody knows.
-        batching: how large the batches of a loader of edl's are; None: nobody knows.
-        step_batches: of so many, gradients are added up for one step.
+        awaits: whether a change of the workers that was asked for is not complete yet.
+        elapsed_s: the seconds since training began, pauses included.
+        worker_s: the sum over all workers of the seconds that each has been there, which is what is
+            paid for.
+        left: the samples to train until the end; None: unknown.
+        size_changes: how many workers more, or fewer, the script of each worker asks for.
+        data_part: the part of a step in which the workers wait for their data, on average.
+        model: a model of the throughput; None: none was fitted.
+        batch: the samples of one worker in a step, on average; 0: unknown.
+        batching: how large the batches of edl's loader are; None: unknown.
+        step_batches: the number of batches whose gradients are added up for one step.
         noise: what is known of the gradient noise scale.
-        change_s: for how long nobody trains when the size changes.
-        batches_seen: the samples of one worker in a step, as far as they were measured.
+        change_s: for how many seconds training stands still when the size changes.
+        batches_seen: the samples of one worker in a step, for all batches that were measured.
     """
 
     np: int
@@ -116,14 +127,17 @@ class Observation:
 
     @property
     def most(self) -> int:
-        """The largest size that it may have and there is room for; at least what it has."""
+        """The largest allowed size that has room, and at least the present size.
+
+        Without any limit this is :data:`UNLIMITED`.
+        """
         limits = [n for n in (self.sizes.max_np, self.slots) if n is not None]
         top = self.sizes.below(min(limits)) if limits else None
         return max(self.np, top or 0) if limits else UNLIMITED
 
     @property
     def least(self) -> int:
-        """The smallest size that it may have."""
+        """The smallest size that the job may have."""
         return self.sizes.above(self.sizes.min_np) or self.sizes.min_np
 
 
@@ -131,7 +145,7 @@ UNLIMITED = 1 << 30
 
 
 class Suggestion(NamedTuple):
-    """The size that a rule wants, why, and what it notes."""
+    """The answer of a size rule: the size that it wants, why, and its state for the next call."""
 
     np: int
     reason: str
@@ -139,10 +153,13 @@ class Suggestion(NamedTuple):
 
 
 class Rule(Protocol):
-    """A policy with its parameters."""
+    """A size rule with its settings; the protocol of every rule that a policy can name."""
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """What is wanted at ``now_s``; ``state``: as noted the last time, empty at first.
+        """Return the size that the job should have, why, and the new state of the rule.
 
-        ``now_s``: seconds since training began, which no new leader sets back.
+        Args:
+            now: the job as it is now.
+            state: the state that the rule returned the last time; empty at first.
+            now_s: the seconds since training began; a new leader does not set this back.
         """

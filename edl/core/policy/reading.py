@@ -1,4 +1,4 @@
-"""Tables of a policy's file as objects; whatever cannot be is refused with its line."""
+"""Turn the tables of a policy file into objects, and refuse what is wrong with its line number."""
 
 from __future__ import annotations
 
@@ -13,20 +13,27 @@ from edl.errors import UsageError
 
 
 class Lines:
-    """Where the keys of a file stand."""
+    """The lines of a policy file, by which error messages name the line of a key."""
 
     def __init__(self, text: str, source: str) -> None:
+        """Keep the lines of ``text``; ``source`` is the name of the file."""
         self._source = source
         self._lines = text.splitlines()
 
     def error(self, table: str, key: str, sentence: str) -> UsageError:
-        """``sentence``, after the line of ``key`` in ``table``; empty: ``key`` is one."""
+        """Return an error that says ``sentence`` after the file's name and the line of ``key``.
+
+        Args:
+            table: the table that ``key`` is in; empty if ``key`` is the name of a table.
+            key: the key or table that the sentence is about.
+            sentence: what is wrong.
+        """
         found = [number for within, number in self._numbers(key) if within in (table, "")]
         where = f"{self._source}, line {found[0]}" if found else self._source
         return UsageError(f"{where}: {sentence}")
 
     def _numbers(self, key: str) -> Iterator[tuple[str, int]]:
-        """The lines that name ``key``, each with the table that it stands in."""
+        """Return the numbers of the lines that name ``key``, each with the table it is in."""
         pattern = re.compile(rf"\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*[\]=.]")
         table = ""
         for number, line in enumerate(self._lines, 1):
@@ -44,11 +51,18 @@ def made(
     others: Sequence[str],
     lines: Lines,
 ) -> Any:
-    """An object of ``kind`` with the values that are ``given`` for its settings.
+    """Return an object of ``kind`` whose settings have the values in ``given``.
 
     Args:
-        what: has these settings, for messages.
-        others: keys that may be there, too.
+        kind: a dataclass with settings (:func:`edl.core.settings.setting`).
+        given: the keys and values of the table; the key of a setting ``x_s`` is ``x``.
+        table: the name of the table, for messages.
+        what: what has these settings, for messages.
+        others: keys that are allowed in the table and are not settings of ``kind``.
+        lines: the lines of the file, for messages.
+
+    Raises:
+        UsageError: a key is unknown, or a value has the wrong type or is out of range.
     """
     known = {one.name.removesuffix("_s"): one for one in fields(kind) if one.metadata}
     types, values = get_type_hints(kind), {}
@@ -70,6 +84,11 @@ def _value(
     key: str,
     lines: Lines,
 ) -> Any:
+    """Return the value of the setting ``one`` in its own type and unit (times in seconds).
+
+    Raises:
+        UsageError: ``value`` has the wrong type, is out of range, or is not one of the choices.
+    """
     if one.name == "utility":
         return _utility(value, lines)
     if one.name.endswith("_s"):
@@ -98,7 +117,12 @@ def _value(
 
 
 def time_of(value: Any, table: str, key: str, lines: Lines) -> float:
-    """A time such as "90s", in seconds."""
+    """Return a time such as "90s" in seconds.
+
+    Raises:
+        UsageError: ``value`` is not a time above 0; the message names the line of ``key`` in
+            ``table``.
+    """
     found = None if isinstance(value, bool) else seconds(str(value))
     if not found:
         what = 'it must be a time such as "90s", "15m" or "2h"'
@@ -107,7 +131,13 @@ def time_of(value: Any, table: str, key: str, lines: Lines) -> float:
 
 
 def _utility(value: Any, lines: Lines) -> tuple[tuple[float, float], ...]:
-    """[["1h", 10.0], ["2h", 0.0]]: what it is worth to end by then."""
+    """Return a utility such as [["1h", 10.0], ["2h", 0.0]] as pairs of seconds and value.
+
+    Each pair is the value of ending by that time.
+
+    Raises:
+        UsageError: ``value`` is not a list of at least two pairs with increasing times.
+    """
     hint = 'utility is a list of times and values, like [["1h", 10], ["2h", 0]]'
     if not isinstance(value, list) or len(value) < 2:
         raise lines.error("size", "utility", hint)
@@ -123,7 +153,7 @@ def _utility(value: Any, lines: Lines) -> tuple[tuple[float, float], ...]:
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """For the end of a message: which of the ``known`` words was meant, or what they are."""
+    """Return the end of a message: the ``known`` word that was probably meant, or all of them."""
     names = list(known)
     found = get_close_matches(word, names, n=1, cutoff=0.5)
     return f"; did you mean {found[0]}?" if found else f"; there are {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""What the workers of a ring tell each other in their step records, as a policy needs it."""
+"""Hold what the workers of a ring tell each other in their step records, as a policy needs it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 
 @dataclass(frozen=True)
 class RingReport:
-    """Of the last steps of one ring.
+    """What the step records of one ring's last steps say, for the job's policy.
 
     Attributes:
         care: what is to be done about slow workers.
-        times: what each worker did.
-        wishes: workers more, or fewer, that the script of each wants.
-        is_timed: the script trains with edl's loaders, so the workers' times are known.
+        times: the step times of each worker.
+        size_changes: how many workers more, or fewer, the script of each worker asks for.
+        is_timed: whether the script trains with edl's loaders, so that the workers' times are
+            known.
         noise: what is known of the gradient noise scale.
-        batching: how large the batches are; None: nobody knows.
-        step_batches: of so many, gradients are added up for one step.
+        batching: how large the batches are; None: unknown.
+        step_batches: the number of batches whose gradients are added up for one step.
     """
 
     care: Care = NO_CARE

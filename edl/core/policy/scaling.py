@@ -1,7 +1,7 @@
-"""What a job trains with other numbers of workers, by the model of its step time.
+"""Predict the throughput of a job with other numbers of workers, by the model of its step time.
 
-A model is never exact. Of a size that was measured the measurement counts, and what the model is
-wrong by there it is wrong by in the sizes beside it.
+A model is never exact. For a size that was measured, the measurement counts; for other sizes, the
+model's result is corrected by its error at the nearest measured size.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ ENOUGH_STEPS = 10  # for a measurement to count more than the model
 
 @dataclass(frozen=True)
 class Scaling:
-    """A :class:`edl.core.policy.observation.Model`.
+    """A :class:`edl.core.policy.observation.Model` by the step time and by measured throughputs.
 
     Attributes:
-        batch: samples of one worker in a step.
-        slots: of the hosts, in the order in which they are filled; empty: there is one host.
-        seen: what was measured.
+        step_time: the fitted model of a step's time.
+        batch: the samples of one worker in a step.
+        slots: the slots of each host, in the order in which hosts are filled; empty: there is one
+            host.
+        seen: the measured throughput by number of workers.
     """
 
     step_time: StepTime
@@ -31,11 +33,14 @@ class Scaling:
     seen: Mapping[int, Seen] = field(default_factory=dict)
 
     def throughput(self, np: int) -> float:
-        """Samples a second of ``np`` workers together, with batches as they are now."""
+        """Return the samples a second of ``np`` workers together, with the present batches."""
         return self.with_batches(np, [self.batch])[0]
 
     def with_batches(self, np: int, batches: Sequence[float]) -> Sequence[float]:
-        """The same with each of these ``batches``, in samples of one worker."""
+        """Return the samples a second of ``np`` workers together, for each of the ``batches``.
+
+        A batch is in samples of one worker.
+        """
         modelled = self.step_time.throughputs(np, self._hosts(np), batches)
         known = [n for n, one in self.seen.items() if one.steps >= ENOUGH_STEPS]
         nearest = min(known, key=lambda n: abs(n - np), default=None)
@@ -47,7 +52,7 @@ class Scaling:
         return [rate * seen.samples_per_s / there for rate in modelled]
 
     def _hosts(self, np: int) -> int:
-        """How many hosts they take."""
+        """Return the number of hosts that ``np`` workers occupy, filling hosts in order."""
         room = 0
         for count, slots in enumerate(self.slots, 1):
             room += slots
@@ -57,7 +62,12 @@ class Scaling:
 
 
 def measured(seen: Iterable[tuple[int, Seen]]) -> list[Measured]:
-    """The step times that throughputs by workers mean, of those whose batches are known."""
+    """Return the step times that follow from throughputs, for fitting a model.
+
+    Args:
+        seen: pairs of a number of workers and its throughput; pairs without a known batch are left
+            out.
+    """
     return [
         Measured(np, one.hosts, one.batch, np * one.batch / one.samples_per_s)
         for np, one in seen

@@ -1,4 +1,4 @@
-"""What a job has learned of its sizes: kept for the next leader, and for a resumed job."""
+"""Keep what a job has learned about its sizes, for the next leader and for a resumed job."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ KEPT = 200  # sizes with their batches
 
 @dataclass(frozen=True)
 class ScalingProfile(Record):
-    """The throughput of each size, and what the rule has noted.
+    """The measured throughput of each size of a job, and the state of its size rule.
 
     Attributes:
-        seen: by number of workers, in order.
-        np: workers of the newest reading, and ``steps`` of such a ring since they are so many.
-        elapsed_s: of the job's training, as far as its leaders have seen it.
-        worker_s: the same, times the workers.
-        state: the notes of the rule whose file is ``text``; another one begins without.
-        replaced: host -> at which ``elapsed_s`` a slow worker of it was replaced.
-        times: of the slowest workers, in their last steps.
-        data_part: of a step in which the workers wait for their data, on average.
-        change_s: for how long nobody trained when the size changed, lately; 0: it never did.
+        seen: the throughput by number of workers, the smallest number first.
+        np: the number of workers at the newest reading.
+        steps: the complete steps since the ring has had this number of workers.
+        elapsed_s: the seconds that the job has trained, as far as its leaders have seen it.
+        worker_s: the same times the number of workers, in seconds.
+        state: the state of the rule whose file is ``text``; another rule begins without a state.
+        text: the text of the policy file to which ``state`` belongs.
+        replaced: host -> the ``elapsed_s`` at which a slow worker there was replaced.
+        times: the step times of the slowest workers, in their last steps.
+        data_part: the part of a step in which the workers wait for their data, on average.
+        change_s: for how many seconds training stood still when the size changed, lately; 0: the
+            size never changed.
         step_time: the model of a step that was fitted last.
         noise: what is known of the gradient noise scale.
-        batching: how large the batches are; None: nobody knows.
-        step_batches: of so many, gradients are added up for one step.
-        by_batch: the throughput by number of workers, of each batch that they had.
+        batching: how large the batches are; None: unknown.
+        step_batches: the number of batches whose gradients are added up for one step.
+        by_batch: the throughput by number of workers, for each batch that they had.
     """
 
     seen: tuple[tuple[int, Seen], ...] = ()
@@ -61,12 +64,17 @@ class ScalingProfile(Record):
     def with_reading(
         self, before: ProgressSample | None, now: ProgressSample, hosts: int = 1
     ) -> ScalingProfile:
-        """With what was trained between two readings of one worker in one ring.
+        """Return the profile with what was trained between two readings of one worker.
 
-        Of two readings in two rings of different sizes it is what the change has cost.
+        If the two readings are of two rings of different sizes, the profile learns what the change
+        has cost. The first reading of a ring is taken after its first step, which therefore does
+        not count. Time between two epochs, where a script evaluates or saves, does not count
+        either.
 
-        The first reading of a ring is taken after its first step, which so does not count. Nor does
-        what lies between two epochs, where a script evaluates or saves.
+        Args:
+            before: the earlier reading; None: there is none.
+            now: the newer reading.
+            hosts: the number of hosts that the workers are on.
         """
         learned = self if now.size == self.np else replace(self, np=now.size, steps=0)
         if before is None or before.worker != now.worker:
@@ -86,11 +94,14 @@ class ScalingProfile(Record):
         return learned._with(now.size, seen)
 
     def for_rule(self, text: str) -> ScalingProfile:
-        """For the rule in ``text``."""
+        """Return the profile for the rule whose file is ``text``, without another rule's state."""
         return self if text == self.text else replace(self, text=text, state={})
 
     def with_curve(self, curve: Curve) -> ScalingProfile:
-        """With what `edl profile` has measured, of sizes of which nothing was seen."""
+        """Return the profile with the sizes that `edl profile` has measured in ``curve``.
+
+        Sizes that the profile already has stay as they are.
+        """
         learned, known = self, {np for np, _ in self.seen}
         for point in curve.points:
             if point.unit == SAMPLES and point.np not in known:
@@ -100,7 +111,7 @@ class ScalingProfile(Record):
         return learned
 
     def passed(self, seconds: float, np: int) -> ScalingProfile:
-        """So much later, with ``np`` workers meanwhile."""
+        """Return the profile after ``seconds`` more of training with ``np`` workers."""
         return replace(
             self, elapsed_s=self.elapsed_s + seconds, worker_s=self.worker_s + seconds * np
         )
@@ -115,10 +126,16 @@ class ScalingProfile(Record):
         wishes: Sequence[int] = (),
         host_slots: Sequence[int] = (),
     ) -> Observation:
-        """What a rule is shown of a job in which ``np`` workers train now.
+        """Return what a rule is told about the job, in which ``np`` workers train now.
 
         Args:
-            host_slots: of the hosts, in the order in which they are filled.
+            np: the number of workers that train.
+            sizes: the sizes that the job may have.
+            slots: the number of workers for which there is room; None: any number.
+            awaits: whether a change of the workers that was asked for is not complete yet.
+            left: the samples to train until the end; None: unknown.
+            wishes: how many workers more, or fewer, the script of each worker asks for.
+            host_slots: the slots of each host, in the order in which hosts are filled.
         """
         seen = dict(self.seen)
         batch = seen[np].batch if np in seen else max((s.batch for s in seen.values()), default=0)
@@ -147,7 +164,11 @@ class ScalingProfile(Record):
         )
 
     def _with_change(self, before: ProgressSample, now: ProgressSample) -> ScalingProfile:
-        """With what the change from the ring of one reading to that of the other has cost."""
+        """Return the profile with the seconds that a change between two readings' rings cost.
+
+        The cost is the time between the readings that was not spent on complete steps. Nothing
+        changes if both rings have the same size or the usual step time is unknown.
+        """
         usual = dict(self.seen).get(before.size)
         if before.size == now.size or usual is None or not (usual.batch and usual.samples_per_s):
             return self
@@ -159,7 +180,7 @@ class ScalingProfile(Record):
 
     @property
     def _batches_seen(self) -> tuple[float, ...]:
-        """Samples of one worker in a step, those that are alike once."""
+        """The measured batches in samples of one worker, sorted; similar ones appear once."""
         found: list[Seen] = []
         for _, one in self.by_batch:
             if one.batch > 0 and not any(alike(one.batch, other.batch) for other in found):
@@ -168,11 +189,15 @@ class ScalingProfile(Record):
 
     @property
     def all_seen(self) -> dict[tuple[int, int], Seen]:
-        """The throughput by number of workers and by the how many-th batch it is."""
+        """The measured throughputs by the pair (number of workers, index in ``by_batch``)."""
         return {(np, at): one for at, (np, one) in enumerate(self.by_batch)}
 
     def _with(self, np: int, more: Seen) -> ScalingProfile:
-        """With ``more`` of that size. What it has trained with other batches is kept by_batch."""
+        """Return the profile with ``more``, a measurement with ``np`` workers.
+
+        Measurements with other batches stay in ``by_batch``, of which the last :data:`KEPT` are
+        kept.
+        """
         seen, entries = dict(self.seen), [*self.by_batch]
         known = [
             at for at, (n, one) in enumerate(entries) if n == np and alike(one.batch, more.batch)

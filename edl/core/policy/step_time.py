@@ -70,13 +70,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class StepTime(Record):
-    """The parameters of the model, and the times that it predicts.
+    """The parameters of the model of a step's time, and the times that the model predicts.
 
     Attributes:
         compute_s: alpha_c, the compute time that does not depend on the batch, in seconds.
         each_sample_s: beta_c, the compute time of one sample, in seconds.
         reduce_s: alpha_r, the reduction between two workers on one host, in seconds.
-        each_worker_s: beta_r, what each further worker on that host adds to it, in seconds.
+        each_worker_s: beta_r, what each further worker on that host adds to the reduction, in
+            seconds.
         far_reduce_s: alpha_n, the reduction between two workers on two hosts, in seconds.
         each_far_worker_s: beta_n, what each further worker on any host adds to it, in seconds.
         overlap: gamma, from 1 (the reduction begins when the computing has ended) to 10 (both take
@@ -92,11 +93,11 @@ class StepTime(Record):
     overlap: float = 1.0
 
     def step_s(self, workers: int, hosts: int, batch: float) -> float:
-        """Return the predicted time of a step in seconds; ``batch`` is the one of each worker."""
+        """Return the predicted time of a step in seconds; ``batch`` is in samples per worker."""
         return float(self.steps_s(np.array([workers]), np.array([hosts]), np.array([batch]))[0])
 
     def steps_s(self, workers: Vector, hosts: Vector, batch: Vector) -> Vector:
-        """Return the predicted times of many steps, given by arrays of one shape."""
+        """Return the predicted times of many steps in seconds, given by arrays of one shape."""
         values = self._vector()
         compute, reduce = _parts(values, _setups(workers, hosts, batch))
         longest, powers = _powers(compute, reduce, values[GAMMA])
@@ -107,13 +108,14 @@ class StepTime(Record):
         return self.throughputs(workers, hosts, [batch])[0]
 
     def throughputs(self, workers: int, hosts: int, batches: Sequence[float]) -> list[float]:
-        """Return the predicted samples per second of all workers for each of the local batches."""
+        """Return the predicted samples per second of all workers for each local batch."""
         each = np.array(batches, float)
         all_alike = np.full(len(each), workers), np.full(len(each), hosts)
         rates: list[float] = (workers * each / self.steps_s(*all_alike, each)).tolist()
         return rates
 
     def _vector(self) -> Vector:
+        """Return the seven parameters as an array, in the order of the fields."""
         parts = (self.compute_s, self.each_sample_s, self.reduce_s, self.each_worker_s)
         return np.array([*parts, self.far_reduce_s, self.each_far_worker_s, self.overlap])
 
@@ -197,14 +199,14 @@ class _Setups(NamedTuple):
 
 
 def _setups(workers: Vector, hosts: Vector, batch: Vector) -> _Setups:
-    """Return the inputs of the formula for steps of ``batch`` samples of each worker."""
+    """Return the inputs of the formula for steps in which each worker has ``batch`` samples."""
     far = np.where((workers > 1) & (hosts > 1), 1.0, 0.0)
     near = np.where(workers > 1, 1.0 - far, 0.0)
     return _Setups(batch, near, far, np.maximum(workers - 2.0, 0.0))
 
 
 def _parts(values: Vector, setups: _Setups) -> tuple[Vector, Vector]:
-    """Return T_compute and T_reduce in seconds."""
+    """Return T_compute and T_reduce in seconds for the parameters ``values``."""
     compute = values[ALPHA_C] + values[BETA_C] * setups.batch
     near = setups.near * (values[ALPHA_R] + values[BETA_R] * setups.more)
     far = setups.far * (values[ALPHA_N] + values[BETA_N] * setups.more)
@@ -222,7 +224,7 @@ def _powers(compute: Vector, reduce: Vector, gamma: float) -> tuple[Vector, Vect
 
 
 class Objective:
-    """What :func:`fit` minimises: the sum of squares of :meth:`errors`.
+    """The function that :func:`fit` minimises: the sum of the squares of :meth:`errors`.
 
     A search varies the free parameters only, and without bounds: it works with their logarithms,
     and with the logit of the place of gamma between 1 and 10. Such a vector is called ``inner``.
@@ -252,7 +254,7 @@ class Objective:
         return inner
 
     def values(self, inner: Vector) -> Vector:
-        """Return all seven parameters, in the order of :class:`StepTime`."""
+        """Return all seven parameters for ``inner``, in the order of :class:`StepTime`."""
         values = self._first.copy()
         bounded = np.clip(inner, -20.0, 20.0)
         found = np.maximum(np.exp(bounded), TINY)
@@ -266,7 +268,7 @@ class Objective:
         self._weights = [self._weight(errors) for errors in self._differences(self.values(inner))]
 
     def errors(self, inner: Vector) -> Vector:
-        """Return the weighted errors of T_compute and of T_step, and the three penalties."""
+        """Return the weighted errors of T_compute and T_step, and the roots of the penalties."""
         values = self.values(inner)
         compute, step = self._differences(values)
         weighted = self._weights[0] * compute, self._weights[1] * step
@@ -326,7 +328,11 @@ class Objective:
 
 
 def _free(setups: _Setups, workers: Vector, separable: bool) -> npt.NDArray[np.bool_]:
-    """Return which parameters are fitted; the others keep the values of :func:`_first`."""
+    """Return a mask of the parameters that are fitted.
+
+    The other parameters keep the values of :func:`_first`. ``separable`` is explained in
+    :class:`FitOptions`.
+    """
     near, far = setups.near > 0, setups.far > 0
     batches = len(np.unique(setups.batch)) > 1
     reduces = bool(near.any() or far.any())
@@ -341,7 +347,7 @@ def _free(setups: _Setups, workers: Vector, separable: bool) -> npt.NDArray[np.b
 
 
 def _two_sizes(workers: Vector) -> bool:
-    """Return whether there are two different numbers of workers."""
+    """Return whether ``workers`` has at least two different numbers."""
     return len(np.unique(workers)) > 1
 
 
@@ -388,7 +394,7 @@ def _step_derivatives(compute: Vector, reduce: Vector, gamma: float) -> tuple[Ve
 
 
 def _penalties(values: Vector) -> Vector:
-    """Return the roots of the three penalties."""
+    """Return the roots of the three penalties of :func:`fit`'s objective, for the parameters."""
     return np.array(
         [
             np.sqrt(OVERLAP_PENALTY) * (values[GAMMA] - 1.0),

@@ -1,14 +1,15 @@
-"""Who holds the others up for long: give it less to do, then another in its place.
+"""Decide about workers that are slow for long: give them smaller batches, then replace them.
 
-The speed of a worker is the samples that it trains in a second of its own time, relative to the
-median of all; an average that forgets by a tenth a step tells a slow worker from a slow step. Below
-0.8 it is a straggler (AutoScaling, MLSys 2020, whose code has these numbers). There it is replaced
-at once. Here it first gets a smaller share of the batch, which costs nothing and keeps the gradient
-exact; only if its share would be smaller than half is it replaced, too.
+The speed of a worker is the number of samples that it trains in a second of its own time, relative
+to the median of all workers; an average that forgets a tenth with each step tells a slow worker
+from a slow step. Below 0.8 a worker is a straggler (AutoScaling, MLSys 2020, whose code has these
+numbers). AutoScaling replaces a straggler at once. Here it first gets a smaller share of the batch,
+which costs nothing and keeps the gradient exact; only if its share would be smaller than half is it
+replaced, too.
 
-What is slow is told apart: loading data is not computing, and no other worker would do better at
-it; and where all reduce for longer than they compute, it is nobody's fault. A host whose workers
-are all slow is one finding.
+The causes are told apart. A worker that is slow at loading data is not replaced, because another
+worker would not do better at it. If all workers reduce for longer than they compute, the network is
+slow, and no worker is a straggler. A host whose workers are all slow is one finding.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SHOWN = 20  # workers, the slowest ones, to people
 
 
 class Slow(StrEnum):
-    """What a straggler is slow at."""
+    """The activity that a straggler is slow at."""
 
     COMPUTE = "computes"
     DATA = "loads its data"
@@ -38,13 +39,18 @@ class Slow(StrEnum):
 
 @dataclass(frozen=True)
 class Times(Record):
-    """What one worker did in each of the last ``steps`` steps, on average.
+    """The mean times of one worker in each of the last ``steps`` steps.
 
     Attributes:
-        samples: that it trained.
-        compute_s: its own part: from having its batch to its gradients, and with their mean.
-        data_s: until it had its batch.
-        reduce_s: from its gradients to the mean of all, waiting for the others included.
+        worker: the number of the worker.
+        host: the host of the worker.
+        samples: the samples that the worker trained in a step.
+        compute_s: the worker's own time for computing: from its batch to its gradients, and the
+            work with the mean gradients.
+        data_s: the time that the worker waited for its batch.
+        reduce_s: the time from the worker's gradients to the mean of all, waiting for other workers
+            included.
+        steps: the number of steps that the means are over.
     """
 
     worker: int
@@ -57,18 +63,20 @@ class Times(Record):
 
     @property
     def own_s(self) -> float:
+        """The seconds of a step that the worker itself needs, for computing and for its data."""
         return self.compute_s + self.data_s
 
 
 @dataclass(frozen=True)
 class StragglerReport:
-    """Who is slow, together, and what at.
+    """A finding about slow workers: which ones, and what they are slow at.
 
     Attributes:
-        workers: none: all alike, by the network.
-        host: where all of them are, if they are all that are there; else empty.
-        speed: of the slowest, relative to the median; of a network the part of a step that is not
-            spent in it.
+        workers: the numbers of the slow workers; empty: the network slows all workers alike.
+        host: the host, if these workers are all workers of one host; else empty.
+        at: the activity that they are slow at.
+        speed: the speed of the slowest, relative to the median; for the network, the part of a step
+            that is not spent on reducing.
     """
 
     workers: tuple[int, ...]
@@ -77,6 +85,7 @@ class StragglerReport:
     speed: float
 
     def __str__(self) -> str:
+        """Return the finding as a sentence for people."""
         if self.at is Slow.NETWORK:
             return f"reducing takes {1.0 - self.speed:.0%} of each step, on all workers alike"
         who = f"host {self.host} ({names(self.workers)})" if self.host else names(self.workers)
@@ -84,7 +93,15 @@ class StragglerReport:
 
 
 class Care(NamedTuple):
-    """What is to be done: shares of a batch by worker (1: a whole one), and whom to replace."""
+    """What is to be done about slow workers, and the findings behind it.
+
+    Attributes:
+        shares: the part of a whole batch that each slow worker gets, by worker number; 1 is all of
+            it.
+        replace: the numbers of the workers to replace.
+        findings: which workers are slow, and at what.
+        state: the state for the next call.
+    """
 
     shares: Mapping[int, float]
     replace: tuple[int, ...]
@@ -97,7 +114,10 @@ NO_CARE = Care({}, (), (), {})
 
 @dataclass(frozen=True)
 class Stragglers:
-    """Table ``stragglers``. It keeps the speeds in its state."""
+    """The table ``stragglers`` of a policy: the rule that decides about slow workers.
+
+    The rule keeps the speeds of workers in its state.
+    """
 
     forgets: float = setting(0.1, "of what was known of a speed, each step", least=0.0, most=1.0)
     slow_below: float = setting(
@@ -111,9 +131,14 @@ class Stragglers:
     again_s: float = setting(600.0, "until a host gets another replacement")
 
     def __call__(self, times: Sequence[Times], state: State) -> Care:
-        """What is to be done about the workers of a ring.
+        """Return what is to be done about the workers of a ring, given their last step times.
 
-        Two can say nothing of each other; who has trained nothing says nothing of itself.
+        With fewer than three workers nothing can be said. A worker that has trained no samples is
+        left out.
+
+        Args:
+            times: the step times of each worker.
+            state: the state in the last result; empty at first.
         """
         times = [one for one in times if one.samples > 0 and one.own_s > 0]
         if len(times) < 3:
@@ -143,6 +168,13 @@ class Stragglers:
     def _findings(
         self, times: Sequence[Times], slow: Sequence[Times], notes: Mapping[str, Any]
     ) -> list[StragglerReport]:
+        """Return one finding for each slow worker, or for each host whose workers are all slow.
+
+        Args:
+            times: the step times of all workers.
+            slow: those of the slow workers.
+            notes: the speed of each worker, by its number as a text.
+        """
         by_host: dict[tuple[str, Slow], list[int]] = defaultdict(list)
         for one in slow:
             by_host[one.host, _at(one, times)].append(one.worker)
@@ -158,20 +190,21 @@ class Stragglers:
 
 
 def data_part(times: Sequence[Times]) -> float:
-    """The part of a step in which workers wait for their data, on average; 0 of nobody."""
+    """Return the part of a step in which workers wait for their data, on average; 0 for none."""
     steps_s = sum(one.own_s + one.reduce_s for one in times)
     return sum(one.data_s for one in times) / steps_s if steps_s > 0 else 0.0
 
 
 def slowest(times: Sequence[Times]) -> tuple[Times, ...]:
-    """Those that people are shown."""
+    """Return the times of the slowest workers, the slowest first, at most :data:`SHOWN` of them."""
     return tuple(sorted(times, key=lambda one: -one.own_s)[:SHOWN])
 
 
 def _network(times: Sequence[Times]) -> list[StragglerReport]:
-    """Whether reducing takes longer than even the slowest one computes and loads.
+    """Return a finding if reducing takes longer than the slowest worker's computing and loading.
 
-    The one that all others wait for waits for nobody.
+    The worker that all others wait for waits for no other worker, so the shortest reduction shows
+    the network's time.
     """
     reduce_s = min(one.reduce_s for one in times)
     own_s = max(one.own_s for one in times)
@@ -181,11 +214,16 @@ def _network(times: Sequence[Times]) -> list[StragglerReport]:
 
 
 def _rate(one: Times) -> float:
+    """Return the samples that a worker trains in a second of its own time."""
     return one.samples / one.own_s
 
 
 def _at(one: Times, times: Sequence[Times]) -> Slow:
-    """What costs it most more than the others; a smaller batch is loaded and computed sooner."""
+    """Return whether a slow worker loses more time with loading data or with computing.
+
+    Each is compared with the median time a sample of all workers, because a smaller batch is loaded
+    and computed sooner.
+    """
     usual = median(other.data_s / max(1.0, other.samples) for other in times)
     more_data = one.data_s - usual * one.samples
     usual = median(other.compute_s / max(1.0, other.samples) for other in times)

@@ -1,11 +1,11 @@
-"""More workers as long as each brings enough of its share of the throughput.
+"""Add workers as long as each brings enough of its share of the throughput.
 
-Of k workers with throughput R_k, d more are worth it when
+With throughput R_k of k workers, d more workers are worth it when
 
     s = ((R_(k+d) - R_k) / d) / (R_k / k)  >  threshold
 
-s is 1 where the new ones bring as much as the old, 0 where they bring nothing (AutoScaling, MLSys
-2020, whose threshold is 0.1).
+s is 1 if the new workers bring as much as the old ones, and 0 if they bring nothing (AutoScaling,
+MLSys 2020, whose threshold is 0.1).
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from edl.core.settings import setting
 
 @dataclass(frozen=True)
 class Throughput(HillClimbing):
-    """Rule ``throughput``."""
+    """The rule ``throughput``, by which workers pay while their share exceeds ``threshold``."""
 
     threshold: float = setting(
         0.1, "a worker more must bring this part of what one of the present ones does"
     )
 
     def compare(self, now: Observation, fewer: int, more: int) -> Comparison:
+        """Return whether ``more`` workers in place of ``fewer`` pay, by their marginal share."""
         share = marginal_share(now, fewer, more)
         what = ordinal(more) if more == fewer + 1 else f"{more - fewer} more than {fewer}"
         pays = share > self.threshold
@@ -40,14 +41,14 @@ class Throughput(HillClimbing):
 
 
 def marginal_share(now: Observation, fewer: int, more: int) -> float:
-    """What each worker more brings, as a part of what each of the fewer does."""
+    """Return what each additional worker brings, as a part of what each of the ``fewer`` does."""
     base, gain = now.seen[fewer].samples_per_s, now.seen[more].samples_per_s
     each = base / fewer
     return ((gain - base) / (more - fewer)) / each if each > 0 else 0.0
 
 
 def ordinal(number: int) -> str:
-    """ "a 5th worker", "a 21st worker", "an 8th worker"."""
+    """Return ``number`` as an ordinal, such as "a 5th worker", "a 21st worker", "an 8th worker"."""
     ending = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     text = str(number)
     article = "an" if text.startswith("8") or number in (11, 18) else "a"

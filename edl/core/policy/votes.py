@@ -1,8 +1,8 @@
-"""The size that the script itself asks for: its workers' wishes, taken together.
+"""Choose the size that the script itself asks for, by combining the votes of its workers.
 
-ElasticRMI (Middleware 2013) lets an elastic class return how many objects more or fewer its pool
-should have, every burst interval. Here each worker's script may return how many workers more or
-fewer there should be, and the job adds the wishes up, takes the mean, or the largest.
+In ElasticRMI (Middleware 2013) an elastic class returns, every burst interval, how many objects
+more or fewer its pool should have. Here each worker's script may return how many workers more or
+fewer there should be, and the job takes the sum, the mean or the largest of these numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ SUM, MEAN, MAX = "sum", "mean", "max"
 
 @dataclass(frozen=True)
 class Votes:
-    """Rule ``votes``, of :func:`edl.on_interval`; ``every_s`` at least between two changes."""
+    """The rule ``votes``, which follows what scripts return to :func:`edl.on_interval`.
+
+    At least ``every_s`` seconds lie between two changes.
+    """
 
     together: str = setting(
         SUM, "how the workers' wishes become one: sum, mean or max", choices=(SUM, MEAN, MAX)
@@ -27,7 +30,11 @@ class Votes:
     every_s: float = setting(60.0, "between two changes")
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """What is wanted, by ``now.wishes``."""
+        """Return the present size plus the combined ``now.size_changes``, why, and the state.
+
+        The size does not change while a change is under way or within ``every_s`` of the last
+        change. See :class:`edl.core.policy.observation.Rule`.
+        """
         if now.awaits or not now.size_changes:
             why = "the last change is under way" if now.awaits else "no worker wishes anything"
             return Suggestion(now.np, f"stays at {now.np}: {why}", state)
@@ -45,6 +52,7 @@ class Votes:
         return Suggestion(np, f"goes to {np}: {said}{change:+d}", {"changed_s": now_s})
 
     def _change(self, wishes: Sequence[int]) -> int:
+        """Return the votes combined to one change of the size, by ``together``."""
         if self.together == MAX:
             return max(wishes)
         total = sum(wishes)
