@@ -1,1 +1,1 @@
-"""What one host decides: its worker processes, its slots under horovodrun, host discovery."""
+"""Decide what one host does about its worker processes, horovodrun slots and host discovery."""

@@ -1,18 +1,19 @@
-"""What the agent of one host does next with its worker processes, and what has become of the job.
+"""Decide what the agent of one host does next with its workers, and whether the job has ended.
 
-An agent keeps as many workers on its host as it is assigned. Its rules, in order:
+An agent keeps as many workers on its host as are assigned to it. Its rules, in order:
 
 1. The end of the job, and a job that cannot go on: :mod:`edl.core.host.job_end`.
-2. A worker that cannot stay in the job is ended (:mod:`edl.core.host.restart_policy`), and a worker
-   that has not joined yet when its host leaves the job.
-3. Who is lacking is started, each slot with a back-off that grows with its failures; not while
-   nobody of the ring is in ZooKeeper who could give it the state, and not when a worker has ended
-   because the job was told to end while ZooKeeper was away. A slot that fails more often than
-   that is disabled: a worker fewer is wanted, and the job goes on with the others. Below ``min_np``
-   another free slot takes its place; without one the job has FAILED. Whoever asks for more again
-   lets such a slot begin anew, after all others.
+2. A worker that cannot stay in the job is ended (:mod:`edl.core.host.restart_policy`), and so is a
+   worker that has not joined yet when its host leaves the job.
+3. Missing workers are started, each slot with a back-off that grows with its failures. None is
+   started while no worker of the ring is in ZooKeeper, because none could send the state, or after
+   a worker has ended because the job was told to end while ZooKeeper was away. A slot that fails
+   too often in a row is disabled: one worker fewer is wanted, and the job goes on with the others.
+   Below ``min_np`` another free slot takes its place; without a free slot the job has FAILED. When
+   more workers are asked for again, disabled slots start anew, after all other slots.
 
-An agent never ends a worker to scale in: the leader takes it out of the ring and it exits with 0.
+An agent never ends a worker to scale in: the leader takes the worker out of the ring, and the
+worker exits with code 0.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from edl.core.records import Snapshot, Stage
 
 @dataclass(frozen=True)
 class AgentLimits(SupervisorLimits):
-    """Those of an agent."""
+    """The time limits of an agent, in seconds unless stated otherwise."""
 
     former_s: float = 60.0  # for the session of an agent that was killed here to end
     former_sessions: float = 2.0  # the same for one elsewhere, which may live, in sessions of ours
@@ -51,21 +52,27 @@ class AgentLimits(SupervisorLimits):
 
 @dataclass(frozen=True)
 class AgentState(SupervisorState):
-    """What an agent knows besides ZooKeeper."""
+    """What an agent knows in addition to what ZooKeeper holds."""
 
     limits: AgentLimits = AgentLimits()
     draining: bool = False  # the host is about to leave the job
 
 
 def decide(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
-    """The agent's next act, or none, with the reason. ``now``: the agent's monotonic clock."""
+    """Return what the agent does next, if anything, with the reason.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what the agent knows in addition.
+        now: the agent's monotonic clock, in seconds.
+    """
     decision = as_the_job_ends(snapshot, own, now)
     decision = decision or as_the_job_cannot_go_on(snapshot, own, now)
     return with_terminating(decision or _keep(snapshot, own, now), snapshot, own, now)
 
 
 def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
-    """Keep as many workers as are assigned."""
+    """Return the starts and ends that keep as many workers as are assigned to the host."""
     wanted = snapshot.assigned.hosts.get(own.host, 0)
     others = [m for m in foreign(snapshot, own) if m.host == own.host]
     replaced = snapshot.replaced
@@ -105,11 +112,17 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision
 def _places(
     lacking: int, slots: int | None, occupied: set[int], own: AgentState
 ) -> list[tuple[int, Process | None]]:
-    """Where ``lacking`` workers are to be started: slots, each with its last process.
+    """Return the slots in which to start ``lacking`` workers, each with its last process, if any.
 
-    The lowest free slots, and after all others those that were disabled. When none is free, the
-    replacement of a worker that is about to leave shares its slot until then: the slot is the
-    number of a device, and there are no more of them.
+    The lowest free slots come first; disabled slots come after all others. If no slot is free, the
+    replacement of a worker that is about to leave shares that worker's slot until then, because a
+    slot is the number of a device and there are no more devices.
+
+    Args:
+        lacking: the number of workers to start.
+        slots: the number of slots of the host; None: no limit is known.
+        occupied: the slots that have a running worker.
+        own: what the agent knows of its processes.
     """
     last = {p.slot: p for p in sorted(own.processes, key=lambda p: p.started)}
     used_up = {slot for slot, process in last.items() if process.used_up}

@@ -1,13 +1,13 @@
-"""Combine the events of a job into the lines that an agent shows: a crash, join or leave in one.
+"""Combine a job's events into the lines that an agent shows: one for each crash, join or leave.
 
-A crash is several events (`edl events` shows them all): the end of a process, an eviction, a new
-leader, the generation of the survivors, the cost of the switch. On the agent's terminal it is one
-line, which begins with the cause::
+A crash is several events (`edl events` shows all of them): the end of a process, an eviction, a new
+leader, the generation of the survivors, the cost of the switch. On the agent's terminal a crash is
+one line, which begins with the cause::
 
     step 72: w0 was killed by SIGKILL; w1 and w2 went on after 0.18 s; a replacement starts
 
-A line is held back until the last of its events has come, but for no more than HOLD_S seconds; then
-it says what is known.
+A line is held back until the last of its events has come, but for at most :data:`HOLD_S` seconds;
+then the line says what is known.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ SELF_EVIDENT = frozenset({EventKind.GENERATION, EventKind.DESIRED, EventKind.STA
 
 
 class Headlines:
-    """Makes the lines for an agent's terminal from the events of one job, as they come.
+    """A collector that combines the events of one job, as they come, into lines for a terminal.
 
     Args:
-        host: the agent's own host. The output of workers there is on the same terminal, so their
-            last lines are not repeated.
+        host: the agent's own host. Workers there write to the same terminal, so the last lines of
+            their output are not repeated.
     """
 
     def __init__(self, host: str) -> None:
@@ -67,8 +67,8 @@ class Headlines:
         """Return the lines to show now.
 
         Args:
-            events: those since the last call, in order.
-            wanted: how many workers the job shall have.
+            events: the events since the last call, in order.
+            wanted: the number of workers that the job should have.
             now_s: a monotonic clock, in seconds.
         """
         lines = [line for event in events for line in self._take(event, wanted)]
@@ -82,7 +82,10 @@ class Headlines:
         return lines
 
     def rest(self, wanted: int) -> list[str]:
-        """Return the lines that still wait for events, with what is known: at a job's end."""
+        """Return the lines that still wait for events, with what is known so far.
+
+        Called at the end of a job. ``wanted`` is the number of workers that the job should have.
+        """
         lines = [] if self._planned is None else [_line(self._planned)]
         self._planned = None
         if self._repair is not None or self._causes:
@@ -91,7 +94,7 @@ class Headlines:
         return lines
 
     def _take(self, event: Event, wanted: int) -> list[str]:
-        """Return the lines that one more event completes."""
+        """Return the lines that ``event`` completes, and keep the rest for later events."""
         details = event.details
         if isinstance(details, EndedDetails) and event.kind is EventKind.WORKER_FAILED:
             return self._ended(event, details)
@@ -106,7 +109,10 @@ class Headlines:
         return [] if event.kind in NOT_SHOWN else [_line(event)]
 
     def _ended(self, event: Event, details: EndedDetails) -> list[str]:
-        """Keep how a worker has ended until it is known who goes on."""
+        """Keep how a worker has ended until it is known which workers go on.
+
+        The result has a line only for a worker that was in no ring.
+        """
         if details.worker in self._told:
             return []
         cause = f"{_place(details, self._host)}{how(details.exit_code or 0)}"
@@ -119,7 +125,11 @@ class Headlines:
         return []
 
     def _generation(self, event: Event, details: GenerationDetails) -> list[str]:
-        """Keep a new generation until the event of its switch says what it has cost."""
+        """Keep a new generation until the event of its switch says what the switch has cost.
+
+        The result has a line if the generation waits for no such event, or if one that waited is
+        late.
+        """
         if not details.members:
             return []  # the job ends, which the agent's last line says
         before, self._planned = self._planned, None
@@ -134,7 +144,7 @@ class Headlines:
         return [*lines, _line(event)]
 
     def _switched(self, event: Event, details: SwitchDetails, wanted: int) -> list[str]:
-        """Return the line of the generation whose ring has been built now."""
+        """Return the line about the generation whose ring was just built, with its cost."""
         old = [parts for parts in details.workers.values() if parts.role == "old"]
         if self._repair is not None and self._repair.generation <= event.generation:
             return self._crash(wanted, max(map(without_step_s, old), default=None))
@@ -145,7 +155,12 @@ class Headlines:
         return [_line(planned) + _stood_still(details.workers)]
 
     def _crash(self, wanted: int, seconds: float | None) -> list[str]:
-        """Tell a crash: the causes, who goes on, and what follows."""
+        """Return the lines about a crash: its causes, the workers that go on, and what follows.
+
+        Args:
+            wanted: the number of workers that the job should have.
+            seconds: how long no step was completed; None: unknown.
+        """
         repair, causes = self._repair, self._causes
         left = self._left or [*causes]
         parts = [", ".join(_causes({name: causes.get(name, "left the ring") for name in left}))]
@@ -168,6 +183,7 @@ class Headlines:
 
 
 def _line(event: Event) -> str:
+    """Return the line that shows ``event`` by itself: its step, kind (if needed) and reason."""
     kind = "" if event.kind in SELF_EVIDENT else f"{event.kind}: "
     return f"step {event.step}: {kind}{event.reason}"
 
@@ -181,20 +197,23 @@ def _causes(causes: Mapping[str, str]) -> list[str]:
 
 
 def _for(cause: str, count: int) -> str:
-    """Return ``cause``, a predicate in the singular, as it is said of ``count`` workers."""
+    """Return ``cause``, a predicate in the singular, as a predicate about ``count`` workers."""
     return f"were {cause[4:]}" if count > 1 and cause.startswith("was ") else cause
 
 
 def _stood_still(workers: Mapping[str, SwitchParts]) -> str:
+    """Return a clause about the longest pause of a ring's old members; empty for no pause."""
     longest = max((parts.stall_s for parts in workers.values() if parts.role == "old"), default=0.0)
     return f"; the others stood still for {_seconds(longest)}" if longest else ""
 
 
 def _seconds(seconds: float) -> str:
+    """Return a duration in seconds as a text: "0.18 s", "12 s"."""
     return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def _names(names: Iterable[str]) -> str:
+    """Return the names of workers as a list in words, or their number if that exceeds six."""
     some = [*names]
     if len(some) > 6:
         return f"{counted(len(some), 'worker')}"
@@ -202,8 +221,10 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _without_name(reason: str, worker: str) -> str:
+    """Return ``reason`` without the name of ``worker`` at its beginning."""
     return reason.removeprefix(f"{worker} ")
 
 
 def _place(details: EndedDetails, host: str) -> str:
+    """Return "on HOST " for a worker on another host than ``host``, or an empty text."""
     return "" if details.host == host else f"on {details.host} "

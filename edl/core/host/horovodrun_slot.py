@@ -1,29 +1,29 @@
-"""What `edl-worker` does next: it keeps one slot of a job that horovodrun started.
+"""Decide what `edl-worker` does next, which keeps one slot of a job that horovodrun started.
 
-It stands between the driver of horovodrun and the training process, because the driver takes any
-end of the process that it started for the end of something bigger: one that fails has its whole
-host blacklisted, and one that succeeds ends the job. So the driver sees an end only when it is
-one. The rules, in order:
+`edl-worker` runs between the driver of horovodrun and the training process, because the driver
+takes the end of a process that it started for more than that: if one fails, its whole host is
+blacklisted; if one succeeds, the job ends. So `edl-worker` ends only when the driver should see an
+end. The rules, in order:
 
-1. The end of the job: :mod:`edl.core.host.job_end`. When nothing is left to do this process ends.
-2. The driver has taken the slot back, or this process was asked to end: the worker leaves, and
-   nothing is started again. A process that was asked gives back one slot of its host; the driver
-   takes back the highest, so another one may go, and then this one starts again. The leader takes a
-   worker whose slot was taken back out of the ring; a worker that is in no ring, or was evicted, is
-   ended here.
-   A process whose ssh has ended is a dead one to the driver: its worker leaves, and it ends too.
-   On a host that the driver bars this process is gone before the driver kills it: that would be
-   noticed some 5 s late, when the slot may be another process's, whose failure it then seems.
-3. A job that cannot begin, or has nobody left: :mod:`edl.core.host.job_end`.
+1. The end of the job: :mod:`edl.core.host.job_end`. When nothing is left to do, this process ends.
+2. The driver has taken the slot back, or this process was asked to end: the worker leaves, and no
+   worker is started again. A process that was asked to end gives back one slot of its host; the
+   driver takes back the highest slot, so another process may have to go, and then this one starts a
+   worker again. The leader takes a worker whose slot was taken back out of the ring; a worker that
+   is in no ring, or was evicted, is ended here. A process whose ssh has ended is dead for the
+   driver: its worker leaves, and the process ends too. On a host that the driver bars, this process
+   ends before the driver kills it: the driver would notice a kill some 5 s late, when the slot may
+   belong to another process, which would then seem to have failed.
+3. A job that cannot begin, or has no workers left: :mod:`edl.core.host.job_end`.
 4. A worker that cannot stay in the job is ended (:mod:`edl.core.host.restart_policy`).
-5. A worker that has ended is started again, with a back-off that grows with its failures; not
-   while nobody of the ring is in ZooKeeper who could give it the state. A slot that fails more
-   often than that is disabled: this process stays, for the driver would bar its host, and starts
-   nothing any more. With fewer than ``min_np`` slots left the job has failed.
+5. A worker that has ended is started again, with a back-off that grows with its failures, but not
+   while no worker of the ring is in ZooKeeper, because none could send the state. A slot that fails
+   too often is disabled: this process stays, because the driver would bar its host, but starts no
+   worker any more. With fewer than ``min_np`` slots left the job has failed.
 
-When another `edl-worker` has died, with its host or by kill -9, the driver knows, but acts only
+When another `edl-worker` has died, with its host or by kill -9, the driver knows it, but acts only
 when all others ask it to place the slots anew: then it bars the whole host. :func:`abandoned` finds
-such slots and :func:`after_loss` says what is best.
+such slots, and :func:`after_loss` decides what is best.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Slots = Collection[tuple[str, int]]  # (host, number)
 
 @dataclass(frozen=True)
 class SlotLimits(SupervisorLimits):
-    """Those of an `edl-worker`."""
+    """The time limits of an `edl-worker`, in seconds."""
 
     release_s: float = 30.0  # for the driver to take the slot back from one that was asked to end
     barred_s: float = 3.0  # of the 5 s that the driver leaves to the processes of a host it bars
@@ -81,7 +81,7 @@ class SlotLimits(SupervisorLimits):
 
 @dataclass(frozen=True)
 class SlotState(SupervisorState):
-    """What `edl-worker` knows besides ZooKeeper."""
+    """What an `edl-worker` knows in addition to what ZooKeeper holds."""
 
     limits: SlotLimits = SlotLimits()
     slot: int = 0
@@ -92,12 +92,15 @@ class SlotState(SupervisorState):
 
     @property
     def newest(self) -> Process | None:
-        """The newest start of the script."""
+        """The newest start of the script in this slot; None before the first."""
         return self.processes[-1] if self.processes else None
 
 
 def decide(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """The next act for one slot, or none, with the reason. ``now``: as the times in ``own``."""
+    """Return what `edl-worker` does next for its slot, if anything, with the reason.
+
+    ``now`` is the time by the same clock as the times in ``own``, in seconds.
+    """
     decision = as_the_job_ends(snapshot, own, now)
     if decision is None and (own.removed or own.unread or own.ending_since is not None):
         decision = _leave(snapshot, own, now)
@@ -106,6 +109,7 @@ def decide(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision
 
 
 def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
+    """Return what to do when the slot was taken back or this process was asked to end (rule 2)."""
     if own.unread and not own.removed:
         return _leave_unseen(snapshot, own, now)
     reason = f"the driver has taken back slot {own.slot}" if own.removed else "edl-worker is to end"
@@ -130,9 +134,11 @@ def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision
 
 
 def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """Leave as a process that has ended, for the driver; the last one has to say so of the job.
+    """Return what to do when the ssh of this process has ended (rule 2).
 
-    horovodrun itself may be about to end, which is the end of the job, and takes a moment to see.
+    The driver takes this process for ended. If no other `edl-worker` is left, this one has to
+    record the end of the job. horovodrun itself may be about to end, which ends the job and takes a
+    moment to be seen.
     """
     reason, limits = "its ssh has ended, and so has this process for the driver", own.limits
     if own.living:
@@ -148,7 +154,7 @@ def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorD
 
 
 def _keep(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """Keep one worker in the slot."""
+    """Return what keeps one worker running in the slot (rules 4 and 5)."""
     to_end, last = why_to_end(snapshot, own, now), own.newest
     if own.living:
         endings = end_each(to_end, own.limits, now)
@@ -175,10 +181,10 @@ def _keep(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
 
 
 def removal_pending(snapshot: Snapshot) -> bool:
-    """Whether a slot that the driver has taken back is still in use, or its edl-worker there.
+    """Return whether a slot that the driver has taken back still has a worker or an `edl-worker`.
 
-    The driver must not decide again meanwhile: it could start a second process for that slot,
-    and take the end of the first one for the end of the second.
+    The driver must not place slots again meanwhile: it could start a second process for that slot,
+    and take the end of the first for the end of the second.
     """
     used = {(one.host, one.slot) for one in snapshot.members}
     return bool((used | kept(snapshot)) - assigned_slots(snapshot))
@@ -187,19 +193,30 @@ def removal_pending(snapshot: Snapshot) -> bool:
 def with_answer(
     assigned: Placement, host: str, slot: int, local_size: int | None
 ) -> dict[str, int]:
-    """What the driver assigns now: ``local_size`` slots of ``host``; None: not this one.
+    """Return host -> workers as the driver assigns them after its answer to one slot.
 
-    A host that has lost all its slots has lost slot 0, too, whose process then says so.
+    A host that has lost all its slots has lost slot 0 too, whose process then reports this.
+
+    Args:
+        assigned: host -> workers before the answer.
+        host: the host of the slot.
+        slot: the slot that the driver answered.
+        local_size: the number of slots that ``host`` has now; None: the driver took ``slot`` back.
     """
     workers = min(assigned.get(host, 0), slot) if local_size is None else local_size
     return {**assigned, host: workers}
 
 
 def awaits_others(assigned: Assigned, lowered: Placement, desired: Desired) -> bool:
-    """Whether ``lowered`` lacks workers that the driver is about to start on other hosts.
+    """Return whether ``lowered`` lacks workers that the driver is about to start on other hosts.
 
-    As many are desired as before: they move. Their edl-workers say so in a moment, and only when
-    they are assigned do those who go wait for those who come.
+    As many workers are desired as before, so they move. Their `edl-worker` processes report in a
+    moment, and only when these are assigned do the leaving workers wait for the new ones.
+
+    Args:
+        assigned: what the driver has assigned so far.
+        lowered: host -> workers with fewer on this host, as the driver's answer says.
+        desired: the desired number of workers.
     """
     return sum(lowered.values()) < min(assigned.np, desired.np)
 
@@ -213,16 +230,20 @@ def forgotten(
     now: float,
     follow_s: float,
 ) -> bool:
-    """Whether the driver has missed what is desired, and has to be asked to place the slots anew.
+    """Return whether the driver missed what is desired, so that it must place the slots anew.
 
-    It may when its rank 0 starts just then. It has not, when it placed the slots later and gave
-    others all the same: each further round would give these, and count for `--reset-limit`.
+    The driver may miss a change while its rank 0 starts. It did not miss one if it placed the slots
+    later and still assigned others: a further round would give the same, and count for
+    `--reset-limit`.
 
     Args:
-        barred: hosts that it cannot use, whatever is desired.
-        asked: since when this is desired. Times by one clock, in seconds.
-        answered: when it last placed the slots.
-        follow_s: how long it may take to carry that out.
+        assigned: host -> workers as the driver has placed them.
+        desired: host -> workers as desired.
+        barred: hosts that the driver cannot use, whatever is desired.
+        asked: since when this is desired, in seconds.
+        answered: when the driver last placed the slots, by the same clock.
+        now: the time by the same clock.
+        follow_s: how long the driver may take to carry out what is desired.
     """
     lacks = any(
         assigned.get(host, 0) != desired.get(host, 0)
@@ -234,15 +255,15 @@ def forgotten(
 def placed_otherwise(
     assigned: Placement, discovered: Placement, max_np: int | None, min_np: int
 ) -> bool:
-    """Return whether the driver would place the slots otherwise than it has.
+    """Return whether the driver would now place the slots differently than it has.
 
-    It fills the hosts that it has used longest first, with ``max_np`` slots at most.
+    The driver first fills the hosts that it has used longest, with at most ``max_np`` slots.
 
     Args:
-        assigned: what it has placed, by host.
-        discovered: what the host discovery script offers now, by host.
-        max_np: None: as many as there are.
-        min_np: with fewer slots it places nothing, and waits for others.
+        assigned: host -> slots as placed.
+        discovered: host -> slots as the host discovery script offers them now.
+        max_np: the most slots that it places; None: no limit.
+        min_np: the fewest slots with which it places any; with fewer it waits for others.
     """
     if sum(discovered.values()) < min_np:
         return True
@@ -255,7 +276,7 @@ def placed_otherwise(
 
 
 class AfterLoss(Enum):
-    """What is best when edl-workers have died; see :func:`after_loss`."""
+    """The best thing to do after edl-workers have died; see :func:`after_loss`."""
 
     NOTHING = "nobody is lost"
     PLACE_ANEW = "the driver is asked to place the slots anew"
@@ -264,27 +285,30 @@ class AfterLoss(Enum):
 
 
 def abandoned(snapshot: Snapshot, seen: Slots) -> frozenset[tuple[str, int]]:
-    """The assigned slots whose edl-worker is gone. Who was never ``seen`` is to start yet."""
+    """Return the assigned slots whose `edl-worker` is gone, as pairs (host, slot).
+
+    A slot that is not in ``seen``, where no `edl-worker` was seen so far, is still to start.
+    """
     return frozenset((assigned_slots(snapshot) & set(seen)) - kept(snapshot))
 
 
 def assigned_slots(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
-    """The slots that the driver uses."""
+    """Return the slots that the driver uses, as pairs (host, slot)."""
     hosts = snapshot.assigned.hosts
     return frozenset((host, n) for host, workers in hosts.items() for n in range(workers))
 
 
 def kept(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
-    """The slots that have an edl-worker."""
+    """Return the slots that have an `edl-worker`, as pairs (host, slot)."""
     return frozenset((one.host, one.slot) for one in snapshot.slots)
 
 
 def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
-    """Whether the driver should place the slots anew, when the edl-workers of ``lost`` have died.
+    """Return what to do about the slots ``lost``, whose `edl-worker` has died.
 
-    It bars their hosts. So it should when enough slots are left on the others, or when too few
-    workers are left to train in any case. It must not when no host would be left: that ends a job
-    which can still train.
+    If the driver places the slots anew, it bars the hosts of these slots. So it should do so if
+    enough slots are left on the other hosts, or if too few workers are left to train in any case.
+    It must not if no host would be left, because that ends a job that can still train.
     """
     if not lost:
         return AfterLoss.NOTHING
@@ -297,11 +321,16 @@ def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
 
 
 def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
-    """Whether a slot may ask the driver for its new rank, which it does once all have asked.
+    """Return whether a slot may ask the driver for its new rank.
 
-    Not after the job while its script ``runs``, and saves or evaluates: the driver would end it.
-    Before, not until its last answer is ``done``, nor where it would be :func:`fatal
-    <would_end_the_job>`.
+    The driver answers when all have asked, and may end the job or start workers for it.
+
+    Args:
+        state: the state of the job.
+        runs: whether the slot's script runs. After the job, a slot does not ask while it does,
+            because the script saves or evaluates and the driver would end it.
+        done: whether the driver's last answer is carried out; before that, a slot does not ask.
+        fatal: whether the driver would end the job if asked (:func:`would_end_the_job`).
     """
     return not runs if state.over else done and not fatal
 
@@ -309,10 +338,16 @@ def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
 def would_end_the_job(
     best: AfterLoss, desired: Placement, barred: Collection[str], sizes: Sizes
 ) -> bool:
-    """Whether the driver would end a job that trains, if it were asked to place the slots anew.
+    """Return whether asking the driver to place the slots anew would end a job that trains.
 
-    It bars the hosts of lost slots, and then waits for ``min_np`` slots on others, with all who
-    have asked. Where nobody says what is ``desired`` nobody knows here what it would find.
+    The driver bars the hosts of lost slots, and then waits for ``min_np`` slots on other hosts,
+    with all who have asked. If ``desired`` is empty, it is unknown here which slots it would find.
+
+    Args:
+        best: what is best after the loss (:func:`after_loss`).
+        desired: host -> workers as desired; empty: no script says what is desired.
+        barred: the hosts that the driver has barred or would bar.
+        sizes: the sizes that the job may have.
     """
     if best is AfterLoss.WAIT and desired:
         return not sizes.enough(sum(n for host, n in desired.items() if host not in barred))
@@ -320,9 +355,11 @@ def would_end_the_job(
 
 
 def without_barred(assigned: Placement, lost: Slots, size: int) -> dict[str, int]:
-    """What is assigned, without hosts that have only ``lost`` slots and that the driver has barred.
+    """Return ``assigned`` without the hosts that the driver has barred for their lost slots.
 
-    ``size``: how many slots it uses. The others have that many, or the hosts may still be used.
+    These are hosts all of whose slots are in ``lost``. ``size`` is the number of slots that the
+    driver uses: if the other hosts have fewer, the driver has not barred these hosts, and nothing
+    is removed.
     """
     gone = {h for h, n in assigned.items() if n and {(h, slot) for slot in range(n)} <= {*lost}}
     rest = {host: workers for host, workers in assigned.items() if host not in gone}
@@ -330,23 +367,26 @@ def without_barred(assigned: Placement, lost: Slots, size: int) -> dict[str, int
 
 
 def released(desired: Placement, host: str, sizes: Sizes) -> dict[str, int]:
-    """A worker less on ``host``, if the job may have that many."""
+    """Return ``desired`` with one worker less on ``host``, if the job may have that many workers."""
     if not desired.get(host) or not sizes.allows(sum(desired.values()) - 1):
         return dict(desired)
     return {**desired, host: desired[host] - 1}
 
 
 def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> SupervisorDecision:
-    """What to do at the end of the job while the driver waits until every slot has asked it.
+    """Return what to do at the end of the job while the driver waits until every slot has asked it.
 
-    The driver counts a question and a success of the same slot as two slots', so that the end of
-    the job would be lost on it; a failure takes the place of the question. So who has asked stays
-    until it is answered, which ssh of a lost host may put off, and who cannot ask again fails.
+    The driver counts a question and a success of the same slot as those of two slots, so that the
+    end of the job would be lost on it; a failure takes the place of the question. So a process that
+    has asked stays until it is answered, which the ssh of a lost host may put off; a process that
+    cannot ask again fails.
 
     Args:
-        answers: the driver has not left a question of ``slot`` without an answer.
-        lost: the slots whose edl-workers have died, in words.
-        late: this has been so for long.
+        job: the job, which is over.
+        slot: the slot of this process.
+        answers: whether the driver has answered every question of ``slot``.
+        lost: the slots whose `edl-worker` has died, in words.
+        late: whether this has lasted long.
     """
     over = f"job {job.name} {job.state.phrase}"
     if not late:

@@ -1,4 +1,4 @@
-"""Hosts and slots as a host discovery script tells them: "name:slots", one a line."""
+"""Read and write the lines of a host discovery script: "name:slots", one for each host."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
 def parse(words: Iterable[str]) -> dict[str, int]:
-    """``{host: slots}`` of words like "node1:4"; of a host that is named twice, the sum.
+    """Return {host: slots} for words like "node1:4"; the slots of a repeated host are added up.
 
     Raises:
-        UsageError: a word is no host with its slots.
+        UsageError: a word is not a host with its number of slots.
     """
     hosts: dict[str, int] = {}
     for word in words:
@@ -27,9 +27,10 @@ def parse(words: Iterable[str]) -> dict[str, int]:
 
 
 def first_desired(discovered: Mapping[str, int], np: int) -> dict[str, int]:
-    """The workers on each host at the start of a job.
+    """Return the number of workers on each host at the start of a job of ``np`` workers.
 
-    When ``np`` are more than the discovered slots, all, and the driver waits for more.
+    If ``np`` exceeds the number of discovered slots, all slots are used, and the driver waits for
+    more.
     """
     if np >= sum(discovered.values()):
         return dict(discovered)
@@ -37,12 +38,15 @@ def first_desired(discovered: Mapping[str, int], np: int) -> dict[str, int]:
 
 
 def lines(desired: Mapping[str, int], local: Mapping[str, bool]) -> list[str]:
-    """What the script prints.
+    """Return the lines that the host discovery script prints for the ``desired`` workers.
 
-    Horovod looks for a network interface that two hosts have in common, and waits for a second
-    host as long as there is none, also when the only one is its own machine. So that machine is
-    named twice, the second time without a slot. ``local``: of each host, whether it is that
-    machine.
+    Horovod looks for a network interface that two hosts have in common, and waits for a second host
+    while there is none, even if the only host is its own machine. So that machine is listed a
+    second time, under another name and without a slot.
+
+    Args:
+        desired: host -> workers.
+        local: host -> whether the host is this machine.
     """
     used = {host: slots for host, slots in desired.items() if slots}
     if len(used) == 1 and all(local[host] for host in used):

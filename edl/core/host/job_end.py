@@ -1,20 +1,23 @@
-"""How a launcher sees that a job ends, cannot begin, or has nobody left; and what it does then.
+"""Decide when a job has ended, cannot begin or has no workers left, and what its launchers do then.
 
-The rules, in order, alike for an agent and for `edl-worker`:
+The rules, in order, are the same for an agent and for `edl-worker`:
 
-1. The job is over: its workers end by themselves within a time limit, then they are ended. Who is
-   in no ring is ended at once, and so are all of a job that has FAILED.
-2. The job is stopping: the leader lets the ring end. Who is not in a ring, or has nobody to lead
-   it, is ended at once; the rest after a time limit. When no worker is left the job is STOPPED.
-3. The last ring has ended: nobody is started any more, and when all have left the job is STOPPED.
-4. A job that cannot begin has FAILED: every first start died, or ended without `edl.init()`, or
-   one was refused, which another start of the same command would be, too.
-5. A job that has nobody left has FAILED, or FINISHED when all of them exited with 0. Of the workers
-   of other launchers that is certain only after a while without them. It goes on when they were
-   killed and a checkpoint is there: new workers continue from it. Not when the script itself ended
-   with errors, or when this happens again without progress. Where its workers were told to end
-   while ZooKeeper was away, the agent that has told them writes that down when it is back; if it
-   does not come for ``away_s`` after ZooKeeper, the job is STOPPED.
+1. The job is over: its workers end by themselves within a time limit, and are ended after that. A
+   worker that is in no ring is ended at once, and so are all workers of a job that has FAILED.
+2. The job is stopping: the leader lets the ring end. Workers that are in no ring are ended at once,
+   all workers after ``leaderless_s`` without a leader, and otherwise the rest after a time limit.
+   When no worker is left the job is STOPPED.
+3. The last ring has ended: no worker is started any more, and when all have left the job is
+   STOPPED.
+4. A job that cannot begin has FAILED: every first start died or ended without `edl.init()`, or one
+   was refused, as another start of the same command would be, too.
+5. A job without any worker left has FAILED, or FINISHED if all workers exited with 0. For workers
+   of other launchers this is certain only after a while without them. The job goes on if the
+   workers were killed and there is a checkpoint, from which new workers continue. It does not go on
+   if the script itself ended with errors, or if all workers die again without progress. If the
+   workers were told to end while ZooKeeper was away, the agent that told them records it when
+   ZooKeeper is back; if that agent does not come for ``away_s`` after ZooKeeper, the job is
+   STOPPED.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ TOLD = "the workers were told to end while ZooKeeper was away"
 def as_the_job_ends(
     snapshot: Snapshot, own: SupervisorState, now: float
 ) -> SupervisorDecision | None:
-    """Rules 1 to 3; None: the job goes on."""
+    """Return what a launcher does by rules 1 to 3 of this module; None if the job goes on."""
     generation = snapshot.generation
     if snapshot.job.state.over:
         return _wind_down(snapshot, own, now)
@@ -68,17 +71,18 @@ def as_the_job_ends(
 def as_the_job_cannot_go_on(
     snapshot: Snapshot, own: SupervisorState, now: float
 ) -> SupervisorDecision | None:
-    """Rules 4 and 5; None: it can."""
+    """Return the end of a job by rules 4 and 5 of this module; None if the job can go on."""
     outcome = _cannot_begin(snapshot, own, now) or _nobody_left(snapshot, own, now)
     return None if outcome is None else SupervisorDecision(outcome.reason, outcome=outcome)
 
 
 def result(job: Job, own: SupervisorState) -> int:
-    """The exit code of a launcher for a job that is over: an error after its training counts, and
-    that its last checkpoint was not written.
+    """Return the exit code of a launcher for a job that is over.
 
-    For who has started the job (``edl run ... && evaluate``) one that was stopped is not done: the
-    code of the signal, or that of SIGTERM. For who only takes part in it that is no error.
+    The code is not 0 if the job failed, if a worker failed after the training, or if the last
+    checkpoint was not written. A launcher that has started the job (``edl run ... && evaluate``)
+    reports a stopped job as not done: with the code of the signal, or that of SIGTERM. For a
+    launcher that only takes part in the job, a stop is no error.
     """
     if job.state is JobState.FAILED:
         return job.exit_code
@@ -91,12 +95,13 @@ def result(job: Job, own: SupervisorState) -> int:
 
 
 def failed_late(job: Job, own: SupervisorState) -> Process | None:
-    """The first process that has ended with an error after ``job`` had finished."""
+    """Return the first process that ended with an error after ``job`` had finished, or None."""
     late = (p for p in own.processes if p.failed_late(own.state_since, job.finished_in))
     return next(late, None) if job.state is JobState.FINISHED else None
 
 
 def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
+    """Return what a launcher does when the job is over (rule 1): end workers, then exit."""
     job, limits, living = snapshot.job, own.limits, own.living
     if not living:
         return SupervisorDecision(f"the job is over: {job.reason}", exit_code=result(job, own))
@@ -117,6 +122,7 @@ def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> Supervis
 
 
 def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
+    """Return what a launcher does while the job is stopping (rule 2)."""
     living, limits = own.living, own.limits
     reason = snapshot.job.reason or "the job is asked to stop"
     if not living and not foreign(snapshot, own):
@@ -144,10 +150,16 @@ def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDec
 def _stuck(
     snapshot: Snapshot, living: Sequence[Process], limits: SupervisorLimits, quiet: float
 ) -> list[Process]:
-    """Who is still in a ring that completes no step, and neither leaves nor saves.
+    """Return the processes in a ring that completes no step and that neither leave nor save.
 
-    Whoever evaluates completes no step either. So where something can be saved, as long is waited
-    as for a ring that goes on.
+    A worker that evaluates completes no step either. So if the job can save a checkpoint, the time
+    limit is as long as for a ring that goes on.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        living: the processes that run.
+        limits: the launcher's time limits.
+        quiet: for how many seconds no step has completed.
     """
     usual = snapshot.status.median_step_s
     limit = min(limits.stop_s, max(limits.stuck_s, limits.stuck_steps * usual))
@@ -161,7 +173,10 @@ def _stuck(
 
 
 def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> Outcome | None:
-    """FAILED, when a job without any generation has no prospect of one."""
+    """Return the outcome FAILED of a job that cannot get its first generation, else None.
+
+    This is rule 4 of the module.
+    """
     processes = own.processes
     if snapshot.generation is not None or not processes:
         return None
@@ -187,6 +202,7 @@ def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> Outco
 
 
 def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Outcome | None:
+    """Return the outcome FAILED if too few workers registered in time, else None."""
     processes, limit_s = own.processes, own.limits.start_timeout_s
     here = sum(p.alive and p.worker is not None for p in processes)
     usable = here + len(foreign(snapshot, own))
@@ -211,7 +227,12 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Ou
 
 
 def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> Outcome | None:
-    """FAILED, FINISHED or STOPPED, when all workers of the current generation have ended."""
+    """Return the outcome of a job whose workers have all ended, by rule 5 of this module.
+
+    Returns:
+        FAILED, FINISHED or STOPPED with the reason; None if a worker is left or may be, or if the
+        job may yet continue from a checkpoint.
+    """
     generation, mine = snapshot.generation, dead_ring(snapshot, own)
     if generation is None or not mine:
         return None
@@ -240,9 +261,10 @@ def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> Outcom
 
 
 def ring_is_away(snapshot: Snapshot, own: SupervisorState, now: float) -> bool:
-    """Whether nobody of the ring is in ZooKeeper, who may yet train, and soon be back.
+    """Return whether no worker of the ring is in ZooKeeper, while some may still train.
 
-    Nobody could give the state to a worker that is started meanwhile.
+    Such workers are soon back. Meanwhile no worker could send the state to a worker that is
+    started.
     """
     generation = snapshot.generation
     if generation is None or not dead_ring(snapshot, own):
@@ -253,10 +275,11 @@ def ring_is_away(snapshot: Snapshot, own: SupervisorState, now: float) -> bool:
 def _others_are_dead(
     snapshot: Snapshot, generation: Generation, own: SupervisorState, now: float
 ) -> bool:
-    """Whether the workers of other launchers are dead, too, when all of ours in the ring are.
+    """Return whether the ring members of other launchers are dead.
 
-    Their launchers have logged it, or the leader had proof of it. Or they have been out of
-    ZooKeeper for so long: who only lost its session trains on, and is soon back.
+    This is asked when all members of this launcher are dead. The others are dead if their launchers
+    have logged their end or the leader had proof of it, or if they have been out of ZooKeeper for
+    ``lost_s``: a worker that only lost its session trains on and is soon back.
     """
     gone = {worker for worker, reason in snapshot.evicted.items() if reason.startswith(GONE)}
     if {p.worker for p in own.processes} | own.ended | gone >= snapshot.state_owners:
@@ -267,18 +290,20 @@ def _others_are_dead(
 def _dead_for(generation: Generation, own: SupervisorState, now: float) -> float:
     """Return for how many seconds no worker of the ring of ``generation`` has been seen.
 
-    Counted from ZooKeeper's return if it was away meanwhile. 0: one is seen.
+    The result is 0 while a worker is seen.
+
+    If ZooKeeper was away in the meantime, the time counts from its return.
     """
     lost = [death.at for death in own.ring_deaths if death.generation == generation.number]
     return now - lost[0] if lost else 0.0
 
 
 def told_to_end(snapshot: Snapshot, own: SupervisorState) -> bool:
-    """Return whether one of this launcher's workers has ended because its job was told to end.
+    """Return whether a worker of this launcher has ended because its job was told to end.
 
-    The job in ZooKeeper may still be *running*: it was told while ZooKeeper was away. The launcher
-    then starts no worker. The answer is False again when the other workers train on: they have
-    repaired their ring without that worker.
+    The job in ZooKeeper may still be *running*, because the worker was told while ZooKeeper was
+    away. The launcher then starts no worker. The result is False again when the other workers train
+    on, because they have then repaired their ring without that worker.
 
     Args:
         snapshot: what ZooKeeper holds of the job; its ring is used.
@@ -290,7 +315,7 @@ def told_to_end(snapshot: Snapshot, own: SupervisorState) -> bool:
 def _why_unrecoverable(
     job: Job, own: SupervisorState, failed: Sequence[Process], now: float
 ) -> str | None:
-    """Why a job whose workers are all dead cannot go on, as a clause; None: it can."""
+    """Return a clause why a job whose workers are all dead cannot go on; None if it can."""
     if all(map(_by_an_error, failed)):
         return ""  # the script's own errors would come again
     if job.saved_step < 0:
@@ -305,5 +330,5 @@ def _why_unrecoverable(
 
 
 def _by_an_error(process: Process) -> bool:
-    """Whether it ended by an error of its script; a worker that was evicted and obeyed did not."""
+    """Return whether a process ended by an error of its script, not by a signal or an eviction."""
     return process.failed and (process.exit_code or 0) > 0

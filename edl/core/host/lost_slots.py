@@ -1,4 +1,4 @@
-"""Which edl-workers of a job have died, as each of the others sees it."""
+"""Find the `edl-worker` processes of a job that have died, as each of the others sees it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from edl.core.records import Snapshot
 
 
 class LostSlots:
-    """Watched by the edl-worker of ``slot`` on ``host``.
+    """A watcher in one `edl-worker` for the slots whose `edl-worker` has died.
 
-    ``lost``: slots whose edl-worker has died, as (host, slot). ``best``: what is to be done.
-    ``barred``: hosts on which one has died, and none has come back.
+    Attributes:
+        lost: the slots whose `edl-worker` has died, as pairs (host, slot).
+        best: what is to be done about them.
+        barred: the hosts on which an `edl-worker` has died and none has come back.
     """
 
     def __init__(self, host: str, slot: int, limits: SlotLimits) -> None:
+        """Watch the slots for the `edl-worker` that keeps ``slot`` of ``host``."""
         self.lost: frozenset[tuple[str, int]] = frozenset()
         self.best = AfterLoss.NOTHING
         self.barred: frozenset[str] = frozenset()
@@ -32,9 +35,15 @@ class LostSlots:
         self._asked_for: frozenset[tuple[str, int]] = frozenset()
 
     def see(self, snapshot: Snapshot, answered: float, now: float) -> bool:
-        """Look again; whether the driver is to be asked to place the slots anew, by us and now.
+        """Update the attributes, and return whether to ask the driver to place the slots anew.
 
-        ``answered``: when the driver last did so; what is assigned needs a moment to follow.
+        Only one `edl-worker` asks at a time, once for each set of lost slots.
+
+        Args:
+            snapshot: what ZooKeeper holds of the job.
+            answered: when the driver last placed the slots; after that a slot needs a moment to
+                follow.
+            now: the time by the same clock, in seconds.
         """
         # A slot that is assigned again is another edl-worker's, which may be on its way.
         slots = assigned_slots(snapshot)
@@ -61,9 +70,10 @@ class LostSlots:
         return True
 
     def turn(self, snapshot: Snapshot) -> int:
-        """Whoever has turn 0 acts for all edl-workers; the next one, if that does not."""
+        """Return this process's turn to act for all: 0 acts first, 1 if turn 0 does not act, ..."""
         here = sorted(kept(snapshot))
         return here.index(self._own) if self._own in here else 0
 
     def __str__(self) -> str:
+        """Return the lost slots in words: "slot 0 on a and slot 1 on b"."""
         return " and ".join(f"slot {slot} on {host}" for host, slot in sorted(self.lost))

@@ -1,16 +1,17 @@
-"""One start of one worker process, as its launcher sees it: how it ended, and by whose doing.
+"""Hold the record of one start of one worker process, with how it ended and why.
 
-Every end is logged once, as an event. It is a *failure* when the process ended with an error, or
-without ever joining, by itself. It is not when the launcher ended it, or when it obeyed the leader
-that gave it up. Of the proof that a process is gone the leader learns first, often while that
-process is still on its way out: so to be evicted for that is no explanation of an end, and such a
-process is left to end with its own exit code.
+Each end is logged once, as an event. An end is a *failure* if the process ended with an error, or
+without ever joining, by itself. It is no failure if the launcher ended the process, or if the
+process obeyed the leader that evicted it. The leader often has proof that a process is gone before
+the process has ended: so an eviction for that proof does not explain the end, and such a process is
+left to end with its own exit code.
 
-A failure before the worker has trained a step is one without progress. Such failures in a row make
-the pause before the next start of a slot longer; more of them than ``max_restarts`` use the slot
-up. So does a worker that has joined and been refused, at once. After a step the slot is started
-again without a pause, and the count begins anew. But an end soon after the first step counts: a
-script that fails in its third step, or takes more memory than there is, would be started for ever.
+A failure before the worker has trained a step is a failure without progress. Such failures in a row
+make the pause before the slot's next start longer; more than ``max_restarts`` in a row disable the
+slot. So does, at once, a worker that has joined and been refused. After a step the slot is started
+again without a pause, and the count begins anew. But an end soon after the first step counts as no
+progress: otherwise a script that fails in its third step, or takes more memory than there is, would
+be started forever.
 """
 
 from __future__ import annotations
@@ -44,7 +45,37 @@ _ENDS_BADLY = (JobState.RUNNING, JobState.FAILED)
 
 @dataclass(frozen=True)
 class Process:
-    """One start of one worker process. Times by its launcher's clock."""
+    """One start of one worker process, as its launcher sees it.
+
+    All times are in seconds by the launcher's clock. None as a time means that it has not happened.
+
+    Attributes:
+        slot: the slot of the process.
+        attempt_id: the token of this start.
+        started: when the process started.
+        failures: the number of failed starts in a row in this slot before this one.
+        worker: the number of the worker; None: it has not registered.
+        ready: whether the worker has been ready, or further.
+        seated: whether the worker has been a member of a generation.
+        generation: the newest generation in which the worker was seen as a member.
+        departing: since when the worker leaves, has finished, or was taken out.
+        no_session_since: since when the worker has no node in ZooKeeper, after it had one.
+        unresponsive_since: since when the worker has not answered its agent.
+        evicted: why the leader has evicted the worker, except for the proof that it is gone.
+        exited_at: since when the leader has proof that the process is gone.
+        ending_since: since when the launcher ends the process.
+        why: why the launcher ends the process.
+        ended: since when the script has ended.
+        ended_code: the exit code that the script reported at its end.
+        handled: since when the exit handlers have ended, too.
+        stopped: whether the process ended because its job was told to end.
+        exit_code: the exit code; None: the process runs; -9: killed by signal 9.
+        exited: when the process exited.
+        trained_s: the time from the worker's first step until it exited; None: it trained no step.
+        termination_message: the line of output that best says how the process ended.
+        used_up: whether the slot was disabled after this process.
+        deserted: whether the process exited with code 0 while the others go on without the worker.
+    """
 
     slot: int
     attempt_id: str
@@ -76,37 +107,38 @@ class Process:
 
     @property
     def alive(self) -> bool:
+        """Whether the process still runs."""
         return self.exit_code is None
 
     @property
     def failed(self) -> bool:
-        """It ended with an error or without ever joining, by itself."""
+        """Whether the process ended by itself with an error, or without ever joining the job."""
         if self.exit_code is None or self.obeyed:
             return False
         return self.exit_code != 0 or self.worker is None
 
     @property
     def failed_at_start(self) -> bool:
-        """Whether it ended with an error, by itself, before it had trained a step."""
+        """Whether the process ended with an error, by itself, before it had trained a step."""
         return self.failed and (self.exit_code or 0) > 0 and self.trained_s is None
 
     @property
     def refused(self) -> bool:
-        """Whether this worker ended because its script cannot join, however often it is started.
+        """Whether the worker ended because its script cannot join, however often it is started.
 
-        For example because its state differs from that of the other workers.
+        For example, its state differs from that of the other workers.
         """
         return self.exit_code == REFUSED_EXIT and self.worker is not None
 
     @property
     def refuses(self) -> bool:
-        """Whether this process, which still runs, is about to end as :attr:`refused`."""
+        """Whether the process, which still runs, is about to end as :attr:`refused`."""
         says = self.ended is not None and self.ended_code == REFUSED_EXIT
         return self.alive and says and self.worker is not None
 
     @property
     def obeyed(self) -> bool:
-        """It ended because its launcher ended it, or because the leader had given it up."""
+        """Whether the process ended because its launcher ended it, or because the leader evicted it."""
         if self.exit_code is None:
             return False
         if self.exit_code < 0 and -self.exit_code not in (signal.SIGTERM, signal.SIGKILL):
@@ -115,26 +147,25 @@ class Process:
 
     @property
     def blamed(self) -> bool:
-        """Its end counts as a failure of its slot."""
+        """Whether the end of the process counts as a failure of its slot."""
         return self.failed or self.deserted or bool(self.evicted)
 
     @property
     def _asked_before(self) -> bool:
-        """It was asked to end before its script, or it, had ended."""
+        """Whether the launcher asked the process to end before it or its script had ended."""
         end = self.exited if self.ended is None else self.ended
         return self.ending_since is not None and (end is None or self.ending_since < end)
 
     def failed_late(self, finished: float, finished_in: int) -> bool:
         """Return whether this process failed after the job had trained its last step.
 
-        To fail is to end with an exit code other than 0, without being told to end.
-
-        A worker that died while the others trained on was replaced, or was not needed any more:
-        that is no failure.
+        To fail is to end with an exit code other than 0, without being told to end. A worker that
+        died while the others trained on was replaced, or was not needed any more: that is no
+        failure.
 
         Args:
             finished: when the launcher saw that the job has finished, by its clock.
-            finished_in: the generation whose workers have trained to the end; 0: nobody knows.
+            finished_in: the generation whose workers have trained to the end; 0: unknown.
         """
         after = (self.exited or 0.0) >= finished
         last = self.generation >= finished_in if finished_in else after
@@ -143,13 +174,14 @@ class Process:
 
     @property
     def name(self) -> str:
+        """The name of the worker, such as "w3", or of the slot before the worker has registered."""
         return f"slot {self.slot}" if self.worker is None else f"w{self.worker}"
 
     @property
     def failures_now(self) -> int:
-        """Count the failures in a row in this slot, this process included if it has failed.
+        """The number of failures in a row in this slot, this process included if it has failed.
 
-        To be evicted by the leader counts as a failure.
+        An eviction by the leader counts as a failure.
         """
         if self.alive or not self.blamed:
             return 0 if self.exit_code == 0 else self.failures
@@ -159,23 +191,43 @@ class Process:
         return 0 if progress else self.failures + 1
 
     def uses_up(self, max_restarts: int) -> bool:
-        """Its slot has been started again as often as it may, and failed again, or refused."""
+        """Return whether the slot must not be started again after this process.
+
+        This is the case if the slot failed more often in a row than ``max_restarts``, or was
+        refused.
+        """
         final = self.refused or self.failures_now > max_restarts
         return not self.alive and not self.used_up and self.blamed and final
 
     def pause_s(self, longest_s: float) -> float:
-        """How long its slot waits after it, before the next start."""
+        """Return how long the slot waits after this process before its next start, in seconds.
+
+        Args:
+            longest_s: the longest pause, in seconds.
+        """
         waits = self.blamed and not self.used_up and self.trained_s is None
         return backoff_s(self.failures_now, longest_s) if waits else 0.0
 
     def is_undecided(self, state: JobState, now: float, settle_s: float) -> bool:
-        """Whether it is yet to be seen if the others go on without it, or have ended, too."""
+        """Return whether it is still open if the others go on without this process, or have ended,
+        too.
+
+        Args:
+            state: the state of the job.
+            now: the time by the launcher's clock.
+            settle_s: for how long after the exit of the process the question stays open, in
+                seconds.
+        """
         left = self.exit_code == 0 and self.seated and self.departing is None
         late = now - (self.exited or 0.0) >= settle_s
         return left and not self.deserted and state is JobState.RUNNING and not late
 
     def ending_text(self, host: str) -> str:
-        """Its end in words: of a failure also its last line, else whose doing it was."""
+        """Return a sentence about the end of this process on ``host``.
+
+        For a failure it includes the last line of its output; otherwise it says who ended the
+        process.
+        """
         assert self.exit_code is not None
         what = f"{self.name} on {host} {how(self.exit_code)}"
         if self.failed:
@@ -199,10 +251,15 @@ class Process:
 
 
 def unstarted(process: Process, command: Sequence[str], error: OSError) -> Process:
-    """A ``process`` that the system could not start: it has failed, as one that died at once.
+    """Return ``process`` as one that the system could not start, which counts as a failure.
 
-    That is its host's trouble (memory, processes, a disk that is full), not the job's: it is tried
-    again after the pause of its slot, and the others train on.
+    The cause is the host's trouble (memory, processes, a full disk), not the job's: the slot is
+    tried again after its pause, and the other workers train on.
+
+    Args:
+        process: the start that was tried.
+        command: the command that was run.
+        error: the system's error.
     """
     line = f"cannot start {' '.join(command)}: {error.strerror or error}"
     return replace(
@@ -226,7 +283,7 @@ class ScriptEnd:
 
     @classmethod
     def read(cls, name: str) -> ScriptEnd | None:
-        """Return the end that is in ``name``, a process's name; None while the script runs."""
+        """Return the end that ``name``, the name of a process, reports; None while the script runs."""
         word, _, code = name.partition(":")
         stopped = word in STOPPED.values()
         said = (stopped or word in STOPPED) and code.isdigit()
@@ -244,12 +301,17 @@ def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
 def exited(
     process: Process, code: int, now: float, last_line: str, trained_s: float | None = None
 ) -> Process:
-    """Return ``process`` as it is when it has ended with ``code``.
+    """Return ``process`` as it is after it has ended with the exit code ``code``.
 
-    ``trained_s``: seconds from its first step until then; None: it trained none.
+    If the launcher had to kill the process because it did not end by itself, the exit code that the
+    script reported before counts instead.
 
-    One that its launcher had to kill because it did not end by itself counts as what its script
-    came to: as the code that it said when the script had ended.
+    Args:
+        process: the process that has ended.
+        code: its exit code.
+        now: the time of its end, by the launcher's clock.
+        last_line: the line of its output that best says how it ended.
+        trained_s: the seconds from its first step until it ended; None: it trained no step.
     """
     lingered = (
         process.ended is not None and process.ending_since is not None and not process._asked_before
@@ -266,12 +328,12 @@ class _WorkerRecord:
     """What the records of a job say of the worker that a process runs.
 
     Attributes:
-        worker: its id; None: it has never registered.
+        worker: the number of the worker; None: it has never registered.
         has_session: whether its member node exists.
-        stage: that of its member node; None without one.
+        stage: the stage in its member node; None without a node.
         has_entered: whether its member node says that it has entered a generation.
-        generation: the number of the newest generation if it is a member there; else 0.
-        evicted: why the leader has evicted it; empty: it has not.
+        generation: the number of the newest generation if the worker is a member there; else 0.
+        evicted: why the leader has evicted the worker; empty: it has not.
     """
 
     worker: int | None
@@ -304,7 +366,7 @@ class _WorkerRecord:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the leader has evicted the worker for the proof that its process is gone."""
+        """Whether the leader has evicted the worker because it has proof that the process is gone."""
         return self.evicted.startswith(GONE)
 
 
@@ -312,6 +374,7 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
     """Return ``process`` with what the records of its job say of its worker.
 
     Args:
+        process: the process, with what was known of it before.
         snapshot: the records of the job.
         now: the time by the clock of the launcher, in seconds.
     """
@@ -353,9 +416,15 @@ def _exit_code(process: Process, snapshot: Snapshot, leaving: bool) -> int | Non
 
 
 def _deserted(process: Process, worker: int | None, snapshot: Snapshot, leaving: bool) -> bool:
-    """Whether it has exited with 0 out of a ring that the others had to repair, or in its warm-up.
+    """Return whether the process has left a ring that the others had to repair, or during its warm-up.
 
-    By itself, that is, and not as it was to end.
+    It exited with code 0, by itself and not as it was to end.
+
+    Args:
+        process: the process.
+        worker: the number of its worker; None: it never registered.
+        snapshot: the records of the job.
+        leaving: whether the worker was to leave.
     """
     generation = snapshot.generation
     if process.exit_code != 0 or leaving or process.ending_since is not None or worker is None:
@@ -376,10 +445,17 @@ def _leaves(
     without_seat: bool,
     evicted: str,
 ) -> bool:
-    """Whether it is to end because it left, has finished, or was taken out, by a switch or evicted.
+    """Return whether the worker is to end because it left, finished, or was taken out of the ring.
 
-    A worker that is no member after the repair of a broken ring was not taken out: it went as the
-    ring broke.
+    A worker is taken out by a switch or by an eviction. A worker that is no member after the repair
+    of a broken ring was not taken out: it ended as the ring broke.
+
+    Args:
+        process: the process of the worker.
+        stage: the stage of the worker; None: unknown.
+        generation: the newest generation of the job.
+        without_seat: whether the worker was a member once and is not one now.
+        evicted: why the leader evicted the worker; empty: it did not.
     """
     if stage in (Stage.LEAVING, Stage.FINISHED):
         return True
@@ -392,14 +468,14 @@ def _leaves(
 
 
 def exit_status(code: int) -> int:
-    """A shell's exit status for a process's exit code: 128 + n for signal n."""
+    """Return a shell's exit status for the exit code of a process: 128 + n for signal n."""
     if code == UNKNOWN_EXIT:
         return 1
     return 128 - code if code < 0 else code
 
 
 def how(code: int) -> str:
-    """An exit code in words."""
+    """Return an exit code in words, as a predicate such as "was killed by SIGKILL"."""
     if code == UNKNOWN_EXIT:
         return "ended (an earlier agent had started it, so how is not known)"
     if code < 0:
@@ -411,19 +487,27 @@ def how(code: int) -> str:
 
 
 def how_all(processes: Sequence[Process], several: bool) -> str:
-    """How they ended, in words, each code once; ``several``: said of more than one."""
+    """Return how the processes ended, as a predicate with each exit code named once.
+
+    With ``several`` it is in the plural form.
+    """
     codes = sorted({p.exit_code or 0 for p in processes})
     text = " or ".join(how(code) for code in codes)
     return text.replace("was killed", "were killed") if several else text
 
 
 def last_words(process: Process) -> str:
-    """The last line of its output, as a clause."""
+    """Return a clause with the last line of the output of ``process``."""
     if not process.termination_message:
         return f"{process.name} wrote nothing"
     return f"{LAST_WORDS.removeprefix('; ')}{process.name}: {process.termination_message}"
 
 
 def backoff_s(failures: int, longest_s: float = BACKOFF_MAX_S) -> float:
-    """How long a slot waits before its next start: 1, 2, 4, ... 30 s."""
+    """Return how long a slot waits before its next start, in seconds: 1, 2, 4, ... 30 s.
+
+    Args:
+        failures: the number of failures in a row; without any the pause is 0.
+        longest_s: the longest pause, in seconds.
+    """
     return 0.0 if failures < 1 else min(longest_s, 2.0 ** (min(failures, 10) - 1))

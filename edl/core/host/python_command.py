@@ -1,4 +1,4 @@
-"""A command that runs Python, taken apart as the interpreter itself does.
+"""Take apart a command line that runs Python as the interpreter itself does.
 
 A launcher has to know what the interpreter would run: to check that a script exists, and to run it
 in a process that is forked from a template (:mod:`edl.launch.template`).
@@ -18,7 +18,7 @@ _SHORT_OTHER = "hViqx?"  # print something and end, or go on at a prompt, or ski
 
 
 class Main(StrEnum):
-    """The kinds of things that the interpreter can run as ``__main__``."""
+    """The kind of code that the interpreter runs as ``__main__``."""
 
     SCRIPT = "script"  # a file, a directory or a zip archive
     MODULE = "module"  # python -m
@@ -28,15 +28,15 @@ class Main(StrEnum):
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """A command line of Python.
+    """A command line of Python, taken apart.
 
     Attributes:
         program: the interpreter, as it is written.
-        options: of the interpreter, before what it runs.
-        main: what it runs.
+        options: the interpreter's options, which come before what it runs.
+        main: the kind of code that it runs.
         target: the path of the script, the name of the module or the text of the code; empty for
             ``Main.OTHER``.
-        arguments: of what it runs: ``sys.argv`` without its first item.
+        arguments: the arguments of that code: ``sys.argv`` without its first item.
     """
 
     program: str
@@ -47,12 +47,12 @@ class PythonCommand:
 
 
 def is_python(program: str) -> bool:
-    """Whether a program is called like an interpreter: ``python``, ``/usr/bin/python3.11``."""
+    """Return whether a program has an interpreter's name, such as ``/usr/bin/python3.11``."""
     return _PYTHON.fullmatch(program.rpartition("/")[2]) is not None
 
 
 def parse(command: Sequence[str]) -> PythonCommand | None:
-    """Take ``command`` apart; None: its program is not called like Python."""
+    """Take ``command`` apart; return None if the name of its program is not that of Python."""
     if not command or not is_python(command[0]):
         return None
     program, *words = command
@@ -94,13 +94,17 @@ def python_script(command: Sequence[str]) -> str | None:
 
 
 def title(command: Sequence[str]) -> str:
-    """Return what people call a command: the file name of its script, or of its program."""
+    """Return a short name of a command: the file name of its script, or of its program."""
     path = python_script(command) or command[0]
     return next((part for part in reversed(path.split("/")) if part not in ("", ".")), "")
 
 
 def _first_that_matters(word: str) -> tuple[str, str]:
-    """The first letter of ``-abc`` that ends the word's options, and what follows in the word."""
+    """Return the first letter of a word like ``-abc`` that takes a value or ends the options.
+
+    Returns:
+        the letter and the text after it in the word; two empty texts if no letter does either.
+    """
     for index, letter in enumerate(word[1:], 2):
         if letter in f"cm{_WITH_VALUE}{_SHORT_OTHER}":
             return letter, word[index:]
@@ -108,4 +112,5 @@ def _first_that_matters(word: str) -> tuple[str, str]:
 
 
 def _other(program: str, words: Sequence[str]) -> PythonCommand:
+    """Return a command that runs no script, module or code, such as a prompt or ``--help``."""
     return PythonCommand(program, tuple(words), Main.OTHER, "", ())

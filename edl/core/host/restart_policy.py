@@ -1,13 +1,13 @@
-"""What a launcher does with each of its worker processes while the job goes on.
+"""Decide what a launcher does with each of its worker processes while the job goes on.
 
-1. A worker that the leader has evicted is ended, and so is one that was never in a ring and has
-   left ZooKeeper for long: it is frozen, and no leader knows of it. So is one of the ring that has
-   left ZooKeeper and does not answer us, on its own host, while others could go on: it is frozen,
-   and who leads them may be a newcomer that cannot tell this from a network that is cut. One whose
-   script has ended, or that the leader knows is gone, ends by itself; it is killed when it does
-   not.
-2. A slot whose worker has ended is started again, with a back-off that grows with its failures.
-   One that fails more often than that is disabled; a job that needs it has FAILED.
+1. A process is ended if the leader has evicted its worker. It is also ended if its worker never was
+   in a ring and left ZooKeeper long ago: the worker is frozen and no leader knows of it. And it is
+   ended if its worker is in the ring but has left ZooKeeper and does not answer on its own host
+   while the others could go on: the worker is frozen, and their leader may be a newcomer that
+   cannot tell this from a broken network. A process whose script has ended, or that the leader
+   knows is gone, ends by itself; it is killed if it does not.
+2. A slot whose worker has ended is started again, with a back-off that grows with its failures. A
+   slot that fails too often is disabled; if the job needs it, the job has FAILED.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from edl.core.records import JobState, Snapshot
 def with_terminating(
     decision: SupervisorDecision, snapshot: Snapshot, own: SupervisorState, now: float
 ) -> SupervisorDecision:
-    """``decision``, and the end of whoever was to end by itself and does not, whatever goes on.
+    """Return ``decision`` with the end of processes that should have ended by themselves but have not.
 
-    Who leaves a slot that was to be given back by now is killed.
+    This applies whatever else goes on. A worker in a slot that should have been given back by now
+    is killed.
     """
     overdue = _overdue(snapshot, own)
     killed = {ending.attempt_id for ending in overdue}
@@ -53,7 +54,7 @@ def with_terminating(
 
 
 def is_terminating(process: Process) -> bool:
-    """Whether it is about to end by itself."""
+    """Return whether a process is about to end by itself."""
     return process.ended is not None or process.exited_at is not None
 
 
@@ -64,7 +65,15 @@ def end(
     reason: str,
     patience_s: float | None = None,
 ) -> tuple[Ending, ...]:
-    """How to end processes now; ``patience_s``: from SIGTERM to SIGKILL, if not `limits.kill_s`."""
+    """Return how to end ``processes`` now: SIGTERM first, SIGKILL when that has not helped.
+
+    Args:
+        processes: the processes to end; those that need nothing now are left out.
+        limits: the launcher's time limits.
+        now: the time by the launcher's clock.
+        reason: why they are ended.
+        patience_s: the time from SIGTERM to SIGKILL, in seconds; None: ``limits.kill_s``.
+    """
     patience_s = limits.kill_s if patience_s is None else patience_s
     endings = (_ending_of(process, limits, now, reason, patience_s) for process in processes)
     return tuple(ending for ending in endings if ending is not None)
@@ -73,7 +82,7 @@ def end(
 def end_each(
     reasons: Mapping[Process, str], limits: SupervisorLimits, now: float
 ) -> tuple[Ending, ...]:
-    """How to end processes now, each for its own reason."""
+    """Return how to end processes now, each for its own reason in ``reasons``."""
     return tuple(
         one for process, why in reasons.items() for one in end([process], limits, now, why)
     )
@@ -82,9 +91,16 @@ def end_each(
 def _ending_of(
     process: Process, limits: SupervisorLimits, now: float, reason: str, patience_s: float
 ) -> Ending | None:
-    """SIGTERM once, SIGKILL when that did not help.
+    """Return the next signal for ``process``: SIGTERM once, SIGKILL if that did not help, or None.
 
-    Who ends by itself gets no SIGTERM: it would hide how it has ended.
+    A process that ends by itself gets no SIGTERM, because that would hide how it has ended.
+
+    Args:
+        process: the process to end.
+        limits: the launcher's time limits.
+        now: the time by the launcher's clock.
+        reason: why it is ended.
+        patience_s: the time from SIGTERM to SIGKILL, in seconds.
     """
     if process.ended is not None:
         why = why_killed(process, limits)
@@ -107,7 +123,7 @@ def _ending_of(
 
 
 def why_killed(process: Process, limits: SupervisorLimits) -> str:
-    """Why a process is killed whose script has ended; it counts as what the script has returned."""
+    """Return why a process whose script has ended is killed; its end counts as the script's code."""
     said = f"its script has ended (with code {process.ended_code}), and"
     if process.handled is None:
         handlers = "the exit handlers (atexit) that other libraries have registered"
@@ -117,7 +133,7 @@ def why_killed(process: Process, limits: SupervisorLimits) -> str:
 
 
 def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Process, str]:
-    """The processes that cannot stay in the job, each with the reason."""
+    """Return the processes that cannot stay in the job, each with the reason."""
     limits, evicted = own.limits, snapshot.evicted
     reasons = {
         p: evicted[p.worker] for p in own.living if p.worker is not None and p.worker in evicted
@@ -130,13 +146,13 @@ def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Pro
 
 
 def _vanished(process: Process, limits: SupervisorLimits, now: float) -> bool:
-    """Whether it was never in a ring, and has been absent from ZooKeeper for too long."""
+    """Return whether the worker never was in a ring and has been away from ZooKeeper too long."""
     absent = process.no_session_since
     return not process.seated and absent is not None and now - absent >= limits.absent_s
 
 
 def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, now: float) -> bool:
-    """Whether it holds up a ring that could go on without it: somebody else leads."""
+    """Return whether a frozen worker holds up a ring that could go on under another leader."""
     if (
         process.unresponsive_since is None
         or process.no_session_since is None
@@ -151,8 +167,8 @@ def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, n
 def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[Ending, ...]:
     """Return the ends of workers in slots that should have been given back by now.
 
-    Only workers that were evicted or have left are ended. One that is still in the ring may be the
-    last with the state, so the leader decides about it.
+    Only workers that were evicted or have left are ended. A worker that is still in the ring may be
+    the last with the state, so the leader decides about it.
     """
     ring = {member.id for member in snapshot.ring}
     return tuple(
@@ -164,7 +180,10 @@ def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[Ending, ...]:
 
 
 def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, ...]:
-    """Those that may be frozen: they have left ZooKeeper, or were evicted, and have not ended."""
+    """Return the processes that may be frozen, so that the launcher asks whether they answer.
+
+    They are running, and have left ZooKeeper or were evicted.
+    """
     return tuple(
         p
         for p in processes
@@ -173,7 +192,7 @@ def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, .
 
 
 def without_init(own: SupervisorState, now: float) -> tuple[str, ...]:
-    """A warning for each script that runs for long and has not called `edl.init()`."""
+    """Return a warning for each script that has run for long without calling `edl.init()`."""
     limit_s = own.limits.start_timeout_s
     return tuple(
         f"{own.script} in {p.name} runs for {limit_s:g} s and did not call edl.init()"
@@ -183,10 +202,10 @@ def without_init(own: SupervisorState, now: float) -> tuple[str, ...]:
 
 
 def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> bool:
-    """Whether no other worker is to be started in place of this one.
+    """Return whether this process still fills its slot, so that no worker is started in its place.
 
-    Whoever scales in wants fewer in the same moment in which a worker leaves, and the two are
-    not read in one: so only a lasting lack of workers is filled again.
+    If the job is scaled in, fewer workers are wanted at about the same moment in which one leaves,
+    and the two are not read together. So only a lasting lack of workers is filled.
     """
     if process.ending_since is not None or process.failed:
         return False
@@ -198,9 +217,13 @@ def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> b
 def starts(
     places: Sequence[tuple[int, Process | None]], own: SupervisorState, why: str, now: float
 ) -> tuple[Start, ...]:
-    """Fill places: slots, each with its last process. A failed one waits for its back-off.
+    """Return the starts that fill ``places``; a slot whose process failed waits for its back-off.
 
-    ``why``: who wants a worker there, as a clause.
+    Args:
+        places: slots, each with its last process or None.
+        own: what the launcher knows of the job and its processes.
+        why: a clause that says who wants a worker there.
+        now: the time by the launcher's clock.
     """
     found = []
     for slot, before in places:
@@ -223,11 +246,14 @@ def disable_slot(
     desired: Placement | None,
     setting: str,
 ) -> SupervisorDecision:
-    """Go on without the slot of ``process``, or end the job that cannot.
+    """Return that the slot of ``process`` is disabled, or that the job fails if it needs the slot.
 
     Args:
-        desired: without it; None: fewer than min_np workers would be left.
-        setting: by which `max_restarts` is set.
+        process: the last process in that slot.
+        snapshot: what ZooKeeper holds of the job.
+        own: what the launcher knows in addition.
+        desired: host -> workers without the slot; None: fewer than ``min_np`` would be left.
+        setting: the name of the option or variable that sets `max_restarts`.
     """
     job = snapshot.job
     slot = f"slot {process.slot} of host {own.host}"

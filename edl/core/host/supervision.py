@@ -1,8 +1,8 @@
-"""What every launcher knows, and what it may decide: the values, and how they follow a reading.
+"""Hold what every launcher knows and what it may decide, and derive both from a reading.
 
-A launcher keeps worker processes: the agent of `edl run` those of a host, `edl-worker` under
-horovodrun the one of a slot. What they decide alike is in :mod:`edl.core.host.job_end` (the end of
-the job) and :mod:`edl.core.host.restart_policy` (of one process); what each adds is in
+A launcher keeps worker processes: the agent of `edl run` keeps those of a host, and `edl-worker`
+under horovodrun keeps that of a slot. What both decide alike is in :mod:`edl.core.host.job_end`
+(the end of the job) and :mod:`edl.core.host.restart_policy` (one process); what each adds is in
 :mod:`edl.core.host.agent` and :mod:`edl.core.host.horovodrun_slot`.
 """
 
@@ -19,7 +19,7 @@ from edl.core.records import Job, JobState, Member, RingMember, Snapshot
 
 @dataclass(frozen=True)
 class SupervisorLimits:
-    """How long a launcher waits for what, in seconds, and how often it lets something happen."""
+    """The time limits of a launcher, in seconds, and how often something may happen."""
 
     start_timeout_s: float = 120.0  # for a script to call `edl.init()`
     backoff_max_s: float = BACKOFF_MAX_S  # the longest pause of a slot whose workers die
@@ -46,13 +46,22 @@ class SupervisorLimits:
     killed_s: float = 10.0  # for processes that were killed to be gone
 
     def stop_limit_s(self, job: Job) -> float:
-        """For the ring of ``job`` to end after `edl stop`; it may save before."""
+        """Return how long the ring of ``job`` may take to end after `edl stop`, in seconds.
+
+        If the job has a checkpoint, the time includes that of saving.
+        """
         return self.stop_s + (job.spec.settings.save_timeout_s if job.checkpoint else 0.0)
 
 
 @dataclass(frozen=True)
 class RingDeath:
-    """All workers of a ring have died. ``at``: by the launcher's clock."""
+    """The death of all workers of a ring.
+
+    Attributes:
+        generation: the generation of the ring.
+        saved_step: the step of the newest checkpoint at that time.
+        at: when the death was seen, by the launcher's clock, in seconds.
+    """
 
     generation: int
     saved_step: int  # of the newest checkpoint at that time
@@ -61,7 +70,7 @@ class RingDeath:
 
 @dataclass(frozen=True)
 class SupervisorState:
-    """What a launcher knows besides ZooKeeper. Times by its own clock."""
+    """What a launcher knows in addition to what ZooKeeper holds. Times are by its own clock."""
 
     host: str
     token: str  # every launch of this launcher begins with it
@@ -84,11 +93,11 @@ class SupervisorState:
         return tuple(p for p in self.processes if p.alive)
 
     def process(self, attempt_id: str) -> Process:
-        """The one that was started as ``launch``."""
+        """Return the process that was started as ``attempt_id``."""
         return next(p for p in self.processes if p.attempt_id == attempt_id)
 
     def having(self, process: Process) -> Self:
-        """The same with ``process`` in place of what was known of it."""
+        """Return this state with ``process`` in place of what was known of it."""
         newer = (process if p.attempt_id == process.attempt_id else p for p in self.processes)
         return replace(self, processes=tuple(newer))
 
@@ -98,14 +107,14 @@ State = TypeVar("State", bound=SupervisorState)
 
 @dataclass(frozen=True)
 class Start:
-    """An order to the launcher: start one worker process.
+    """An order to the launcher to start one worker process.
 
     Attributes:
-        slot: where, a number of its host.
-        failures: failed starts in a row in this slot before this one.
-        reason: for the log.
-        replaces: the last worker of the slot was in a ring and ended with an error, so the others
-            may be about to repair their ring.
+        slot: the slot, a number of its host.
+        failures: the failed starts in a row in this slot before this one.
+        reason: why, for the log.
+        replaces: whether the last worker of the slot was in a ring and ended with an error, so that
+            the others may be about to repair their ring.
     """
 
     slot: int
@@ -116,7 +125,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Ending:
-    """End a process: SIGTERM, or with ``kill`` SIGKILL for its whole process group."""
+    """An order to end a process: SIGTERM, or with ``kill`` SIGKILL to its whole process group."""
 
     attempt_id: str
     kill: bool
@@ -125,7 +134,14 @@ class Ending:
 
 @dataclass(frozen=True)
 class DisableSlot:
-    """Give up a slot after the end of the process ``launch``; ``desired``: what is wanted then."""
+    """An order to disable a slot after the end of one of its processes.
+
+    Attributes:
+        attempt_id: the process that has ended.
+        slot: the number of the slot.
+        desired: host -> workers wanted without the slot.
+        reason: why, in a sentence.
+    """
 
     attempt_id: str
     slot: int
@@ -135,7 +151,7 @@ class DisableSlot:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has become of the job, as far as a launcher has to say it."""
+    """The end of a job as a launcher has to report it: its state, the reason, and the exit code."""
 
     state: JobState
     reason: str
@@ -144,7 +160,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class SupervisorDecision:
-    """What a launcher does now. ``exit_code``: nothing is left to do, it ends with that."""
+    """What a launcher does now, with the reason; ``exit_code`` is set if it ends with that code."""
 
     reason: str
     starts: tuple[Start, ...] = ()
@@ -156,7 +172,7 @@ class SupervisorDecision:
 
 
 def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tuple[Process, ...]:
-    """The processes with what ZooKeeper says of them."""
+    """Return the ``processes`` with what ZooKeeper says of each in ``snapshot``."""
     return tuple(seen(process, snapshot, now) for process in processes)
 
 
@@ -184,7 +200,7 @@ def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process,
 
 
 def noted(own: State, snapshot: Snapshot, now: float) -> State:
-    """``own`` after a reading of the job, which its processes were compared with already."""
+    """Return ``own`` after a reading of the job, with which its processes were already compared."""
     generation = snapshot.generation.number if snapshot.generation else 0
     step = (generation, snapshot.status.step)
     if step != own.step:
@@ -197,7 +213,11 @@ def noted(own: State, snapshot: Snapshot, now: float) -> State:
 
 
 def without_zookeeper(own: State) -> State:
-    """``own`` while ZooKeeper is away: the others have to come back, too, before it means much."""
+    """Return ``own`` while ZooKeeper is away.
+
+    Times without a session and the death of the present ring are forgotten, because the others have
+    to come back, too, before their absence means much.
+    """
     deaths = own.ring_deaths
     if deaths and deaths[-1].generation == own.step[0]:
         deaths = deaths[:-1]
@@ -206,7 +226,10 @@ def without_zookeeper(own: State) -> State:
 
 
 def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[RingDeath, ...]:
-    """Those known, with that of the present generation; without it when somebody is back."""
+    """Return the known deaths of rings, with that of the present ring if all of its workers are dead.
+
+    If one of them is back, its ring's death is removed again.
+    """
     generation, deaths = snapshot.generation, own.ring_deaths
     if generation is None:
         return deaths
@@ -220,10 +243,11 @@ def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[R
 
 
 def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
-    """This launcher's processes of the current ring, when nobody of the ring is left; else none.
+    """Return this launcher's processes of the current ring if no worker of that ring is left.
 
-    None of them runs, and none of the others is in ZooKeeper or answers on its port. Before a
-    switch the ring is the one before, with those who are to leave: they have the state, too.
+    None of these processes runs, and no other member is in ZooKeeper or answers on its port. Until
+    a switch the ring is the one before it, with the workers that are to leave: they have the state,
+    too. If a worker is left, the result is empty.
     """
     members = snapshot.generation.worker_ids if snapshot.generation else ()
     left = {p.worker for p in own.living} | {m.id for m in foreign(snapshot, own)} | own.answering
@@ -235,7 +259,11 @@ def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
 
 
 def whom_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember, ...]:
-    """The workers of other launchers, if nobody of the ring is left but perhaps one of them."""
+    """Return the workers of other launchers to ask whether they live, when no ring member is known to.
+
+    Ring members that are known to be dead are left out. The result is empty while a worker of the
+    ring is known to live or the job is over.
+    """
     generation, silent = snapshot.generation, replace(own, answering=frozenset())
     if generation is None or snapshot.job.state.over or not dead_ring(snapshot, silent):
         return ()
@@ -245,7 +273,7 @@ def whom_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember, .
 
 
 def foreign(snapshot: Snapshot, own: SupervisorState) -> list[Member]:
-    """Members that this launcher has neither started nor adopted."""
+    """Return the members of the job that this launcher neither started nor took over."""
     ours = {p.attempt_id for p in own.processes}
     return [
         m

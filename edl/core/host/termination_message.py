@@ -1,8 +1,8 @@
-"""Which line of a dead process's output says best why it died: mostly the last, but not always.
+"""Find the line of a dead process's output that best says why the process died.
 
-Python ends an error with its type and message, and then the interpreter's own end, libraries and
-progress bars may write more. So the end of a traceback counts, if little of weight follows it; else
-the last line that is not noise.
+Mostly this is the last line, but not always: Python ends an error with its type and message, and
+then the interpreter, libraries and progress bars may write more. So the end of a traceback is
+chosen if few meaningful lines follow it; otherwise the last line that is not noise.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NOISE = re.compile(
 
 
 def best(lines: Iterable[str]) -> str:
-    """The line of a process's last output that says best why it ended; empty when none does."""
+    """Return the line of a process's output that best says why it ended; empty if none does."""
     weighty: list[str] = []
     error = None  # index in ``weighty`` of the end of the last traceback
     inside, ignored = False, False
@@ -68,10 +68,13 @@ def best(lines: Iterable[str]) -> str:
 
 
 def is_of_horovod(line: str) -> bool:
-    """Horovod's own words on a ring that broke: the events say it shorter, the log file has it."""
+    """Return whether ``line`` is Horovod's own report of a broken ring.
+
+    The events report the same in shorter form, and the log file keeps the line.
+    """
     return _OF_HOROVOD.search(line) is not None
 
 
 def is_noise(text: str) -> bool:
-    """A line that says nothing about why its process ended."""
+    """Return whether a line, such as a progress bar, says nothing about why a process ended."""
     return _NOISE.search(text) is not None
