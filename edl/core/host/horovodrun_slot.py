@@ -367,7 +367,7 @@ def without_barred(assigned: Placement, lost: Slots, size: int) -> dict[str, int
 
 
 def released(desired: Placement, host: str, sizes: Sizes) -> dict[str, int]:
-    """Return ``desired`` with one worker less on ``host``, if the job may have that many workers."""
+    """Return ``desired`` with one worker less on ``host``, if the job may have that size."""
     if not desired.get(host) or not sizes.allows(sum(desired.values()) - 1):
         return dict(desired)
     return {**desired, host: desired[host] - 1}

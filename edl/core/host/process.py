@@ -138,7 +138,7 @@ class Process:
 
     @property
     def obeyed(self) -> bool:
-        """Whether the process ended because its launcher ended it, or because the leader evicted it."""
+        """Whether the process ended because its launcher ended it or the leader evicted it."""
         if self.exit_code is None:
             return False
         if self.exit_code < 0 and -self.exit_code not in (signal.SIGTERM, signal.SIGKILL):
@@ -209,8 +209,9 @@ class Process:
         return backoff_s(self.failures_now, longest_s) if waits else 0.0
 
     def is_undecided(self, state: JobState, now: float, settle_s: float) -> bool:
-        """Return whether it is still open if the others go on without this process, or have ended,
-        too.
+        """Return whether it is not known yet why this process exited with code 0 in the ring.
+
+        The other workers may go on without it, or may have ended, too.
 
         Args:
             state: the state of the job.
@@ -283,7 +284,7 @@ class ScriptEnd:
 
     @classmethod
     def read(cls, name: str) -> ScriptEnd | None:
-        """Return the end that ``name``, the name of a process, reports; None while the script runs."""
+        """Return the end that the process name ``name`` reports; None while the script runs."""
         word, _, code = name.partition(":")
         stopped = word in STOPPED.values()
         said = (stopped or word in STOPPED) and code.isdigit()
@@ -366,7 +367,7 @@ class _WorkerRecord:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the leader has evicted the worker because it has proof that the process is gone."""
+        """Whether the leader has evicted the worker on proof that the process is gone."""
         return self.evicted.startswith(GONE)
 
 
@@ -416,9 +417,9 @@ def _exit_code(process: Process, snapshot: Snapshot, leaving: bool) -> int | Non
 
 
 def _deserted(process: Process, worker: int | None, snapshot: Snapshot, leaving: bool) -> bool:
-    """Return whether the process has left a ring that the others had to repair, or during its warm-up.
+    """Return whether a process has exited with code 0, by itself, although it was not to end.
 
-    It exited with code 0, by itself and not as it was to end.
+    Either the worker left a ring, which the others had to repair, or it left during its warm-up.
 
     Args:
         process: the process.

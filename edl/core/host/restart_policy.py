@@ -33,10 +33,10 @@ from edl.core.records import JobState, Snapshot
 def with_terminating(
     decision: SupervisorDecision, snapshot: Snapshot, own: SupervisorState, now: float
 ) -> SupervisorDecision:
-    """Return ``decision`` with the end of processes that should have ended by themselves but have not.
+    """Return ``decision`` with the overdue ends of processes added.
 
-    This applies whatever else goes on. A worker in a slot that should have been given back by now
-    is killed.
+    A process is overdue if it should have ended by itself and has not. This applies whatever else
+    goes on. A worker in a slot that should have been given back by now is killed.
     """
     overdue = _overdue(snapshot, own)
     killed = {ending.attempt_id for ending in overdue}
@@ -123,7 +123,7 @@ def _ending_of(
 
 
 def why_killed(process: Process, limits: SupervisorLimits) -> str:
-    """Return why a process whose script has ended is killed; its end counts as the script's code."""
+    """Return why a process is killed after its script has ended; the script's exit code counts."""
     said = f"its script has ended (with code {process.ended_code}), and"
     if process.handled is None:
         handlers = "the exit handlers (atexit) that other libraries have registered"

@@ -226,7 +226,7 @@ def without_zookeeper(own: State) -> State:
 
 
 def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[RingDeath, ...]:
-    """Return the known deaths of rings, with that of the present ring if all of its workers are dead.
+    """Return the known deaths of rings, with the present ring's if all its workers are dead.
 
     If one of them is back, its ring's death is removed again.
     """
@@ -259,10 +259,11 @@ def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
 
 
 def whom_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember, ...]:
-    """Return the workers of other launchers to ask whether they live, when no ring member is known to.
+    """Return the workers of other launchers that should be asked whether they live.
 
-    Ring members that are known to be dead are left out. The result is empty while a worker of the
-    ring is known to live or the job is over.
+    They are asked when no member of the ring is known to live. Ring members that are known to be
+    dead are left out. The result is empty while a worker of the ring is known to live or the job is
+    over.
     """
     generation, silent = snapshot.generation, replace(own, answering=frozenset())
     if generation is None or snapshot.job.state.over or not dead_ring(snapshot, silent):
