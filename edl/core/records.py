@@ -420,7 +420,7 @@ class Generation(Record):
 
 
 class RequestKind(StrEnum):
-    """The kind of a request to the leader."""
+    """The kind of a request to the leader: to drain a worker, or to replace it."""
 
     DRAIN = "drain"  # the worker leaves; one fewer is wanted
     REPLACE = "replace"  # the worker leaves, and another one comes in the same switch

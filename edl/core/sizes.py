@@ -150,9 +150,9 @@ class Sizes(Record):
         raise UsageError(f"cannot scale job {job} to {workers(np)}: {self.refusal(np)}{hint}")
 
     def refusal(self, np: int) -> str:
-        """Return why the job may not have ``np`` workers, with the nearest allowed sizes.
+        """Return why a job may not have ``np`` workers, which are not allowed.
 
-        ``np`` must not be allowed.
+        The text names the limit that is exceeded, or the nearest allowed sizes.
         """
         if not self.enough(np):
             return f"min_np is {self.min_np}"

@@ -133,9 +133,10 @@ def _disabled_slots(snapshot: Snapshot) -> dict[str, str]:
 
 
 def _reason(snapshot: Snapshot) -> str:
-    """Return the reason of the job's state; if no process of the job is alive, return that instead.
+    """Return the reason of the job's state, as the status shows it.
 
-    A job that is over, or whose record has a reason, keeps the reason in its record.
+    This is the reason in the job's record, if there is one. Else, if no process of the job is
+    alive, it says so; otherwise it is the leader's reason.
     """
     job = snapshot.job
     if job.state.over or job.reason:

@@ -52,14 +52,14 @@ class AgentLimits(SupervisorLimits):
 
 @dataclass(frozen=True)
 class AgentState(SupervisorState):
-    """What an agent knows in addition to what ZooKeeper holds."""
+    """What an agent knows besides ZooKeeper's records, such as its processes and limits."""
 
     limits: AgentLimits = AgentLimits()
     draining: bool = False  # the host is about to leave the job
 
 
 def decide(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
-    """Return what the agent does next, if anything, with the reason.
+    """Return the decision of an agent: what it does next, if anything, with the reason.
 
     Args:
         snapshot: what ZooKeeper holds of the job.
@@ -72,7 +72,7 @@ def decide(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecisio
 
 
 def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
-    """Return the starts and ends that keep as many workers as are assigned to the host."""
+    """Return the decision that keeps as many workers running as are assigned to the host."""
     wanted = snapshot.assigned.hosts.get(own.host, 0)
     others = [m for m in foreign(snapshot, own) if m.host == own.host]
     replaced = snapshot.replaced

@@ -81,7 +81,7 @@ class SlotLimits(SupervisorLimits):
 
 @dataclass(frozen=True)
 class SlotState(SupervisorState):
-    """What an `edl-worker` knows in addition to what ZooKeeper holds."""
+    """What an `edl-worker` knows besides ZooKeeper's records, such as its slot and processes."""
 
     limits: SlotLimits = SlotLimits()
     slot: int = 0
@@ -97,7 +97,7 @@ class SlotState(SupervisorState):
 
 
 def decide(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """Return what `edl-worker` does next for its slot, if anything, with the reason.
+    """Return the decision of an `edl-worker`: what it does next for its slot, with the reason.
 
     ``now`` is the time by the same clock as the times in ``own``, in seconds.
     """
@@ -109,7 +109,7 @@ def decide(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision
 
 
 def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """Return what to do when the slot was taken back or this process was asked to end (rule 2)."""
+    """Return the decision after the slot was taken back, or an end was asked for (rule 2)."""
     if own.unread and not own.removed:
         return _leave_unseen(snapshot, own, now)
     reason = f"the driver has taken back slot {own.slot}" if own.removed else "edl-worker is to end"
@@ -134,7 +134,7 @@ def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision
 
 
 def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """Return what to do when the ssh of this process has ended (rule 2).
+    """Return the decision after the ssh of this process has ended (rule 2).
 
     The driver takes this process for ended. If no other `edl-worker` is left, this one has to
     record the end of the job. horovodrun itself may be about to end, which ends the job and takes a
@@ -154,7 +154,7 @@ def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorD
 
 
 def _keep(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """Return what keeps one worker running in the slot (rules 4 and 5)."""
+    """Return the decision that keeps one worker running in the slot (rules 4 and 5)."""
     to_end, last = why_to_end(snapshot, own, now), own.newest
     if own.living:
         endings = end_each(to_end, own.limits, now)

@@ -53,7 +53,10 @@ TOLD = "the workers were told to end while ZooKeeper was away"
 def as_the_job_ends(
     snapshot: Snapshot, own: SupervisorState, now: float
 ) -> SupervisorDecision | None:
-    """Return what a launcher does by rules 1 to 3 of this module; None if the job goes on."""
+    """Return the decision of a launcher while the job ends, or None while the job goes on.
+
+    A job ends when it is over, is stopping, or has lost its last ring (rules 1 to 3 of the module).
+    """
     generation = snapshot.generation
     if snapshot.job.state.over:
         return _wind_down(snapshot, own, now)
@@ -71,7 +74,10 @@ def as_the_job_ends(
 def as_the_job_cannot_go_on(
     snapshot: Snapshot, own: SupervisorState, now: float
 ) -> SupervisorDecision | None:
-    """Return the end of a job by rules 4 and 5 of this module; None if the job can go on."""
+    """Return the decision that ends a job, or None if the job can go on.
+
+    A job cannot go on if it cannot begin or has no worker left (rules 4 and 5 of the module).
+    """
     outcome = _cannot_begin(snapshot, own, now) or _nobody_left(snapshot, own, now)
     return None if outcome is None else SupervisorDecision(outcome.reason, outcome=outcome)
 
@@ -101,7 +107,7 @@ def failed_late(job: Job, own: SupervisorState) -> Process | None:
 
 
 def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
-    """Return what a launcher does when the job is over (rule 1): end workers, then exit."""
+    """Return the decision for a job that is over (rule 1): end its workers, then exit."""
     job, limits, living = snapshot.job, own.limits, own.living
     if not living:
         return SupervisorDecision(f"the job is over: {job.reason}", exit_code=result(job, own))
@@ -122,7 +128,7 @@ def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> Supervis
 
 
 def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
-    """Return what a launcher does while the job is stopping (rule 2)."""
+    """Return the decision while the job is stopping (rule 2): end workers, or record STOPPED."""
     living, limits = own.living, own.limits
     reason = snapshot.job.reason or "the job is asked to stop"
     if not living and not foreign(snapshot, own):

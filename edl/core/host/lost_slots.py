@@ -70,7 +70,7 @@ class LostSlots:
         return True
 
     def turn(self, snapshot: Snapshot) -> int:
-        """Return this process's turn to act for all: 0 acts first, 1 if turn 0 does not act, ..."""
+        """Return the turn of this process to act for all: turn 0 acts, and turn 1 if 0 does not."""
         here = sorted(kept(snapshot))
         return here.index(self._own) if self._own in here else 0
 

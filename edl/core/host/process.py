@@ -411,7 +411,7 @@ def _since(known: float | None, holds: bool, now: float) -> float | None:
 
 
 def _exit_code(process: Process, snapshot: Snapshot, leaving: bool) -> int | None:
-    """Return the exit code of ``process``, which is 0 if it is unknown and the end was in order."""
+    """Return the exit code of ``process``; 0 replaces an unknown code if the process was to end."""
     in_order = leaving or snapshot.job.state not in _ENDS_BADLY
     return 0 if process.exit_code == UNKNOWN_EXIT and in_order else process.exit_code
 

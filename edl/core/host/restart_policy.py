@@ -65,13 +65,13 @@ def end(
     reason: str,
     patience_s: float | None = None,
 ) -> tuple[Ending, ...]:
-    """Return how to end ``processes`` now: SIGTERM first, SIGKILL when that has not helped.
+    """Return the orders that end ``processes``: SIGTERM first, SIGKILL when that has not helped.
 
     Args:
-        processes: the processes to end; those that need nothing now are left out.
+        processes: the processes to end; those that need no signal now are left out.
         limits: the launcher's time limits.
-        now: the time by the launcher's clock.
-        reason: why they are ended.
+        now: the time by the launcher's clock, in seconds.
+        reason: why the processes are ended.
         patience_s: the time from SIGTERM to SIGKILL, in seconds; None: ``limits.kill_s``.
     """
     patience_s = limits.kill_s if patience_s is None else patience_s
@@ -82,7 +82,10 @@ def end(
 def end_each(
     reasons: Mapping[Process, str], limits: SupervisorLimits, now: float
 ) -> tuple[Ending, ...]:
-    """Return how to end processes now, each for its own reason in ``reasons``."""
+    """Return the orders that end the processes in ``reasons``, which gives the reason for each.
+
+    Like :func:`end`, this sends SIGTERM first and SIGKILL later; ``now`` is the launcher's clock.
+    """
     return tuple(
         one for process, why in reasons.items() for one in end([process], limits, now, why)
     )
@@ -133,7 +136,10 @@ def why_killed(process: Process, limits: SupervisorLimits) -> str:
 
 
 def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Process, str]:
-    """Return the processes that cannot stay in the job, each with the reason."""
+    """Return the processes of a launcher that cannot stay in the job, with the reason for each.
+
+    Their workers were evicted, left ZooKeeper without ever being in a ring, or are frozen.
+    """
     limits, evicted = own.limits, snapshot.evicted
     reasons = {
         p: evicted[p.worker] for p in own.living if p.worker is not None and p.worker in evicted
@@ -152,7 +158,10 @@ def _vanished(process: Process, limits: SupervisorLimits, now: float) -> bool:
 
 
 def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, now: float) -> bool:
-    """Return whether a frozen worker holds up a ring that could go on under another leader."""
+    """Return whether a frozen worker of the ring holds up a job that another worker leads.
+
+    A worker is frozen if it has left ZooKeeper and has not answered for ``frozen_s``.
+    """
     if (
         process.unresponsive_since is None
         or process.no_session_since is None
@@ -217,13 +226,15 @@ def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> b
 def starts(
     places: Sequence[tuple[int, Process | None]], own: SupervisorState, why: str, now: float
 ) -> tuple[Start, ...]:
-    """Return the starts that fill ``places``; a slot whose process failed waits for its back-off.
+    """Return the orders that start a worker in each of ``places`` that need not wait.
+
+    A slot whose process failed waits until its back-off is over.
 
     Args:
         places: slots, each with its last process or None.
         own: what the launcher knows of the job and its processes.
         why: a clause that says who wants a worker there.
-        now: the time by the launcher's clock.
+        now: the time by the launcher's clock, in seconds.
     """
     found = []
     for slot, before in places:
@@ -246,7 +257,7 @@ def disable_slot(
     desired: Placement | None,
     setting: str,
 ) -> SupervisorDecision:
-    """Return that the slot of ``process`` is disabled, or that the job fails if it needs the slot.
+    """Return the decision to disable the slot of ``process``, or to fail a job that needs the slot.
 
     Args:
         process: the last process in that slot.

@@ -1,4 +1,4 @@
-"""Hold what every launcher knows and what it may decide, and derive both from a reading.
+"""Hold what a launcher knows and what it may decide, and update these values from ZooKeeper.
 
 A launcher keeps worker processes: the agent of `edl run` keeps those of a host, and `edl-worker`
 under horovodrun keeps that of a slot. What both decide alike is in :mod:`edl.core.host.job_end`
@@ -70,7 +70,10 @@ class RingDeath:
 
 @dataclass(frozen=True)
 class SupervisorState:
-    """What a launcher knows in addition to what ZooKeeper holds. Times are by its own clock."""
+    """What a launcher knows besides ZooKeeper's records, such as its processes and limits.
+
+    Times are by the launcher's own clock, in seconds.
+    """
 
     host: str
     token: str  # every launch of this launcher begins with it
@@ -200,7 +203,10 @@ def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process,
 
 
 def noted(own: State, snapshot: Snapshot, now: float) -> State:
-    """Return ``own`` after a reading of the job, with which its processes were already compared."""
+    """Return ``own`` updated with the job's state, step and ring deaths in ``snapshot``.
+
+    The launcher's processes must have been compared with ``snapshot`` already (:func:`observe`).
+    """
     generation = snapshot.generation.number if snapshot.generation else 0
     step = (generation, snapshot.status.step)
     if step != own.step:

@@ -145,7 +145,7 @@ class HillClimbing:
         return another, f"tries {another}: only {np} {_have(np)} been measured", False
 
     def _settled(self, now: Observation, failed: Comparison) -> tuple[int, str, bool]:
-        """Choose the smaller size of ``failed``, the comparison that does not pay.
+        """Choose the smaller size of ``failed``, the first comparison that does not pay.
 
         If the larger size was measured in too few steps, choose that one to measure it longer. See
         :meth:`_choice` for the result.
