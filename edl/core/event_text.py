@@ -34,10 +34,10 @@ def cost(event: Event) -> str:
 
 
 def without_step_s(parts: SwitchParts) -> float:
-    """Return how long, in seconds, a worker completed no step because its ring broke.
+    """Return how long, in seconds, a worker completed no step around a switch.
 
-    The time begins with the worker's wait in the step that failed, and ends with the next complete
-    step.
+    After a crash the time begins with the worker's wait in the step that failed. It ends with the
+    next complete step.
     """
     return parts.detect_s + parts.stall_s + parts.first_step_s
 

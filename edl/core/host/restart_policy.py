@@ -174,10 +174,10 @@ def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, n
 
 
 def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[Ending, ...]:
-    """Return the ends of workers in slots that should have been given back by now.
+    """Return the orders to kill workers in slots that should have been given back by now.
 
-    Only workers that were evicted or have left are ended. A worker that is still in the ring may be
-    the last with the state, so the leader decides about it.
+    Only workers that were evicted or have left are killed. A worker that is still in the ring may
+    be the last with the state, so the leader decides about it.
     """
     ring = {member.id for member in snapshot.ring}
     return tuple(

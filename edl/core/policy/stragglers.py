@@ -219,10 +219,10 @@ def _rate(one: Times) -> float:
 
 
 def _at(one: Times, times: Sequence[Times]) -> Slow:
-    """Return whether a slow worker loses more time with loading data or with computing.
+    """Return the cause that makes a worker slow: loading its data, or computing.
 
-    Each is compared with the median time a sample of all workers, because a smaller batch is loaded
-    and computed sooner.
+    Each is compared with the median time for one sample over all workers, because a smaller batch
+    is loaded and computed sooner. The larger excess is the cause.
     """
     usual = median(other.data_s / max(1.0, other.samples) for other in times)
     more_data = one.data_s - usual * one.samples
