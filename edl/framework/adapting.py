@@ -1,4 +1,8 @@
-"""What a script says of its job's size: a policy to follow, and what it wishes itself."""
+"""Let a script say how the number of workers of its job is decided.
+
+A script gives its job a policy with :func:`policy`, or a function that each worker asks regularly
+with :func:`on_interval`.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +23,20 @@ TOGETHER = (SUM, MEAN, MAX)
 
 
 def policy(policy: str | os.PathLike[str]) -> None:
-    """Let the job follow a policy, unless it has one: of its size, its batches, its learning rate.
+    """Set the job's policy for its size, batches and learning rate, unless the job already has one.
 
-    Call it after ``edl.init()``, before the data loader and the optimizer
-    (docs/guides/job-size.md). What people say counts more: `edl run --policy`, `edl policy set` and
-    `edl policy off`. Without a launcher the job has one worker, whatever a policy says.
+    Call the function after ``edl.init()``, before the data loader and the optimizer are made
+    (docs/guides/job-size.md). A policy from the command line (`edl run --policy`, `edl policy set`,
+    `edl policy off`) takes precedence. Without a launcher the job keeps one worker, whatever the
+    policy says.
 
     Args:
-        policy: the name of a file, or its text: TOML, with a line for each key.
+        policy: the path of a policy file, or its text: TOML, with a line for each key. A string
+            that has a newline is text.
 
     Raises:
-        UsageError: it cannot be read, the job can follow no such policy, or it is too late.
+        UsageError: if the policy cannot be read, if the job cannot follow it, or if it sets batches
+            or a learning rate and the data loader or the optimizer exists already.
     """
     text, source = _read(policy)
     worker = current_worker()
@@ -50,19 +57,21 @@ def policy(policy: str | os.PathLike[str]) -> None:
 def on_interval(
     desired_change: Callable[[], int], every_s: float = 60.0, together: str = SUM
 ) -> None:
-    """Ask the script every so often how many workers more, or fewer, it wants.
+    """Call a function of the script regularly, and change the number of workers by what it returns.
 
-    ``desired_change()`` is called on each worker between two steps, and returns a whole number. The
-    job's size changes by all of them together, at most once in ``every_s``, within what people,
-    hosts and sizes allow. It is the policy of the job, unless that has one (rule ``votes``).
+    The job's size changes by the combined answer of all workers, at most once in ``every_s``,
+    within the limits that users, hosts and allowed sizes set. This is the job's policy (the rule
+    ``votes``), unless the job has another one.
 
     Args:
-        every_s: seconds between two calls.
-        together: ``"sum"`` of the wishes, their ``"mean"`` or their ``"max"``.
+        desired_change: a function without arguments, called on each worker between two steps. It
+            returns how many workers to add, or to remove if negative, as a whole number.
+        every_s: seconds between two calls; above 0.
+        together: how the workers' answers are combined: ``"sum"``, ``"mean"`` or ``"max"``.
 
     Raises:
-        UsageError: called twice, or with values that cannot be; later, the function returns
-            something else than a whole number.
+        UsageError: if called twice, or with an argument out of range. Raised later, in training, if
+            ``desired_change`` returns anything but a whole number.
     """
     if not callable(desired_change):
         raise UsageError(
@@ -81,7 +90,11 @@ def on_interval(
 
 
 def _read(policy: str | os.PathLike[str]) -> tuple[str, str]:
-    """Text and name of a policy."""
+    """Return the text of a policy, and the name of its source: the file's path, or ``edl.policy``.
+
+    Raises:
+        UsageError: if ``policy`` is neither text with several lines nor a readable text file.
+    """
     if isinstance(policy, str) and "\n" in policy:
         return policy, "edl.policy"
     try:
@@ -94,7 +107,15 @@ def _read(policy: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def _find(rule: CustomRule, source: str) -> None:
-    """Make sure that the worker which leads finds it."""
+    """Check that this process can import a custom rule's function, as the leader will have to.
+
+    Args:
+        rule: the custom rule: the names of a module and of a function in it.
+        source: the name of the policy, for the error message.
+
+    Raises:
+        UsageError: if the function cannot be imported, or cannot be called.
+    """
     try:
         found = getattr(importlib.import_module(rule.module), rule.function)
     except (ImportError, AttributeError) as error:

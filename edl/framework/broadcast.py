@@ -1,4 +1,4 @@
-"""A message of any length by way of broadcasts whose length all workers know."""
+"""Broadcast a message of any length with a collective that needs equal lengths on all workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ Broadcast = Callable[[bytearray, str], bytearray]  # (data, name) -> the root's 
 
 
 def broadcast_message(payload: bytes, sending: bool, name: str, broadcast: Broadcast) -> bytes:
-    """The root's ``payload``; one collective for a short one, whose length goes ahead in it."""
+    """Send the root's message to all workers, and return the message on each of them.
+
+    A message that fits into the first :data:`FIRST_PIECE_BYTES`, with its length in front, takes
+    one collective. A longer message takes a second one for the rest.
+
+    Args:
+        payload: the message; used on the root only.
+        sending: whether this worker is the root.
+        name: the name of the collective; the second one is called ``NAME.rest``.
+        broadcast: the framework's broadcast, called as ``broadcast(data, name)``; it returns the
+            root's ``data``, which has the same length on all workers.
+    """
     first = bytearray(FIRST_PIECE_BYTES)
     if sending:
         head = len(payload).to_bytes(LENGTH_BYTES, "big") + payload

@@ -1,4 +1,8 @@
-"""The layer balance of a model that a job trains; each framework finds the layers."""
+"""Record the layer balance of a model that a job trains, in the samples of the whole job.
+
+The layer balance itself is :class:`edl.diagnose.LayerBalance`. Each framework finds the layers of
+its models.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +18,21 @@ Weights = TypeVar("Weights")
 
 
 class JobBalance(LayerBalance):
-    """One that counts the samples of the job, and leaves warm-ups out."""
+    """A layer balance that counts the samples of the whole job and skips warm-ups."""
 
     def record(self, samples: float | None = None) -> None:
-        """Note the layers as they are now, after an update: :meth:`LayerBalance.record`.
+        """Record the norms of the layers as they are now, after an update.
 
-        A newcomer that warms up notes nothing: what it trains there is thrown away.
+        Extends :meth:`LayerBalance.record`. A newcomer that warms up records nothing, because what
+        it trains then is discarded.
 
         Args:
-            samples: that are trained so far, over all epochs; None: as edl's loader counts them.
+            samples: how many samples are trained so far, over all epochs; None: the number that
+                edl's loader has counted.
 
         Raises:
-            UsageError: nobody counts them here; or there are no so many.
+            UsageError: if ``samples`` is None and this script has no loader of edl; or if
+                ``samples`` is negative or infinite.
         """
         if is_initialized() and current_worker().warming_up:
             return
@@ -33,6 +40,11 @@ class JobBalance(LayerBalance):
 
 
 def _trained() -> int:
+    """Return how many samples the job has trained so far, as edl's loader counts them.
+
+    Raises:
+        UsageError: if this script has no loader of edl.
+    """
     if not is_initialized() or not current_worker().loader.progress.attached:
         raise UsageError(
             "balance.record() takes the samples from edl's loader, and there is none here; give "
@@ -42,10 +54,14 @@ def _trained() -> int:
 
 
 def chosen(found: Mapping[str, Weights], layers: Iterable[str] | None) -> dict[str, Weights]:
-    """Those of ``found`` that are named in ``layers``, in that order; None: all.
+    """Return the weight matrices of the chosen layers, by name and in the order of ``layers``.
+
+    Args:
+        found: all weight matrices of the model, by layer name.
+        layers: the names of the layers to take, or one name; None: all of ``found``.
 
     Raises:
-        UsageError: one is not there.
+        UsageError: if ``found`` has no layer of a given name.
     """
     if layers is None:
         return dict(found)

@@ -1,4 +1,7 @@
-"""Digests of the parts of a state: cheap, and different when a bit or the order of values is."""
+"""Compute checksums of the parts of a training state, to compare the state between workers.
+
+The digests are CRC-32: cheap, and different when a bit, or the order of the values, is different.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,14 @@ PLAIN_BYTES = 8  # what a number or a text counts for, whatever it is
 
 
 def places(state: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Where all is that a container and those in it hold: a name, the container, the key.
+    """Yield the name, the container and the key of each value in nested containers.
 
-    Names are such as ``optimizer.0.weight.exp_avg``.
+    The container at the place is a dict, list or tuple, and ``container[key]`` is the value. Names
+    are made of the keys on the way, such as ``optimizer.0.weight.exp_avg``.
+
+    Args:
+        state: a dict, list or tuple, which may hold others.
+        prefix: what each name begins with.
     """
     for key, value in state.items() if isinstance(state, dict) else enumerate(state):
         name = f"{prefix}{key}"
@@ -31,7 +39,15 @@ def places(state: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """The bytes from ``start`` to ``stop`` of something in a state."""
+    """The bytes from ``start`` to ``stop`` of one named value in a state.
+
+    Attributes:
+        name: the name of the value, as :func:`places` gives it.
+        value: the whole value: an array, or a plain Python value.
+        start: the first byte of the range, counted in the value.
+        stop: the byte after the range.
+        is_whole: whether the range is the whole value.
+    """
 
     name: str
     value: Any
@@ -41,15 +57,16 @@ class ByteRange:
 
 
 class StateArrays:
-    """What a state has in its containers, to be read a group at a time.
+    """A list of all values in a state, from which one group of bytes is read at a time.
 
-    To list a state again for each group would cost more than the digest of one. So it is listed
-    for group 0, and again where a group has other things than arrays, which change by being
-    replaced; an array is looked up in its container each time.
+    To list the state again for each group would cost more than the digest of a group. So the state
+    is listed for group 0, and again for a group that has values other than arrays, because such
+    values change by being replaced. An array is looked up in its container each time.
 
     Args:
-        state: makes the containers of a state.
-        size_of: the bytes of an array; None: the value is none.
+        state: a function that returns the containers of the state.
+        size_of: a function that returns the size of an array in bytes; None for a value that is no
+            array.
     """
 
     def __init__(
@@ -62,11 +79,11 @@ class StateArrays:
         self._is_listed = False
 
     def forget(self) -> None:
-        """List the state anew for the next group; all workers, at the same point."""
+        """List the state anew for the next group. All workers must call this at the same point."""
         self._is_listed = False
 
     def within(self, group: Group) -> list[ByteRange]:
-        """What belongs to ``group``, read now."""
+        """Return the parts of the state that belong to ``group``, with their present values."""
         listed = self._is_listed and group.index > 0
         if not listed or any(self._sizes[e.part] is None for e in extents(self._ends, group)):
             self._list()
@@ -91,12 +108,20 @@ class StateArrays:
 
 
 def of_bytes(kind: str, data: Any) -> int:
-    """A digest of a buffer; ``kind`` keeps equal bytes of different things apart."""
+    """Return a digest of a buffer.
+
+    Args:
+        kind: mixed into the digest, so that equal bytes of different kinds of value differ.
+        data: the buffer.
+    """
     return zlib.crc32(data, zlib.crc32(kind.encode()))
 
 
 def of_array(array: np.ndarray[Any, Any], start: int = 0, stop: int | None = None) -> int | None:
-    """A digest of an array's bits, of those bytes; None: it holds objects."""
+    """Return a digest of an array's bytes from ``start`` to ``stop``; None if it holds objects.
+
+    The type and the shape of the array enter the digest, too.
+    """
     if array.dtype.hasobject:
         return None
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -104,9 +129,12 @@ def of_array(array: np.ndarray[Any, Any], start: int = 0, stop: int | None = Non
 
 
 def of_value(value: Any, start: int = 0, stop: int | None = None) -> int | None:
-    """A digest of anything else; None: nobody knows when two of its kind are equal.
+    """Return a digest of any value; None if values of its type cannot be compared.
 
-    Of an array, the bytes from ``start`` to ``stop``.
+    Args:
+        value: a NumPy array or scalar, or a plain Python value (see :data:`PLAIN`).
+        start: the first byte of a NumPy array that enters; of no effect for other values.
+        stop: the byte after the last one of a NumPy array that enters; None: the end.
     """
     if isinstance(value, np.ndarray):
         return of_array(value, start, stop)

@@ -1,8 +1,9 @@
-"""Scripts written for Horovod Elastic: the state that follows the job, and the wrapped function.
+"""Run scripts that were written for Horovod Elastic: an elastic state and a wrapped function.
 
-Such a script keeps its own place in its data, its own loop and its own commits; what edl steers
-is the ring. The contract is Horovod's: the function may be broken off at any collective, and is
-then called again with the state as it was committed last, or as it is when workers join or leave.
+Such a script keeps its own position in its data, its own loop and its own commits; edl controls the
+ring. The contract is Horovod's: the function may be interrupted at any collective. It is then
+called again, with the state of its last commit after a crash, or with its present state when
+workers join or leave.
 
 ::
 
@@ -13,10 +14,13 @@ then called again with the state as it was committed last, or as it is when work
 
     train(state)
 
-What is edl's own: where all workers agree that a switch is due they raise and switch, and nobody
-has waited for a newcomer until then; a newcomer warms up, for its function may be broken off and
-called again anyway; who has trained to the end hands its state to those whom the death of another
-caught in their last steps (docs/adr/0010).
+These rules are edl's own (docs/adr/0010):
+
+1. When all workers agree that a switch is due, they all raise and switch. No worker has waited for
+   a newcomer until then.
+2. A newcomer warms up, because its function may be interrupted and called again anyway.
+3. A worker that has trained to the end gives its state to the workers that the death of another one
+   interrupted in their last steps.
 """
 
 from __future__ import annotations
@@ -57,15 +61,16 @@ _STATE_IS_OURS = (
 
 @dataclass
 class Plain:
-    """An attribute that is copied and sent as it is, whatever is in it."""
+    """An attribute of an elastic state that is copied and sent as it is, whatever its type."""
 
     value: Any
 
 
 class State(ABC):
-    """Named attributes that follow the job. Each framework says how they are copied and sent.
+    """A set of named attributes that follow the job: an elastic state, as in Horovod Elastic.
 
-    What is not an attribute given to the constructor stays each worker's own.
+    Each framework defines how the attributes are copied and sent. An attribute that is not given to
+    the constructor stays each worker's own.
     """
 
     def __init__(self, **attributes: Any) -> None:
@@ -81,60 +86,66 @@ class State(ABC):
         State.save(self)  # that of a derived class may need attributes which do not exist yet
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Call these in each new ring, before the state goes to newcomers.
+        """Register functions to call in each new ring, before the state is sent to newcomers.
 
-        On newcomers, too: the size that they saw at the top of the script was a guess.
+        They are called on newcomers as well, because the size that a newcomer saw at the top of the
+        script was a guess.
         """
         self._callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """A new ring stands: let the callbacks see its size."""
+        """Call :meth:`reset` and the registered callbacks, in a new ring whose size they see."""
         self.reset()
         for callback in self._callbacks:
             callback()
 
     def commit(self) -> None:
-        """Save the state, to go back to after a crash; all workers, at the same point.
+        """Save the state, to restore it after a crash, and then let workers join and leave.
 
-        Ends like :meth:`check_host_updates`.
+        All workers must call this at the same point.
+
+        Raises:
+            HostsUpdatedInterrupt: as :meth:`check_host_updates` does.
         """
         self._pass(commit=True)
 
     def check_host_updates(self) -> None:
-        """Let workers join and leave here; all workers, at the same point.
+        """Let workers join and leave at this point of the script; all workers must call it.
 
         Raises:
-            HostsUpdatedInterrupt: they do. The wrapped function is called again in the new ring,
-                with the state as it is now.
+            HostsUpdatedInterrupt: if workers join or leave now. The wrapped function is then called
+                again in the new ring, with the state as it is now.
         """
         self._pass(commit=False)
 
     def save(self) -> None:
-        """Keep a copy of the state."""
+        """Keep a copy of the state in memory, for :meth:`restore`."""
         self._saved = self._copied(self._values())
 
     def restore(self) -> None:
-        """Go back to the state that was saved last."""
+        """Set the attributes back to the copy that :meth:`save` made last."""
         self._put(self._saved)
 
     def sync(self) -> None:
-        """Take over the state of rank 0; all workers, at the same point."""
+        """Take over the state of rank 0 and save it; all workers must call this together."""
         self.synchronise(current_worker().ring, 0, Receive.ALL)
         self._compared.forget()
         self.save()
 
     def reset(self) -> None:
-        """For classes derived from this one: a new ring stands."""
+        """Do nothing; a derived class may override this hook, which is called in each new ring."""
         return
 
     # --- called by the wrapper and by edl.worker.switching ---
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """See :class:`edl.worker.switching.Shared`.
+        """Send the state if this worker is rank ``root``; else receive what ``receive`` says.
+
+        See :class:`edl.worker.switching.Shared`.
 
         Raises:
-            RingBroken: a worker is gone; the state is then undefined until it is restored.
-            UsageError: this worker's state has other attributes than the job's.
+            RingBroken: if a worker is gone; the state is then undefined until it is restored.
+            UsageError: if this worker's state has other attributes than the job's.
         """
         if ring.alone:
             return
@@ -149,17 +160,27 @@ class State(ABC):
             self._put(values)
 
     def renew(self) -> None:
-        """The ring is new: begin from here, and go back to here."""
+        """Save the state at the beginning of a new ring, and list its values anew."""
         self._compared.forget()
         self.save()
 
     def trains(self, worker: Worker | None) -> None:
-        """The wrapped function runs, until this is called with None."""
+        """Set the worker whose wrapped function runs now; None: the function has ended."""
         self._training = worker
         self._began = time.monotonic()
 
     def _pass(self, commit: bool) -> None:
-        """A point of the script at which its function may be left, by all workers alike."""
+        """Save the state if asked to, and leave the wrapped function here if a switch is due.
+
+        All workers come to the same calls. A newcomer leaves the function to end its warm-up: after
+        an update, at its second call, or when it has run for :data:`WARM_UP_S` seconds.
+
+        Args:
+            commit: whether to save the state in any case; else it is saved only if a switch is due.
+
+        Raises:
+            HostsUpdatedInterrupt: if workers join or leave, or the warm-up ends.
+        """
         worker = self._training
         if worker is not None and worker.warming_up:
             self._points += 1
@@ -182,51 +203,70 @@ class State(ABC):
             raise HostsUpdatedInterrupt(False)
 
     def digests(self, group: Group = WHOLE) -> dict[str, int]:
-        """See :class:`edl.worker.state_check.Compared`."""
+        """Return a digest by name of each part of the state that is in ``group``.
+
+        See :class:`edl.worker.state_check.Compared`.
+        """
         return self._digested(self._compared.within(group))
 
     def _parts(self) -> set[str]:
-        """The names of what :meth:`_values` returns."""
+        """Return the names that :meth:`_values` has; all workers must have the same ones."""
         return set(self._names)
 
     # --- what a framework knows ---
 
     @abstractmethod
     def learning_rates(self) -> dict[str, float]:
-        """See :class:`edl.worker.state_check.Compared`."""
+        """Return the present learning rates by name, to compare them between workers.
+
+        See :class:`edl.worker.state_check.Compared`.
+        """
 
     @abstractmethod
     def _trained(self) -> dict[str, Any]:
-        """What the averaged gradients keep equal on all workers, in containers.
+        """Return the values that the averaged gradients keep equal on all workers, in containers.
 
-        Parameters and what their optimizers hold. No statistics of a forward pass, and no other
-        attribute: a script may keep numbers of each worker's own there.
+        These are the parameters and what their optimizers hold. Statistics of a forward pass and
+        all other attributes are left out: a script may keep numbers of each worker's own in them.
         """
 
     @staticmethod
     @abstractmethod
     def _size_of(value: Any) -> int | None:
-        """The bytes of an array in what is compared; None: it is none."""
+        """Return the size in bytes of an array of the state; None if ``value`` is no array."""
 
     @abstractmethod
     def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """A digest of each part by name, but for those that cannot be compared."""
+        """Return a digest of each part by name; parts that cannot be compared are left out."""
 
     @abstractmethod
     def _values(self) -> dict[str, Any]:
-        """The attributes as they are, each as what is copied and sent of it."""
+        """Return the present attributes by name, in the form in which they are sent."""
 
     @abstractmethod
     def _put(self, values: dict[str, Any]) -> None:
-        """The inverse; ``values`` stay as they are."""
+        """Set the attributes to ``values``, which have the form that :meth:`_values` returns.
+
+        ``values`` themselves stay as they are.
+        """
 
     @abstractmethod
     def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
-        """A copy that later updates do not reach. It may use the memory of the one before."""
+        """Return a copy of ``values`` that later updates do not change.
+
+        The copy may use the memory of the copy that was made before.
+        """
 
     @abstractmethod
     def _exchanged(self, ring: Ring, root: int, values: dict[str, Any] | None, keep: bool) -> Any:
-        """The ``values`` of the rank ``root``, on those that ``keep`` them."""
+        """Broadcast the ``values`` of the rank ``root``, and return them where ``keep`` is true.
+
+        Args:
+            ring: the ring to broadcast in; all its workers take part.
+            root: the rank that sends.
+            values: what :meth:`_values` returns, on the root; None on all others.
+            keep: whether this worker needs the received values.
+        """
 
 
 def run(
@@ -235,12 +275,22 @@ def run(
     broken: RingFailure,
     state_name: str,
 ) -> Callable[..., Any]:
-    """``elastic.run`` of a framework.
+    """Wrap a function for elastic training: the implementation of ``elastic.run`` of a framework.
+
+    The wrapped function lets its worker join the job, warms a newcomer up, and calls ``function``
+    again after each switch and each repair, until it returns.
 
     Args:
-        failures: what Horovod's collectives raise there when the ring breaks,
-        broken: and what such an error says; None when it is another error.
-        state_name: a class to name in errors.
+        function: the script's training function; its first argument is a :class:`State`.
+        failures: the exceptions that Horovod's collectives raise in this framework when the ring
+            breaks.
+        broken: returns what such an exception says about the broken ring; None if it is another
+            error.
+        state_name: the name of the framework's state class, for error messages.
+
+    Returns:
+        The wrapper. It returns the result of ``function``, or None on a worker that got the final
+        state from another one.
     """
 
     @functools.wraps(function)
@@ -281,11 +331,12 @@ def run(
 
 
 def warmed_up(worker: Worker) -> None:
-    """An optimizer is about to make an update: end a warm-up that has made one.
+    """End a newcomer's warm-up if it has made an update; called right before each update.
 
     Raises:
-        HostsUpdatedInterrupt: as if workers had joined.
-        UsageError: no wrapped function runs that could be broken off.
+        HostsUpdatedInterrupt: to leave the wrapped function, as when workers join.
+        UsageError: if the script trains outside of ``elastic.run``, so there is no function to
+            leave.
     """
     if worker.warming_up and worker.script.begun > 0:
         if not _running:
@@ -297,6 +348,12 @@ def warmed_up(worker: Worker) -> None:
 
 
 def _enlist(state: State, state_name: str) -> Worker:
+    """Make ``state`` follow the job, and return this process's worker.
+
+    Raises:
+        UsageError: if ``state`` is not a state of edl, if the job has ended already, if the class
+            of ``state`` overrides ``sync()``, or if objects were given to ``edl.track``.
+    """
     worker = current_worker()
     if not isinstance(state, State):
         raise UsageError(_STATE_IS_OURS.format(state_name))
@@ -316,9 +373,9 @@ def _enlist(state: State, state_name: str) -> Worker:
 
 
 def _warm_up(worker: Worker, state: State, train: Callable[[], Any]) -> None:
-    """Call the function alone, until it has made an update: all that it needs is loaded then.
+    """Call ``train`` alone until it has made an update, so that all it needs is loaded.
 
-    Then undo it, with the class's own way to save and restore.
+    Then undo the update, with the save and the restore of the state's own class.
     """
     state.save()
     try:
@@ -331,7 +388,7 @@ def _warm_up(worker: Worker, state: State, train: Callable[[], Any]) -> None:
 
 @contextlib.contextmanager
 def _training(state: State, worker: Worker) -> Iterator[None]:
-    """While this lasts the wrapped function runs, and its commits let workers join and leave."""
+    """Mark the wrapped function as running, so that its commits let workers join and leave."""
     global _running
     state.trains(worker)
     _running = True
@@ -343,7 +400,7 @@ def _training(state: State, worker: Worker) -> Iterator[None]:
 
 
 def is_running() -> bool:
-    """The function that ``elastic.run`` has wrapped is being called."""
+    """Return whether a function that ``elastic.run`` has wrapped is running now."""
     return _running
 
 

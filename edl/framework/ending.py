@@ -1,14 +1,15 @@
-"""The end of a worker's process: when its script has ended, the process is gone soon after.
+"""End a worker's process soon after its script has ended, and tell the launcher how far it is.
 
-1. What the script still does counts as the script: its threads that are no daemons, what it has
-   registered with :mod:`atexit` since it imported edl, processes that Python waits for.
-2. Then come the exit handlers that libraries (comet_ml, mlflow, wandb) have registered before edl
-   was imported. The launcher is told that the script has ended, and with which code, and allows
-   them ``exit_timeout_s`` (:class:`edl.core.job_spec.JobSettings`).
-3. What is left is the interpreter's own end. With PyTorch or TensorFlow in it that takes a second
-   of computing, all of it to free memory that the operating system takes back anyway; and it may
-   hang, in a library's threads or destructors. So it is made short, and the launcher is told that
-   it has begun: it ends a process that does not end by itself within ``exit_s``
+1. What the script still does counts as the script: its threads that are not daemons, exit handlers
+   that it has registered with :mod:`atexit` since it imported edl, and processes that Python waits
+   for.
+2. Then the exit handlers run that libraries (comet_ml, mlflow, wandb) registered before edl was
+   imported. The launcher is told that the script has ended, and with which code. It allows these
+   handlers ``exit_timeout_s`` (:class:`edl.core.job_spec.JobSettings`).
+3. What remains is the end of the interpreter. With PyTorch or TensorFlow loaded, that takes a
+   second of computing, all of it to free memory that the operating system takes back anyway. It may
+   also hang, in a library's threads or destructors. So edl makes it short, and tells the launcher
+   that it has begun: the launcher ends a process that does not end by itself within ``exit_s``
    (:class:`edl.core.host.supervision.SupervisorLimits`).
 """
 
@@ -45,13 +46,13 @@ _stopped = False
 
 
 def arm() -> None:
-    """This process is a worker, and has a launcher."""
+    """Declare that this process is a worker with a launcher, which is told how it ends."""
     global _armed
     _armed = True
 
 
 def fails(code: int = 1) -> None:
-    """An exception ends the script; ``code``: the exit code of the process."""
+    """Record that an exception ends the script, with ``code`` as the exit code of the process."""
     global _code
     _code = code
 
@@ -66,16 +67,17 @@ def has_begun() -> bool:
 
 
 def ends_well() -> bool:
-    """Whether the script has ended, or ends now, with success, and by itself.
+    """Return whether the script has ended, or is ending, with success and by its own decision.
 
-    Not in a handler of its own for a signal, which asks this worker to end and no other one.
+    This is false if the script exits in its own handler for a signal, because a signal asks this
+    worker to end, and no other worker.
     """
     shown = getattr(sys, "last_value", None) if not hasattr(sys, "ps1") else None
     return _code == 0 and not _by_signal and not isinstance(shown, Exception)
 
 
 def _in_signal_handler() -> bool:
-    """Whether a handler that the script has set for a signal is being called."""
+    """Return whether this call comes from a signal handler that the script has set."""
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = {getattr(getattr(each, "__func__", each), "__code__", None) for each in handlers}
     frame: FrameType | None = sys._getframe()
@@ -87,10 +89,11 @@ def _in_signal_handler() -> bool:
 
 
 class ScriptExit(SystemExit):
-    """What ``sys.exit()`` and ``exit()`` raise here: the interpreter forgets what code it has.
+    """The exception that ``sys.exit()`` and ``exit()`` raise in a worker; keeps the exit code.
 
-    When no ``except`` has caught it, Python drops it after the last frame of the script has gone,
-    and then its code is that of the process.
+    The interpreter does not tell exit handlers the exit code. If no ``except`` catches the
+    exception, Python drops it after the last frame of the script has gone; at that moment its code
+    is recorded as the code of the process.
     """
 
     def __init__(self, *arguments: object) -> None:
@@ -104,7 +107,7 @@ class ScriptExit(SystemExit):
             _code, _by_signal = self._status(), self._by_signal
 
     def _status(self) -> int:
-        """The exit code of a process that ends by it, as Python has it."""
+        """Return the exit code that Python gives to a process that ends with this exception."""
         code = self.code
         if code is None:
             return 0
@@ -112,7 +115,10 @@ class ScriptExit(SystemExit):
 
 
 def _see_exits() -> None:
-    """Let the ways to end a script, but for ``raise SystemExit``, be seen."""
+    """Replace ``sys.exit()`` and ``exit()`` by functions that raise :class:`ScriptExit`.
+
+    A plain ``raise SystemExit`` in the script is not seen.
+    """
 
     def leave(status: Any = None, /) -> NoReturn:
         raise ScriptExit(status)
@@ -135,10 +141,10 @@ def _see_exits() -> None:
 
 
 def say_ended(word: str = ENDED) -> None:
-    """Tell the launcher how far the end of the process is: it finds this as the process's name.
+    """Tell the launcher how far the end of this process is, by changing the name of the process.
 
-    That needs no connection and no file, and is true of no other process: not of a wrapper around
-    this one, which may have more to do.
+    A name needs no connection and no file, and belongs to this process only: a wrapper around it,
+    which may have more to do, has its own. Open files are flushed first.
 
     Args:
         word: :data:`~edl.core.host.process.EXITING` while exit handlers may still run,
@@ -150,21 +156,30 @@ def say_ended(word: str = ENDED) -> None:
 
 
 def say_refused() -> None:
-    """Tell the launcher that no other start would help, before the others see that it is gone."""
+    """Tell the launcher that starting this worker again would not help, if there is a launcher.
+
+    Called before the other workers see that this process is gone.
+    """
     if _armed:
         say_ended(EXITING)
 
 
 class Closing:
-    """Runs ``close`` at the end of the process, and ``unblock`` when that takes long.
+    """A guard for the end of the process: it runs ``close``, and ``unblock`` if that takes long.
 
-    No thread may be started at the end of a process, so the one that watches is started with it.
+    The thread that watches ``close`` is started by :meth:`start`, because no thread can be started
+    at the end of a process.
 
     Args:
-        settle_s: for a checkpoint that is being written, which ``close`` waits for.
-        script_ended: called before, when the script has ended with success. It may wait for other
-            workers, and start threads: Python is whole then, with all exit handlers to come.
-        stopped: whether the process ends because its job was told to end.
+        close: leaves the ring and the coordination service.
+        unblock: breaks the ring, so that ``close`` does not wait in it; called after
+            :data:`BREAK_S` seconds.
+        settle_s: returns how many more seconds ``close`` may take, for a checkpoint that is being
+            written. After that time the launcher is told that the process has ended.
+        script_ended: called before ``close`` if the script has ended with success. The function may
+            wait for other workers and start threads: Python is intact then, with all exit handlers
+            to come.
+        stopped: returns whether the process ends because its job was told to end.
     """
 
     def __init__(
@@ -182,7 +197,7 @@ class Closing:
         self._trains_in: tuple[int, threading.Thread] | None = None
 
     def start(self) -> None:
-        """Watch over the end of this process; the calling thread is the one that trains."""
+        """Begin to watch for the end of this process; call this in the thread that trains."""
         self._trains_in = os.getpid(), threading.current_thread()
         threading.Thread(target=self._watch, name="edl-ending", daemon=True).start()
         atexit.register(self._run)
@@ -223,7 +238,7 @@ class Closing:
 
 
 class _AfterHandlers:
-    """An object that the interpreter drops right after the last exit handler."""
+    """An object that the interpreter drops right after the last exit handler, to run code then."""
 
     def __del__(self) -> None:
         say_ended()
@@ -232,7 +247,12 @@ class _AfterHandlers:
 
 
 def _last() -> None:
-    """Registered at the import of edl: what was registered before runs after this."""
+    """Prepare the interpreter's own end, in edl's exit handler that runs last.
+
+    Registered when edl is imported: handlers that were registered earlier run after this one. Tells
+    the launcher that the script has ended, unless processes of :mod:`multiprocessing` are still to
+    be waited for. Does nothing in a process that is no worker.
+    """
     if not _armed:
         return
     if not _waits_for_processes():
@@ -244,15 +264,16 @@ def _last() -> None:
 
 
 def _waits_for_processes() -> bool:
-    """Whether the end of :mod:`multiprocessing`, which may come later, waits for some."""
+    """Return whether :mod:`multiprocessing` will wait for child processes at the end of Python."""
     library = sys.modules.get("multiprocessing")
     return library is not None and any(not one.daemon for one in library.active_children())
 
 
 def _flush_files() -> None:
-    """Write what the script has not, into files that it left open.
+    """Flush the regular files that the script left open, so that no buffered data is lost.
 
-    Python would when it frees them; but not those that a collection would have found.
+    Python flushes a file when it frees it, but not the files that only a garbage collection would
+    find.
     """
     for one in gc.get_objects():
         if not issubclass(type(one), io.IOBase):  # isinstance() would wake up lazy modules
