@@ -1,4 +1,4 @@
-"""A newcomer's first batch, awaited in a thread while the newcomer trains along for nothing."""
+"""Load a newcomer's first batch in a thread, while the newcomer trains padding batches."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 
 
 class FirstBatch:
-    """The next one of ``batches``, which no other thread touches until :meth:`take` returns.
+    """A thread that loads the next batch of an iterator.
 
-    ``missing``: what :meth:`take` returns when there is none.
+    Args:
+        batches: the iterator; no other thread uses it until :meth:`take` or :meth:`discard`
+            returns.
+        missing: what :meth:`take` returns if the iterator is at its end.
     """
 
     def __init__(self, batches: Iterator[Any], missing: object) -> None:
@@ -25,14 +28,14 @@ class FirstBatch:
 
     @property
     def has_come(self) -> bool:
-        """It is loaded, or cannot be."""
+        """Whether the batch is loaded, or loading it has failed."""
         return self._come.is_set()
 
     def take(self) -> Any:
-        """The batch; waits for it.
+        """Wait until the batch is loaded, and return it.
 
         Raises:
-            What loading it has raised.
+            Exception: the exception that loading the batch has raised.
         """
         self._taken.set()
         self._thread.join()
@@ -41,16 +44,18 @@ class FirstBatch:
         return self._batch
 
     def discard(self) -> None:
-        """Nobody wants it; waits until it has come, for the loader is used again."""
+        """Drop the batch, and wait until it is loaded, because the loader will be used again."""
         self._wanted = False
         self._taken.set()
         self._thread.join()
 
     def may_form(self) -> bool:
-        """Called where a framework wants to load one more batch: whether it may, once it may.
+        """Return whether the framework may load one more batch; called where it wants to load one.
 
-        What that is depends on the steps that are trained meanwhile. So, where the framework wants
-        to because this batch has come, it is held there until this one is taken.
+        The samples of a further batch depend on the steps that are trained meanwhile. So a
+        framework that wants one right after this batch was loaded, in this object's thread, waits
+        here until :meth:`take` or :meth:`discard` is called. The answer is False after
+        :meth:`discard`.
         """
         if threading.current_thread() is self._thread:
             self._come.set()

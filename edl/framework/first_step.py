@@ -1,10 +1,11 @@
-"""What a worker tells its launcher when it has trained its first step, by two files.
+"""Tell the launcher through two files what a worker has done when it has trained its first step.
 
-1. That it has trained: its end is then no start without progress. A file says it at once, also
-   while ZooKeeper is away: a worker may be killed right after its first step.
-2. What it has imported from installed packages. The next workers of the job are forked from a
-   process that has imported the same (:mod:`edl.launch.template`). Not before its first step:
-   PyTorch imports 800 modules more when the first optimizer is made.
+1. The worker has trained a step, so its end does not count as a start without progress. A file says
+   so at once, also while ZooKeeper is away: a worker may be killed right after its first step.
+2. The worker has imported these modules from installed packages. The next workers of the job are
+   forked from a process that has imported the same ones (:mod:`edl.launch.template`). The list is
+   not written before the first step, because PyTorch imports 800 more modules when the first
+   optimizer is made.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ logger = logging.getLogger(__name__)
 
 
 def tell(trained_file: str, imports_file: str) -> None:
-    """Tell the launcher that this process has trained a step, and what it has imported.
+    """Tell the launcher that this process has trained a step, and which modules it has imported.
+
+    A file that cannot be written is logged as a warning.
 
     Args:
-        trained_file: is created; empty: no launcher looks for it.
-        imports_file: the imports go there, unless it exists; empty: no launcher wants to know.
+        trained_file: the path of a file to create; empty: no launcher looks for it.
+        imports_file: the path of the file for the imports, which is written unless it exists;
+            empty: no launcher needs it.
     """
     try:
         if trained_file:
@@ -42,12 +46,20 @@ def tell(trained_file: str, imports_file: str) -> None:
 
 
 def write_imports(path: Path, started_with: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Write what is imported now to ``path``, at once or not at all; only this user can read it.
+    """Write the names of all imported modules to a file, completely or not at all.
+
+    Only this user can read the file, which is JSON with the keys ``modules``, ``own`` (see
+    :func:`divided`) and ``environment``.
 
     Args:
-        started_with: the environment that this process was started with.
-        now: the environment now. A script sets variables that libraries read when they are
-            imported, so the template sets those, too.
+        path: the file to write.
+        started_with: the environment variables that this process was started with.
+        now: the present environment variables. The changes are written, too: a script sets
+            variables that libraries read when they are imported, so the template must set them as
+            well.
+
+    Raises:
+        OSError: if the file cannot be written.
     """
     names = sorted(started_with.keys() | now.keys())
     changed = {name: now.get(name) for name in names if started_with.get(name) != now.get(name)}
@@ -64,11 +76,15 @@ def write_imports(path: Path, started_with: Mapping[str, str], now: Mapping[str,
 
 
 def divided(modules: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """Divide the names of ``modules`` by where they come from, in import order.
+    """Divide the imported modules into installed ones and the script's own, in import order.
+
+    Args:
+        modules: the modules by name, as in :data:`sys.modules`.
 
     Returns:
-        Those that come from Python or from installed packages; and those of the script, with their
-        files, which may have changed when the next worker starts.
+        The names of the modules that come from Python or from installed packages; and the script's
+        own modules as a dict from name to file. The own files may have changed when the next worker
+        starts.
     """
     roots = tuple(f"{root}{os.sep}" for root in _roots())
     installed: list[str] = []
@@ -89,6 +105,7 @@ def divided(modules: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
 
 
 def _roots() -> set[str]:
+    """Return the folders in which Python and installed packages lie, edl's own folder included."""
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     roots = {sysconfig.get_path(kind) for kind in kinds}
     roots |= {*site.getsitepackages(), site.getusersitepackages()}

@@ -1,9 +1,10 @@
-"""Forks of a worker: data loaders' processes, pools. None holds up its death, all can be ended.
+"""Let the forks of a worker (data loader processes, pools) release its sockets and end by SIGTERM.
 
-A fork has copies of the worker's connections and of the port that it listens on. While it lives,
-the others cannot see that the worker is gone: no connection closes, and its port does not refuse.
-It has the worker's handler for SIGTERM as well, which would let it live on, for it has nothing to
-leave. ``multiprocessing.Pool`` waits for the processes that it ends in this way, for ever.
+A fork has copies of the worker's connections, and of the port that the worker listens on. While the
+fork lives, other workers cannot see that the worker is gone: no connection closes, and the port
+does not refuse. The fork has the worker's handler for SIGTERM as well. With it the fork would live
+on, because it has no job to leave, and ``multiprocessing.Pool``, which ends its processes by this
+signal, would wait for them for ever.
 """
 
 from __future__ import annotations
@@ -21,29 +22,30 @@ _held = threading.local()  # the signal masks from before the forks that this th
 
 
 def free_all_forks() -> None:
-    """From now on every fork of this process lets go of the network, and ends by SIGTERM."""
+    """Make every future fork of this process release its internet sockets, and end by SIGTERM."""
     end_forks_by_sigterm()
     _free_from_the_network()
 
 
 @functools.cache
 def end_forks_by_sigterm() -> None:
-    """From now on SIGTERM ends every fork of this process, also right after it was made.
+    """Make SIGTERM end every future fork of this process, even right after the fork was made.
 
-    One that comes before the fork has its own handler waits until then: SIGTERM is blocked in the
-    forking thread meanwhile.
+    SIGTERM is blocked in the forking thread until the fork has the default handler, so a signal
+    that comes earlier waits. Only the first call has an effect.
     """
     os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_let_sigterm_end)
 
 
 @functools.cache
 def _free_from_the_network() -> None:
+    """Make every future fork of this process release its internet sockets."""
     os.register_at_fork(after_in_child=let_go_of_the_network)
 
 
 @contextmanager
 def holding_sigterm() -> Iterator[None]:
-    """Block SIGTERM in this thread. What it forks meanwhile has it blocked until it says other."""
+    """Block SIGTERM in this thread; a process forked meanwhile starts with SIGTERM blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -66,9 +68,10 @@ def _let_sigterm_end() -> None:
 
 
 def let_go_of_the_network() -> None:
-    """In a fork: put the null device in the place of every internet socket.
+    """Replace every internet socket of this process, a fork, by the null device.
 
-    The numbers stay taken, so that what still knows one of them closes nothing else.
+    The descriptor numbers stay in use, so code that still knows one of them cannot close another
+    file by it.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:

@@ -20,17 +20,18 @@ LENGTH_BYTES = 8
 
 
 def gather_arrays(arrays: Mapping[str, Array], empty_fits: bool = False) -> list[dict[str, Array]]:
-    """Return the arrays of all workers, in rank order.
+    """Return the arrays of all workers, one dict by name for each worker in rank order.
 
-    All workers call it at the same point with the same names and types; shapes may differ.
+    All workers must call this at the same point, with the same names and types. Shapes may differ.
 
     Args:
         arrays: this worker's arrays, by name.
-        empty_fits: whether an array without elements may have any type; it is converted to the
-            type of the others.
+        empty_fits: whether an array without elements may have any type; it is converted to the type
+            of the others.
 
     Raises:
-        UsageError: names or types differ, or the call is inside a step or outside the training.
+        UsageError: if names or types differ, or if this is called inside a step or outside of the
+            training.
     """
     forms = [[name, str(array.dtype), [*array.shape]] for name, array in sorted(arrays.items())]
     header = json.dumps(forms).encode()
@@ -50,14 +51,14 @@ def gather_arrays(arrays: Mapping[str, Array], empty_fits: bool = False) -> list
 
 
 def check_rows(name: str, parts: list[Array]) -> None:
-    """Check that the arrays of all workers can be concatenated.
+    """Check that the arrays of all workers can be concatenated along the first dimension.
 
     Args:
-        name: the name of the array in the script's dict, for the sentence.
+        name: the name of the array in the script's dict, for the error message; empty: it has none.
         parts: one array from each worker.
 
     Raises:
-        UsageError: the shapes differ beyond the first dimension.
+        UsageError: if the shapes differ beyond the first dimension.
     """
     shapes = [part.shape for part in parts]
     if len({shape[1:] for shape in shapes}) > 1 or len({len(shape) for shape in shapes}) > 1:
@@ -68,14 +69,14 @@ def check_rows(name: str, parts: list[Array]) -> None:
 
 
 def check_same_shape(name: str, parts: list[Array]) -> None:
-    """Check that the arrays of all workers can be added up.
+    """Check that the arrays of all workers can be added up: their shapes must be equal.
 
     Args:
-        name: the name of the array in the script's dict, for the sentence.
+        name: the name of the array in the script's dict, for the error message; empty: it has none.
         parts: one array from each worker.
 
     Raises:
-        UsageError: the shapes differ.
+        UsageError: if the shapes differ.
     """
     shapes = [part.shape for part in parts]
     if len({*shapes}) > 1:
@@ -86,6 +87,7 @@ def check_same_shape(name: str, parts: list[Array]) -> None:
 
 
 def _read(payload: bytes) -> dict[str, Array]:
+    """Return the arrays of one worker by name, from the bytes that :func:`gather_arrays` sends."""
     begin = LENGTH_BYTES + int.from_bytes(payload[:LENGTH_BYTES], "little")
     arrays = {}
     for name, kind, shape in json.loads(payload[LENGTH_BYTES:begin]):
@@ -96,7 +98,7 @@ def _read(payload: bytes) -> dict[str, Array]:
 
 
 def _with_fitting_types(found: list[dict[str, Array]]) -> list[dict[str, Array]]:
-    """Return the arrays, with empty ones converted to the type of the others of their name."""
+    """Return all workers' arrays, with empty ones converted to the type of the others."""
     types: dict[str, Any] = {}
     for each in found:
         for name, array in each.items():

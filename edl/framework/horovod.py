@@ -1,4 +1,4 @@
-"""Horovod's ``init()``, called by edl: our build of Horovod refuses it to a worker's script."""
+"""Call Horovod's ``init()`` for edl; edl's build of Horovod refuses it when a script calls it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edl.horovod_build import EDL_CALLS
 
 
 def call_init(init: Callable[[], Any]) -> None:
-    """Call ``init()`` of one of Horovod's bindings."""
+    """Call the ``init()`` of one of Horovod's bindings, marked as a call by edl."""
     setattr(HorovodBasics, EDL_CALLS, True)
     try:
         init()

@@ -1,6 +1,6 @@
-"""Names of Horovod's that edl does not have: each answers one sentence, with what to write instead.
+"""Answer each name of Horovod that edl does not have with an error that says what to write instead.
 
-The table of docs/guides/horovod-scripts.md has them, too.
+docs/guides/horovod-scripts.md has the same table.
 """
 
 from __future__ import annotations
@@ -60,9 +60,11 @@ INTERNAL = frozenset({
 
 
 def absent(module: str) -> Callable[[str], Any]:
-    """The ``__getattr__`` of ``module``, which stands for one of Horovod's.
+    """Return a ``__getattr__`` for edl's module ``module``, which replaces one of Horovod's.
 
-    ``module.NAME`` and ``from module import NAME`` raise a UsageError for a name of Horovod's.
+    The returned function is called by ``module.NAME`` and ``from module import NAME`` for a missing
+    name. It raises a UsageError, with advice, for a name that Horovod has, and an AttributeError
+    for any other name.
     """
 
     def find(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""How Horovod refuses a collective while the ring is intact (its controller.cc and common.h).
+"""Recognise a collective that Horovod refuses while the ring is intact, by the error's message.
 
-It uses the same exception as for a ring that broke, but a repair would only lead to the same
-refusal.
+Horovod raises the same exception as for a broken ring, but a repair would only lead to the same
+refusal. The messages are those of Horovod's controller.cc and common.h.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ _NO_ADASUM = "No Adasum operation enabled"
 
 
 def refusal(message: str, hint: str) -> UsageError | None:
-    """For what Horovod says when it would say the same in any ring; None: something else failed.
+    """Return a usage error if Horovod's message is a refusal that any ring would repeat; else None.
 
-    ``hint``: what every worker must do.
+    Args:
+        message: the text of the exception that Horovod has raised.
+        hint: what every worker must do, for the error message, such as ``build the same model``.
     """
     if _NO_ADASUM in message:
         return UsageError(f"op=Adasum is not there: {ADASUM}")
@@ -31,5 +33,9 @@ def refusal(message: str, hint: str) -> UsageError | None:
 
 
 def classify_error(message: str) -> CollectiveFailed | UsageError:
-    """What a collective that failed with ``message`` is to be raised as."""
+    """Return the error to raise for a collective that failed with ``message``.
+
+    Returns:
+        A UsageError if Horovod refuses the call, and a CollectiveFailed if the ring is broken.
+    """
     return refusal(message, "build the same model") or CollectiveFailed(message)

@@ -1,4 +1,4 @@
-"""An error that shows in a framework's thread, raised in the user's thread instead."""
+"""Raise an error, which was found in a framework's thread, in the user's thread instead."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from edl.framework import process
 
 
 def raise_in(thread: int, error: EdlError) -> bool:
-    """Raise ``error`` in the thread of that identifier, as soon as it runs Python again.
+    """Raise ``error`` in another thread, as soon as that thread runs Python code again.
 
-    For a thread that waits for a framework: it sees the error come from the call that it is in,
-    while the framework, which would print a traceback and change the error's kind, knows nothing.
-    If the framework makes an error of its own just then, ours strikes in the midst of that, and
-    pybind11 wraps it in a RuntimeError: see :func:`edl.framework.process.unhiding`.
+    Used for a thread that waits for a framework. The error seems to come from the call that the
+    thread is in, and the framework, which would print a traceback and change the error's type, does
+    not notice. If the framework is making an error of its own at that moment, ours interrupts that,
+    and pybind11 wraps ours in a RuntimeError: see :func:`edl.framework.process.unhiding`.
+
+    Args:
+        thread: the identifier of the thread, as of :func:`threading.get_ident`.
+        error: the error to raise.
 
     Returns:
-        False when there is no such thread, or when it is the calling one: raise it there.
+        Whether the error will be raised there. False if there is no such thread, or if it is the
+        calling thread, which can raise the error itself.
     """
     process.hide(error)
     if thread == threading.get_ident():
