@@ -1,10 +1,10 @@
-"""Which updates are measured, and what follows: what ``edl.LRTuner`` does in every framework.
+"""Measure some updates of a job and set its learning rate: ``edl.LRTuner`` in every framework.
 
-What is decided from a measurement is :mod:`edl.core.policy.lr_tuner`. Here a measured update is
-kept, its losses are evaluated in the batches of the next one, and all workers agree on their mean
-by an exchange between two steps. Whether an update is measured follows from what all workers know,
-so all come to the exchange; one that did not make that update (a newcomer, or one that missed the
-step) brings nothing to it.
+The rules that turn a measurement into a learning rate are in :mod:`edl.core.policy.lr_tuner`. Here
+a measured update is kept, its losses are evaluated in the batches of the next update, and all
+workers agree on the mean losses by an exchange between two steps. Whether an update is measured
+follows from what all workers know, so all of them come to the exchange. A worker that did not make
+the update (a newcomer, or a worker that missed the step) takes part with weight 0.
 
 A framework adds the probe, which keeps an update and evaluates the loss along it, and sets the
 learning rate.
@@ -37,29 +37,29 @@ Losses = Callable[[Sequence[float]], list[float]]  # at the points e, see edl.co
 
 
 class Probe(Protocol):
-    """What is kept of an update, for as long as it may be measured."""
+    """The framework's copy of one update, kept for as long as the update may be measured."""
 
     @property
     def holds(self) -> bool:
-        """Whether it has a whole update."""
+        """Whether the probe has kept a whole update."""
 
     def begin(self) -> None:
-        """The update is about to be made."""
+        """Begin to keep an update; called right before the optimizer makes it."""
 
     def end(self) -> None:
-        """It was made, if it was begun."""
+        """Complete the kept update, now that the optimizer has made it, if :meth:`begin` was called."""
 
     def forget(self) -> None:
-        """Let go of what is kept."""
+        """Drop the kept update."""
 
 
 class Tuner:
     """One worker's part in the tuning of a job's learning rate.
 
     Args:
-        tuning: what was asked for.
-        rate: the learning rate that was given.
-        probe: the framework's.
+        tuning: the settings that the script asked for.
+        rate: the learning rate that the script gave its optimizer.
+        probe: the framework's probe, which keeps the updates to measure.
     """
 
     def __init__(self, tuning: Tuning, rate: float, probe: Probe) -> None:
@@ -72,29 +72,32 @@ class Tuner:
 
     @property
     def reason(self) -> str:
-        """What was decided last, and why."""
+        """The last decision about the learning rate with its reason, as a sentence."""
         return self._state.reason
 
     @property
     def measures(self) -> bool:
-        """The last update is measured: in the batch of the next one."""
+        """Whether the last update is measured, by its losses in the batch of the next update."""
         return self._state.measures
 
     def rate(self, update: Update) -> float:
-        """The learning rate of ``update``."""
+        """Return the learning rate that ``update`` is made with."""
         return self._tuning.rate_at(self._state, update.after)
 
     def snapshot(self) -> dict[str, Any]:
-        """What all workers know, as JSON values."""
+        """Return the tuner's state, which is equal on all workers, as JSON values."""
         return self._state.snapshot()
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Go on from what the others know."""
+        """Continue from ``values``, which :meth:`snapshot` returned, and drop a kept update."""
         self._state = TunerState.restore(values)
         self._probe.forget()
 
     def begin_update(self, worker: Worker, update: Update) -> None:
-        """Right before ``update``: it is kept, if it is to be measured."""
+        """Keep the coming update if it is to be measured; called right before ``update`` is made.
+
+        Nothing is kept in a warm-up, or when other workers have made the update already.
+        """
         missed = worker.loader.step_input.completed_by_peers  # the others' update is in the model
         if worker.warming_up or missed or not self._is_due(update):
             return
@@ -104,11 +107,12 @@ class Tuner:
         self._extra_s += self._copied_s
 
     def end_update(self, worker: Worker, losses: Losses) -> None:
-        """Between an update and the next batch, on all workers.
+        """Take part in measuring, between an update and the next batch; all workers must call this.
 
         Args:
-            losses: evaluates the update *before* in the batch of this one; called where it is
-                measured and this worker has made it.
+            worker: the worker that this process is.
+            losses: evaluates the *previous* update in the batch of this one, and returns its loss
+                at some points. Called only if that update is measured and this worker has made it.
         """
         began_s = now_s()
         if self._left_s is not None:
@@ -128,7 +132,7 @@ class Tuner:
         return self._tuning.is_due(self._state, update.after, update.batches[-1][1])
 
     def _measure(self, worker: Worker, update: Update, losses: Losses) -> None:
-        """The losses along the update before this one, in its batch; then what follows."""
+        """Exchange the losses along the previous update, and decide by their mean what follows."""
         at = points(self._state.reach)
         weight, found = 0.0, [0.0] * len(at)
         began_s = now_s()
@@ -146,14 +150,18 @@ class Tuner:
 def tuning_of(
     rate: float, total: float, explore: float, share: float, max_lr: float | None
 ) -> Tuning:
-    """What a script has asked for.
+    """Return the settings of a tuner, checked.
 
     Args:
-        rate: the optimizer's own learning rate.
-        max_lr: the highest one; None: :data:`RANGE` times ``rate``.
+        rate: the optimizer's own learning rate; above 0.
+        total: the samples that the job will train, over all epochs.
+        explore: for how many of these samples the tuner explores higher learning rates; 0 to
+            ``total``.
+        share: the part of the time of all updates that measuring may take; above 0, up to 1.
+        max_lr: the highest learning rate; None: :data:`RANGE` times ``rate``.
 
     Raises:
-        UsageError: that cannot be.
+        UsageError: if a value is out of range.
     """
     if not rate > 0:
         refuse(f"the optimizer's learning rate is {rate:g}; give it one to begin with")
@@ -165,10 +173,10 @@ def tuning_of(
 
 
 def mean_loss(loss: Any) -> float:
-    """What ``loss_of`` has returned, as a number.
+    """Return as a number what the script's ``loss_of`` has returned, a number or a tensor.
 
     Raises:
-        UsageError: it is none.
+        UsageError: if ``loss`` is neither a number nor a tensor with one element.
     """
     item = getattr(loss, "item", None)
     try:
@@ -181,27 +189,33 @@ def mean_loss(loss: Any) -> float:
 
 
 def refuse(why: str) -> NoReturn:
-    """Raise a UsageError."""
+    """Raise a UsageError that says why ``edl.LRTuner`` cannot be used as the script asks."""
     raise UsageError(f"edl.LRTuner: {why}")
 
 
 def refuse_several() -> NoReturn:
-    """Raise a UsageError: the script has several optimizers."""
+    """Raise a UsageError, because the script has several optimizers."""
     refuse("this script has several optimizers; it tunes the only one")
 
 
 def refuse_beside(other: str) -> NoReturn:
-    """Raise a UsageError: ``other`` sets the learning rate, too."""
+    """Raise a UsageError, because ``other`` sets the learning rate as well."""
     refuse(f"{other} sets the same learning rate; leave one of them out")
 
 
 def refuse_unscaled(kind: str) -> NoReturn:
-    """Raise a UsageError: the updates of an optimizer of that ``kind`` cannot be scaled."""
+    """Raise a UsageError: the learning rate of a ``kind`` optimizer does not scale its updates."""
     refuse(f"the learning rate of {kind} is no factor of its updates, so it has no tuner")
 
 
 def _told(rows: Sequence[Sequence[float]], update: Update) -> Measured:
-    """What the workers have told each other: weight, seconds of measuring and of a step, losses."""
+    """Return the measurement of an update as all workers together have made it.
+
+    Args:
+        rows: one row from each worker: the weight of its losses, the seconds that measuring took,
+            the seconds of a step (0: unknown), and the losses.
+        update: the update in whose batch the losses were evaluated.
+    """
     means = weighted_means([[row[0], *row[3:]] for row in rows])
     known = any(row[0] > 0 for row in rows)
     steps_s = [row[2] for row in rows if row[2] > 0]

@@ -1,4 +1,4 @@
-"""Numbers of the whole job, from those that each worker has for its own."""
+"""Compute numbers for the whole job from the numbers that each worker has."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from edl.framework.process import current_worker
 
 
 def batch_weight() -> int:
-    """How many samples of this worker's batch count: 0 for one that is repeated as padding.
+    """Return how many samples of this worker's batch count; 0 for a padding batch.
 
-    Of the batch that is being trained, and between two steps of the one that was trained last. A
-    warm-up's first batch has its samples, though nothing of it counts.
+    The batch is the one that is being trained, or between two steps the one trained last. A
+    warm-up's first batch has the weight of its samples, although its result is discarded.
     """
     return current_worker().steps.batch_weight
 
@@ -28,20 +28,23 @@ def mean(value: Any, weight: float | None = None) -> float: ...
 
 
 def mean(value: Any, weight: float | None = None) -> float | dict[str, float]:
-    """The mean of ``value`` over all workers, the same on all, also when one dies meanwhile.
+    """Return the mean of ``value`` over all workers: the same on all, even if one dies meanwhile.
 
-    All workers call it at the same points, after the update of a batch and before the next one.
+    All workers must call this at the same points, after the update of a batch and before the next
+    batch.
 
     Args:
-        value: a number, a tensor of one element, or a dict of these, with the same keys on all.
-        weight: the number of samples that this worker's value stands for; without it
-            :func:`batch_weight`. A value of weight 0 does not enter.
+        value: a number, a tensor with one element, or a dict of these with the same keys on all
+            workers.
+        weight: how many samples this worker's value stands for; None: :func:`batch_weight`. A value
+            with weight 0 is left out.
 
     Returns:
-        A float, or a dict of them; nan if no worker has any weight.
+        A float, or a dict of floats for a dict; nan if the weight of every worker is 0.
 
     Raises:
-        UsageError: in the midst of a step, outside of the training, or for something else.
+        UsageError: if this is called inside a step or outside of the training, or if a value is not
+            a number or the weight is negative.
     """
     if weight is None:
         weight = batch_weight()
@@ -55,6 +58,11 @@ def mean(value: Any, weight: float | None = None) -> float | dict[str, float]:
 
 
 def _number(value: Any) -> float:
+    """Return a number, or the element of a tensor with one element, as a float.
+
+    Raises:
+        UsageError: if ``value`` is neither of these.
+    """
     item = getattr(value, "item", None)  # of a tensor whose gradient float() would warn of
     try:
         return float(item() if item is not None else value)

@@ -1,4 +1,7 @@
-"""Imported first by what needs Horovod: where it is not installed, says how to get it."""
+"""Raise an ImportError that says how to install Horovod, if it is not installed.
+
+Modules that need Horovod import this module first.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Squared norms of gradients, measured where a step is due, for the gradient noise scale."""
+"""Measure squared norms of gradients, in the steps that are chosen for it, for the noise scale.
+
+The norms are those of each worker's own gradient and of the job's mean gradient, from which the
+gradient noise scale is computed.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +21,14 @@ LARGE = 4096  # numbers
 
 
 class NoiseMeter(ABC):
-    """One optimizer's gradients, of which there is one in the script.
+    """A meter for the gradient noise of a script's only optimizer, on one worker.
 
-    Of a large gradient an eighth is looked at, and counts eight times, for what Adam makes of it
-    costs as much as some steps. All eighths have their turn.
+    The meter reads one eighth of a large gradient, and counts it eight times, because the
+    computation for Adam costs as much as some steps. All eighths have their turn.
 
-    Several workers compare their own gradients with the mean of all. One that is alone compares
-    those of two steps on end, so it keeps those of the first for that long.
+    Several workers compare their own gradients with the mean of all. A worker that is alone
+    compares the gradients of two consecutive steps, so it keeps those of the first step for that
+    long.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -32,9 +37,9 @@ class NoiseMeter(ABC):
 
     @property
     def wants(self) -> bool:
-        """Whether the gradients of the open step are to be shown.
+        """Whether the gradients of the open step are to be given to :meth:`show`.
 
-        Not with several optimizers, of which each has a noise of its own.
+        False with several optimizers, because each of them has a noise of its own.
         """
         loader = self._worker.loader
         if not loader.open or self._worker.warming_up or loader.progress.optimizers > 1:
@@ -42,11 +47,11 @@ class NoiseMeter(ABC):
         return loader.progress.noise.is_due(loader.progress.step) or self._follows
 
     def show(self, own: Callable[[], Looked], mean: Callable[[], Looked]) -> None:
-        """The step's gradients are reduced, and nothing was changed in them yet.
+        """Measure the gradients of the open step, after the allreduce and before they are changed.
 
         Args:
-            own: this worker's, whose scale may be off by :meth:`_own_factor`.
-            mean: the job's; as ``own`` where this worker is alone.
+            own: returns this worker's own gradients, whose scale may differ by :meth:`_own_factor`.
+            mean: returns the job's mean gradients; not called if this worker is alone.
         """
         loader = self._worker.loader
         if not loader.step_input.samples:
@@ -61,7 +66,7 @@ class NoiseMeter(ABC):
             self._kept = None  # not before: it says which part is looked at
 
     def _looked_at(self, size: int) -> tuple[slice, int]:
-        """Which numbers of a gradient of that size are looked at now, and how often they count."""
+        """Return the part of a gradient of ``size`` numbers to read now, and how often it counts."""
         if size < LARGE:
             return slice(None), 1
         loader = self._worker.loader
@@ -71,13 +76,14 @@ class NoiseMeter(ABC):
 
     @property
     def _follows(self) -> bool:
-        """The first step of a pair was kept, and this is the next."""
+        """Whether the gradients of the step before the open one were kept for a comparison."""
         loader = self._worker.loader
         if self._kept is None or not loader.open:
             return False
         return self._kept[0] + 1 == loader.progress.step
 
     def _alone(self, own: Looked) -> None:
+        """Compare a lone worker's gradients with those of the step before, or keep them."""
         loader, unit = self._worker.loader, self._unit()
         step, samples = loader.progress.step, loader.step_input.samples
         kept, follows = self._kept, self._follows
@@ -91,9 +97,10 @@ class NoiseMeter(ABC):
         loader.progress.noise.measured(squares, mean)
 
     def _own_factor(self) -> float:
-        """What makes this worker's gradients the mean over its samples, as the job's are over all.
+        """Return the factor that makes this worker's gradients the mean over its own samples.
 
-        Where gradients are accumulated, they are sums of several batches, weighted by their samples
+        The job's mean gradients are a mean over all samples. The factor is 1 unless gradients are
+        accumulated: then they are sums over several batches, weighted by their samples
         (:mod:`edl.core.step.weighting`).
         """
         share = self._worker.loader.step_input.share(0)
@@ -106,15 +113,18 @@ class NoiseMeter(ABC):
         return batch_size * batches / float(mine)
 
     def _unit(self) -> float:
-        """The square of what a loss scaler has multiplied the gradients by."""
+        """Return the square of the factor by which a loss scaler has multiplied the gradients."""
         return 1.0
 
     @abstractmethod
     def _square(self, gradients: Looked) -> float:
-        """The squared norm of all together."""
+        """Return the squared norm of all ``gradients`` together; each part has its own multiplicity."""
 
     def _square_of_sum(self, kept: Looked, own: Looked, unit: float) -> float:
-        """That of ``kept`` + ``own`` / sqrt(``unit``); 0 where they are not of the same parts."""
+        """Return the squared norm of ``kept`` + ``own`` / sqrt(``unit``).
+
+        The result is 0 if the two do not have the same parts of the gradients.
+        """
         if [len(a) for a, _ in kept] != [len(b) for b, _ in own]:
             return 0.0
         factor = 1.0 / math.sqrt(unit)
@@ -123,6 +133,6 @@ class NoiseMeter(ABC):
 
     @staticmethod
     def _copy(gradients: Looked, unit: float) -> Looked:
-        """A copy, over sqrt(``unit``)."""
+        """Return a copy of ``gradients``, divided by sqrt(``unit``)."""
         factor = 1.0 / math.sqrt(unit)
         return [(factor * numbers, times) for numbers, times in gradients]

@@ -1,7 +1,7 @@
-"""This process's one worker, and the functions of the API that only need it.
+"""Hold this process's only worker, and define the functions of the API that need nothing else.
 
-``edl.torch`` and ``edl.tensorflow`` offer these functions under their own names; each adds what
-its framework needs.
+``edl.torch`` and ``edl.tensorflow`` offer these functions under their own names; each adds what its
+framework needs.
 """
 
 from __future__ import annotations
@@ -50,15 +50,21 @@ _elastic_state: str | None = None  # the class of the state that follows the job
 
 
 def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
-    """``edl.init()``: take part in the job that the launcher started this process for.
+    """Take part in the job that the launcher started this process for: the core of ``edl.init()``.
 
-    At a prompt a job of one begins anew with each call, for cells of a notebook are run again.
+    A second call has no effect, except at a prompt: there each call begins a job of one worker
+    anew, because cells of a notebook are run again.
+
+    Args:
+        binding: returns the binding of the framework to Horovod; called once, if a worker is made.
+        settings: what the script gave to ``edl.init()``, by the name of the setting.
 
     Raises:
-        ConfigError: a setting has no usable value.
-        CoordinationError: ZooKeeper or the job is not there.
-        JobFailed: the job did not start in time.
-        UsageError: this process is no worker, but was started by one.
+        ConfigError: if a setting has no usable value.
+        CoordinationError: if ZooKeeper cannot be reached, or the job is not there.
+        JobFailed: if the job did not start in time.
+        UsageError: if this process is not a worker but was started by one, or was started by a
+            launcher without elasticity.
     """
     global _worker
     settings_now = config.load(**settings)
@@ -99,7 +105,7 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
 
 
 def _end_at_prompt(worker: Worker) -> bool:
-    """Whether ``worker`` was a job of one at a prompt, which is over now."""
+    """End the job of ``worker`` if it is a job of one at a prompt; return whether it was one."""
     global _worker, _replica, _elastic_state
     if worker.is_shared or not hasattr(sys, "ps1"):
         return False
@@ -114,12 +120,12 @@ def _end_at_prompt(worker: Worker) -> bool:
 
 
 def is_over(worker: Worker) -> bool:
-    """Whether ``worker`` was of a job before this one, at a prompt."""
+    """Return whether ``worker`` belongs to an earlier job of this process, begun at a prompt."""
     return worker in _over
 
 
 def _worker_of(settings: config.Config, binding: Binding) -> Worker:
-    """A worker over Horovod; a job of one when no launcher started this process."""
+    """Return a new worker over Horovod; without a launcher its job has one worker."""
     ring = gloo_ring(binding, settings.own_address, settings.connect_timeout_s)
     if settings.job is None:
         return Worker(settings, ring, SharedState(keeps_events=False), JobOfOne(settings))
@@ -128,20 +134,21 @@ def _worker_of(settings: config.Config, binding: Binding) -> Worker:
 
 
 def shutdown() -> None:
-    """Leave the job for good. Called by itself at the end of the process."""
+    """Leave the job for good; called automatically at the end of the process."""
     if _worker is not None:
         _worker.close()
 
 
 def is_initialized() -> bool:
+    """Return whether ``edl.init()`` was called, so this process has a worker."""
     return _worker is not None
 
 
 def current_worker() -> Worker:
-    """This process's worker.
+    """Return this process's worker.
 
     Raises:
-        UsageError: ``edl.init()`` was not called.
+        UsageError: if ``edl.init()`` was not called.
     """
     if _worker is None:
         raise UsageError("call edl.init() first")
@@ -149,71 +156,80 @@ def current_worker() -> Worker:
 
 
 def rank() -> int:
-    """This worker's rank in the ring. Never 0 while it warms up."""
+    """Return this worker's rank in the ring; it is never 0 while the worker warms up."""
     refuse_in_stream("edl.rank()")
     return current_worker().rank
 
 
 def size() -> int:
-    """The number of workers in the ring."""
+    """Return the number of workers in the ring."""
     refuse_in_stream("edl.size()")
     return current_worker().size
 
 
 def local_rank() -> int:
-    """This worker's slot on its host, for choosing a device; constant while the process lives.
+    """Return this worker's slot on its host, for choosing a device; it never changes.
 
-    Unlike Horovod's it does not close ranks when another worker leaves. Two workers of a host
-    share it only while one replaces the other and no slot is free.
+    Unlike Horovod's local rank, the number does not change when another worker leaves. Two workers
+    of a host have the same one only while one replaces the other and no slot is free.
     """
     return current_worker().local_rank
 
 
 def local_size() -> int:
-    """How many workers of this host are in the ring; 1 while this worker warms up."""
+    """Return how many workers of this host are in the ring; 1 while this worker warms up."""
     return current_worker().ring.place.local_size
 
 
 def cross_rank() -> int:
-    """The index of this host among those with a worker of the same local rank, as in Horovod."""
+    """Return the index of this host among the hosts that have a worker of the same local rank.
+
+    The local rank is Horovod's here.
+    """
     return current_worker().ring.place.cross_rank
 
 
 def cross_size() -> int:
-    """How many hosts have a worker of the same local rank, as in Horovod."""
+    """Return how many hosts have a worker of the same local rank, as in Horovod."""
     return current_worker().ring.place.cross_size
 
 
 def generation() -> int:
-    """The number of the ring's membership; grows with each switch."""
+    """Return the number of the ring's generation, which grows with each change of its members."""
     return current_worker().generation
 
 
 def step() -> int:
-    """How many optimizer updates the job has made."""
+    """Return how many optimizer updates the job has made."""
     return current_worker().step
 
 
 def leader() -> str:
-    """The name of the worker whose daemon leads the job, like ``w0``."""
+    """Return the name of the worker whose daemon leads the job, such as ``w0``."""
     return f"w{current_worker().leader.worker}"
 
 
 def is_leader() -> bool:
+    """Return whether this worker's daemon leads the job."""
     worker = current_worker()
     return worker.leader.worker == worker.id
 
 
 def is_warming_up() -> bool:
-    """Whether this newcomer still trains for nothing, to be warm when it joins."""
+    """Return whether this worker is a newcomer in its warm-up, whose result is discarded."""
     return current_worker().warming_up
 
 
 def track(check: Callable[[dict[str, Any]], None], objects: dict[str, Any]) -> None:
-    """Let objects follow the job; ``check`` raises UsageError for those that cannot.
+    """Let objects of the script follow the job: newcomers and checkpoints get their states.
+
+    Args:
+        check: raises UsageError for objects that cannot be tracked.
+        objects: the objects, by the name that each has in the job.
 
     Raises:
-        UsageError: also when another object has the name, or an elastic state follows the job.
+        UsageError: if ``check`` does, if another object has the name, or if an elastic state
+            follows the job, to which the object must be given instead.
     """
     current_worker()
     check(objects)
@@ -225,10 +241,13 @@ def track(check: Callable[[dict[str, Any]], None], objects: dict[str, Any]) -> N
 
 
 def let_state_follow(state_name: str) -> None:
-    """An elastic state follows the job, and all that does is in it.
+    """Declare that an elastic state follows the job, in place of objects given to ``edl.track``.
+
+    Args:
+        state_name: the name of the state's class, for error messages.
 
     Raises:
-        UsageError: something was given to ``edl.track``.
+        UsageError: if an object was given to ``edl.track``.
     """
     global _elastic_state
     _elastic_state = state_name
@@ -236,6 +255,7 @@ def let_state_follow(state_name: str) -> None:
 
 
 def _refuse_beside_state(objects: dict[str, Any]) -> None:
+    """Raise a UsageError if there are tracked ``objects`` and an elastic state follows the job."""
     for name in objects if _elastic_state is not None else ():
         raise UsageError(
             f"edl.track({name}=...) does nothing beside an elastic state; give it to the state: "
@@ -244,19 +264,21 @@ def _refuse_beside_state(objects: dict[str, Any]) -> None:
 
 
 def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: int = 3) -> None:
-    """Save model, optimizer, tracked objects, step and ledger: the job may outlive its workers.
+    """Save model, optimizer, tracked objects, step and ledger, so the job can outlive its workers.
 
-    Call it before training begins. One worker writes: at the first step, then every
-    ``every_s`` seconds, and before the job ends in any orderly way. The ``keep`` newest files are
-    kept. When all workers die, the restarted ones continue from the newest; `edl run --resume`
-    does so in a new job, with any number of workers.
+    Call this before training begins. One worker writes: at the first step, then every ``every_s``
+    seconds, and before the job ends in any orderly way. When all workers die, the restarted ones
+    continue from the newest file. `edl run --resume` does so in a new job, with any number of
+    workers.
 
     Args:
-        directory: one that all hosts share, for this training only.
+        directory: a directory that all hosts share, used for this training only.
+        every_s: seconds between two checkpoints.
+        keep: how many of the newest checkpoints are kept.
 
     Raises:
-        CheckpointError: nothing can be written there.
-        UsageError: called twice, too late, or with values out of range.
+        CheckpointError: if nothing can be written into the directory.
+        UsageError: if called twice, too late, or with a value out of range.
     """
     worker = current_worker()
     worker.checkpointing.attach(Path(directory), every_s, keep)
@@ -264,15 +286,15 @@ def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: 
 
 
 def on_resize(callback: Callable[[int, int], None]) -> None:
-    """Call ``callback(old_size, new_size)`` on this worker after each switch, and its own join."""
+    """Call ``callback(old_size, new_size)`` on this worker after its join and after each switch."""
     current_worker().on_resize(callback)
 
 
 def attach_replica(replica: FrameworkReplica) -> None:
-    """Let this worker share ``replica``, and what was tracked before it was there.
+    """Let this worker share the state in ``replica``, with the objects that were tracked before.
 
     Raises:
-        UsageError: there is one already.
+        UsageError: if this worker has a replica already.
     """
     global _replica
     current_worker().attach_replica(replica)
@@ -282,10 +304,11 @@ def attach_replica(replica: FrameworkReplica) -> None:
 
 
 def _refuse_child() -> None:
-    """A process of multiprocessing would take part in the job in the name of its parent.
+    """Raise a UsageError if multiprocessing has started this process, so it is no worker.
 
-    Spawned ones and those of a fork server run the script's top level again, before they know
-    their parent; multiprocessing itself tells it by this attribute.
+    Such a process would take part in the job in its parent's name. Spawned processes and those of a
+    fork server run the script's top level again before they know their parent; multiprocessing
+    itself recognises that by the attribute that is read here.
     """
     inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
     if inheriting or multiprocessing.parent_process() is not None:
@@ -296,12 +319,16 @@ def _refuse_child() -> None:
 
 
 def _let_others_repair(registers_at_s: float | None) -> None:
-    """Wait until ``registers_at_s``, by the monotonic clock; None: there is nothing to repair."""
+    """Wait until ``registers_at_s`` of the monotonic clock, so that the others can repair the ring.
+
+    Waits at most :data:`REGISTERS_WITHIN_S` seconds; None: there is nothing to repair, do not wait.
+    """
     early_s = (registers_at_s or 0.0) - time.monotonic()
     time.sleep(min(max(0.0, early_s), REGISTERS_WITHIN_S))
 
 
 def _leave_on_sigterm(worker: Worker) -> None:
+    """Let SIGTERM ask this worker to leave at the next switch, and end its forks at once."""
     end_forks_by_sigterm()
 
     def leave(_number: int, _frame: FrameType | None) -> None:
@@ -313,9 +340,13 @@ def _leave_on_sigterm(worker: Worker) -> None:
 
 
 def _begin_again_under_edl_worker() -> NoReturn:
-    """Elastic horovodrun has started the script itself: let `edl-worker` start it instead.
+    """Replace this process by `edl-worker`, which starts the script again.
 
-    The driver takes the end of a process of its own for more than that (docs/adr/0009).
+    Used when elastic horovodrun has started the script itself. Its driver would take the end of a
+    process as more than that (docs/adr/0009).
+
+    Raises:
+        UsageError: if the command that horovodrun started cannot be repeated.
     """
     command = sys.orig_argv
     if len(command) < 2 or "-" in command[1:2]:
@@ -326,14 +357,21 @@ def _begin_again_under_edl_worker() -> NoReturn:
 
 
 def hide(error: EdlError) -> None:
-    """``error`` passes through a framework, which may raise something of its own for it."""
+    """Remember ``error`` while it passes through a framework, which may raise another one for it.
+
+    :func:`unhiding` raises the remembered error in place of the framework's.
+    """
     global _hidden
     _hidden = error
 
 
 @contextmanager
 def unhiding() -> Iterator[None]:
-    """What a framework raises in here for an error that passed through it, raised as that error."""
+    """Raise the error that :func:`hide` has remembered, in place of a framework's error for it.
+
+    Within the ``with`` block, a framework's error is replaced if its text contains the remembered
+    one.
+    """
     try:
         yield
     except Exception as error:
@@ -343,15 +381,16 @@ def unhiding() -> Iterator[None]:
 
 
 def _hidden_in(error: BaseException) -> EdlError | None:
-    """The error that a framework's one stands for: its sentence is in it."""
+    """Return the remembered error whose text is part of ``error``; None if there is none."""
     stands = _hidden is not None and not isinstance(error, EdlError) and str(_hidden) in str(error)
     return _hidden if stands else None
 
 
 def speak_in_sentences() -> None:
-    """Let an :class:`EdlError` that ends the script be shown as its sentence, not as a traceback.
+    """Show an :class:`EdlError` that ends the script as its sentence, without a traceback.
 
-    Called at the import of edl, and by ``edl.init()`` in case that the script has set a hook since.
+    Called when edl is imported, and again by ``edl.init()``, in case the script has set an
+    exception hook since.
     """
     global _hook
     previous = sys.excepthook
@@ -375,7 +414,7 @@ def speak_in_sentences() -> None:
 
 
 def _own_log() -> OwnLog | None:
-    """The log of this worker, which nothing that it prints can fail to reach from now on."""
+    """Open the log for all further output of this worker; return None if there is no log."""
     if not (path := config.log_of_worker()):
         return None
     log = OwnLog(path)
@@ -384,9 +423,10 @@ def _own_log() -> OwnLog | None:
 
 
 def guard_output() -> None:
-    """From now on what this process prints reaches its log, or is left out: no print() fails.
+    """Send what this process prints to its log, so that no ``print`` fails on a full disk.
 
-    Called at the import of edl, and in a process that is forked from one that has imported it.
+    Output that cannot be written is left out. Called when edl is imported, and in a process that is
+    forked from one that has imported edl.
     """
     global _log
     _log = _own_log()

@@ -48,11 +48,14 @@ class RandomNumbers:
         self._own: tuple[str, int, int] | None = None  # mixed into seeds; None: the script's seeds
 
     def warm_up(self) -> None:
-        """Give a newcomer numbers of its own before its first batch, which may build a graph."""
+        """Give a newcomer its own random numbers before its first batch, which may build a graph."""
         self._begin("warm-up", self._worker.id, 0)
 
     def enter(self) -> None:
-        """Give this worker numbers of its own; call it when it has the job's state to train on."""
+        """Give this worker its own random numbers; called when it has the job's state.
+
+        Rank 0 of a job that begins keeps the numbers of the script.
+        """
         worker = self._worker
         if worker.generation > 1 or worker.step > 0:
             self._begin("worker", worker.id, worker.step)
@@ -62,7 +65,7 @@ class RandomNumbers:
             self._seen = self._read()
 
     def look(self) -> None:
-        """Derive a seed of this worker's own if the script has seeded since the last batch."""
+        """Derive a new seed of this worker's own if the script has seeded since the last batch."""
         if self._own is not None and self._read() != self._seen:
             self._begin(*self._own)
 
