@@ -1,1 +1,1 @@
-"""What ``edl.torch`` and ``edl.tensorflow`` share and what no framework needs to be known for."""
+"""The code that ``edl.torch`` and ``edl.tensorflow`` share, which imports neither framework."""

@@ -47,7 +47,7 @@ class Probe(Protocol):
         """Begin to keep an update; called right before the optimizer makes it."""
 
     def end(self) -> None:
-        """Complete the kept update, now that the optimizer has made it, if :meth:`begin` was called."""
+        """Complete the kept update after the optimizer made it, if :meth:`begin` was called."""
 
     def forget(self) -> None:
         """Drop the kept update."""

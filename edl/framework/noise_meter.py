@@ -66,7 +66,7 @@ class NoiseMeter(ABC):
             self._kept = None  # not before: it says which part is looked at
 
     def _looked_at(self, size: int) -> tuple[slice, int]:
-        """Return the part of a gradient of ``size`` numbers to read now, and how often it counts."""
+        """Return which part of a gradient of ``size`` numbers to read, and how often it counts."""
         if size < LARGE:
             return slice(None), 1
         loader = self._worker.loader
@@ -118,7 +118,7 @@ class NoiseMeter(ABC):
 
     @abstractmethod
     def _square(self, gradients: Looked) -> float:
-        """Return the squared norm of all ``gradients`` together; each part has its own multiplicity."""
+        """Return the squared norm of all ``gradients``, each part counted as often as it says."""
 
     def _square_of_sum(self, kept: Looked, own: Looked, unit: float) -> float:
         """Return the squared norm of ``kept`` + ``own`` / sqrt(``unit``).

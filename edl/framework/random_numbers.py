@@ -48,7 +48,10 @@ class RandomNumbers:
         self._own: tuple[str, int, int] | None = None  # mixed into seeds; None: the script's seeds
 
     def warm_up(self) -> None:
-        """Give a newcomer its own random numbers before its first batch, which may build a graph."""
+        """Give a newcomer its own random numbers; called before its first batch.
+
+        The first batch may build a graph, so it would be too late afterwards.
+        """
         self._begin("warm-up", self._worker.id, 0)
 
     def enter(self) -> None:

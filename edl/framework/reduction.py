@@ -1,24 +1,25 @@
-"""The one place where it is decided what becomes of a step's gradients.
+"""Decide what becomes of a step's gradients; no other module decides about it.
 
-How they are weighted, whether the step is dropped, completed in another ring after a break, or
-superseded because others had completed it, whether its update is made. The states of a step and
-the ways between them are a table: :mod:`edl.core.step.step_state`. A framework only sends, waits
-and applies, in one of two ways:
+The decisions are: how the gradients are weighted; whether the step is dropped, completed in another
+ring after a break, or superseded because other workers had completed it; whether its update is
+made. The states of a step and the transitions between them are a table in
+:mod:`edl.core.step.step_state`. A framework only sends, waits and applies, in one of two ways:
 
-- It calls :meth:`StepReduction.complete` with a function that sends and waits.
-- In a graph that TensorFlow runs, edl is called back: :meth:`~StepReduction.begin` before the
-  gradients are sent, and :meth:`~StepReduction.end` when they have come back or failed, which says
-  which branch of the graph follows. In ``Branch.AGAIN`` it is :meth:`~StepReduction.agree`
-  and :meth:`~StepReduction.end`, until a ring holds.
+- A framework that is called calls :meth:`StepReduction.complete` with a function that sends and
+  waits.
+- A graph that TensorFlow runs calls edl back: :meth:`~StepReduction.begin` before the gradients are
+  sent, and :meth:`~StepReduction.end` when they have come back or failed. ``end`` says which branch
+  of the graph follows. In ``Branch.AGAIN`` the graph calls :meth:`~StepReduction.agree` and
+  :meth:`~StepReduction.end`, until a ring holds.
 
-Every way through a step sends the same collectives, whatever a worker has gone through: one that
-repeats a step meets others that begin it.
+Every way through a step sends the same collectives, whatever a worker has gone through: a worker
+that repeats a step meets others that begin it.
 
 With several optimizers a step is what lies between two updates: the backward passes of one or more
-of them, and then the updates of one or more. A pass that comes after an update begins the next
-step, on the same batch. Each pass reduces the gradients of each optimizer that it has computed some
-of: a *round*. When the ring breaks, the survivors repeat all rounds of the open step, in their
-order. See docs/adr/0017.
+optimizers, and then the updates of one or more. A backward pass that comes after an update begins
+the next step, on the same batch. In each pass every optimizer that has new gradients has them
+reduced: this is one *round*. When the ring breaks, the survivors repeat all rounds of the open
+step, in their order. See docs/adr/0017.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ NOTHING = Weights(Averaging.NONE)
 
 
 class Branch(IntEnum):
-    """Where a graph goes on that has done all that it was told to."""
+    """The branch that a TensorFlow graph takes after the gradients of a step were exchanged."""
 
     SKIP = 0  # nothing is applied
     APPLY = 1
@@ -64,10 +65,10 @@ _BRANCHES = {
 
 
 class ReductionOrder:
-    """What the optimizers of a script have reduced in the open step, in this order.
+    """The order in which the optimizers of a script had gradients reduced in the open step.
 
     Attributes:
-        optimizers: the parts of all of them in it.
+        optimizers: the :class:`StepReduction` of each optimizer of the script.
     """
 
     def __init__(self) -> None:
@@ -76,13 +77,16 @@ class ReductionOrder:
         self._rounds: list[StepReduction] = []
 
     def add(self, step: int, reduced: StepReduction) -> None:
-        """One more."""
+        """Record that ``reduced`` has reduced its gradients in the step with number ``step``."""
         if self._step != step:
             self._step, self._rounds = step, []
         self._rounds.append(reduced)
 
     def repeat(self, step: int) -> None:
-        """In another ring. Each adds itself again."""
+        """Repeat all reductions of the step ``step`` in their order, in a new ring.
+
+        Each of them records itself again with :meth:`add`. Nothing happens for any other step.
+        """
         if self._step == step:
             rounds, self._rounds = self._rounds, []
             for each in rounds:
@@ -90,20 +94,22 @@ class ReductionOrder:
 
 
 class StepReduction:
-    """One optimizer's part of each step of ``worker``.
+    """One optimizer's part of each step of a worker: how its gradients are reduced and applied.
 
-    The batch, its step record and the end of the step are the worker's; this decides what becomes
-    of the gradients.
+    The batch, its step record and the end of the step belong to the worker.
 
     Args:
-        forget: called after a repair, when gradients were on their way in a ring that is gone.
-        rounds: those of all optimizers of the script.
+        worker: the worker that this process is.
+        forget: called after a repair, to drop gradients that were being sent in the ring that is
+            gone.
+        rounds: the order of reductions, shared by all optimizers of the script; None: this is the
+            only optimizer.
 
     Attributes:
-        weights: what its gradients are multiplied by.
-        cannot_repair: why this script cannot repair a ring inside of a step; empty if it can.
-        number: which of the script's optimizers it is, from 0.
-        repeat: reduces what was reduced in the open step once more.
+        weights: the factors for the gradients.
+        cannot_repair: why this script cannot repair a ring inside a step; empty if it can.
+        number: the number of this optimizer in the script, from 0.
+        repeat: a function that reduces once more what was reduced in the open step.
     """
 
     def __init__(
@@ -129,33 +135,35 @@ class StepReduction:
 
     @property
     def step(self) -> Step:
-        """The step of the batch that was handed out last."""
+        """The state of this optimizer's step on the batch that was handed out last."""
         if self._changes != self._worker.loader.changes:
             self._catch_up()
         return self._step
 
     @property
     def done(self) -> bool:
-        """There is nothing more to reduce in it."""
+        """Whether there is nothing more to reduce in the present step."""
         return self.step.done
 
     @property
     def is_sending(self) -> bool:
-        """Gradients are on their way. May be asked from any thread."""
+        """Whether gradients are being sent. Any thread may read this."""
         return self._step.state is StepState.SENDING
 
     # --- a framework that calls
 
     def complete(self, average: Callable[[Weights], Averages]) -> Averages | None:
-        """Decide the step: gradients become the mean over the global batch, or count for nothing.
+        """Turn this worker's gradients into the mean over the global batch, or drop them.
+
+        A broken ring is repaired, and the gradients are sent again, until the step is decided.
 
         Args:
-            average: sends all gradients that are not on their way, calls :meth:`sending` with the
-                first, and waits for them. It changes no local gradient, for it is called once more
-                in the next ring when it raises RingBroken.
+            average: sends all gradients that are not being sent yet, calls :meth:`sending` with the
+                first one, and waits for all of them. The function must not change a local gradient,
+                because it is called again in the next ring when it raises RingBroken.
 
         Returns:
-            What ``average`` has returned; None where nothing had to be sent.
+            What ``average`` has returned; None if nothing had to be sent.
         """
         while True:
             weights = self.agree()
@@ -173,7 +181,7 @@ class StepReduction:
             return averages
 
     def sending(self) -> None:
-        """A gradient is on its way."""
+        """Record that a gradient is being sent; send this worker's step record with the first."""
         if self.step.state is not StepState.SENDING:
             self._worker.loader.announce()
             self._on(StepEvent.SEND)
@@ -183,19 +191,21 @@ class StepReduction:
 
     @property
     def exchanges(self) -> bool:
-        """Whether the workers may exchange messages in the open step: all are in its passes."""
+        """Whether the workers can exchange messages now: all are in the passes of this step."""
         loader = self._worker.loader
         alone = self._worker.warming_up or self._worker.ring.alone
         return loader.open and not alone and self.step.state in EXCHANGING
 
     def exchange(self, payload: bytes, hold: Callable[[], None] = lambda: None) -> list[bytes]:
-        """Return the payloads of all workers in rank order; see :attr:`exchanges`.
+        """Return the payloads of all workers in rank order, inside the open step.
 
-        A worker that dies meanwhile costs the others a repair, as it does while gradients are on
-        their way: these are sent once more.
+        All workers must call this at the same point of the same batch, where :attr:`exchanges` is
+        true. If a worker dies meanwhile, the ring is repaired, and gradients that were being sent
+        are sent again.
 
         Args:
-            hold: called before the repair; no gradient is to be sent by another thread after it.
+            payload: this worker's message, of any size.
+            hold: called before a repair; after it no other thread may send a gradient.
         """
 
         def repair(error: RingBroken, _since: float) -> None:
@@ -209,12 +219,15 @@ class StepReduction:
     # --- a framework that calls back
 
     def begin(self) -> bool:
-        """Whether the graph is to send its gradients as they are; :meth:`sending` is next then."""
+        """Return whether the graph is to send its gradients as they are, without a factor.
+
+        If so, :meth:`sending` is called next.
+        """
         weights = self._prospect()
         return weights is not None and weights.averaging is Averaging.PLAIN
 
     def end(self, received: Callable[[], None]) -> Branch:
-        """The graph has done what it was told to.
+        """Return the branch that the graph takes, after it has sent its gradients or sent nothing.
 
         Args:
             received: raises RingBroken unless all gradients that were sent have come back.
@@ -230,7 +243,10 @@ class StepReduction:
         return _BRANCHES.get(self.step.state, Branch.SKIP)
 
     def reopen(self) -> None:
-        """There is more to reduce in this step, or the same in another ring."""
+        """Open a reduced step again, for more gradients or to send the same ones in another ring.
+
+        If other workers have completed the step, it is superseded instead.
+        """
         if self.step.state not in REOPENED:
             return
         if self._worker.loader.step_input.completed_by_peers:
@@ -241,32 +257,32 @@ class StepReduction:
     # --- the end of a step
 
     def apply(self) -> bool:
-        """The optimizer has its turn: whether it is to make the update."""
+        """Return whether this optimizer is to make its update; called when its turn has come."""
         applies = self.step.state is StepState.REDUCED
         self._on(StepEvent.APPLY)
         self._worker.loader.step_input.updates |= 1 << self.number
         return applies
 
     def end_step(self) -> None:
-        """The update is made, or skipped: the ledger moves."""
+        """End the step after its update was made or skipped, and move the ledger."""
         ended = self.step.after(StepEvent.END)
         self._worker.loader.end()
         self._step = ended
 
     def refuse(self) -> None:
-        """The script uses edl wrongly: this step changes nothing."""
+        """End the step without any change, because the script uses edl wrongly."""
         self._on(StepEvent.REFUSE)
         self.weights.agreed = None
 
     def fail(self) -> None:
-        """An error ends this worker."""
+        """End the step because an error ends this worker."""
         self._on(StepEvent.FAIL)
         self.weights.agreed = None
 
     # --- decisions
 
     def _catch_up(self) -> None:
-        """The worker may have begun another step meanwhile, or got one more batch for this one."""
+        """Follow the worker: take over a new step, or one more batch in the present step."""
         loader = self._worker.loader
         if self._changes == loader.changes:
             return
@@ -277,7 +293,7 @@ class StepReduction:
         self.weights.weigh()
 
     def _prospect(self) -> Weights | None:
-        """How gradients are weighted in the present ring; None when it is broken."""
+        """Return how gradients are weighted in the present ring; None if the ring is broken."""
         self._catch_up()
         try:
             return self.weights.agree()
@@ -286,11 +302,11 @@ class StepReduction:
             return None
 
     def agree(self) -> Weights:
-        """How gradients are weighted in a ring that stands: a broken one is repaired first.
+        """Return how gradients are weighted in an intact ring; repair a broken ring first.
 
-        When a worker dies, the survivors complete the step with the gradients that they hold. When
-        others had completed it already, their state is in the model, and this worker must change
-        nothing.
+        When a worker dies, the survivors complete the step with the gradients that they hold. If
+        other workers had completed it already, their state is in the model, and this worker must
+        change nothing: the weights then say that nothing is sent.
         """
         while True:
             if self.step.state is StepState.BROKEN:
@@ -305,6 +321,11 @@ class StepReduction:
                 return weights
 
     def _repair(self) -> None:
+        """Repair the ring, and bring this step to the state in which the survivors complete it.
+
+        Raises:
+            RingError: if the script cannot repair a ring inside a step (see ``cannot_repair``).
+        """
         assert self._error is not None
         if self.cannot_repair:
             raise RingError(
@@ -324,9 +345,9 @@ class StepReduction:
         self.reopen()
 
     def interrupted(self) -> None:
-        """Some optimizer's gradients were on their way in a ring that is gone; these may be, too.
+        """Send this optimizer's gradients again, after another optimizer has repaired the ring.
 
-        The ring is repaired.
+        Gradients that were being sent in the broken ring are lost.
         """
         self._forget()
         loader = self._worker.loader
@@ -341,11 +362,12 @@ class StepReduction:
         self.weights.weigh(early=False)
 
     def _complete_by_peers(self) -> None:
+        """Mark the step as completed by other workers, whose state is in the model now."""
         if self._step.state in SUPERSEDED_FROM:
             self._on(StepEvent.SUPERSEDE)
 
     def _unsent(self) -> None:
-        """Nothing was sent."""
+        """Decide a step in which nothing was sent: keep the local gradients, or drop the step."""
         agreed = self.weights.agreed
         if agreed is not None and agreed.averaging is Averaging.LOCAL:
             self._on(StepEvent.KEEP)
@@ -354,19 +376,22 @@ class StepReduction:
         self._reached()
 
     def _averaged(self) -> None:
-        """All that was sent has come back."""
+        """Record that all gradients that were sent have come back as averages."""
         failpoints.reached("averaged")
         self._on(StepEvent.AVERAGE)
         self._reached()
 
     def _reached(self) -> None:
+        """Note the time when the step is decided, unless this worker warms up."""
         if self.step.state in DECIDED and not self._worker.warming_up:
             self._worker.loader.timer.reduce()
             failpoints.reached("reduced")
 
     def _broke(self, error: RingBroken) -> None:
+        """Record that the ring broke with ``error``; it is repaired before the next send."""
         self._on(StepEvent.BREAK)
         self.weights.agreed, self._error = None, error
 
     def _on(self, event: StepEvent) -> None:
+        """Apply ``event`` to the step's state."""
         self._step = self.step.after(event)

@@ -1,7 +1,7 @@
-"""The state that all workers share: model, optimizer and tracked objects, sent and saved.
+"""Send, save and compare the state that all workers share: model, optimizer and tracked objects.
 
-What needs no framework to be known for it; each framework adds how its arrays are read, sent and
-written. How they travel: :mod:`edl.framework.state`.
+This is the part that needs no framework. Each framework adds how its arrays are read, sent and
+written. How the state travels is in :mod:`edl.framework.state`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from edl.worker.progress import Receive
 
 
 def add_tracked(tracked: dict[str, Any], objects: Mapping[str, Any]) -> None:
-    """Add ``objects``, all or none of them, to those that are ``tracked``.
+    """Add ``objects`` to the ``tracked`` ones, all or none of them.
 
     Raises:
-        UsageError: another object has the name.
+        UsageError: if another object has one of the names.
     """
     for name, thing in objects.items():
         if tracked.get(name, thing) is not thing:
@@ -32,13 +32,13 @@ def add_tracked(tracked: dict[str, Any], objects: Mapping[str, Any]) -> None:
 
 
 class FrameworkReplica(ABC):
-    """Model, optimizer and tracked objects of this process.
+    """This process's copy of what all workers share: model, optimizer and tracked objects.
 
-    A state is made of containers, arrays, and whatever the tracked objects return. Besides what
-    a framework puts there it has under "tracked" the states of the tracked objects.
+    A state is made of containers, arrays, and whatever the tracked objects return. Under the key
+    "tracked" it has the states of the tracked objects; the framework defines the other keys.
 
     Args:
-        kind: the optimizer's, for checkpoints.
+        kind: the name of the optimizer's class, for checkpoints.
     """
 
     framework: str
@@ -53,7 +53,7 @@ class FrameworkReplica(ABC):
         self._parts = StateArrays(self.compared, self.size_of)
 
     def rename(self, kinds: Sequence[str]) -> None:
-        """The script has these optimizers."""
+        """Set the names of the optimizers' classes when the script has several optimizers."""
         self._kind = " and ".join(kinds)
 
     # --- what a framework adds
@@ -65,74 +65,86 @@ class FrameworkReplica(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """All that is shared, as it is now."""
+        """Return the whole shared state as it is now."""
 
     @abstractmethod
     def load(self, state: dict[str, Any], receive: Receive) -> None:
-        """Take over as much of a state as ``receive`` says.
+        """Take over as much of ``state`` as ``receive`` says.
 
         Raises:
-            UsageError: it is of another model, or other objects are tracked.
+            UsageError: if the state is of another model, or has other tracked objects.
         """
 
     @abstractmethod
     def copied(self, state: dict[str, Any]) -> Any:
-        """``state`` with a copy of each array, as files have them."""
+        """Return ``state`` with a copy of each array, in the form that checkpoint files hold."""
 
     @abstractmethod
     def uncopied(self, state: Any) -> dict[str, Any]:
-        """The inverse of :meth:`copied`.
+        """Return the state for :meth:`load` that is equal to what :meth:`copied` was given.
 
         Raises:
-            CheckpointError: it has something that this framework does not know, or is of another
-                model.
+            CheckpointError: if ``state`` has something that this framework does not know, or is of
+                another model.
         """
 
     @abstractmethod
     def compared(self) -> dict[str, Any]:
-        """What must be equal on all workers: no buffers, which are each worker's own."""
+        """Return the part of the state that must be equal on all workers, in containers.
+
+        Buffers are not in it, because they are each worker's own.
+        """
 
     @staticmethod
     @abstractmethod
     def size_of(value: Any) -> int | None:
-        """The bytes of an array in what is compared; None: it is none."""
+        """Return the size in bytes of an array of the state; None if ``value`` is no array."""
 
     @abstractmethod
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """A digest of each part by name, but for those that cannot be compared."""
+        """Return a digest of each part by name; parts that cannot be compared are left out."""
 
     @abstractmethod
     def learning_rates(self) -> dict[str, float]:
-        """See :class:`edl.worker.state_check.Compared`."""
+        """Return the present learning rates by name, to compare them between workers.
+
+        See :class:`edl.worker.state_check.Compared`.
+        """
 
     def signature(self) -> dict[str, str]:
-        """The shape of each tensor of the models by name: what a newcomer must have, too.
+        """Return the shape of each tensor of the models by name; a newcomer must have the same.
 
-        Empty, where it cannot be told before the state comes. Called in any thread.
+        The dict is empty if the shapes are not known before the state arrives. Any thread may call
+        this.
         """
         return {}
 
     # --- what all have in common
 
     def digests(self, group: Group = WHOLE) -> dict[str, int]:
-        """See :class:`edl.worker.state_check.Compared`."""
+        """Return a digest by name of each part of the state that is in ``group``.
+
+        See :class:`edl.worker.state_check.Compared`.
+        """
         return self.digested(self._parts.within(group))
 
     def track(self, objects: Mapping[str, Any]) -> None:
         """Let more objects follow the job.
 
         Raises:
-            UsageError: an object cannot give and take its state, or the name is taken.
+            UsageError: if an object cannot give and take its state, or another object has its name.
         """
         self.check(objects)
         add_tracked(self._tracked, objects)
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """See :class:`edl.worker.switching.Replica`.
+        """Send the state if this worker is rank ``root``; else receive what ``receive`` says.
+
+        See :class:`edl.worker.switching.Replica`.
 
         Raises:
-            RingBroken: a worker is gone; a receiver's state is what it was.
-            UsageError: the receiver's script shares something else than the job's.
+            RingBroken: if a worker is gone; a receiver's state is then unchanged.
+            UsageError: if the receiver's script shares something else than the job's.
         """
         if ring.alone:
             return
@@ -148,15 +160,28 @@ class FrameworkReplica(ABC):
             self._copies.forget()
 
     def end_batch(self, step: int, epoch: int) -> None:
-        """See :class:`edl.worker.switching.Replica`."""
+        """Keep copies of the tracked objects at the end of a batch, or take over received ones.
+
+        ``step`` and ``epoch`` are the job's. See :class:`edl.worker.switching.Replica`.
+        """
         self._copies.end_batch((step, epoch), self.objects_from_gradients())
 
     def capture(self) -> Any:
-        """See :class:`edl.checkpoint.store.Durable`."""
+        """Return a copy of the state for a checkpoint file, with the optimizer's class.
+
+        See :class:`edl.checkpoint.store.Durable`.
+        """
         return self.copied({**self.state(), "optimizer_kind": self._kind})
 
     def restore(self, state: Any) -> None:
-        """See :class:`edl.checkpoint.store.Durable`."""
+        """Take over ``state``, which was read from a checkpoint file.
+
+        See :class:`edl.checkpoint.store.Durable`.
+
+        Raises:
+            CheckpointError: if the state is of another optimizer or model, or has other tracked
+                objects than this script.
+        """
         if state["optimizer_kind"] != self._kind:
             raise CheckpointError(
                 f"the checkpoint is of a job with {state['optimizer_kind']}, and this script "
@@ -173,15 +198,18 @@ class FrameworkReplica(ABC):
             raise CheckpointError(f"the checkpoint does not fit this script: {error}") from error
 
     def things(self) -> dict[str, Stateful]:
-        """The tracked objects that give and take their states themselves."""
+        """Return by name the tracked objects that have ``state_dict`` and ``load_state_dict``."""
         return self._tracked
 
     def objects_from_gradients(self) -> Mapping[str, Stateful]:
-        """The tracked objects that a script may compute from the gradients of a step."""
+        """Return the tracked objects that a script may compute from the gradients of a step."""
         return self.compared_things()
 
     def compared_things(self) -> dict[str, Stateful]:
-        """Those that must be equal on all workers: all but who says ``edl_compared = False``."""
+        """Return the tracked objects that must be equal on all workers.
+
+        An object is left out if its attribute ``edl_compared`` is False.
+        """
         return {
             name: thing
             for name, thing in self.things().items()
@@ -189,13 +217,18 @@ class FrameworkReplica(ABC):
         }
 
     def states_of_things(self) -> dict[str, Any]:
+        """Return the states of the tracked objects, by name."""
         return {name: thing.state_dict() for name, thing in self.things().items()}
 
     def load_things(self, states: Mapping[str, Any], receive: Receive) -> None:
-        """Give the tracked objects their states; to be resynced, those that are compared.
+        """Load the states of the tracked objects; in a resync only of those that are compared.
+
+        Args:
+            states: the state of each tracked object, by name.
+            receive: what part of the job's state this worker takes over.
 
         Raises:
-            UsageError: the states are of other objects.
+            UsageError: if the states are of other objects than this worker tracks.
         """
         things = self.things()
         if odd := sorted(things.keys() ^ states.keys()):

@@ -1,4 +1,4 @@
-"""What a script trains on, made known to its worker and to the job's event log."""
+"""Declare a script's training data to its worker, and log what was left out of the data."""
 
 from __future__ import annotations
 
@@ -34,13 +34,23 @@ def asked_batching(
     global_batch: Any = None,
     micro_batch: Any = None,
 ) -> Batching:
-    """How large batches are: what a script asks for, and the job's policy.
+    """Return the batch sizes of the job, from the script's arguments and the job's policy.
+
+    The batch arguments are those of the script's data loader, checked here; None: not given.
 
     Args:
-        what: the script's call, for sentences.
+        worker: the worker that this process is.
+        what: the name of the script's call, for error messages.
+        batch_size: samples in a batch of one worker.
+        max_global_batch: the most samples in a batch of all workers together.
+        global_batch: samples of all workers together in each step, or the fewest and the most, for
+            the job to choose between.
+        micro_batch: the most samples that a worker trains at once; it trains a larger batch in
+            pieces.
 
     Raises:
-        UsageError: it cannot be, or both say it.
+        UsageError: if a size is not usable, or if the policy has a table [batch] and the script
+            gives anything but ``batch_size``.
     """
     own = batching(what, batch_size, max_global_batch, global_batch, micro_batch)
     if own.is_chosen and not worker.is_shared:
@@ -66,17 +76,21 @@ def asked_batching(
 
 
 def is_numbered(dataset: Any) -> bool:
-    """Whether its samples have numbers. PyTorch's iterable sets have a ``__getitem__``, too."""
+    """Return whether the samples of a data set have numbers: ``__len__`` and ``__getitem__``.
+
+    PyTorch's iterable data sets have a ``__getitem__``, too, but their samples have no numbers.
+    """
     if any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__):
         return False
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 def stream_of(dataset: Any) -> ShardReader:
-    """A data set without numbered samples as a stream.
+    """Return a data set without numbered samples as a stream.
 
     Raises:
-        UsageError: nobody could tell which samples of it are trained.
+        UsageError: if ``dataset`` is a class, or cannot tell its position, so that the trained
+            samples could not be recorded.
     """
     if isinstance(dataset, ShardReader):
         return dataset
@@ -95,11 +109,21 @@ def attach_stream(
     seed: int,
     prefetch_batches: int,
 ) -> Source:
-    """Declare ``stream``.
+    """Declare ``stream`` as the worker's training data, and return its description.
+
+    Args:
+        worker: the worker that this process is.
+        stream: the reader of the samples.
+        batches: the batch sizes.
+        shuffle: whether to shuffle the order of the shards.
+        seed: the seed of that order.
+        prefetch_batches: how many batches are formed ahead of need.
 
     Raises:
-        DataError, UsageError: see :meth:`edl.worker.loader_progress.LoaderProgress.attach`; or the
-            shards of a stream that has none are to be shuffled, or its global batches fixed.
+        DataError: if the stream has no shards, or too many.
+        UsageError: if the worker has training data already, if the batches are fixed global batches
+            or in pieces, or if a data set without shards is to be shuffled. See
+            :meth:`edl.worker.loader_progress.LoaderProgress.attach`.
     """
     if batches.global_batch or batches.micro_batch:
         raise UsageError(
@@ -134,10 +158,23 @@ def attach_source(
     seed: int,
     prefetch_batches: int,
 ) -> Source:
-    """Declare ``dataset`` with its ``total`` samples, and log what was left out of it.
+    """Declare a numbered data set as the worker's training data, and return its description.
+
+    What was left out of the data set's files is written to the job's event log.
+
+    Args:
+        worker: the worker that this process is.
+        dataset: the data set.
+        total: the number of samples in it.
+        batches: the batch sizes.
+        shuffle: whether to shuffle the samples in each epoch.
+        seed: the seed of the shuffled order.
+        prefetch_batches: how many batches are formed ahead of need.
 
     Raises:
-        DataError, UsageError: see :meth:`edl.worker.loader_progress.LoaderProgress.attach`.
+        DataError: if the data set is empty.
+        UsageError: if the worker has training data already. See
+            :meth:`edl.worker.loader_progress.LoaderProgress.attach`.
     """
     fingerprint = fingerprint_of(dataset)
     kind = AlignedSource if batches.global_batch else Source

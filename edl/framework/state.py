@@ -1,7 +1,8 @@
-"""State as it travels: a description in which each array is a reference, and the arrays' pieces.
+"""Send a state from the state source to other workers: a description first, then the arrays.
 
-The state source describes its state in one pickled message and sends the arrays' bytes in a few
-large pieces. Pickles travel inside the ring only, between processes of one job.
+The state source pickles a description of its state, in which each array is replaced by a reference,
+and sends it in one message. The bytes of the arrays follow in a few large pieces. Pickles travel
+inside the ring only, between processes of one job.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Array = TypeVar("Array")
 
 @dataclass(frozen=True)
 class Reference:
-    """Stands for an array in a description: the ``index``-th that is sent."""
+    """A placeholder for the array with the number ``index`` in a description of a state."""
 
     index: int
     shape: tuple[int, ...]
@@ -32,29 +33,42 @@ class Reference:
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object that ``edl.track`` can follow."""
+    """An object that ``edl.track`` can follow: its state can be read and loaded."""
 
-    def state_dict(self) -> Any: ...
+    def state_dict(self) -> Any:
+        """Return the state of the object."""
 
-    def load_state_dict(self, state: Any) -> Any: ...
+    def load_state_dict(self, state: Any) -> Any:
+        """Take over a state that :meth:`state_dict` of an equal object returned."""
 
 
 class Arrays(Protocol[Array]):
-    """What a framework's arrays are, and how they are sent."""
+    """A framework's way to recognise its arrays in a state, and to send them."""
 
     def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
-        """An array of a state as it is sent, as number ``index``; None: it is no array."""
+        """Return an array as it is sent, and a reference to it; None if ``value`` is no array.
+
+        Args:
+            value: a value of the state.
+            index: the number that the reference gets.
+        """
 
     def empty(self, reference: Reference) -> Array:
-        """An array without elements, which is not sent."""
+        """Return an empty array as ``reference`` describes it; empty arrays are not sent."""
 
     def broadcast(
         self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
     ) -> dict[int, Array]:
-        """Send ``arrays``, or take part; returns those received by index, if they are to be kept.
+        """Send the arrays from the rank ``root``, and return what was received, by index.
+
+        Args:
+            sent: the references of all arrays that are sent.
+            arrays: the arrays in the order of their indices, on the root; None on all others.
+            root: the rank that sends.
+            keep: whether this worker needs what it receives; else it gets an empty dict.
 
         Raises:
-            CollectiveFailed: a worker is gone.
+            CollectiveFailed: if a worker is gone.
         """
 
 
@@ -66,13 +80,21 @@ def exchange(
     keep: bool,
     dumps: Callable[[Any], bytes] = pickle.dumps,
 ) -> Any:
-    """The ``state`` of the rank ``root`` on all others that ``keep`` it.
+    """Broadcast the state of the rank ``root``, and return it on each other worker that keeps it.
 
-    None on the root and on who does not keep it. ``state`` is None on all but the root.
-    ``dumps`` pickles it, without its arrays.
+    Args:
+        arrays: the framework's way to send arrays.
+        ring: the ring to broadcast in; all its workers must call this.
+        root: the rank that sends.
+        state: the state, on the root; None on all others.
+        keep: whether this worker needs the state. False on the root.
+        dumps: pickles the description of the state, which has no arrays.
+
+    Returns:
+        The received state; None where ``keep`` is false.
 
     Raises:
-        RingBroken: a worker is gone.
+        RingBroken: if a worker is gone.
     """
     taken: list[Any] = []
     sending = ring.place.rank == root
@@ -86,7 +108,16 @@ def exchange(
 
 
 def map_leaves(value: Any, leaf: Callable[[Any, str], Any], where: str = "state") -> Any:
-    """A copy of the containers, with each thing in them replaced by ``leaf(thing, where)``."""
+    """Return a copy of nested containers, with each value replaced by ``leaf(value, where)``.
+
+    Containers are dicts, lists and plain tuples; anything else is a leaf.
+
+    Args:
+        value: the containers, or a single leaf.
+        leaf: returns what replaces a leaf.
+        where: how to write ``value`` as Python code; each leaf gets its own text, such as
+            ``state['model'][0]``.
+    """
     if isinstance(value, dict):
         return {key: map_leaves(item, leaf, f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(value, list):
@@ -99,10 +130,13 @@ def map_leaves(value: Any, leaf: Callable[[Any, str], Any], where: str = "state"
 def describe(
     state: Any, taken: list[Array], refer: Callable[[Any, int], tuple[Array, Reference] | None]
 ) -> Any:
-    """``state`` with each array moved to ``taken`` and a reference in its place.
+    """Return a copy of ``state`` in which each array is replaced by a reference.
 
     Args:
-        refer: what to send of a thing in the state, as number so and so; None: it is no array.
+        state: the state: containers, arrays and other values.
+        taken: a list to which the arrays are appended, in the order of their references.
+        refer: returns the array to send for a value and its reference with the given index; None if
+            the value is no array (see :meth:`Arrays.refer`).
     """
 
     def leaf(value: Any, _where: str) -> Any:
@@ -117,7 +151,15 @@ def describe(
 
 
 def fill(description: Any, arrays: Mapping[int, Array], empty: Callable[[Reference], Array]) -> Any:
-    """The inverse of :func:`describe`. ``empty`` makes those that were not sent."""
+    """Return a state from its description, with each reference replaced by its array.
+
+    This is the inverse of :func:`describe`.
+
+    Args:
+        description: the description of the state.
+        arrays: the received arrays by index.
+        empty: makes an array that was not sent, because it has no elements.
+    """
 
     def leaf(value: Any, _where: str) -> Any:
         if not isinstance(value, Reference):
@@ -128,7 +170,7 @@ def fill(description: Any, arrays: Mapping[int, Array], empty: Callable[[Referen
 
 
 def references(description: Any) -> list[Reference]:
-    """All references of a description, by index."""
+    """Return all references of a description, sorted by index."""
     found: list[Reference] = []
 
     def look(value: Any, _where: str) -> None:
@@ -142,7 +184,15 @@ def references(description: Any) -> list[Reference]:
 def transfers(
     all_references: Iterable[Reference], large_bytes: int = LARGE_BYTES
 ) -> Iterator[list[Reference]]:
-    """Large arrays alone, the others of a device together; empty ones are not sent."""
+    """Yield groups of references whose arrays are sent in one collective each.
+
+    A large array is sent alone. The small arrays of a device are sent together, in groups of about
+    ``large_bytes``. Arrays without elements are not sent.
+
+    Args:
+        all_references: the references of all arrays of a state.
+        large_bytes: the size in bytes from which an array is large.
+    """
     small: list[Reference] = []
     size = 0
     for reference in sorted(all_references, key=lambda r: (r.device, r.index)):
@@ -159,6 +209,6 @@ def transfers(
 
 
 def few(texts: list[str]) -> str:
-    """The first of ``texts``, and how many more there are."""
+    """Return the first three of ``texts`` in one line, and how many more there are."""
     rest = len(texts) - 3
     return "; ".join(texts[:3]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,4 +1,4 @@
-"""What one optimizer's gradients are multiplied by in the step that is open."""
+"""Compute the factors for one optimizer's gradients in the open step."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ ALONE = Weights(Averaging.LOCAL)
 
 
 class StepWeights:
-    """The weights of the optimizer ``number`` in a step of ``worker``.
+    """The factors for the gradients of the optimizer ``number`` in a step of ``worker``.
 
     Attributes:
-        agreed: what the records of all workers say; None: not known yet, or of no use.
-        sends_early: gradients may be sent in this step before the records are in.
-        sent: what is sent is multiplied by this; 0 without samples.
-        part: what gradients of this batch are multiplied by before they are added to others.
+        agreed: the weights that the step records of all workers give; None: not known yet, or no
+            longer valid.
+        sends_early: whether gradients may be sent in this step before the records have arrived.
+        sent: the factor for what this worker sends; 0 without samples.
+        part: the factor for gradients of the present batch before they are added to those of
+            others.
     """
 
     def __init__(self, worker: Worker, number: int) -> None:
@@ -29,18 +31,23 @@ class StepWeights:
 
     @property
     def share(self) -> Share:
-        """What this worker brings into the step."""
+        """What this worker contributes to the step: its samples and batches."""
         return self._worker.loader.step_input.share(self._number)
 
     @property
     def local_scale(self) -> float:
-        """What the local gradients are multiplied by to be the mean, where nothing was sent."""
+        """The factor that makes local gradients the mean, in a step in which nothing is sent."""
         if self.agreed is None or self.agreed.averaging is not Averaging.LOCAL:
             return 1.0
         return self.agreed.received
 
     def weigh(self, early: bool = True) -> None:
-        """Look at what this worker has in hand; ``early``: what is sent may go before records."""
+        """Compute this worker's factors anew, from the batches that it has now.
+
+        Args:
+            early: whether gradients may be sent before the step records have arrived, if this
+                worker has samples and is not alone.
+        """
         worker, share = self._worker, self.share
         self.sent = share.send_weight(self._batch_size)
         part = Share(worker.loader.batch_weight if share.samples else 0)
@@ -51,10 +58,10 @@ class StepWeights:
         self.sends_early = early and self.sent > 0 and not alone
 
     def agree(self) -> Weights:
-        """What the records of the present ring say.
+        """Return the weights that the step records of the present ring give; wait for the records.
 
         Raises:
-            RingBroken: it is.
+            RingBroken: if the ring is broken.
         """
         worker, self.agreed = self._worker, None
         if worker.warming_up:

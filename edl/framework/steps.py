@@ -1,4 +1,4 @@
-"""The steps of a script's training loop: epochs, batches, padding, a newcomer's warm-up.
+"""Hand out the batches of a script's training loop: epochs, padding, and a newcomer's warm-up.
 
 A framework's loader or data set adds a :class:`BatchSource`, which has the data of the next batch.
 """
@@ -18,28 +18,36 @@ from edl.worker.worker import Worker
 
 
 class BatchSource(Protocol):
-    """Batches on their way from the leases to the step that trains them, in order."""
+    """A queue of batches on their way from the leases to the step that trains them, in order."""
 
     def restart(self) -> None:
-        """Give up all that is under way: it is not this worker's any more."""
+        """Drop all batches on their way; their samples are no longer this worker's."""
 
     def form_lost_again(self) -> None:
-        """Between two steps: let the samples be formed into batches again that it has lost."""
+        """Form batches again from samples whose batches were lost; called between two steps."""
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """The batch whose data the script gets next; True with it when it is to count for nothing.
+        """Return the batch whose data the script gets next, and whether it counts for nothing.
 
-        That is a batch of a warm-up, or one that is repeated because this worker has no
-        samples left before the others do; or, unless it ``waits``, because the data that it gets
-        next are yet to be loaded, where that can be told.
+        It counts for nothing if it is a warm-up's batch, or a padding batch: one that is repeated
+        because this worker has no samples left before the others do, or, with ``waits`` false,
+        because the data of its next batch are not loaded yet (where the framework can tell).
+
+        Args:
+            waits: whether to wait for data that are still being loaded.
         """
 
 
 def asked_length(what: str, count: int | None, max_steps: int | None) -> None:
-    """Make sure that a call says how long the job trains.
+    """Check that a script's call says how long the job trains.
+
+    Args:
+        what: the call, for the error message.
+        count: the number of epochs; None: not given.
+        max_steps: the number of updates; None: not given.
 
     Raises:
-        UsageError: it does not, or not by whole numbers.
+        UsageError: if neither is given, or ``max_steps`` is not a whole number of at least 1.
     """
     if count is None and max_steps is None:
         raise UsageError(
@@ -65,7 +73,7 @@ NO_STEP = (
 
 
 def end_batch(worker: Worker) -> None:
-    """The script asks for its next batch, or has come to the end of an epoch."""
+    """End the batch that the script has trained, before the next batch or at an epoch's end."""
     loader = worker.loader
     loader.end_batch()
     if loader.replica is not None and not worker.warming_up:
@@ -73,13 +81,16 @@ def end_batch(worker: Worker) -> None:
 
 
 class Steps:
-    """Hands out batches at the right moments.
+    """The steps of one worker's training loop: it hands out each batch at the right moment.
 
     Args:
-        unfinished: says what is wrong with an open step.
-        settle: called before that, when the script is done with a batch: a step that it has
-            skipped after its gradients were reduced is complete then.
-        numbers: the random numbers of the training thread.
+        worker: the worker that this process is.
+        feed: the batches that are on their way to the script.
+        unfinished: returns what is wrong when the script asks for a batch and the step before is
+            still open.
+        end_batch: called first, when the script is done with a batch. A step whose update the
+            script has skipped, after its gradients were reduced, is completed then.
+        numbers: the random numbers of the training thread; None: left as they are.
     """
 
     def __init__(
@@ -105,11 +116,11 @@ class Steps:
         self._is_new = False  # it has come into the ring, and has trained nothing there yet
 
     def check_may_iterate(self, outside: str) -> None:
-        """The script begins to iterate its batches.
+        """Check that the script may begin to iterate over its batches.
 
         Raises:
-            UsageError: with the sentence ``outside``, if it is in no epoch; or all samples of the
-                epoch are trained.
+            UsageError: if the script is in no epoch, with the sentence ``outside``; or if all
+                samples of the epoch are trained.
         """
         if not self._in_epoch:
             raise UsageError(outside)
@@ -120,7 +131,14 @@ class Steps:
             )
 
     def epochs(self, count: int | None = None, max_steps: int | None = None) -> Iterator[int]:
-        """See :meth:`edl.torch.DataLoader.epochs`."""
+        """Yield the numbers of the epochs to train, from the job's current epoch on.
+
+        A newcomer first gets one epoch for its warm-up. See :meth:`edl.torch.DataLoader.epochs`.
+
+        Args:
+            count: the number of epochs of the job; None: as many as ``max_steps`` take.
+            max_steps: how many updates the job makes; None: no limit.
+        """
         worker = self._worker
         self.limit(max_steps)
         most = math.inf if count is None else count
@@ -137,7 +155,7 @@ class Steps:
         worker.finishing.finish(early=self.made_all_steps)
 
     def warm_up(self) -> None:
-        """All is built, and this newcomer is about to get its first batch."""
+        """Prepare a newcomer's warm-up, once all is built and right before its first batch."""
         if self._numbers is not None:
             self._numbers.warm_up()
 
@@ -151,11 +169,15 @@ class Steps:
         return self._max_steps is not None and self._worker.step >= self._max_steps
 
     def enter(self) -> None:
-        """All is built (and warmed up): from here on the epoch and the step are the job's.
+        """Enter the job's training once all is built and warmed up; a newcomer joins here.
+
+        From here on the epoch and the step are the job's.
 
         Raises:
-            UsageError: the script has trained to its end before.
-            FitIsDone: the job is in a later fit; the script passes over the present one.
+            UsageError: if the script has trained to its end before, if its loader belongs to an
+                earlier job, or if its optimizers cannot have such batches.
+            FitIsDone: if the job is in a later ``fit`` than the script, which skips the present
+                one.
         """
         if is_over(self._worker):
             raise UsageError(
@@ -173,7 +195,13 @@ class Steps:
         self._has_entered = True
 
     def _check_batching(self) -> None:
-        """Refuse batches that this script's optimizers cannot have."""
+        """Refuse a batch size that the job chooses if the script has several optimizers.
+
+        The job chooses by the noise of its gradients, which is measured with one optimizer only.
+
+        Raises:
+            UsageError: if the script has both.
+        """
         progress = self._worker.loader.progress
         if progress.optimizers > 1 and progress.source.batching.is_chosen:
             raise UsageError(
@@ -183,10 +211,10 @@ class Steps:
             )
 
     def begin(self) -> bool:
-        """Between two steps: hand out the next batch. False when the epoch is over.
+        """Hand out the next batch between two steps, and return False when the epoch is over.
 
         Raises:
-            UsageError: the batch before was not trained.
+            UsageError: if the batch before was not trained.
         """
         worker, feed = self._worker, self._feed
         if self._numbers is not None:
@@ -220,9 +248,9 @@ class Steps:
         return True
 
     def _others_train(self) -> bool:
-        """Whether the next step has samples if this worker, which is new, has none.
+        """Return whether the next step has samples even if this newcomer has none.
 
-        The state source is not new, and trains as long as it holds enough.
+        The state source is no newcomer, and trains as long as it holds enough samples.
         """
         root, loader = self._worker.steps.sync_root, self._worker.loader
         source = loader.progress.source
@@ -232,7 +260,11 @@ class Steps:
         return root != self._worker.id and loader.ledger.held_samples(root) >= enough
 
     def _add(self) -> None:
-        """Hand out one more batch, or piece, for the open step: its gradients are accumulated."""
+        """Hand out one more batch, or piece of a batch, whose gradients are added in the open step.
+
+        Raises:
+            UsageError: if more than :data:`MOST_PADDING` such batches count for nothing.
+        """
         worker = self._worker
         if worker.loader.step_input.is_exhausted:
             worker.loader.begin(worker.loader.sampler.warm_up(), True)  # the data are as before
@@ -246,6 +278,7 @@ class Steps:
         worker.loader.begin(batch, padding and not worker.warming_up)
 
     def _within(self, epoch: int) -> Iterator[int]:
+        """Yield ``epoch``, and end the batch when the script has left its loop over the epoch."""
         self._in_epoch, self._came_to_end = True, False
         self._feed.restart()
         yield epoch

@@ -1,10 +1,10 @@
-"""Keep what a script tracks, as it is between two steps, for a worker that missed the last update.
+"""Keep copies of tracked objects between two steps, for a worker that missed the last update.
 
-The script of such a worker has gradients of zero, or infinite ones, in its hands. What it computes
-from them before its `optimizer.step()` (a history of their norms, a count of skipped updates) is
-not what the others have computed. When it asks for its next batch, it is at the same place of the
-script at which the others asked for theirs, so it takes over their objects as they were there. An
-exchange between two steps, as in `edl.mean`, is such a place, too: the others may wait in it.
+The script of such a worker has gradients of zero, or infinite ones. What it computes from them
+before its `optimizer.step()` (a history of their norms, a count of skipped updates) differs from
+what the other workers have computed. When it asks for its next batch, it is at the same place of
+the script at which the others asked for theirs, so it takes over their objects as they were there.
+An exchange between two steps, as in `edl.mean`, is such a place, too: the others may wait in it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Place = tuple[int, int]  # step, epoch
 
 
 class TrackedCopies:
-    """One worker's part: copies of the small objects at the last places between two batches.
+    """Copies of a worker's small tracked objects, at the last places between two batches.
 
-    A large one, such as an average of all weights, is left to the script: it follows from the
-    weights, which are the job's.
+    A large object, such as an average of all weights, is not copied. It is left to the script,
+    because it follows from the weights, which all workers share.
     """
 
     def __init__(self) -> None:
@@ -35,19 +35,27 @@ class TrackedCopies:
         self._large: set[str] = set()
 
     def sent(self) -> dict[Place, dict[str, Any]]:
-        """What goes to a worker that missed the last update."""
+        """Return the copies that go to a worker that missed the last update, by place."""
         return {**self._received, **self._kept}
 
     def receive(self, kept: Mapping[Place, dict[str, Any]]) -> None:
-        """This worker missed it."""
+        """Store the copies of another worker in this worker, which missed the last update.
+
+        They are used by :meth:`end_batch`.
+        """
         self._received = kept
 
     def forget(self) -> None:
-        """What is kept was not the job's."""
+        """Drop this worker's own copies, because its state was not the job's."""
         self._kept.clear()
 
     def end_batch(self, place: Place, things: Mapping[str, Stateful]) -> None:
-        """Keep ``things`` as they are at ``place``; first take over what was received for it."""
+        """Keep copies of ``things`` at ``place``, after loading what was received for that place.
+
+        Args:
+            place: the step and the epoch, at which the script asks for a batch.
+            things: the tracked objects by name.
+        """
         received, self._received = self._received, {}
         for name, state in received.get(place, {}).items():
             if name in things:
@@ -63,7 +71,10 @@ class TrackedCopies:
 
 
 def _is_small(state: Any) -> bool:
-    """Whether its values are few, and such that they can be copied."""
+    """Return whether a state has few values, all of types that can be copied.
+
+    The limits are :data:`MOST_VALUES` values and :data:`LARGEST_BYTES` bytes of arrays.
+    """
     size = 0
     for count, (_, container, key) in enumerate(places([state])):
         leaf = container[key]
@@ -75,7 +86,7 @@ def _is_small(state: Any) -> bool:
 
 
 def _copied(leaf: Any) -> Any:
-    """A copy of an array that later steps do not reach."""
+    """Return a copy of an array that later steps do not change; return any other value itself."""
     if hasattr(leaf, "detach"):
         return leaf.detach().clone()
     return leaf.copy() if hasattr(leaf, "copy") else leaf
