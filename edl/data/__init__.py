@@ -1,4 +1,6 @@
-"""Sources of training data, for PyTorch and TensorFlow alike::
+"""Sources of training data for PyTorch and TensorFlow, from files or from arrays in memory.
+
+::
 
     import edl.data
 
@@ -9,7 +11,7 @@
     train = edl.data.parquet("train-*.parquet", columns=["x", "y"])
     train = edl.data.arrays(x=x, y=y)
 
-Each is a map-style data set, the same on every host; see docs/guides/data.md. Nothing is
+Each of these is a map-style data set, the same on every host; see docs/guides/data.md. Nothing is
 ever unpickled. Samples without numbers are a stream, read in order::
 
     train = edl.data.stream(shards, open)  # open(shard, offset) gives samples

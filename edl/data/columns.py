@@ -1,4 +1,4 @@
-"""Records that are rows of arrays which lie side by side."""
+"""Read records that are rows of arrays, in memory or in files, side by side."""
 
 from __future__ import annotations
 
@@ -19,26 +19,31 @@ Array = npt.NDArray[Any]
 
 
 class Rows(Protocol):
-    """One array of one part, read by row."""
+    """One array of one part of a data set, of which rows can be read."""
 
     def take(self, rows: Integers) -> Array:
-        """A new array of these rows, in the machine's byte order."""
+        """Return a new array of the given rows, in the machine's byte order."""
 
 
 class InMemory:
-    """An array that is in memory."""
+    """An array in memory, of which rows can be read."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
 
     def take(self, rows: Integers) -> Array:
+        """Return a copy of the given rows."""
         return self._array[rows]
 
 
 class Stored:
-    """An array that lies in a file as it would in memory, row after row.
+    """An array that lies in a file row after row, without compression, as it would in memory.
 
-    ``open_file`` returns the file as this process has it.
+    Args:
+        open_file: returns the file as this process has it open.
+        offset: where the first row begins, in bytes from the beginning of the file.
+        dtype: the type of the numbers.
+        row: the shape of a row.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class Stored:
         self._row_bytes = row_bytes(dtype, row)
 
     def take(self, rows: Integers) -> Array:
+        """Return a new array of the given rows, read from the file; neighbours are read at once."""
         taken = np.empty((len(rows), *self._row), self._dtype)
         if taken.nbytes:
             buffer = taken.reshape(-1).view(np.uint8).data
@@ -71,10 +77,15 @@ class Stored:
 
 
 class ArrayDataset(Dataset[Any]):
-    """Row i of every column: a value, a tuple, or (with ``names``) a dict.
+    """A data set whose record i is row i of every column: a value, a tuple, or a dict.
 
     Args:
-        columns: of each part, in the order of ``names``.
+        kind: the kind of the data's files, such as ``npy``, for messages.
+        parts: the parts of the data set; each has as many rows in every column.
+        columns: for each part its arrays, in the order of ``names``.
+        names: the keys of the records, which are dicts then; None: a record is a value if there is
+            one column, else a tuple.
+        parse: makes the record that the script sees; None: the record stays as it is.
     """
 
     def __init__(
@@ -100,10 +111,15 @@ class ArrayDataset(Dataset[Any]):
 def arrange(
     positional: Sequence[Any], named: Mapping[str, Any], function: str
 ) -> tuple[list[Any], tuple[str, ...] | None]:
-    """The columns that a function was given, and their names if it was given names.
+    """Return the columns that a function was given, and their names; None if they have no names.
+
+    Args:
+        positional: the arguments without names.
+        named: the arguments with names.
+        function: the name of the function, for the error message.
 
     Raises:
-        UsageError: none, or some with names and some without.
+        UsageError: if there are no arguments, or some with names and some without.
     """
     if bool(positional) == bool(named):
         raise UsageError(
@@ -114,10 +130,15 @@ def arrange(
 
 
 def check_array(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """Make sure that an array has records, and that reading one runs no code.
+    """Check that an array has records, and that reading one runs no code.
+
+    Args:
+        what: the name of the array, for the error message.
+        dtype: the type of the array.
+        shape: the shape of the array.
 
     Raises:
-        DataError: it is an array of Python objects, or of no dimension.
+        DataError: if the array holds Python objects, or has no dimension.
     """
     if dtype.hasobject:
         raise DataError(
@@ -129,7 +150,14 @@ def check_array(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None
 
 
 def check_lengths(lengths: Mapping[str, int]) -> None:
-    """Raises DataError unless all columns have as many rows."""
+    """Check that all columns have the same number of rows.
+
+    Args:
+        lengths: the number of rows of each column, by the column's name for the error message.
+
+    Raises:
+        DataError: if the numbers differ.
+    """
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{what} has {rows}" for what, rows in lengths.items())
         raise DataError(f"arrays that are read side by side have as many rows each; {counts}")
@@ -139,10 +167,15 @@ RowType = tuple[str, tuple[int, ...]]  # type and shape of a row
 
 
 def check_types(mine: Mapping[str, RowType], first: Mapping[str, RowType]) -> None:
-    """Make sure that the columns of one part have the types of those of the first part.
+    """Check that the columns of one part have the same types and shapes of rows as the first part.
+
+    Args:
+        mine: the type of each column's rows in this part, by the column's name for the error
+            message.
+        first: the same for the first part, with the columns in the same order.
 
     Raises:
-        DataError: naming both.
+        DataError: if a column differs; the message names both.
     """
     for (what, row), (other, theirs) in zip(mine.items(), first.items(), strict=True):
         if row != theirs:
@@ -153,16 +186,23 @@ def check_types(mine: Mapping[str, RowType], first: Mapping[str, RowType]) -> No
 
 
 def native(array: Array) -> Array:
-    """``array`` in the machine's byte order, which is all that frameworks take."""
+    """Return ``array`` in the machine's byte order, the only one that the frameworks take."""
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def row_bytes(dtype: np.dtype[Any], row: tuple[int, ...]) -> int:
-    """Of one row, exactly: a damaged header may claim more than 64 bits hold."""
+    """Return the exact size of one row in bytes, for rows of shape ``row``.
+
+    The result is a Python integer, because a damaged header may claim more than 64 bits hold.
+    """
     return dtype.itemsize * math.prod(row)
 
 
 def runs(rows: Integers) -> list[tuple[int, int]]:
-    """Where ``rows`` goes up one by one: (first, last + 1) of each stretch of it."""
+    """Return the stretches of ``rows`` in which the numbers go up one by one.
+
+    Returns:
+        For each stretch the index of its first element in ``rows``, and of its last element plus 1.
+    """
     edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
     return list(pairwise(edges))

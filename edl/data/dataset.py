@@ -1,4 +1,4 @@
-"""A source of records by index: what every kind of file has in common."""
+"""Define the base class of all data sets of edl: records that are read by index from parts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,14 @@ LOGGED_ONE_BY_ONE = 50  # events about what is left out, before the rest is logg
 
 @dataclass(frozen=True)
 class Fragment:
-    """What one file holds, or several that are read side by side.
+    """One part of a data set: what one file holds, or several files that are read side by side.
 
-    ``digest``: equal on two hosts when the part has the same records at the same places there.
+    Attributes:
+        name: the name of the file, without its folder; several are joined by commas.
+        size: the size in bytes of all its files together.
+        count: the number of records.
+        digest: equal on two hosts when the part has the same records at the same places on both.
+        skipped: what is left out of the files: pairs of a path and a :class:`Skipped`.
     """
 
     name: str
@@ -37,21 +42,28 @@ class Fragment:
 
     @classmethod
     def of(cls, indexed: Indexed, count: int) -> Fragment:
+        """Return the part that consists of one indexed file with ``count`` records."""
         name, size = os.path.basename(indexed.path), indexed.stamp.size
         skipped = tuple((indexed.path, one) for one in indexed.index.skipped)
         return cls(name, size, count, indexed.index.digest(), skipped)
 
 
 class Dataset(ABC, Generic[Record]):
-    """Records 0 to ``len(self) - 1``: those of the first file, then those of the next.
+    """A map-style data set of the records 0 to ``len(self) - 1``, in the order of its files.
 
-    A map-style data set: ``dataset[i]``, and ``dataset.__getitems__(indices)`` for a batch, which
-    PyTorch's loader prefers. It may be forked and pickled (if its ``parse`` may be); every process
-    opens the files for itself when it first reads one.
+    ``dataset[i]`` is one record, and ``dataset.__getitems__(indices)``, which PyTorch's loader
+    prefers, the records of a batch. A data set may be forked and pickled (if its ``parse`` may be);
+    every process opens the files for itself when it first reads one.
+
+    Args:
+        kind: the kind of the files, such as ``npy``, for messages.
+        parts: the parts of the data set, in order.
+        parse: makes the record that the script sees; None: the record stays as it is.
 
     Raises:
-        DataError: at reading, when a record is not as it was indexed; it names file and byte.
-        IndexError: there is no such record.
+        DataError: when a record is read that is not as it was indexed; the message names file and
+            byte. Also when the data set is made, if everything in its files is left out.
+        IndexError: when a record is read that does not exist.
     """
 
     def __init__(
@@ -77,12 +89,15 @@ class Dataset(ABC, Generic[Record]):
         return self.__getitems__([index])[0]
 
     def __iter__(self) -> Iterator[Record]:
-        """All records. Python's own loop would take an IndexError of ``parse`` for the end."""
+        """Yield all records in order.
+
+        Without this method Python's own loop would take an IndexError of ``parse`` for the end.
+        """
         for index in range(len(self)):
             yield self[index]
 
     def __getitems__(self, indices: Iterable[int]) -> list[Record]:
-        """The records of ``indices``, in their order; neighbours in a file are read together."""
+        """Return the records of ``indices`` in this order; neighbours are read together."""
         wanted: dict[int, tuple[list[int], list[int]]] = {}  # part -> places, rows in the part
         for place, given in enumerate(indices):
             index = self._checked(given)
@@ -98,10 +113,10 @@ class Dataset(ABC, Generic[Record]):
 
     @abstractmethod
     def _read(self, part: int, rows: Sequence[int]) -> Sequence[Any]:
-        """The records ``rows`` of a part, in their order, before they are parsed."""
+        """Return the records ``rows`` of a part, in their order, before they are parsed."""
 
     def _where(self, part: int, row: int) -> str:
-        """The place of a record, for people."""
+        """Return where a record lies, as text for an error message."""
         return f"{self._parts[part].name}, record {row}"
 
     def _checked(self, given: int) -> int:
@@ -123,9 +138,11 @@ class Dataset(ABC, Generic[Record]):
 
     @property
     def fingerprint(self) -> str:
-        """One line that is equal on two hosts when their data are: names, sizes, counts, places.
+        """One line that is equal on two hosts when their data are the same.
 
-        The folders in which the files lie do not matter; the bytes of the records do not enter.
+        The line is computed from the names and sizes of the files, and the number and places of the
+        records. The folders in which the files lie do not matter, and the bytes of the records do
+        not enter.
         """
         digest = hashlib.sha256()
         for part in self._parts:
@@ -142,7 +159,7 @@ class Dataset(ABC, Generic[Record]):
 
     @property
     def skipped(self) -> tuple[tuple[str, Skipped], ...]:
-        """What is left out of the files: (path, what), in the order of the records."""
+        """The parts of files that are left out, as (path, part), in the order of the records."""
         return tuple(one for part in self._parts for one in part.skipped)
 
     def __repr__(self) -> str:
@@ -150,10 +167,11 @@ class Dataset(ABC, Generic[Record]):
 
 
 def skip_events(dataset: object) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What to write into a job's event log about a data set: (reason, details) of each event.
+    """Yield the reason and the details of each event to log about what a data set leaves out.
 
-    Nothing for one that is not edl's, or of which nothing is left out. What exceeds
-    LOGGED_ONE_BY_ONE are logged together, since the log keeps a limited number of events.
+    Nothing is yielded for a data set that is not edl's, or that leaves nothing out. The first
+    :data:`LOGGED_ONE_BY_ONE` parts have an event each, and all others one together, since the log
+    keeps a limited number of events.
     """
     skipped = dataset.skipped if isinstance(dataset, Dataset) else ()
     for path, one in skipped[:LOGGED_ONE_BY_ONE]:
@@ -170,9 +188,10 @@ def skip_events(dataset: object) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def fingerprint_of(dataset: object) -> str:
-    """The fingerprint of one of edl's data sets; empty for any other, which has none."""
+    """Return the fingerprint of a data set of edl; empty for any other data set, which has none."""
     return dataset.fingerprint if isinstance(dataset, Dataset) else ""
 
 
 def as_rows(rows: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return a sequence of row numbers as an array of 64-bit integers."""
     return np.fromiter(rows, np.int64, len(rows))

@@ -1,4 +1,4 @@
-"""Which files a source is made of, the same on every host, and how a process reads them."""
+"""Find the files of a data set, in the same order on every host, and read them in a process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ Opened = TypeVar("Opened")
 
 
 def resolve(paths: Paths) -> tuple[str, ...]:
-    """The absolute paths that ``paths`` names, sorted by code point.
+    """Return the absolute paths of the files that ``paths`` names, sorted by code point.
 
-    Each is a path or a glob pattern (``**`` goes into folders); what exists under its literal
-    name is no pattern. Folders that a pattern matches are left out. The order depends neither on
-    the file system nor on the order in which the files were named.
+    Each of ``paths`` is a path or a glob pattern (``**`` goes into folders); a name that exists
+    literally is no pattern. Folders that a pattern matches are left out. The order depends neither
+    on the file system nor on the order in which the files were named.
 
     Raises:
-        DataError: nothing is there, or a file is named twice.
+        DataError: if no file is named or found, if a name is that of a folder or of no regular
+            file, or if a file is named twice.
     """
     if isinstance(paths, str | os.PathLike):
         paths = (paths,)
@@ -53,6 +54,11 @@ def resolve(paths: Paths) -> tuple[str, ...]:
 
 
 def _named(path: str) -> list[str]:
+    """Return the files that one path or pattern names.
+
+    Raises:
+        DataError: if it names no file, or a folder.
+    """
     if os.path.isdir(path):
         raise DataError(f"{path} is a folder; name its files, like {os.path.join(path, '*')}")
     if os.path.isfile(path):
@@ -69,7 +75,7 @@ def _named(path: str) -> list[str]:
 
 
 def compression_of(head: bytes) -> str | None:
-    """The name of the compression that a file with this beginning seems to have."""
+    """Return the compression that a file which begins with ``head`` seems to have, or None."""
     for name, (offset, signature) in SIGNATURES.items():
         if head[offset : offset + len(signature)] == signature:
             return name
@@ -77,13 +83,15 @@ def compression_of(head: bytes) -> str | None:
 
 
 def refuse_compressed(path: str, or_zlib: bool = False) -> None:
-    """Make sure that a file is not a compressed one, which is a mistake and no damage.
+    """Check that a file is not compressed, which is a mistake of the user and no damage.
 
     Args:
-        or_zlib: it may be, by RFC 1950, 2.2; two bytes that other files begin with as well.
+        path: the file.
+        or_zlib: whether to refuse a zlib file as well (RFC 1950, 2.2); other files may begin with
+            the same two bytes, too.
 
     Raises:
-        DataError: it begins like one.
+        DataError: if the file begins like a compressed one.
     """
     with open(path, "rb") as file:
         head = file.read(16)
@@ -99,17 +107,17 @@ def refuse_compressed(path: str, or_zlib: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Stamp:
-    """By what a file is known to be unchanged."""
+    """The size and the modification time of a file, by which an unchanged file is recognised."""
 
     size: int
     mtime_ns: int
 
     @classmethod
     def of(cls, file: str | int) -> Stamp:
-        """Of a path or a descriptor.
+        """Return the stamp of a file, given as a path or a descriptor.
 
         Raises:
-            DataError: it is not there.
+            DataError: if the file is not there.
         """
         try:
             status = os.stat(file)
@@ -119,13 +127,17 @@ class Stamp:
 
 
 class Readable:
-    """An open file, read at offsets, so that processes and threads may share it.
+    """An open file that is read at offsets, so that processes and threads may share it.
 
-    It is closed with the last reference to it. A file that is cut while it is read is an error,
-    and not the end of the process, as it is for one that is mapped into memory.
+    The file is closed with the last reference to this object. If the file is cut while it is read,
+    an error is raised; with a file that is mapped into memory the process would end.
+
+    Args:
+        path: the file.
+        stamp: the size and modification time that the file had when it was indexed.
 
     Raises:
-        DataError: it cannot be opened, or it is not the file that was indexed.
+        DataError: if the file cannot be opened, or is not the file that was indexed.
     """
 
     def __init__(self, path: str, stamp: Stamp) -> None:
@@ -148,17 +160,21 @@ class Readable:
             os.close(self._descriptor)
 
     def read(self, offset: int, length: int) -> bytes:
-        """The ``length`` bytes from ``offset``.
+        """Return the ``length`` bytes from ``offset``.
 
         Raises:
-            DataError: they are not there (any more).
+            DataError: if the file does not have these bytes, or not any more.
         """
         data = bytearray(length)
         self.read_into(memoryview(data), offset)
         return bytes(data)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer`` with the bytes from ``offset``. Raises as :meth:`read` does."""
+        """Fill ``buffer`` with the bytes from ``offset``.
+
+        Raises:
+            DataError: if the file does not have these bytes, or not any more.
+        """
         done = 0
         while done < len(buffer):
             try:
@@ -173,11 +189,14 @@ class Readable:
 
 
 class PerProcess(Generic[Opened]):
-    """The things that this process has opened lately, by key; the oldest give way to new ones.
+    """A cache of the objects that this process has opened lately, by key; the oldest are dropped.
 
-    Together they weigh at most ``limit``; without ``weigh`` each counts 1. A fork and an unpickled
-    copy begin with none. Threads may share it. Whoever holds a thing may
-    go on using it after it has given way.
+    A fork and an unpickled copy begin with an empty cache. Threads may share it. An object that was
+    dropped may still be used by code that holds it.
+
+    Args:
+        limit: the most that all objects together may weigh; the newest one is kept in any case.
+        weigh: returns the weight of an object; None: each weighs 1.
     """
 
     def __init__(self, limit: int, weigh: Callable[[Opened], int] | None = None) -> None:
@@ -195,7 +214,7 @@ class PerProcess(Generic[Opened]):
         return type(self), (self._limit, self._weigh)
 
     def get(self, key: Any, make: Callable[[], Opened]) -> Opened:
-        """The thing of ``key``; ``make()`` makes it where it is missing."""
+        """Return the object of ``key``; ``make()`` makes it if it is not in the cache."""
         if self._process != os.getpid():
             self._begin()
         with self._lock:

@@ -1,14 +1,14 @@
-"""What one pass over a file found, made once and kept in the user's cache.
+"""Index a file in one pass over it, and keep the index in the user's cache.
 
-The cache is ``$XDG_CACHE_HOME/edl/data`` and never a place beside the data: data folders are
-often read-only or shared by hosts whose locks do not reach each other, and ``data/*`` must not
-match an index tomorrow that was not there today. The price: each host makes one pass.
+The cache is ``$XDG_CACHE_HOME/edl/data`` and never a place beside the data: data folders are often
+read-only, or shared by hosts whose locks do not reach each other, and ``data/*`` must not match an
+index tomorrow that was not there today. The price is that each host makes one pass.
 
-An index is named by the file's real path, its kind and its options; it belongs to the size and
-the modification time that it shows. One that is torn, foreign, of another version or of an
+An index is named by the file's real path, its kind and its options, and contains the size and the
+modification time of the file. An index that is torn, of another file, of another version or of an
 earlier state of the file is made again. It is written under another name and renamed, so nobody
-reads half of one; a lock lets one process of the host make it while the others wait. The lock
-only saves work: after its deadline, or where there is none, a process makes the index by itself.
+reads half of one. A lock lets one process of the host make an index while the others wait. The lock
+only saves work: after its deadline, or where there is no lock, a process makes the index by itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Skipped:
-    """A part of a file that is left out, and why."""
+    """A part of a file that is left out of the data, and the reason."""
 
     offset: int
     bytes: int
@@ -54,16 +54,23 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Index:
-    """``arrays`` are 1-D; their names and ``facts`` (JSON values) are the business of a kind."""
+    """The records that one pass over a file has found.
+
+    Attributes:
+        arrays: arrays of integers by name, each of one dimension; their meaning depends on the kind
+            of file.
+        facts: other results by name, as JSON values; their meaning depends on the kind of file.
+        skipped: the parts of the file that are left out.
+    """
 
     arrays: Mapping[str, Integers] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
 
     def digest(self) -> int:
-        """Equal for indexes that find the same records, on every host.
+        """Return a number that is equal, on every host, for indexes that find the same records.
 
-        The reasons of what is skipped do not enter: libraries change their words.
+        The reasons of what is skipped do not enter, because libraries change their words.
         """
         places = [(one.offset, one.bytes) for one in self.skipped]
         crc = google_crc32c.value(json.dumps([self.facts, places], sort_keys=True).encode())
@@ -72,7 +79,7 @@ class Index:
         return int(crc)
 
     def payload(self) -> bytes:
-        """All that it says, for :meth:`of_payload`."""
+        """Return the index as bytes, which :meth:`of_payload` reads."""
         head = {
             "arrays": {name: len(array) for name, array in sorted(self.arrays.items())},
             "facts": self.facts,
@@ -83,6 +90,7 @@ class Index:
 
     @classmethod
     def of_payload(cls, payload: bytes) -> Index:
+        """Return the index that :meth:`payload` has turned into these bytes."""
         line = payload.index(b"\n") + 1
         head = json.loads(payload[:line])
         arrays, offset = {}, line
@@ -94,7 +102,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Indexed:
-    """A file and its index."""
+    """A file with its index, and the size and modification time that the index belongs to."""
 
     path: str
     stamp: Stamp
@@ -102,7 +110,11 @@ class Indexed:
 
 
 def check_policy(on_error: str) -> None:
-    """Raises UsageError unless it is one of the two."""
+    """Check that ``on_error`` is ``"error"`` or ``"skip"``.
+
+    Raises:
+        UsageError: if it is anything else.
+    """
     if on_error not in ("error", "skip"):
         raise UsageError(f"on_error is {on_error!r}; it is 'error' or 'skip'")
 
@@ -110,14 +122,17 @@ def check_policy(on_error: str) -> None:
 def index_of(
     path: str, kind: str, make: Callable[[str, int], Index], lock_wait_s: float = LOCK_WAIT_S
 ) -> Indexed:
-    """The index of ``path``, from the cache or by ``make(path, size)``.
+    """Return the index of a file, from the cache or made by ``make(path, size)``.
 
     Args:
-        kind: what ``make`` depends on beside the file: the kind of file and its options.
-        lock_wait_s: for another process that makes the same index.
+        path: the file.
+        kind: what ``make`` depends on besides the file: the kind of file and its options.
+        make: makes the index of the file, given its path and its size in bytes.
+        lock_wait_s: how many seconds to wait for another process that makes the same index.
 
     Raises:
-        DataError: the file cannot be read, changes while it is read, or ``make`` refuses it.
+        DataError: if the file cannot be read, if it changes while it is read, or if ``make``
+            refuses it.
     """
     stamp = Stamp.of(path)
     try:
@@ -136,6 +151,11 @@ def index_of(
 
 
 def _made(path: str, kind: str, stamp: Stamp, make: Callable[[str, int], Index]) -> Indexed:
+    """Make the index of a file, which must not change meanwhile.
+
+    Raises:
+        DataError: if the file cannot be read, or has changed.
+    """
     began = time.monotonic()
     try:
         index = make(path, stamp.size)
@@ -148,10 +168,15 @@ def _made(path: str, kind: str, stamp: Stamp, make: Callable[[str, int], Index])
 
 
 class _Place:
-    """Where the index of one file is kept.
+    """The place in the cache where the index of one file is kept.
+
+    Args:
+        path: the file.
+        kind: the kind of file and its options.
 
     Raises:
-        ConfigError, OSError: the cache is not usable.
+        ConfigError: if there is no cache directory.
+        OSError: if the cache directory cannot be used.
     """
 
     def __init__(self, path: str, kind: str) -> None:
@@ -165,12 +190,13 @@ class _Place:
         self._lock = folder / f"{key[:2]}.lock"
 
     def _head(self, stamp: Stamp, payload: bytes) -> bytes:
+        """Return the first line of the index file, which says what the index belongs to."""
         about = [VERSION, self._kind, os.path.realpath(self._path), stamp.size, stamp.mtime_ns]
         about += [len(payload), google_crc32c.value(payload)]
         return MAGIC + json.dumps(about).encode() + b"\n"
 
     def read(self, stamp: Stamp) -> Indexed | None:
-        """The index, if there is a sound one of the file as it is now."""
+        """Return the kept index if it is intact and of the file's present state; else None."""
         try:
             data = self._file.read_bytes()
         except OSError:
@@ -181,9 +207,10 @@ class _Place:
         return Indexed(self._path, stamp, Index.of_payload(payload))
 
     def write(self, made: Indexed) -> None:
-        """Keep an index, if that is possible, and remove what was left of attempts to do so.
+        """Keep an index, if possible, and remove what earlier attempts to keep one have left.
 
-        Who is at such an attempt this very moment does not keep its own, which says the same.
+        Another process may be at such an attempt at this moment. Its index, which is equal, is then
+        not kept.
         """
         payload = made.index.payload()
         fresh = self._file.with_suffix(f".{uuid.uuid4().hex}.new")
@@ -199,7 +226,10 @@ class _Place:
 
     @contextlib.contextmanager
     def locked(self, wait_s: float) -> Iterator[None]:
-        """Hold the lock, if that is possible within ``wait_s``; the kernel frees it, too."""
+        """Hold the lock of the index, if it can be had within ``wait_s`` seconds.
+
+        The block runs in any case. The kernel frees the lock of a process that ends.
+        """
         lock = FileLock(self._lock, wait_s, fallback_to_soft=False)
         try:
             lock.acquire()

@@ -1,4 +1,4 @@
-"""Arrays in memory."""
+"""Make a data set of arrays in memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ from edl.errors import DataError
 def arrays(
     *positional: Any, parse: Callable[[Any], Any] | None = None, **named: Any
 ) -> Dataset[Any]:
-    """Row i of each array. ``arrays(x=x, y=y)``: dicts; ``arrays(x, y)``: tuples.
+    """Return a data set of arrays in memory, whose record i is row i of each array.
 
-    Their contents do not enter the fingerprint, only types and shapes do.
+    ``arrays(x=x, y=y)`` has dicts as records, ``arrays(x, y)`` tuples, and ``arrays(x)`` rows. The
+    contents of the arrays do not enter the fingerprint, only types and shapes do.
+
+    Args:
+        *positional: the arrays, if they have no names.
+        parse: makes the record that the script sees; None: the record stays as it is.
+        **named: the arrays by name.
 
     Raises:
-        DataError: arrays of Python objects, without a dimension, or of different lengths.
-        UsageError: no array, or some with names and some without.
+        DataError: if an array holds Python objects or has no dimension, or if the lengths differ.
+        UsageError: if there is no array, or some have names and some have none.
     """
     given, names = arrange(positional, named, "edl.data.arrays")
     whats = [f"array {name!r}" for name in names or range(len(given))]

@@ -1,8 +1,8 @@
-"""Arrays in ``.npy`` files, read by row.
+"""Read arrays in ``.npy`` files by row.
 
-The format: numpy.lib.format. Its header has type and shape, and nothing protects the data; so
-all that can be noticed is a file that is too short. A header is read anew at each start: that
-costs less than an index of it.
+The format is described in numpy.lib.format. Its header has the type and the shape, and nothing
+protects the data, so only a file that is too short can be noticed. A header is read anew at each
+start: that costs less than an index of it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,14 @@ UNREADABLE = (
 
 @dataclass(frozen=True)
 class Header:
-    """What the header of an array says. ``length``: its own bytes, magic included."""
+    """What the header of a ``.npy`` array says.
+
+    Attributes:
+        dtype: the type of the numbers.
+        shape: the shape of the array; a record is a row, so the first number counts records.
+        fortran: whether the array is stored in Fortran's order.
+        length: the length of the header in bytes, magic included.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -69,23 +76,28 @@ class Header:
 
     @property
     def row(self) -> tuple[int, ...]:
+        """The shape of a row."""
         return self.shape[1:]
 
     @property
     def row_type(self) -> RowType:
+        """The type and the shape of a row, for comparisons."""
         return self.dtype.str, self.row
 
     @property
     def stored_bytes(self) -> int:
-        """Of the whole array, header included."""
+        """The size in bytes that the whole array should have in the file, header included."""
         rows = self.shape[0] if self.shape else 1
         return self.length + rows * row_bytes(self.dtype, self.row)
 
     def check(self, what: str) -> None:
-        """Make sure that the array has records that can be read one by one.
+        """Check that the array has records, and that they can be read one by one.
+
+        ``what`` names the array in the error message.
 
         Raises:
-            DataError: Python objects, no dimension, or Fortran's order.
+            DataError: if the array holds Python objects, has no dimension, or is in Fortran's
+                order.
         """
         check_array(what, self.dtype, self.shape)
         if self.fortran and len(self.shape) > 1:
@@ -96,14 +108,14 @@ class Header:
 
 
 class BadHeader(Exception):
-    """It is no header of an array, or a damaged one."""
+    """The error for bytes that are not the header of an array, or a damaged one."""
 
 
 def read_header(file: IO[bytes]) -> Header:
-    """Read a header, from its beginning.
+    """Read the header of an array from a file that is at its beginning.
 
     Raises:
-        BadHeader: with the reason.
+        BadHeader: if there is no sound header; the message is the reason.
     """
     start = file.read(8)
     if len(start) < 8 or not start.startswith(MAGIC):
@@ -134,20 +146,24 @@ def npy(
     on_error: OnError = "error",
     **named: Paths,
 ) -> Dataset[Any]:
-    """Row i of the array in each file. ``npy("x.npy", "y.npy")``: tuples; ``npy("x.npy")``: rows;
-    ``npy(x="x.npy", y="y.npy")``: dicts.
+    """Return a data set of arrays in ``.npy`` files, whose record i is row i of each array.
 
-    Each argument may name several files, which follow one another in sorted order; the n-th
-    file of each then has as many rows.
+    ``npy("x.npy")`` has rows as records, ``npy("x.npy", "y.npy")`` tuples, and ``npy(x="x.npy",
+    y="y.npy")`` dicts. Each argument may name several files, which follow one another in sorted
+    order. The n-th file of each argument must then have as many rows as that of the others.
 
     Args:
+        *positional: the files of each array, if the arrays have no names.
+        parse: makes the record that the script sees; None: the record stays as it is.
         on_error: ``"skip"``: rows that are missing at the end of a file are left out, in all
-            columns; with a damaged header all rows of that file. ``"error"``: that is an error.
+            columns; with a damaged header, all rows of that file. ``"error"``: raise a DataError.
+        **named: the files of each array, by the array's name.
 
     Raises:
-        DataError: a file is missing, cut, damaged, of Python objects, without a dimension, in
-            Fortran's order, or of another length or type than those beside it.
-        UsageError: no file, or some with names and some without; a policy that does not exist.
+        DataError: if a file is missing, cut or damaged, holds Python objects, has no dimension, is
+            in Fortran's order, or has another length or type than the files beside it.
+        UsageError: if there is no file, if some have names and some have none, or if ``on_error``
+            has another value.
     """
     check_policy(on_error)
     given, names = arrange(positional, named, "edl.data.npy")
@@ -178,7 +194,11 @@ def npy(
 
 
 def check_counts(columns: list[tuple[str, ...]]) -> None:
-    """Raises DataError unless every column has as many files."""
+    """Check that every column has the same number of files.
+
+    Raises:
+        DataError: if the numbers differ.
+    """
     if len({len(files) for files in columns}) > 1:
         counts = ", ".join(f"{len(files)} like {files[0]}" for files in columns)
         raise DataError(f"columns are read side by side, file by file, but there are {counts}")
@@ -186,7 +206,14 @@ def check_counts(columns: list[tuple[str, ...]]) -> None:
 
 @dataclass(frozen=True)
 class _Found:
-    """``rows``: how many are there; ``problem``: why there are not more, and from which byte."""
+    """What was found when a ``.npy`` file was opened.
+
+    Attributes:
+        header: the header of the array; None if it is damaged.
+        rows: how many rows the file has.
+        offset: the byte from which on the rest of the array is missing or damaged.
+        problem: why there are no more rows; empty if all are there.
+    """
 
     header: Header | None
     rows: int
@@ -195,6 +222,11 @@ class _Found:
 
 
 def _look(path: str, stamp: Stamp, on_error: OnError) -> _Found:
+    """Read the header of a file, and find out how many of its rows are there.
+
+    Raises:
+        DataError: if the file cannot be read, or, unless damage is to be skipped, if it is damaged.
+    """
     try:
         with open(path, "rb") as file:
             header = read_header(file)
@@ -222,6 +254,7 @@ def _look(path: str, stamp: Stamp, on_error: OnError) -> _Found:
 
 
 def _part(paths: tuple[str, ...], stamps: list[Stamp], found: list[_Found], count: int) -> Fragment:
+    """Return the part with ``count`` rows that one file of each column makes together."""
     skipped = []
     for path, stamp, one in zip(paths, stamps, found, strict=True):
         if one.problem:
@@ -244,6 +277,7 @@ def _part(paths: tuple[str, ...], stamps: list[Stamp], found: list[_Found], coun
 
 
 def _rows(opened: PerProcess[Readable], path: str, stamp: Stamp, found: _Found) -> Rows:
+    """Return the array of a file, whose rows are read when they are needed."""
     assert found.header is not None
     reader = partial(opened.get, path, partial(Readable, path, stamp))
     return Stored(reader, found.header.length, found.header.dtype, found.header.row)

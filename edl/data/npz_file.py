@@ -1,6 +1,6 @@
-"""Arrays in ``.npz`` files: zip archives of ``.npy`` files.
+"""Read arrays in ``.npz`` files, which are zip archives of ``.npy`` files.
 
-Every member has a checksum. It is checked once, when the file is indexed; a member that is
+Every member has a checksum, which is checked once, when the file is indexed. A member that is
 stored without compression is then read by row, and a compressed one is held in memory.
 """
 
@@ -62,19 +62,22 @@ def npz(
     parse: Callable[[Any], Any] | None = None,
     on_error: OnError = "error",
 ) -> Dataset[Any]:
-    """Row i of each array of the file, as a dict; several files follow one another.
+    """Return a data set of ``.npz`` files, whose record i is a dict of row i of each array.
 
-    A member that is compressed (``numpy.savez_compressed``) is held in memory, wholly; loader
-    processes that are forks share it.
+    Several files follow one another. A member that is compressed (``numpy.savez_compressed``) is
+    held in memory, wholly; loader processes that are forks share it.
 
     Args:
-        names: of the arrays to read; None: all.
-        on_error: ``"skip"``: a damaged file is left out, as a whole. ``"error"``: it is an error.
+        paths: the files.
+        names: the names of the arrays to read; None: all arrays.
+        parse: makes the record that the script sees of the dict; None: the record is the dict.
+        on_error: ``"skip"``: a damaged file is left out, as a whole. ``"error"``: raise a
+            DataError.
 
     Raises:
-        DataError: a file is missing or damaged, or an array is missing, of Python objects,
-            without a dimension, in Fortran's order, or of another length than those beside it.
-        UsageError: a policy that does not exist.
+        DataError: if a file is missing or damaged, or if an array is missing, holds Python objects,
+            has no dimension, is in Fortran's order, or has another length than those beside it.
+        UsageError: if ``names`` is empty, or if ``on_error`` has another value.
     """
     check_policy(on_error)
     if names is not None and not names:
@@ -104,7 +107,18 @@ def npz(
 
 
 class Packed:
-    """An array in a compressed member. A pickled copy loads it again."""
+    """An array in a compressed member of a ``.npz`` file, held in memory.
+
+    A pickled copy loads the array again from the file.
+
+    Args:
+        path: the ``.npz`` file.
+        stamp: the size and modification time that the file had when it was indexed.
+        name: the name of the array.
+
+    Raises:
+        DataError: if the array cannot be loaded, or the file has changed.
+    """
 
     def __init__(self, path: str, stamp: Stamp, name: str) -> None:
         self._path, self._stamp, self._name = path, stamp, name
@@ -114,6 +128,7 @@ class Packed:
         return type(self), (self._path, self._stamp, self._name)
 
     def take(self, rows: Integers) -> Array:
+        """Return a copy of the given rows."""
         return self._array[rows]
 
     def _load(self) -> Array:
@@ -126,10 +141,19 @@ class Packed:
 
 
 def index_members(path: str, size: int, skip: bool) -> Index:
-    """The arrays of an archive, each with its header and where its data are; all is read once.
+    """Return an index of an archive, with the header and the data's place of each array.
+
+    The whole archive is read once, to compare its checksums.
+
+    Args:
+        path: the archive.
+        size: its size in bytes.
+        skip: whether a damaged archive is left out, so the index has no arrays; else it is an
+            error.
 
     Raises:
-        DataError: the archive is damaged, and not to be skipped, or has no arrays.
+        DataError: if the archive has no arrays, is compressed as a whole, or is damaged and not to
+            be skipped.
     """
     offset = 0
     try:
@@ -154,9 +178,12 @@ def index_members(path: str, size: int, skip: bool) -> Index:
 
 
 def _describe(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> dict[str, int | str]:
-    """Where the data of a member are (-1: compressed), and its header in hexadecimal.
+    """Return the header of a member in hexadecimal, and the offset of its data (-1: compressed).
 
-    Reads it to its end, where zipfile compares its checksum.
+    The member is read to its end, where zipfile compares its checksum.
+
+    Raises:
+        BadHeader: if the member is no sound array.
     """
     with archive.open(member) as content:
         header = read_header(content)
@@ -178,6 +205,11 @@ def _describe(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> d
 
 
 def _header(file: Indexed, name: str) -> Header:
+    """Return the header of the array ``name``, from the index of a file.
+
+    Raises:
+        DataError: if the file has no such array, or its rows cannot be read one by one.
+    """
     if name not in file.index.facts:
         known = ", ".join(sorted(file.index.facts))
         raise DataError(f"{file.path} has no array {name!r}; it has {known}")
@@ -187,6 +219,7 @@ def _header(file: Indexed, name: str) -> Header:
 
 
 def _rows(opened: PerProcess[Readable], file: Indexed, name: str, header: Header) -> Rows:
+    """Return the array ``name`` of a file: in memory if it is compressed, else read by row."""
     offset = file.index.facts[name]["offset"]
     if offset < 0:
         return Packed(file.path, file.stamp, name)

@@ -1,7 +1,7 @@
-"""Rows of Parquet files.
+"""Read rows of Parquet files.
 
-A row group is the least that can be read, so a record costs the decoding of its row group,
-unless that was read lately.
+The smallest part of a file that can be read is a row group. So a record costs the decoding of its
+row group, unless that group was read lately.
 """
 
 from __future__ import annotations
@@ -47,23 +47,26 @@ def parquet(
     on_error: OnError = "error",
     cache_bytes: int = CACHE_BYTES,
 ) -> Dataset[Any]:
-    """One record a row, as a dict of its columns.
+    """Return a data set of Parquet files, whose record i is row i as a dict by column.
 
-    Numbers are NumPy scalars, lists of numbers NumPy arrays, other values what PyArrow's ``as_py``
-    makes of them; a missing value is None, and a list in which a number is missing a Python list.
-    Needs PyArrow.
+    Numbers are NumPy scalars, lists of numbers are NumPy arrays, and other values are what
+    PyArrow's ``as_py`` makes of them. A missing value is None, and a list in which a number is
+    missing is a Python list. Needs PyArrow.
 
     Args:
-        columns: to read; None: all.
-        on_error: ``"skip"``: all row groups are read once, now, and those that cannot be are left
-            out; so is a file without a sound footer. ``"error"``: that is an error, now where it
-            concerns the footer, and when a row is read where it concerns its row group.
-        cache_bytes: how much of decoded row groups a process keeps.
+        paths: the files.
+        columns: the names of the columns to read; None: all columns.
+        parse: makes the record that the script sees of the dict; None: the record is the dict.
+        on_error: ``"skip"``: all row groups are read once, now, and damaged ones are left out; so
+            is a file without a sound footer. ``"error"``: raise a DataError, now for a damaged
+            footer, and when a row is read for a damaged row group.
+        cache_bytes: how many bytes of decoded row groups a process keeps.
 
     Raises:
-        DataError: a file is missing, or has other columns than the first; with ``"error"`` also
-            when it has no sound footer.
-        UsageError: PyArrow is not installed; no columns; a policy that does not exist.
+        DataError: if a file is missing, or has other columns than the first file; with ``"error"``
+            also if it has no sound footer.
+        UsageError: if PyArrow is not installed, if ``columns`` is empty, or if ``on_error`` has
+            another value.
     """
     check_policy(on_error)
     _arrow()
@@ -102,6 +105,7 @@ class _Parquet(Dataset[Any]):
         super().__init__("Parquet", parts, parse)
 
     def _read(self, part: int, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the rows ``rows`` of a file as dicts by column, in their order."""
         records: list[dict[str, Any]] = [{} for _ in rows]
         places = np.searchsorted(self._first_rows[part], rows, side="right") - 1
         for place in np.unique(places).tolist():
@@ -114,6 +118,7 @@ class _Parquet(Dataset[Any]):
         return records
 
     def _group(self, part: int, place: int) -> _Group:
+        """Return a decoded row group of a file, from the cache or decoded now."""
         return self._decoded.get((part, place), lambda: self._decode(part, place))
 
     def _decode(self, part: int, place: int) -> _Group:
@@ -123,7 +128,11 @@ class _Parquet(Dataset[Any]):
 
     @contextlib.contextmanager
     def _blamed(self, part: int, place: int) -> Iterator[None]:
-        """What PyArrow raises in here names the row group."""
+        """Turn PyArrow's errors in the ``with`` block into a DataError that names the row group.
+
+        Raises:
+            DataError: if PyArrow cannot read the row group.
+        """
         try:
             yield
         except _damage() as error:
@@ -140,28 +149,34 @@ class _Parquet(Dataset[Any]):
 
 
 class _Group:
-    """A row group, decoded without taking more memory than PyArrow does (``bytes``)."""
+    """A decoded row group, in about the memory that PyArrow takes for it.
+
+    Attributes:
+        bytes: the size of the row group in memory.
+        values: the values of each column by its name.
+    """
 
     def __init__(self, table: pyarrow.Table) -> None:
         self.bytes = int(table.nbytes)
         self.values = {name: _values(table.column(name)) for name in table.column_names}
 
     def check(self) -> None:
-        """Make sure that every value exists in Python, as not every date does."""
+        """Check that every value exists in Python, which is not true for every date."""
         for values in self.values.values():
             if isinstance(values, _Objects):
                 values.check()
 
 
 def _weight(group: _Group) -> int:
+    """Return the size of a decoded row group in bytes, as its weight in the cache."""
     return group.bytes
 
 
 class _Reader:
-    """A Parquet file as this process has it open.
+    """A Parquet file as this process has it open; one thread reads at a time.
 
     Raises:
-        DataError: it is not the file that was indexed.
+        DataError: if the file is not the one that was indexed.
     """
 
     def __init__(self, path: str, stamp: Stamp) -> None:
@@ -174,15 +189,22 @@ class _Reader:
             self._file.close(force=True)
 
     def decode(self, group: int, columns: list[str]) -> _Group:
+        """Read and decode the given columns of a row group."""
         with self._one_thread:
             return _Group(read_group(self._file, group, columns))
 
 
 def index_groups(path: str, size: int, columns: list[str] | None, skip: bool) -> Index:
-    """The row groups of a file; with ``skip``, without those that cannot be read.
+    """Return an index of the row groups of a file, with the names and types of its columns.
+
+    Args:
+        path: the file.
+        size: its size in bytes.
+        columns: the names of the columns that are read; None: all columns.
+        skip: whether to read all row groups now, and to leave out those that cannot be read.
 
     Raises:
-        DataError: a column is missing; without ``skip``: the file has no sound footer.
+        DataError: if a column is missing; without ``skip`` also if the file has no sound footer.
     """
     try:
         file = open_file(path)
@@ -214,18 +236,19 @@ def index_groups(path: str, size: int, columns: list[str] | None, skip: bool) ->
 
 
 def open_file(path: str) -> pyarrow.parquet.ParquetFile:
-    """A Parquet file that is read without threads of PyArrow's own: a worker may be forked."""
+    """Open a Parquet file so that PyArrow starts no threads, because a worker may be forked."""
     return _arrow().parquet.ParquetFile(
         path, memory_map=False, pre_buffer=False, page_checksum_verification=True
     )
 
 
 def read_group(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str]) -> pyarrow.Table:
+    """Read the given columns of a row group, without threads of PyArrow."""
     return file.read_row_group(number, columns=columns, use_threads=False)
 
 
 def _problem(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str]) -> str:
-    """Why a row group cannot be read, or nothing."""
+    """Return why a row group cannot be read; empty if it can."""
     try:
         table = read_group(file, number, columns)
         table.validate(full=True)
@@ -238,7 +261,11 @@ def _problem(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str])
 def _schema(
     path: str, file: pyarrow.parquet.ParquetFile, columns: list[str] | None
 ) -> dict[str, str]:
-    """Name and type of each column that is read."""
+    """Return the type of each column that is read, by the column's name.
+
+    Raises:
+        DataError: if the file has no column of one of the names in ``columns``.
+    """
     types = {field.name: str(field.type) for field in file.schema_arrow}
     for name in columns or ():
         if name not in types:
@@ -247,6 +274,11 @@ def _schema(
 
 
 def _check_schema(path: str, mine: dict[str, str], first: str, facts: Any) -> None:
+    """Check that a file has the same columns as the first file.
+
+    Raises:
+        DataError: if a column is missing in one of them, or has another type.
+    """
     theirs = facts[SCHEMA]
     for name in dict.fromkeys([*mine, *theirs]):
         if mine.get(name) != theirs.get(name):
@@ -258,7 +290,7 @@ def _check_schema(path: str, mine: dict[str, str], first: str, facts: Any) -> No
 
 
 def _extent(group: pyarrow.parquet.RowGroupMetaData) -> tuple[int, int]:
-    """Where a row group begins in its file, and how long it is, in bytes."""
+    """Return where a row group begins in its file, and how long it is, in bytes."""
     starts, stops = [], []
     for number in range(group.num_columns):
         column = group.column(number)
@@ -269,7 +301,11 @@ def _extent(group: pyarrow.parquet.RowGroupMetaData) -> tuple[int, int]:
 
 
 def _values(column: pyarrow.ChunkedArray) -> Values:
-    """The values of a column: numbers and lists of them by NumPy, all others row by row."""
+    """Return the values of a column as a sequence by row; a missing value is None.
+
+    NumPy holds numbers and lists of numbers. PyArrow holds all other values, which are converted
+    row by row.
+    """
     array = column.combine_chunks()
     if _is_number(array.type) or _arrow().types.is_boolean(array.type):
         values: Values = _filled(array)
@@ -281,7 +317,7 @@ def _values(column: pyarrow.ChunkedArray) -> Values:
 
 
 class _Optional(Sequence[Any]):
-    """``values``, of which those that are ``missing`` are None."""
+    """A sequence like ``values``, with None in the rows in which ``missing`` is true."""
 
     def __init__(self, values: Values, missing: Mask) -> None:
         self._values, self._missing = values, missing
@@ -294,9 +330,10 @@ class _Optional(Sequence[Any]):
 
 
 class _Lists(Sequence[Any]):
-    """Lists of numbers that lie one after the other; an item is a copy, so it may be written.
+    """A sequence of lists of numbers, which lie one after the other in one array.
 
-    One in which a number is missing is a Python list with None in its place.
+    An item is a copy, so it may be written to. A list in which a number is missing is a Python list
+    with None in its place.
     """
 
     def __init__(self, lists: pyarrow.Array) -> None:
@@ -319,9 +356,9 @@ class _Lists(Sequence[Any]):
 
 
 class _Objects(Sequence[Any]):
-    """Values that PyArrow makes Python objects of, each when it is asked for.
+    """A sequence of values that PyArrow converts to Python objects, each when it is read.
 
-    Made at once, short texts would take several times the memory.
+    Converting all at once would take several times the memory for short texts.
     """
 
     def __init__(self, array: pyarrow.Array) -> None:
@@ -334,6 +371,7 @@ class _Objects(Sequence[Any]):
         return self._array[row].as_py()
 
     def check(self) -> None:
+        """Convert all values once, to raise the error of a value that Python does not have."""
         self._array.to_pylist()
 
 
@@ -348,7 +386,7 @@ def _is_list(kind: pyarrow.DataType) -> bool:
 
 
 def _filled(array: pyarrow.Array) -> np.ndarray[Any, Any]:
-    """An array of numbers or of booleans as NumPy's, with 0 for those that are missing."""
+    """Return an array of numbers or booleans as a NumPy array, with 0 for missing values."""
     if array.null_count:
         array = array.fill_null(False if _arrow().types.is_boolean(array.type) else 0)
     values: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
@@ -356,12 +394,17 @@ def _filled(array: pyarrow.Array) -> np.ndarray[Any, Any]:
 
 
 def _missing(array: pyarrow.Array) -> Mask:
+    """Return a mask that is true for the missing values of an array."""
     mask: Mask = array.is_null().to_numpy(zero_copy_only=False)
     return mask
 
 
 def _arrow() -> Any:
-    """PyArrow, which is large: imported by those who read Parquet."""
+    """Import and return PyArrow; the import is here because PyArrow is large and seldom needed.
+
+    Raises:
+        UsageError: if PyArrow is not installed.
+    """
     try:
         import pyarrow
         import pyarrow.compute
@@ -375,7 +418,7 @@ def _arrow() -> Any:
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """What PyArrow raises for a file that it cannot read, or a value that Python does not have."""
+    """Return the exceptions that PyArrow raises for a damaged file, or a value that Python lacks."""
     return _arrow().ArrowException, OSError, ValueError, OverflowError
 
 

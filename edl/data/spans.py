@@ -1,4 +1,4 @@
-"""Records that are spans of bytes in a file: lines and TFRecords."""
+"""Read records that are spans of bytes in a file: lines and TFRecords."""
 
 from __future__ import annotations
 
@@ -14,9 +14,21 @@ STARTS, LENGTHS = "starts", "lengths"  # of the records' bytes in the file
 
 
 class SpanDataset(Dataset[Record]):
-    """The common part: index each file, then read a span and decode it.
+    """A data set that indexes each of its files, then reads a span of bytes and decodes it.
 
-    16 bytes of memory for each record; processes that are forks share them.
+    The base class of text and TFRecord data sets. It takes 16 bytes of memory for each record;
+    processes that are forks share them.
+
+    Args:
+        kind: the kind of the files, for the index and for messages.
+        paths: the files.
+        parse: makes the record that the script sees; None: the record stays as it is.
+        on_error: ``"error"`` or ``"skip"``: what to do about damaged records.
+        options: further options on which the index of a file depends.
+        make: makes the index of a file, given its path and its size in bytes.
+
+    Raises:
+        UsageError: if ``on_error`` has another value.
     """
 
     def __init__(
@@ -51,7 +63,7 @@ class SpanDataset(Dataset[Record]):
 
     @abstractmethod
     def _record(self, readable: Readable, start: int, length: int) -> Any:
-        """The record whose bytes are at ``start``."""
+        """Read and decode the record whose ``length`` bytes begin at ``start``."""
 
     def _where(self, part: int, row: int) -> str:
         return f"{self._files[part].path}, the record at byte {self._spans[part][0][row]}"

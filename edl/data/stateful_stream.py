@@ -1,4 +1,4 @@
-"""Iterable sets that know where they are, by torchdata's convention, as a stream."""
+"""Make a stream of an iterable data set that knows its position, by torchdata's convention."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ HEAD = 4  # samples that tell whether a set goes on where it was
 
 
 class Stateful(Protocol):
-    """An iterable set that can go on where another one is, as torchdata's StatefulDataLoader asks.
+    """An iterable data set that can continue where another one is, as for StatefulDataLoader.
 
-    The state that it has after n samples lets another one begin with the next.
+    The convention is torchdata's: the state that a data set has after n samples lets another one
+    begin with sample n + 1.
     """
 
-    def __iter__(self) -> Iterator[Any]: ...
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over the samples, from the data set's position on."""
 
-    def state_dict(self) -> Any: ...
+    def state_dict(self) -> Any:
+        """Return the position of the data set, as a state."""
 
-    def load_state_dict(self, state: Any) -> None: ...
+    def load_state_dict(self, state: Any) -> None:
+        """Go to the position that ``state`` describes."""
 
 
 @dataclass
 class _Mark:
-    """The state of a stateful set after ``at`` samples, and digests of those that followed."""
+    """The state of a data set after ``at`` samples, with digests of the next few samples."""
 
     at: int
     state: Any
@@ -42,15 +46,15 @@ class _Mark:
 
 
 class StatefulStream(ShardReader):
-    """An iterable set as a stream that all workers read, each for its own batches.
+    """An iterable data set as a stream that all workers read, each for its own batches.
 
-    Of its states some are kept, so that who has to read an earlier sample, or comes later, need not
-    begin at the first. They follow the job as a tracked object. A state is believed when the
-    samples after it are those that followed it before: sets that shuffle in a buffer leave the
-    buffer out of their states.
+    Some of the data set's states are kept, so that a worker that has to read an earlier sample, or
+    joins later, need not begin at the first sample. They follow the job as a tracked object. A
+    state is used only if the samples after it are those that followed it before, because data sets
+    that shuffle in a buffer leave the buffer out of their states.
 
     Raises:
-        UsageError: it does not begin with the same samples each time.
+        UsageError: if the data set does not begin with the same samples each time.
     """
 
     shared = True
@@ -77,22 +81,31 @@ class StatefulStream(ShardReader):
 
     @property
     def count(self) -> int:
+        """The number of shards, which is 1: the data set is not divided."""
         return 1
 
     @property
     def fingerprint(self) -> str:
+        """The type of the data set and a digest of its first samples, in one line."""
         return f"{self._named(0)} that begins with samples of digest {'-'.join(self._begins)}"
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the epoch and the kept states of the data set, for newcomers and checkpoints."""
         marks = [[mark.at, mark.state, mark.followed] for mark in self._marks if mark.followed]
         return {"first": self._first, "epoch": self._epoch, "marks": marks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the epoch and the kept states that another worker has given."""
         self._close()
         self._epoch = state["epoch"]
         self._marks = [_Mark(at, kept, list(digests)) for at, kept, digests in state["marks"]]
 
     def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
+        """Return the samples from the last usable state on, and the number of the first of them.
+
+        States that turn out not to be usable are dropped. Without a usable one the samples begin at
+        the first.
+        """
         if epoch != self._epoch:
             self._epoch, self._marks = epoch, []
         self._tell_epoch(epoch)
@@ -105,6 +118,7 @@ class StatefulStream(ShardReader):
         return self._from(0, *self._go_on(self._first))
 
     def _take(self, count: int) -> list[Any]:
+        """Read the next ``count`` samples, or fewer at the end, and keep a state now and then."""
         begin, taken = self._at, super()._take(count)
         for mark in self._marks:
             missing = mark.at + len(mark.followed) - begin
@@ -118,7 +132,11 @@ class StatefulStream(ShardReader):
         return taken
 
     def _go_on(self, state: Any) -> tuple[list[Any], Iterator[Any]]:
-        """The first samples after ``state`` (None: as it is), and the others."""
+        """Load ``state`` into the data set; return its next samples and an iterator over the rest.
+
+        None as ``state`` leaves the data set as it is. There are :data:`HEAD` next samples, or
+        fewer at the end.
+        """
         if state is not None:
             self._dataset.load_state_dict(copy.deepcopy(state))
         samples = iter(self._dataset)
@@ -129,6 +147,7 @@ class StatefulStream(ShardReader):
         return at, itertools.chain(head, rest)
 
     def _tell_epoch(self, epoch: int) -> None:
+        """Call ``set_epoch`` of the data set, if it has this method."""
         if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
             set_epoch(epoch)
 
@@ -137,12 +156,15 @@ class StatefulStream(ShardReader):
 
 
 def _digests(samples: list[Any]) -> list[str]:
-    """What tells samples apart; the same for those that have nothing to compare."""
+    """Return a digest of each sample; of values that cannot be compared, only the type enters."""
     return [hashlib.sha256(repr(_content(each)).encode()).hexdigest()[:8] for each in samples]
 
 
 def _content(value: Any) -> Any:
-    """``value`` as plain values, equal for equal ones; a pickle depends on who shares an object."""
+    """Return ``value`` as plain Python values, which are equal for equal samples.
+
+    A pickle would not do: it depends on which objects are shared.
+    """
     if isinstance(value, dict):
         return [(_content(key), _content(item)) for key, item in value.items()]
     if isinstance(value, list | tuple):

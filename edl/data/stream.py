@@ -1,7 +1,7 @@
-"""Streams: samples that are read in order, shard by shard, from data without numbered records.
+"""Read streams: samples in order, shard by shard, from data without numbered records.
 
-A worker reads its shards one after the other, each from the sample at which the job is in it. What
-is read is the same for everybody, and the job's ledger says who trains it
+A worker reads its shards one after the other, each from the sample at which the job is in it. All
+workers would read the same samples; the job's ledger says which worker trains which of them
 (:mod:`edl.core.step.stream`).
 """
 
@@ -27,28 +27,29 @@ _here = threading.local()
 
 
 def stream(shards: Sequence[Any], open: Open, parse: Callable[[Any], Any] | None = None) -> Stream:
-    """Samples in ``shards`` whose lengths nobody needs to know.
+    """Return a stream of the samples in ``shards``, whose lengths need not be known.
 
     Args:
         shards: names of files, or whatever ``open`` takes; the same on all workers.
-        open: ``open(shard, offset)`` gives the samples of a shard from number ``offset`` on, in an
-            order that is the same each time; ``open(shard)`` gives all, and the first ``offset``
-            are read for nothing. A second parameter with a default is no offset, unless that is
-            its name.
-        parse: makes what the script sees of a sample; in the loader's processes, if there are any.
+        open: ``open(shard, offset)`` returns the samples of a shard from number ``offset`` on, in
+            an order that is the same each time. ``open(shard)`` returns all samples, and the first
+            ``offset`` of them are read and dropped. A second parameter with a default is no offset,
+            unless its name is ``offset``.
+        parse: makes what the script sees of a sample; runs in the loader's processes, if there are
+            any.
 
     Raises:
-        UsageError: an argument cannot be used.
+        UsageError: if an argument cannot be used.
     """
     return Stream(shards, open, parse)
 
 
 class ShardReader(ABC):
-    """Reads one shard at a time, in the thread that trains.
+    """A reader of samples, one shard at a time, in the training thread.
 
     Attributes:
-        shared: all workers read it, and it is one shard.
-        parse: makes what the script sees of a sample.
+        shared: whether all workers read the data, which is then a single shard.
+        parse: makes what the script sees of a sample; None: the sample itself.
     """
 
     shared = False
@@ -62,20 +63,23 @@ class ShardReader(ABC):
     @property
     @abstractmethod
     def count(self) -> int:
-        """How many shards it has."""
+        """The number of shards."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """One line that differs where the data do, as far as can be told."""
+        """One line that differs where the data differ, as far as that can be told."""
 
     @abstractmethod
     def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
-        """Samples of a shard, and the number of the first of them, ``offset`` or less."""
+        """Open a shard, and return its samples with the number of the first of them.
+
+        That number is ``offset`` or less; the samples before ``offset`` are dropped later.
+        """
 
     @abstractmethod
     def _named(self, shard: int) -> str:
-        """A shard, for people."""
+        """Return the name of a shard for error messages."""
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
         """Read samples of a shard, in order, as the protocol ``stream_sampler.Reader`` asks.
@@ -116,6 +120,7 @@ class ShardReader(ABC):
                 raise
 
     def _take(self, count: int) -> list[Any]:
+        """Read the next ``count`` samples of the open shard, or fewer at its end."""
         taken = list(itertools.islice(self._samples, count))
         self._at += len(taken)
         return taken
@@ -128,7 +133,7 @@ class ShardReader(ABC):
 
 
 class Stream(ShardReader):
-    """See :func:`stream`."""
+    """A stream of shards that a function of the script opens; made by :func:`stream`."""
 
     def __init__(
         self, shards: Sequence[Any], open: Open, parse: Callable[[Any], Any] | None = None
@@ -147,10 +152,12 @@ class Stream(ShardReader):
 
     @property
     def count(self) -> int:
+        """The number of shards."""
         return len(self.shards)
 
     @property
     def fingerprint(self) -> str:
+        """The number of shards and a digest of their names, in one line."""
         names = [_name_of(shard) for shard in self.shards]
         digest = hashlib.sha256(repr(names).encode()).hexdigest()[:16]
         return f"a stream of {len(names)} shards, with names of digest {digest}"
@@ -165,7 +172,10 @@ class Stream(ShardReader):
 
 
 def refuse_in_stream(what: str) -> None:
-    """Raise UsageError in code that reads a stream: it must read the same on all workers."""
+    """Raise UsageError if called while a stream is read, which must be the same on all workers.
+
+    ``what`` is the function that the stream's code has called, such as ``edl.rank()``.
+    """
     if getattr(_here, "reading", False):
         raise UsageError(
             f"the stream asks for {what}; all workers must read the same samples, and edl shares "
@@ -175,7 +185,7 @@ def refuse_in_stream(what: str) -> None:
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Inside, :func:`refuse_in_stream` does."""
+    """Mark this thread as reading a stream, so that :func:`refuse_in_stream` raises meanwhile."""
     _here.reading = True
     try:
         yield
@@ -184,7 +194,7 @@ def reading() -> Iterator[None]:
 
 
 def _name_of(shard: Any) -> Any:
-    """What is the same on hosts that have the data in other folders."""
+    """Return a name of a shard that is the same on hosts with the data in other folders."""
     if isinstance(shard, str | os.PathLike):
         return os.path.basename(os.fspath(shard))
     if isinstance(shard, list | tuple):
@@ -195,6 +205,11 @@ def _name_of(shard: Any) -> Any:
 
 
 def _iterated(samples: Any) -> Iterator[Any]:
+    """Return an iterator over what the script's ``open`` has returned.
+
+    Raises:
+        UsageError: if that cannot be iterated.
+    """
     try:
         return iter(samples)
     except TypeError:
@@ -205,7 +220,7 @@ def _iterated(samples: Any) -> Iterator[Any]:
 
 
 def _takes_two(open: Open) -> bool:
-    """Whether it takes an offset."""
+    """Return whether the script's ``open`` takes an offset as its second argument."""
     try:
         parameters = [*inspect.signature(open).parameters.values()]
     except (TypeError, ValueError):  # of a built-in

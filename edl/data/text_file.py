@@ -1,4 +1,4 @@
-"""Lines of text files."""
+"""Read the lines of text files."""
 
 from __future__ import annotations
 
@@ -42,26 +42,33 @@ def text_lines(
     parse: Callable[[Any], Any] | None = None,
     on_error: OnError = "error",
 ) -> Dataset[Any]:
-    r"""One record a line, without its end (``\n`` or ``\r\n``); an empty line is a record, too.
+    r"""Return a data set of the lines of text files, without their ends (``\n`` or ``\r\n``).
 
-    The last line needs no end. A byte order mark at the beginning of a file is no part of its text.
+    An empty line is a record, too. The last line needs no end. A byte order mark at the beginning
+    of a file is no part of its text.
 
     Args:
-        encoding: of the files, one in which ``\n`` is one byte of its own; None: records are bytes.
-        parse: makes the record that the script sees of a line.
-        on_error: ``"skip"``: every line is decoded once, now, and those that cannot be are left
-            out. ``"error"``: such a line is an error when it is read.
+        paths: the files.
+        encoding: the encoding of the files, in which ``\n`` must be one byte of its own; None:
+            records are bytes.
+        parse: makes the record that the script sees of a line; None: the record is the line.
+        on_error: ``"skip"``: every line is decoded once, now, and lines that cannot be decoded are
+            left out. ``"error"``: such a line raises a DataError when it is read.
 
     Raises:
-        DataError: a file is missing, or compressed.
-        UsageError: an encoding or a policy that does not exist.
+        DataError: if a file is missing, or compressed.
+        UsageError: if there is no such encoding, if it does not suit, or if ``on_error`` has
+            another value.
     """
     _check_encoding(encoding)
     return TextLines(paths, encoding, parse, on_error)
 
 
 class TextLines(SpanDataset[Any]):
-    """See :func:`text_lines`. ``chunk_bytes``: how much of a file is indexed at once."""
+    """A data set of the lines of text files; made by :func:`text_lines`.
+
+    ``chunk_bytes`` is how much of a file is read at once for its index.
+    """
 
     def __init__(
         self,
@@ -77,6 +84,11 @@ class TextLines(SpanDataset[Any]):
         super().__init__("text", paths, parse, on_error, str(verified), make)
 
     def _record(self, readable: Readable, start: int, length: int) -> Any:
+        """Read a line and decode it.
+
+        Raises:
+            DataError: if the line is not valid in the encoding of the files.
+        """
         line = readable.read(start, length)
         if line.endswith(b"\r"):
             line = line[:-1]
@@ -94,10 +106,16 @@ class TextLines(SpanDataset[Any]):
 
 
 def index_lines(path: str, size: int, encoding: str | None, chunk_bytes: int) -> Index:
-    """Where the lines are; with an ``encoding``, without those that are not in it.
+    """Return an index of a file's lines: where each begins, and its length without newline.
+
+    Args:
+        path: the file.
+        size: its size in bytes; not used.
+        encoding: leave out the lines that are not valid in this encoding; None: check nothing.
+        chunk_bytes: how many bytes to read at once.
 
     Raises:
-        DataError: the file is compressed.
+        DataError: if the file is compressed.
     """
     newlines: list[Integers] = []
     offset = 0
@@ -124,7 +142,10 @@ def index_lines(path: str, size: int, encoding: str | None, chunk_bytes: int) ->
 def _decodable(
     path: str, starts: Integers, stops: Integers, encoding: str, chunk_bytes: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which lines are in ``encoding``. Many together are tried first, since most are."""
+    """Return an array that is true for each line that is valid in ``encoding``.
+
+    Lines of about ``chunk_bytes`` are decoded together first, since most are valid.
+    """
     good = np.ones(len(starts), np.bool_)
     with open(path, "rb") as file:
         first = 0
@@ -143,6 +164,7 @@ def _decodable(
 
 
 def _is_in(data: bytes, encoding: str) -> bool:
+    """Return whether ``data`` is valid text in ``encoding``."""
     try:
         data.decode(encoding)
     except UnicodeDecodeError:
@@ -151,6 +173,11 @@ def _is_in(data: bytes, encoding: str) -> bool:
 
 
 def _check_encoding(encoding: str | None) -> None:
+    """Check that the encoding exists, and that a newline is one byte of its own in it.
+
+    Raises:
+        UsageError: if that is not so.
+    """
     if encoding is None:
         return
     try:

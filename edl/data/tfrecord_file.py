@@ -1,10 +1,11 @@
-"""Records of TFRecord files.
+"""Read the records of TFRecord files.
 
 A record is, little-endian (tensorflow/core/lib/io/record_writer.h)::
 
     uint64 length | uint32 masked CRC-32C of the length | data | uint32 masked CRC-32C of data
 
-The length's sum is checked when the file is indexed, the data's when the record is read.
+The checksum of the length is checked when the file is indexed, that of the data when the record is
+read.
 """
 
 from __future__ import annotations
@@ -44,19 +45,21 @@ def tfrecord(
     parse: Callable[[bytes], Any] | None = None,
     on_error: OnError = "error",
 ) -> Dataset[Any]:
-    """The records of uncompressed TFRecord files, as bytes.
+    """Return a data set of the records of uncompressed TFRecord files, as bytes.
 
     Args:
+        paths: the files.
         parse: makes the record that the script sees of the bytes, for example
-            ``tf.train.Example.FromString``.
-        on_error: ``"skip"``: every record is read and checked once, now, and damaged ones are
-            left out; what follows a damaged length is left out to the end of the file, because
-            nothing shows where the next record begins. ``"error"``: that is an error, now where
-            it concerns the lengths, and when a record is read where it concerns its data.
+            ``tf.train.Example.FromString``; None: the record is the bytes.
+        on_error: ``"skip"``: every record is read and checked once, now, and damaged ones are left
+            out. What follows a damaged length is left out to the end of the file, because nothing
+            shows where the next record begins. ``"error"``: raise a DataError, now for a damaged
+            length, and when the record is read for damaged data.
 
     Raises:
-        DataError: a file is missing or compressed; with ``"error"`` also cut or damaged.
-        UsageError: a policy that does not exist.
+        DataError: if a file is missing or compressed; with ``"error"`` also if it is cut or
+            damaged.
+        UsageError: if ``on_error`` has another value.
     """
     return _TFRecord(paths, parse, on_error)
 
@@ -69,6 +72,11 @@ class _TFRecord(SpanDataset[Any]):
         super().__init__("TFRecord", paths, parse, on_error, "", make)
 
     def _record(self, readable: Readable, start: int, length: int) -> bytes:
+        """Read the data of a record and compare its checksum.
+
+        Raises:
+            DataError: if the checksum does not match.
+        """
         framed = readable.read(start, length + FOOTER_BYTES)
         data = framed[:length]
         if masked(_sum(data)) != _stored(framed, length):
@@ -85,15 +93,22 @@ class _TFRecord(SpanDataset[Any]):
 
 
 def masked(crc: int) -> int:
-    """A CRC as TFRecord stores it (tensorflow/core/lib/hash/crc32c.h)."""
+    """Return a CRC in the form that TFRecord stores (tensorflow/core/lib/hash/crc32c.h)."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def index_records(path: str, size: int, skip: bool) -> Index:
-    """Where the records are; with ``skip`` without those that are damaged, else after the lengths.
+    """Return an index of the records of a file: where the data of each begin, and their length.
+
+    Args:
+        path: the file.
+        size: its size in bytes.
+        skip: whether to check the data of each record as well, and to leave out what is damaged;
+            else only the lengths are checked.
 
     Raises:
-        DataError: the file is compressed; without ``skip``: it is cut, or a length is damaged.
+        DataError: if the file is compressed; without ``skip`` also if it is cut, or a length is
+            damaged.
     """
     starts, lengths = array("q"), array("q")  # 8 bytes each, where a list takes 40
     skipped: list[Skipped] = []
@@ -126,7 +141,11 @@ def index_records(path: str, size: int, skip: bool) -> Index:
 
 
 def _length_at(file: BinaryIO, offset: int, size: int) -> tuple[int, str]:
-    """Length of the record at ``offset``, where the file stands, and what is wrong with it."""
+    """Read a record's header at the file's position; return the data's length and a problem.
+
+    ``offset`` is that position, and ``size`` the size of the file. The problem says what is wrong
+    with the record; it is empty if the header is sound.
+    """
     header = file.read(HEADER.size)
     if len(header) < HEADER.size:
         return 0, "the file ends within a record's header"
@@ -140,10 +159,11 @@ def _length_at(file: BinaryIO, offset: int, size: int) -> tuple[int, str]:
 
 
 def _is_sound(file: BinaryIO, length: int) -> bool:
+    """Read a record's data and checksum at the file's position, and return whether they match."""
     framed = file.read(length + FOOTER_BYTES)
     return masked(_sum(framed[:length])) == _stored(framed, length)
 
 
 def _stored(framed: bytes, length: int) -> int:
-    """The masked CRC that follows the ``length`` bytes of data."""
+    """Return the masked CRC that follows the ``length`` bytes of data."""
     return int.from_bytes(framed[length : length + FOOTER_BYTES], "little")
