@@ -1,1 +1,1 @@
-"""The job's state on disk: the format of a checkpoint, and the directory that holds them."""
+"""Save and read a job's state on disk: the checkpoint format and the checkpoint directory."""

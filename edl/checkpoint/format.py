@@ -1,4 +1,4 @@
-"""One checkpoint, one safetensors file: written whole or not at all, and every byte is checked.
+"""Write and read checkpoints: one safetensors file each, written whole, with every byte checked.
 
 ::
 
@@ -8,14 +8,14 @@
     data                   the bytes of all tensors, without gaps
 
 Any tool that reads safetensors finds the tensors by their path in the state, such as
-``model.0.weight``. What the format has no words for is in its metadata: ``manifest`` (JSON: where
-the job was, the state's containers and plain values, what each tensor was) and two checksums:
-``payload_sha256`` of the data, and ``sha256`` of LENGTH and header, which is computed with zeros in
-its own place. The container is :mod:`edl.checkpoint.safetensors`.
+``model.0.weight``. What safetensors cannot express is in its metadata: ``manifest`` (JSON: the
+job's position, the state's containers and plain values, the original kind of each tensor) and two
+checksums. ``payload_sha256`` is that of the data, and ``sha256`` that of LENGTH and header,
+computed with zeros in its own place. The container is :mod:`edl.checkpoint.safetensors`.
 
-No pickle is involved: whoever can write into the directory can at most spoil the numbers. The
-state is made of dicts, lists, tuples, text, bytes, numbers, None, numpy arrays and, for what a
-framework brings along, :class:`Blob`.
+No pickle is involved: a person who can write into the directory can at most spoil the numbers. The
+state is made of dicts, lists, tuples, text, bytes, numbers, None, numpy arrays and, for a
+framework's own arrays, :class:`Blob`.
 """
 
 from __future__ import annotations
@@ -52,15 +52,23 @@ _ZEROS = "0" * 64
 
 @dataclass(frozen=True)
 class Manifest:
-    """Where the job was.
+    """The job's position when a checkpoint was written, and what the job had learned until then.
 
     Attributes:
-        run: the start of the job that wrote it.
-        saved_at: for people.
-        learned: what the job had learned of its sizes; empty: nothing, or nobody could say.
-        samples: how many it had trained, over all epochs; -1: its edl did not say.
-        noise: what it knew of its gradient noise scale; empty: nothing.
-        fits: what :class:`edl.core.job.fits.DoneFit` says of the fits before the present one.
+        job: the name of the job.
+        run: the identifier of the start of the job that wrote the checkpoint.
+        step: how many updates the job had made.
+        epoch: the epoch, from 0.
+        framework: the framework of the script.
+        source: what the job trains on: total, seed, shuffle, batch_size and more.
+        ledger: the ledger, as JSON values.
+        saved_at: the wall clock's time in seconds, for people.
+        learned: what the job had learned of its sizes; empty: nothing, or it was not known.
+        samples: how many samples the job had trained, over all epochs; -1: its version of edl did
+            not record it.
+        noise: what the job knew of its gradient noise scale; empty: nothing.
+        fits: the script's fits before the present one, as :class:`edl.core.job.fits.DoneFit`
+            describes them.
     """
 
     job: str
@@ -79,7 +87,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read and found good."""
+    """A checkpoint that was read from a file and found intact."""
 
     path: Path
     manifest: Manifest
@@ -87,11 +95,16 @@ class Checkpoint:
 
 
 def path_of(directory: Path, step: int) -> Path:
+    """Return the path of the checkpoint of ``step`` in ``directory``."""
     return directory / f"step-{step:012d}.safetensors"
 
 
 def listed(directory: Path) -> list[Path]:
-    """The files that are named like checkpoints, highest step first."""
+    """Return the files in ``directory`` that are named like checkpoints, highest step first.
+
+    Raises:
+        CheckpointError: if the directory cannot be listed.
+    """
     try:
         names = sorted((n for n in os.listdir(directory) if _NAME.fullmatch(n)), reverse=True)
     except OSError as error:
@@ -101,27 +114,32 @@ def listed(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Packed:
-    """A state as it goes into a file: its containers as JSON, its arrays apart, by name."""
+    """A state in the form in which a file holds it.
+
+    Attributes:
+        tree: the containers and plain values as JSON values, with a name in place of each array.
+        blobs: the arrays by name.
+    """
 
     tree: Any
     blobs: Mapping[str, Blob]
 
 
 def pack(state: Any) -> Packed:
-    """Take a state apart; no array is copied.
+    """Take a state apart into JSON values and arrays; no array is copied.
 
     Raises:
-        CheckpointError: the state has something that is not data, and where.
+        CheckpointError: if the state has something that is not data; the message says where.
     """
     blobs: dict[str, Blob] = {}
     return Packed(_encode(state, (), blobs), blobs)
 
 
 def write(path: Path, manifest: Manifest, state: Packed) -> int:
-    """Write a checkpoint, whole or not at all; its bytes.
+    """Write a checkpoint, whole or not at all, and return its size in bytes.
 
     Raises:
-        OSError: the disk is full, the directory gone, ...
+        OSError: if it cannot be written: the disk is full, the directory gone, ...
     """
     return write_whole(path, _serialized(manifest, state))
 
@@ -129,8 +147,8 @@ def write(path: Path, manifest: Manifest, state: Packed) -> int:
 def prune(directory: Path, step: int, keep: int) -> None:
     """Remove all but the ``keep`` newest checkpoints up to ``step``.
 
-    Those of later steps are of no use to the job, or it would be there: they were refused, and
-    must not push out the good ones.
+    Checkpoints of later steps do not count: the job did not continue from them, so they were
+    refused, and they must not displace the good ones.
     """
     newest = path_of(directory, step).name
     for path in [path for path in listed(directory) if path.name <= newest][keep:]:
@@ -138,36 +156,36 @@ def prune(directory: Path, step: int, keep: int) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove temporary files of writers that were killed."""
+    """Remove the temporary files of writers that were killed."""
     for path in directory.glob(".step-*.safetensors.*.tmp"):
         path.unlink(missing_ok=True)
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether the file says that it is a checkpoint of edl, good or not.
+    """Return whether a file begins like a checkpoint of edl, intact or not.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: if the file cannot be read.
     """
     with _opened(path) as file:
         return file.read(LENGTH.size + len(_OPENING))[LENGTH.size :] == _OPENING
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Where the job was; makes sure that the file is ours and as long as it should be.
+    """Return the manifest of a checkpoint; only the header and the length of the file are checked.
 
     Raises:
-        CheckpointError: saying what is wrong with the file.
+        CheckpointError: if the file is no intact checkpoint; the message says what is wrong.
     """
     with _opened(path) as file:
         return _read_header(path, file).manifest
 
 
 def read(path: Path) -> Checkpoint:
-    """The whole checkpoint; every byte is checked.
+    """Read a whole checkpoint, and check every byte.
 
     Raises:
-        CheckpointError: saying what is wrong with the file.
+        CheckpointError: if the file is no intact checkpoint; the message says what is wrong.
     """
     with _opened(path) as file:
         header = _read_header(path, file)
@@ -198,7 +216,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def _serialized(manifest: Manifest, state: Packed) -> list[bytes | memoryview]:
-    """The header, LENGTH included, and the data behind it."""
+    """Return the contents of a checkpoint file: the header with its LENGTH, and then the data."""
     layout = Layout.of(state.blobs)
     digest = hashlib.sha256()
     for _, blob in layout.blobs:
@@ -229,7 +247,16 @@ def _serialized(manifest: Manifest, state: Packed) -> list[bytes | memoryview]:
 
 
 def _encode(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob]) -> Any:
-    """``value`` as JSON, its arrays moved to ``blobs``. ``path``: of keys, from the state's top."""
+    """Return ``value`` as JSON values, with its arrays moved to ``blobs``.
+
+    Args:
+        value: the state, or a part of it.
+        path: the keys that lead from the top of the state to ``value``.
+        blobs: a dict to which the arrays are added, by a name made of their keys.
+
+    Raises:
+        CheckpointError: if ``value`` has something that is not data.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):
@@ -267,6 +294,11 @@ def _encode(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob]) -> Any:
 
 
 def _opened(path: Path) -> BinaryIO:
+    """Open a checkpoint file for reading.
+
+    Raises:
+        CheckpointError: if the file cannot be opened.
+    """
     try:
         return path.open("rb")
     except OSError as error:
@@ -275,7 +307,16 @@ def _opened(path: Path) -> BinaryIO:
 
 @dataclass(frozen=True)
 class _Header:
-    """``length``: its own, with LENGTH. ``places``: begin and end of each tensor in the data."""
+    """The header of a checkpoint file.
+
+    Attributes:
+        length: the bytes of the header, with LENGTH.
+        manifest: the job's position.
+        state: the containers and plain values of the state, as JSON values.
+        tensors: the kind, type, shape and device of each array, by name.
+        places: the begin and the end of each array in the data, by name.
+        payload_sha256: the checksum of the data.
+    """
 
     length: int
     manifest: Manifest
@@ -286,10 +327,16 @@ class _Header:
 
     @property
     def payload_bytes(self) -> int:
+        """The size of the data in bytes."""
         return max((end for _, end in self.places.values()), default=0)
 
 
 def _read_header(path: Path, file: BinaryIO) -> _Header:
+    """Read and check the header of a checkpoint file, and the length of the file.
+
+    Raises:
+        CheckpointError: if the file is torn, damaged, of another format, or no checkpoint.
+    """
     size = os.fstat(file.fileno()).st_size
     opening = file.read(LENGTH.size + len(_OPENING))
     length = LENGTH.unpack_from(opening)[0] if len(opening) >= LENGTH.size else 0
@@ -320,6 +367,7 @@ def _read_header(path: Path, file: BinaryIO) -> _Header:
 
 
 def _parsed(text: bytes) -> _Header:
+    """Return the header that the bytes ``text`` hold, LENGTH included."""
     tensors = json.loads(text[LENGTH.size :])
     metadata = tensors.pop(METADATA)
     about = json.loads(metadata["manifest"])
@@ -334,6 +382,12 @@ def _parsed(text: bytes) -> _Header:
 
 
 def _decode(value: Any, blobs: Mapping[str, Blob]) -> Any:
+    """Return the state, or a part of it, that :func:`_encode` has turned into ``value``.
+
+    Raises:
+        ValueError: if ``value`` is of an unknown kind.
+        KeyError: if ``blobs`` lacks an array.
+    """
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()

@@ -1,8 +1,8 @@
-"""Which ring writes into a directory of checkpoints: the newest one that has begun there.
+"""Decide which ring may write into a directory of checkpoints: the newest that has begun there.
 
 A ring that is cut off from ZooKeeper as a whole trains on, while the job may have been started
-again from its newest checkpoint. So whoever begins claims the directory, and whoever saves looks
-first whether it is still its own.
+again from its newest checkpoint. So each ring claims the directory when it begins, and checks
+before each save whether the directory is still its own.
 """
 
 from __future__ import annotations
@@ -18,16 +18,23 @@ FILE = ".edl-owner"
 
 @dataclass(frozen=True)
 class Owner:
-    """A ring of the job ``job``, in the start ``run`` of it."""
+    """A ring that owns a directory of checkpoints.
+
+    Attributes:
+        job: the name of the job.
+        run: the identifier of this start of the job.
+        generation: the generation of the ring.
+    """
 
     job: str
     run: str
     generation: int
 
     def replaced_by(self, newest: Owner) -> str:
-        """Why the job goes on in ``newest`` and not here; empty: it goes on here.
+        """Return why the job goes on in the ring ``newest``; empty if it goes on in this ring.
 
-        One of another start has begun later.
+        ``newest`` is the ring that has claimed the directory last. If it belongs to another start
+        of the job, that start began later.
         """
         if newest.run != self.run:
             return (
@@ -43,7 +50,7 @@ class Owner:
 
 
 def owner_of(directory: Path) -> Owner | None:
-    """Who has claimed ``directory`` last; None: nobody has, or nobody can tell."""
+    """Return the ring that has claimed ``directory`` last; None if none has, or none is known."""
     try:
         return Owner(**json.loads((directory / FILE).read_text()))
     except (OSError, ValueError, TypeError):
@@ -51,6 +58,10 @@ def owner_of(directory: Path) -> Owner | None:
 
 
 def claim(directory: Path, owner: Owner) -> None:
-    """Let ``directory`` belong to ``owner``. Raises OSError."""
+    """Let ``directory`` belong to ``owner`` from now on.
+
+    Raises:
+        OSError: if that cannot be written into the directory.
+    """
     if owner_of(directory) != owner:
         write_whole(directory / FILE, [json.dumps(asdict(owner)).encode()])

@@ -1,4 +1,4 @@
-"""The safetensors container: named tensors behind a JSON header, which any tool can open.
+"""Write and read safetensors files: named tensors behind a JSON header, which any tool can open.
 
 ::
 
@@ -48,7 +48,15 @@ _NAMES = {kind: name for name, kind in TYPES.items()}
 
 @dataclass(frozen=True)
 class Blob:
-    """An array in plain bytes. ``kind`` says whose words ``dtype`` and ``device`` are."""
+    """An array in plain bytes.
+
+    Attributes:
+        kind: the library whose names ``dtype`` and ``device`` are: "numpy", "torch", ...
+        dtype: the name of the type of the numbers.
+        shape: the shape of the array.
+        data: the bytes of the array, in C order.
+        device: the type of the device that the array was on.
+    """
 
     kind: str  # "numpy", "torch", ...
     dtype: str
@@ -59,14 +67,17 @@ class Blob:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where tensors lie in the data: in this order, by these entries of the header."""
+    """The order of tensors in the data of a safetensors file, and their entries in its header."""
 
     blobs: tuple[tuple[str, Blob], ...]
     entries: Mapping[str, Mapping[str, Any]]
 
     @classmethod
     def of(cls, blobs: Mapping[str, Blob]) -> Layout:
-        """The largest items first, so that without gaps, too, each lies where its type may lie."""
+        """Return a layout of ``blobs`` without gaps: the arrays with the largest items come first.
+
+        In this order each array lies at a multiple of the size of its items, as its type requires.
+        """
         ordered = sorted(blobs.items(), key=lambda item: -_alignment(item[1]))
         entries: dict[str, Any] = {}
         offset = 0
@@ -79,22 +90,22 @@ class Layout:
         return cls(tuple(ordered), entries)
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
-        """LENGTH and header."""
+        """Return the first bytes of the file: LENGTH and the header, with ``metadata`` in it."""
         text = json.dumps({METADATA: metadata, **self.entries}, separators=(",", ":")).encode()
         text += b" " * (-len(text) % LENGTH.size)  # the format's rule, and it aligns the data
         return LENGTH.pack(len(text)) + text
 
 
 def places_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
-    """Begin and end of each tensor in the data."""
+    """Return the begin and the end of each tensor in the data, by name, from a header's entries."""
     return {name: tuple(entry["data_offsets"]) for name, entry in entries.items()}
 
 
 def read_plain(path: Path) -> dict[str, Blob]:
-    """All tensors of a safetensors file that any tool has written.
+    """Read all tensors of a safetensors file that any tool has written.
 
     Raises:
-        CheckpointError: saying what is wrong with the file.
+        CheckpointError: if the file cannot be read, or is no whole safetensors file.
     """
     try:
         with path.open("rb") as file:
@@ -120,13 +131,14 @@ def read_plain(path: Path) -> dict[str, Blob]:
 
 
 def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
-    """Write a file so that ``path`` is either as before or complete on the disk; its bytes.
+    """Write ``chunks`` into a file, whole or not at all, and return the file's size in bytes.
 
-    A temporary file in the same directory is synced before it gets its name, and the directory
-    after that: a power cut at any moment leaves no half of it under that name.
+    ``path`` is either as before or complete on the disk. A temporary file in the same directory is
+    synced before it gets its name, and the directory after that: a power cut at any moment leaves
+    no half of a file under that name.
 
     Raises:
-        OSError: the disk is full, the directory gone, ...
+        OSError: if it cannot be written: the disk is full, the directory gone, ...
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
@@ -142,6 +154,12 @@ def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
 
 
 def _blob(entry: Mapping[str, Any], data: memoryview) -> Blob:
+    """Return a tensor from its entry in the header and its bytes.
+
+    Raises:
+        ValueError: if the number of bytes does not fit the entry.
+        KeyError: if the entry is incomplete, or its type is unknown.
+    """
     shape, dtype = tuple(entry["shape"]), _NAMES[entry["dtype"]]
     begin, end = entry["data_offsets"]
     if len(data) != end - begin:
@@ -150,12 +168,13 @@ def _blob(entry: Mapping[str, Any], data: memoryview) -> Blob:
 
 
 def _alignment(blob: Blob) -> int:
-    """The power of two at a multiple of which an array must begin."""
+    """Return the power of two at a multiple of which an array must begin."""
     item = blob.data.nbytes // max(1, math.prod(blob.shape))
     return item & -item
 
 
 def _sync_directory(directory: Path) -> None:
+    """Write the names in a directory to the disk, so that a new name survives a power cut."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

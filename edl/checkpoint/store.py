@@ -1,15 +1,15 @@
-"""The durable state of a job: rank 0 saves it now and then, a state source without state loads it.
+"""Save the durable state of a job regularly, and load it into a state source that has no state.
 
 Rules:
 
-1. All replicas are equal between two steps, so one worker saves: rank 0, at a boundary. The
-   training thread copies the state; a thread beside it writes the file.
+1. All replicas are equal between two steps, so one worker saves: rank 0, at a boundary between
+   steps. The training thread copies the state; a thread beside it writes the file.
 2. A directory belongs to one training. A start of the job (*run*) reads the files that it wrote
-   itself, and all of them when it was told to resume. Otherwise files of another run are a
-   reason to refuse: they are never continued silently, and never written over.
-3. The newest file is the one of the highest step. One that is torn, damaged or foreign is
-   refused, which is said, and the one before is used.
-4. A failed save is said and costs nothing else; the next one is tried in time.
+   itself, and all files when it was told to resume. Otherwise files of another run are a reason to
+   refuse: edl neither continues from them silently nor overwrites them.
+3. The newest file is the one of the highest step. A file that is torn, damaged or foreign is
+   refused with a message, and the one before is used.
+4. A failed save is reported and has no other effect; the next one is tried in time.
 5. Only the newest ring that has begun in a directory writes there (:mod:`edl.checkpoint.owner`).
 """
 
@@ -50,22 +50,31 @@ class Durable(Protocol):
     framework: str
 
     def capture(self) -> Any:
-        """A copy of the state that later steps do not change; see checkpoint_file for its form."""
+        """Return a copy of the state, which later steps do not change.
+
+        The copy has the form that :func:`edl.checkpoint.format.pack` takes.
+        """
 
     def restore(self, state: Any) -> None:
-        """Take over what :meth:`capture` returned.
+        """Take over a state that :meth:`capture` returned.
 
         Raises:
-            CheckpointError: it does not fit the script's model, optimizer or tracked objects.
+            CheckpointError: if the state does not fit the script's model, optimizer or tracked
+                objects.
         """
 
 
 @dataclass(frozen=True)
 class Place:
-    """How far a job is, which belongs to its state.
+    """The job's position in its data, which a checkpoint stores with the job's state.
 
-    ``samples``: trained over all epochs; ``noise``: what it knows of its gradient noise scale;
-    ``fits``: those of the script that are done before the present one.
+    Attributes:
+        step: how many updates the job has made.
+        source: the description of the training data.
+        ledger: which positions of the epoch are done, leased and free.
+        samples: how many samples are trained, over all epochs.
+        noise: what the job knows of its gradient noise scale.
+        fits: the fits of the script that are done before the present one.
     """
 
     step: int
@@ -78,10 +87,17 @@ class Place:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Where a job keeps its checkpoints, and which of them this start of it may read.
+    """The settings of a job's checkpoints: where they are kept, and which ones this start may read.
 
-    ``resume_from``: a directory to continue from; None: not asked to. ``or_begin``: if there is a
-    checkpoint; else the job begins afresh.
+    Attributes:
+        directory: where checkpoints are written.
+        every_s: seconds between two checkpoints.
+        keep: how many of the newest checkpoints are kept.
+        job: the name of the job.
+        run: the identifier of this start of the job.
+        resume_from: a directory to continue from; None: the job was not told to resume.
+        or_begin: whether the job begins afresh if ``resume_from`` has no checkpoint; else that is
+            an error.
     """
 
     directory: Path
@@ -94,10 +110,18 @@ class CheckpointConfig:
 
 
 class Checkpoints:
-    """Saves and restores one worker's state. Used by the training thread only.
+    """The saving and restoring of one worker's state. Only the training thread may use this.
 
-    ``log``, ``saved`` (directory, step) and ``learned`` (what the job knows of its sizes) are
-    called from the writing thread, too.
+    Args:
+        config: the settings.
+        log: writes an event to the job's log; called from the writing thread, too.
+        saved: called with the directory and the step when a checkpoint is written; called from the
+            writing thread.
+        learned: returns what the job knows of its sizes; called from the writing thread.
+
+    Attributes:
+        generation: the generation of the ring that saves.
+        superseded: why this ring must not save any more; empty: it may.
     """
 
     def __init__(
@@ -119,10 +143,10 @@ class Checkpoints:
         self._writing: threading.Thread | None = None
 
     def check_directory(self) -> None:
-        """Make the directory, and make sure that files can be written there.
+        """Create the directory, and check that files can be written there.
 
         Raises:
-            CheckpointError: they cannot.
+            CheckpointError: if they cannot be written.
         """
         directory = self._config.directory
         probe = directory / f".{id(self)}-{time.monotonic_ns()}.probe"
@@ -137,10 +161,10 @@ class Checkpoints:
             ) from error
 
     def take_over(self, generation: int) -> None:
-        """Let the directory belong to the ring of ``generation``, which begins; to no other.
+        """Let the directory belong only to the ring of ``generation``, which begins now.
 
         Raises:
-            CheckpointError: that cannot be written down.
+            CheckpointError: if that cannot be written into the directory.
         """
         self.generation = generation
         try:
@@ -152,6 +176,7 @@ class Checkpoints:
 
     @property
     def _owner(self) -> Owner:
+        """The present ring, as the owner of the directory."""
         return Owner(self._config.job, self._config.run, self.generation)
 
     # --- restoring
@@ -163,20 +188,24 @@ class Checkpoints:
         resume: Resume,
         fits: int = 0,
     ) -> Checkpoint | None:
-        """Bring ``replica`` to the newest good checkpoint that rule 2 allows.
-
-        ``resume`` is called with the place that belongs to it.
+        """Load the newest good checkpoint that rule 2 of this module allows into ``replica``.
 
         Args:
-            fits: how many the script has done. The state of a checkpoint that was made after more
-                or fewer fits is not loaded.
+            source: the description of the script's training data, which must be that of the
+                checkpoint.
+            replica: the state to load into.
+            resume: called with the position that belongs to the checkpoint: step, ledger, samples,
+                gradient noise scale and global batch.
+            fits: how many fits the script has done. If the checkpoint was made after more or fewer
+                fits, its state is not loaded, and ``resume`` is not called.
 
         Returns:
-            None for a fresh start: nothing may be read, and nothing is in the way.
+            The checkpoint; None for a fresh start: nothing may be read, and nothing is in the way.
 
         Raises:
-            CheckpointError: nothing to resume from, files of another run, or a checkpoint of
-                another model, dataset or order of it.
+            CheckpointError: if there is nothing to resume from, if the directory has files of
+                another run, or if the checkpoint is of another framework, model or data set, or
+                another order of the data.
         """
         found = self._find()
         if found is None:
@@ -202,6 +231,11 @@ class Checkpoints:
         return found
 
     def _find(self) -> Checkpoint | None:
+        """Return the checkpoint to continue from, by rule 2 of this module; None for a fresh start.
+
+        Raises:
+            CheckpointError: if there is nothing to resume from, or files are in the way.
+        """
         config = self._config
         resumes_here = config.resume_from == config.directory
         found, refused, others = self._newest(config.directory, own_only=not resumes_here)
@@ -230,7 +264,16 @@ class Checkpoints:
     def _newest(
         self, directory: Path, own_only: bool
     ) -> tuple[Checkpoint | None, list[str], list[str]]:
-        """The newest good checkpoint; why others were refused; what belongs to another run."""
+        """Find the newest good checkpoint in a directory.
+
+        Args:
+            directory: where to look.
+            own_only: whether to pass over files of other starts of the job.
+
+        Returns:
+            The checkpoint, or None; why newer files were refused; and which files belong to another
+            start, as text.
+        """
         refused: list[str] = []
         others: list[str] = []
         for path in files.listed(directory):
@@ -249,10 +292,11 @@ class Checkpoints:
     # --- saving
 
     def save_if_due(self, at: Place, replica: Durable) -> None:
-        """Called by rank 0 at each boundary: the first step's state at once, then every so often,
-        whoever was rank 0 before.
+        """Save if it is time; rank 0 calls this at each boundary between two steps.
 
-        A save that is due while the one before is still being written waits for it.
+        The state of the first step is saved at once. Later saves follow every ``every_s`` seconds,
+        also across a change of rank 0. A save that is due while the one before is still being
+        written is made at a later boundary.
         """
         now = time.monotonic()
         if self._due_at is None:
@@ -267,14 +311,15 @@ class Checkpoints:
         self._save(at, replica)
 
     def hasten(self) -> None:
-        """Save at the next boundary."""
+        """Save at the next boundary between two steps, without waiting until it is time."""
         self._due_at = -math.inf if self._due_at is not None else None
 
     def _age_of_newest(self) -> float:
-        """How old the newest checkpoint is, in seconds, for who has become rank 0 just now.
+        """Return how many seconds old the newest checkpoint is, for a worker that is rank 0 now.
 
-        Of ranks 0 that do not live for every_s, none would save otherwise. That hosts' clocks
-        differ may shift one save by as much, and by every_s at most.
+        The result is at most ``every_s``. Without it no worker would save if each of the workers
+        that become rank 0 lives for less than ``every_s``. A difference between the hosts' clocks
+        may shift one save by as much, and by ``every_s`` at most.
         """
         if self._last_step >= 0:  # this worker has read it, or written it
             return 0.0
@@ -286,10 +331,10 @@ class Checkpoints:
         return min(max(0.0, age_s), self._config.every_s)
 
     def save_last(self, at: Place, replica: Durable, timeout_s: float) -> str:
-        """Save before the end, and wait until it is written, at most ``timeout_s``.
+        """Save before the end, and wait until the checkpoint is written, for at most ``timeout_s``.
 
         Returns:
-            Why it was not written; empty: it was.
+            Why the checkpoint was not written; empty: it was.
         """
         deadline = time.monotonic() + timeout_s
         settled = self.wait_for_writes(timeout_s)
@@ -301,7 +346,7 @@ class Checkpoints:
         return "" if self._last_step == at.step else self._why_failed
 
     def wait_for_writes(self, timeout_s: float) -> bool:
-        """Wait until nothing is being written any more; False at the time-out."""
+        """Wait until no checkpoint is being written; return False if ``timeout_s`` passes first."""
         if self._writing is not None:
             self._writing.join(max(0.0, timeout_s))
             if self._writing.is_alive():
@@ -310,6 +355,12 @@ class Checkpoints:
         return True
 
     def _save(self, at: Place, replica: Durable) -> None:
+        """Copy the state, and start a thread that writes it into a file.
+
+        Raises:
+            CheckpointError: if the state of the first step cannot be stored; later, that is logged
+                only.
+        """
         began = time.monotonic()
         config, source = self._config, at.source
         manifest = Manifest(
@@ -349,12 +400,17 @@ class Checkpoints:
         self._writing.start()
 
     def _failed(self, step: int, why: str) -> None:
+        """Log that the checkpoint of ``step`` was not written, and remember the reason."""
         reason = f"the checkpoint of step {step} was not written: {why}"
         logger.warning("%s", reason)
         self._why_failed = reason
         self._log(CheckpointFailedDetails(), step, reason)
 
     def _write(self, manifest: Manifest, owner: Owner, state: Packed, capture_s: float) -> None:
+        """Write a checkpoint and remove old ones, in a thread; a failure is logged.
+
+        Nothing is written if a newer ring owns the directory.
+        """
         began = time.monotonic()
         directory, step = self._config.directory, manifest.step
         path = files.path_of(directory, step)
@@ -392,7 +448,13 @@ _OTHER = {
 
 
 def _check_source(found: Checkpoint, source: Source) -> None:
-    """The checkpoint's ledger must mean the same samples here; the batch size may differ."""
+    """Check that the checkpoint's ledger means the same samples as in this script.
+
+    Size, seed, shuffling and files of the data set must be equal. The batch size may differ.
+
+    Raises:
+        CheckpointError: if one of them differs.
+    """
     for name, mine in (
         ("total", source.total),
         ("seed", source.seed),
@@ -412,10 +474,10 @@ def _check_source(found: Checkpoint, source: Source) -> None:
 
 
 def check_resumable(directory: Path) -> None:
-    """Look for a checkpoint to resume from; only headers are read.
+    """Check that a directory has a checkpoint to resume from; only headers are read.
 
     Raises:
-        CheckpointError: there is none in ``directory``, with why files were refused.
+        CheckpointError: if there is none in ``directory``; the message says why files were refused.
     """
     refused: list[str] = []
     for path in files.listed(directory):
@@ -429,6 +491,7 @@ def check_resumable(directory: Path) -> None:
 
 
 def _nothing_to_resume(directory: Path, refused: Sequence[str]) -> CheckpointError:
+    """Return the error for a directory without a usable checkpoint; ``refused`` has the reasons."""
     why = f"; refused: {'; '.join(refused)}" if refused else ""
     return CheckpointError(
         f"cannot resume: there is no checkpoint in {directory}{why}; start without --resume to "

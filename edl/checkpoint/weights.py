@@ -1,4 +1,4 @@
-"""The weights of a trained model, without the job that trained it: found, read, exported."""
+"""Find, read and export the weights of a trained model, without the job that trained it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".npz", ".npy", ".on
 
 
 def newest(directory: Path) -> Checkpoint:
-    """The newest good checkpoint in ``directory``.
+    """Return the newest good checkpoint in ``directory``.
 
     Raises:
-        CheckpointError: there is none; why others were refused.
+        CheckpointError: if there is none; the message says why files were refused.
     """
     refused: list[str] = []
     for path in files.listed(directory):
@@ -32,10 +32,10 @@ def newest(directory: Path) -> Checkpoint:
 
 
 def checkpoint_at(path: Path) -> Checkpoint:
-    """The checkpoint in the file ``path``, or the newest one in that directory.
+    """Return the checkpoint in the file ``path``, or the newest one if ``path`` is a directory.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        CheckpointError: if there is none, or the file is damaged.
     """
     return newest(path) if path.is_dir() else files.read(path)
 
@@ -43,7 +43,7 @@ def checkpoint_at(path: Path) -> Checkpoint:
 def weights(path: Path) -> Mapping[str, Any]:
     """Return the weights of a model from a file, by the names that ``state_dict()`` gives them.
 
-    A checkpoint of TensorFlow, or of an earlier version of edl, does not know these names: it has
+    A checkpoint of TensorFlow, or of an earlier version of edl, does not have these names: it has
     each parameter and each buffer once, under the name that the job uses.
 
     Args:
@@ -54,7 +54,7 @@ def weights(path: Path) -> Mapping[str, Any]:
         For each tensor a :class:`Blob`, and for other entries of ``state_dict()`` their values.
 
     Raises:
-        CheckpointError: there is no such file, or it is damaged.
+        CheckpointError: if there is no such file, or it is damaged.
     """
     if path.is_dir() or files.is_checkpoint(path):
         return _model(checkpoint_at(path))
@@ -62,23 +62,26 @@ def weights(path: Path) -> Mapping[str, Any]:
 
 
 def export(source: Path, target: Path, tied_once: bool = False) -> tuple[Checkpoint, int, int]:
-    """Write the weights alone, without optimizer and ledger.
+    """Write the weights of a checkpoint into a safetensors file, without optimizer and ledger.
 
     A tensor with several names in the model is written under each of them, so that the file is a
-    whole ``state_dict()``. The metadata have the first name of each other one, as
+    whole ``state_dict()``. The metadata give the first name for each of its other names, as
     ``safetensors.torch.save_model`` writes it.
 
     Args:
-        tied_once: write such a tensor under its first name only, as ``save_model`` does and
-            ``load_model`` wants it.
+        source: a checkpoint, or a directory of checkpoints, of which the newest is read.
+        target: the file to write.
+        tied_once: write a tensor with several names under its first name only, as ``save_model``
+            does and ``load_model`` expects.
 
     Returns:
-        What was read, how many tensors were written, and the bytes.
+        The checkpoint that was read, the number of tensors that were written, and the file's size
+        in bytes.
 
     Raises:
-        CheckpointError: there is no good checkpoint, or ``target`` cannot be written.
-        UsageError: ``target`` exists, or has the name of a file of another kind; or a tensor has a
-            type that safetensors has no word for.
+        CheckpointError: if there is no good checkpoint, or ``target`` cannot be written.
+        UsageError: if ``target`` exists or has the name of a file of another kind, or if
+            safetensors has no name for the type of a tensor.
     """
     if target.suffix in _OTHERS:
         raise UsageError(
@@ -108,6 +111,7 @@ def export(source: Path, target: Path, tied_once: bool = False) -> tuple[Checkpo
 
 
 def _model(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Return a checkpoint's weights by the names of ``state_dict()``, or by the job's names."""
     model: Mapping[str, Blob] = checkpoint.state["model"]
     exported = checkpoint.state.get("state_dict")
     if exported is None:
@@ -117,7 +121,7 @@ def _model(checkpoint: Checkpoint) -> Mapping[str, Any]:
 
 
 def _ties(checkpoint: Checkpoint) -> dict[str, str]:
-    """The first name of each tensor that has several, by its other names."""
+    """Return the first name of each tensor that has several names, by each of its other names."""
     firsts: dict[str, str] = {}
     ties: dict[str, str] = {}
     names: Mapping[str, str] = checkpoint.state.get("state_dict", {}).get("names", {})

@@ -418,7 +418,7 @@ def _arrow() -> Any:
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """Return the exceptions that PyArrow raises for a damaged file, or a value that Python lacks."""
+    """Return the exceptions that PyArrow raises for a damaged file or a value unknown to Python."""
     return _arrow().ArrowException, OSError, ValueError, OverflowError
 
 
