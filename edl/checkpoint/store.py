@@ -188,7 +188,9 @@ class Checkpoints:
         resume: Resume,
         fits: int = 0,
     ) -> Checkpoint | None:
-        """Load the newest good checkpoint that rule 2 of this module allows into ``replica``.
+        """Load the newest good checkpoint that this start of the job may read into ``replica``.
+
+        These are the checkpoints that this start wrote, and all others if it was told to resume.
 
         Args:
             source: the description of the script's training data, which must be that of the
@@ -231,7 +233,9 @@ class Checkpoints:
         return found
 
     def _find(self) -> Checkpoint | None:
-        """Return the checkpoint to continue from, by rule 2 of this module; None for a fresh start.
+        """Return the newest good checkpoint to continue from; None for a fresh start.
+
+        Checkpoints of another start of the job are read only if the job was told to resume.
 
         Raises:
             CheckpointError: if there is nothing to resume from, or files are in the way.

@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 class Rows(Protocol):
-    """One array of one part of a data set, of which rows can be read."""
+    """One column in one part of a data set: an array whose rows can be read by number."""
 
     def take(self, rows: Integers) -> Array:
         """Return a new array of the given rows, in the machine's byte order."""
@@ -32,7 +32,7 @@ class InMemory:
         self._array = array
 
     def take(self, rows: Integers) -> Array:
-        """Return a copy of the given rows."""
+        """Return a new array of the given rows, which are row numbers."""
         return self._array[rows]
 
 

@@ -128,7 +128,7 @@ class Packed:
         return type(self), (self._path, self._stamp, self._name)
 
     def take(self, rows: Integers) -> Array:
-        """Return a copy of the given rows."""
+        """Return a new array of the given rows, which are row numbers."""
         return self._array[rows]
 
     def _load(self) -> Array:

@@ -176,7 +176,7 @@ def _check_encoding(encoding: str | None) -> None:
     """Check that the encoding exists, and that a newline is one byte of its own in it.
 
     Raises:
-        UsageError: if that is not so.
+        UsageError: if that is not so. None, for bytes, is always accepted.
     """
     if encoding is None:
         return

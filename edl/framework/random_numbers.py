@@ -32,7 +32,7 @@ def seed_python(seed: int) -> None:
 
 
 class RandomNumbers:
-    """Seeds the random generators of a training process, so that no two workers draw the same.
+    """A seeder of the random generators in a training process; no two workers draw the same.
 
     Args:
         worker: the worker that this process is.

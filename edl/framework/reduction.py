@@ -345,7 +345,7 @@ class StepReduction:
         self.reopen()
 
     def interrupted(self) -> None:
-        """Send this optimizer's gradients again, after another optimizer has repaired the ring.
+        """Mark this optimizer's gradients to be sent again, after another one repaired the ring.
 
         Gradients that were being sent in the broken ring are lost.
         """
