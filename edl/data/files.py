@@ -160,7 +160,7 @@ class Readable:
             os.close(self._descriptor)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return the ``length`` bytes from ``offset``.
+        """Read ``length`` bytes of the file, from byte ``offset`` on, and return them.
 
         Raises:
             DataError: if the file does not have these bytes, or not any more.
@@ -170,7 +170,7 @@ class Readable:
         return bytes(data)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer`` with the bytes from ``offset``.
+        """Fill ``buffer`` with the bytes of the file from byte ``offset`` on.
 
         Raises:
             DataError: if the file does not have these bytes, or not any more.

@@ -60,7 +60,7 @@ UNREADABLE = (
 
 @dataclass(frozen=True)
 class Header:
-    """What the header of a ``.npy`` array says.
+    """The contents of the header of a ``.npy`` file.
 
     Attributes:
         dtype: the type of the numbers.
@@ -206,7 +206,7 @@ def check_counts(columns: list[tuple[str, ...]]) -> None:
 
 @dataclass(frozen=True)
 class _Found:
-    """What was found when a ``.npy`` file was opened.
+    """The state of a ``.npy`` file: how many rows it has, and why there are not more.
 
     Attributes:
         header: the header of the array; None if it is damaged.

@@ -77,6 +77,8 @@ def parquet(
 
 
 class _Parquet(Dataset[Any]):
+    """A data set of the rows of Parquet files; made by :func:`parquet`."""
+
     def __init__(
         self,
         paths: Paths,

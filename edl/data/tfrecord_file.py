@@ -65,6 +65,8 @@ def tfrecord(
 
 
 class _TFRecord(SpanDataset[Any]):
+    """A data set of the records of TFRecord files; made by :func:`tfrecord`."""
+
     def __init__(
         self, paths: Paths, parse: Callable[[bytes], Any] | None, on_error: OnError
     ) -> None:

@@ -139,9 +139,10 @@ class State(ABC):
     # --- called by the wrapper and by edl.worker.switching ---
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Send the state if this worker is rank ``root``; else receive what ``receive`` says.
+        """Send the state if this worker is rank ``root``; else receive all of it or nothing.
 
-        See :class:`edl.worker.switching.Shared`.
+        ``receive`` says whether this worker needs the state. See
+        :class:`edl.worker.switching.Shared`.
 
         Raises:
             RingBroken: if a worker is gone; the state is then undefined until it is restored.

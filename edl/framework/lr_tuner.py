@@ -112,7 +112,8 @@ class Tuner:
         Args:
             worker: the worker that this process is.
             losses: evaluates the *previous* update in the batch of this one, and returns its loss
-                at some points. Called only if that update is measured and this worker has made it.
+                at each of some points along it (see :func:`edl.core.policy.lr_fit.points`). Called
+                only if that update is measured and this worker has made it.
         """
         began_s = now_s()
         if self._left_s is not None:

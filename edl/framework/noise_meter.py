@@ -118,7 +118,10 @@ class NoiseMeter(ABC):
 
     @abstractmethod
     def _square(self, gradients: Looked) -> float:
-        """Return the squared norm of all ``gradients``, each part counted as often as it says."""
+        """Return the squared norm of all ``gradients`` together.
+
+        ``gradients`` are pairs of a flat part of a gradient, and of how often this part counts.
+        """
 
     def _square_of_sum(self, kept: Looked, own: Looked, unit: float) -> float:
         """Return the squared norm of ``kept`` + ``own`` / sqrt(``unit``).

@@ -69,7 +69,10 @@ class FrameworkReplica(ABC):
 
     @abstractmethod
     def load(self, state: dict[str, Any], receive: Receive) -> None:
-        """Take over as much of ``state`` as ``receive`` says.
+        """Load ``state`` into model, optimizer and tracked objects, as much of it as asked for.
+
+        ``receive`` names the part: nothing, what the last update has changed, what a resync
+        replaces, or all.
 
         Raises:
             UsageError: if the state is of another model, or has other tracked objects.
@@ -139,6 +142,9 @@ class FrameworkReplica(ABC):
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         """Send the state if this worker is rank ``root``; else receive what ``receive`` says.
+
+        ``receive`` names the part: nothing, what the last update has changed, what a resync
+        replaces, or all.
 
         See :class:`edl.worker.switching.Replica`.
 
