@@ -1,7 +1,7 @@
-"""Time and waiting, as values: the system's, or a test's that only moves when all wait.
+"""Define the clocks by which threads read the time, sleep and wait for conditions.
 
-What a worker waits for in its training thread goes through a clock, so that a whole job can run in
-one process under virtual time (:mod:`edl.testing.schedule`).
+The training thread of a worker waits through a clock only. So a whole job can run in one process
+under virtual time, which advances when all threads wait (:mod:`edl.testing.schedule`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class Condition(Protocol):
-    """As :class:`threading.Condition`."""
+    """A condition variable of a :class:`Clock`, with methods as in :class:`threading.Condition`."""
 
     def __enter__(self) -> bool: ...
 
@@ -25,34 +25,50 @@ class Condition(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
 
-    def wait(self, timeout: float | None = None) -> bool: ...
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for a notification for at most ``timeout`` seconds (None: for ever).
 
-    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool: ...
+        Returns:
+            Whether the notification came in time.
+        """
 
-    def notify_all(self) -> None: ...
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until ``predicate()`` is true, for at most ``timeout`` seconds (None: for ever).
+
+        Returns:
+            The last value of the predicate: False after a time-out.
+        """
+
+    def notify_all(self) -> None:
+        """Wake all threads that wait for this condition."""
 
 
 class Clock(Protocol):
-    """A monotonic clock, and what waits by it."""
+    """A monotonic clock, with which threads also sleep and wait for conditions."""
 
     def now_s(self) -> float:
-        """Seconds since some moment in the past."""
+        """Return the time in seconds since some fixed moment in the past."""
 
-    def sleep(self, seconds: float) -> None: ...
+    def sleep(self, seconds: float) -> None:
+        """Block the calling thread for ``seconds`` of this clock."""
 
-    def condition(self) -> Condition: ...
+    def condition(self) -> Condition:
+        """Return a new condition variable whose time-outs are measured by this clock."""
 
 
 class SystemClock:
     """The clock of this machine, for threads that the operating system schedules."""
 
     def now_s(self) -> float:
+        """Return the seconds of ``time.monotonic()``."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
+        """Block the calling thread for ``seconds`` of real time."""
         time.sleep(seconds)
 
     def condition(self) -> Condition:
+        """Return a new :class:`threading.Condition`."""
         return threading.Condition()
 
 

@@ -1,9 +1,9 @@
-"""All settings of edl, resolved once: argument > environment > file > default.
+"""Resolve all settings of edl, once per process: argument > environment > file > default.
 
-This module is the only reader of ``os.environ`` and of the settings file
-(``edl.toml`` in the working directory, else ``~/.config/edl/edl.toml``; a table of the same
-names as the fields of :class:`Config`, :class:`Sizes` and :class:`JobSettings`). An empty
-environment variable counts as absent.
+This module is the only reader of ``os.environ`` and of the settings file (``edl.toml`` in the
+working directory, else ``~/.config/edl/edl.toml``). The file is a flat table whose keys are the
+fields of :class:`Config`, :class:`Sizes` and :class:`JobSettings`. An empty environment variable
+counts as absent.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no"
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of one process. Times in seconds; environment name: ``EDL_`` + field in capitals.
+    """The resolved settings of one process.
 
-    The first block says which job this process belongs to; the agent (``edl run``,
-    ``edl join``) sets it for the workers that it starts. Without ``job`` a script is a job of
-    one worker and needs no ZooKeeper.
+    Times are in seconds. A field is set by the environment variable ``EDL_`` + the field's name in
+    capitals.
+
+    The first block says which job this process belongs to; the agent (``edl run``, ``edl join``)
+    sets it for the workers that it starts. Without ``job`` a script is a job of one worker and
+    needs no ZooKeeper.
     """
 
     job: str | None = None
@@ -110,7 +113,10 @@ class Config:
 
     @property
     def own_address(self) -> str:
-        """Where a worker listens, and others reach it; its launcher has given it, if it has one."""
+        """The address at which a worker listens and other workers reach it.
+
+        The launcher of the worker sets it; without a launcher the address is 127.0.0.1.
+        """
         return self.address or LOOPBACK
 
 
@@ -119,9 +125,15 @@ def load(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     **arguments: Any,
 ) -> Config:
-    """Resolve the settings. ``arguments`` and ``defaults`` that are None count as absent.
+    """Resolve the settings of this process and return them.
 
-    ``defaults``: what the caller knows better than the declarations.
+    Each setting is taken from ``arguments``, else from the environment, the settings file,
+    ``defaults``, or its declared default, in this order.
+
+    Args:
+        environ: environment variables by name; None: those of this process.
+        defaults: values by setting that replace the declared defaults; None counts as absent.
+        **arguments: values by setting, such as the options of a command; None counts as absent.
 
     Raises:
         ConfigError: no such setting, a value has the wrong type or range, or the file is not
@@ -162,7 +174,10 @@ OF_THE_JOB = frozenset(name for name, (kind, _) in SETTINGS.items() if kind is n
 
 @dataclass(frozen=True)
 class HorovodSlot:
-    """What elastic `horovodrun` gives each process that it starts, of that moment."""
+    """The slot that elastic ``horovodrun`` gives to a process that it starts.
+
+    The values are as of the start of the process: later the driver may give it another rank.
+    """
 
     address: str  # of the driver's key-value store
     port: int
@@ -175,7 +190,7 @@ class HorovodSlot:
 
     @property
     def driver(self) -> str:
-        """Which driver it is: nothing else has this address while it lives."""
+        """The driver's ``address:port``, which no other driver has while this one lives."""
         return f"{self.address}:{self.port}"
 
 
@@ -192,7 +207,13 @@ _OF_A_SLOT = {
 
 
 def horovod_slot(environ: Mapping[str, str] | None = None) -> HorovodSlot | None:
-    """Which slot of which driver this process was started for; None: not by elastic horovodrun.
+    """Return the slot of elastic ``horovodrun`` that this process was started for.
+
+    Args:
+        environ: environment variables by name; None: those of this process.
+
+    Returns:
+        The slot, or None if elastic ``horovodrun`` has not started this process.
 
     Raises:
         ConfigError: a variable is missing or is no number.
@@ -214,19 +235,26 @@ def horovod_slot(environ: Mapping[str, str] | None = None) -> HorovodSlot | None
 
 
 def horovod_size() -> int:
-    """How many workers an earlier launcher, which is not elastic, says that there are."""
+    """Return the number of workers that a launcher which is not elastic has put into HOROVOD_SIZE.
+
+    Without that variable the number is 1.
+
+    Raises:
+        ConfigError: the variable is no integer.
+    """
     return int(_parse("HOROVOD_SIZE", os.environ.get("HOROVOD_SIZE") or "1", int))
 
 
 def log_of_worker() -> str:
-    """The file that the output of this worker goes to; empty: no agent has named one."""
+    """Return the path of the file for this worker's output; empty if no agent has named one."""
     return os.environ.get("EDL_LOG_FILE", "")
 
 
 def environment_for_worker() -> dict[str, str]:
-    """A copy of this process's environment, without what others say of the job.
+    """Return a copy of this process's environment, to start a worker with.
 
-    That is what horovodrun says of its slot, and the settings of the job, which its record has.
+    The copy lacks the variables in which horovodrun describes this process's slot, and the settings
+    of the job, which a worker reads from the job's record.
     """
     dropped = {*_OF_A_SLOT, "HOROVOD_ELASTIC", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"}
     dropped |= {variable_of(name) for name in OF_THE_JOB} | {_INHERITED_TEMPLATE}
@@ -234,26 +262,39 @@ def environment_for_worker() -> dict[str, str]:
 
 
 def environment() -> dict[str, str]:
-    """A copy of this process's environment, to build a child's from."""
+    """Return a copy of this process's environment, to build the environment of a child from."""
     return dict(os.environ)
 
 
 def take_inherited_template() -> tuple[int, int] | None:
-    """The socket and the process of a template that this launcher was given, once."""
+    """Return the template process that this launcher has inherited, and forget it.
+
+    A template is a process that has imported the framework and forks into workers.
+
+    Returns:
+        The file descriptor of the template's socket and the template's process id; None if this
+        launcher has inherited no template or the function was called before.
+    """
     said = os.environ.pop(_INHERITED_TEMPLATE, "")
     descriptor, _, pid = said.partition(":")
     return (int(descriptor), int(pid)) if said else None
 
 
 def environment_at_start() -> dict[str, str]:
-    """The environment that this process was started with."""
+    """Return the environment that this process was started with, as ``/proc/self/environ`` has it.
+
+    Variables that the process itself has set or unset do not show there.
+    """
     text = Path("/proc/self/environ").read_bytes()
     pairs = (os.fsdecode(pair).partition("=") for pair in text.split(b"\0") if pair)
     return {name: value for name, _, value in pairs}
 
 
 def set_environment(values: Mapping[str, str | None]) -> None:
-    """Set (or with None unset) variables that a C++ library reads by ``getenv``: Horovod's."""
+    """Set environment variables of this process that a C++ library (Horovod's) reads by ``getenv``.
+
+    ``values`` maps names to values; a value of None removes the variable.
+    """
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
@@ -262,19 +303,23 @@ def set_environment(values: Mapping[str, str | None]) -> None:
 
 
 def cache_dir() -> Path:
-    """The user's cache directory of edl (``$XDG_CACHE_HOME/edl``), created.
+    """Return the user's cache directory of edl (``$XDG_CACHE_HOME/edl``), and create it if need be.
 
     Raises:
-        ConfigError: there is no place for it.
-        OSError: it cannot be created.
+        ConfigError: the user has no home directory, and XDG_CACHE_HOME is not set.
+        OSError: the directory cannot be created.
     """
     return _user_dir("XDG_CACHE_HOME", ".cache")
 
 
 def state_dir() -> Path:
-    """The user's state directory of edl (``$XDG_STATE_HOME/edl``). Raises as the other does.
+    """Return the user's state directory of edl (``$XDG_STATE_HOME/edl``), and create it if need be.
 
-    Nobody else may look into it, whatever the umask: there are secrets, and what scripts print.
+    No other user may read it, whatever the umask: it holds secrets and the output of scripts.
+
+    Raises:
+        ConfigError: the user has no home directory, and XDG_STATE_HOME is not set.
+        OSError: the directory cannot be created.
     """
     path = _user_dir("XDG_STATE_HOME", ".local/state")
     if path.stat().st_mode & 0o077:
@@ -320,7 +365,10 @@ def _read_file(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _as_text(value: Any) -> str:
-    """A value of the settings file as the environment would have it."""
+    """Return a value of the settings file as text in the format of an environment variable.
+
+    A list becomes its items with commas between them.
+    """
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -1,23 +1,24 @@
-"""How the layers of a network grow while it trains, and which differences between them stay.
+"""Record how the layers of a network grow in training, and which differences between them persist.
 
-W_1 ... W_N are the weight matrices in the order in which a net applies them, one row for each
+W_1 ... W_N are the weight matrices in the order in which a net applies them, with one row for each
 output, and n_i = ||W_i||_F^2. Under gradient flow, the limit of small learning rates,
 
     dn_i/dt = -2 <W_i, dL/dW_i>
 
-is the same for all layers of a net without biases that is linear, or is positively homogeneous as
-one of ReLUs: to multiply W_i by 1 + e changes its output as to multiply W_j does. So all n_j - n_i
-are conserved. Of a linear net the whole matrix
+is the same for all layers of a net without biases that is linear, or is positively homogeneous like
+a net of ReLUs: to multiply W_i by 1 + e changes its output as to multiply W_j does. So all n_j -
+n_i are conserved. In a linear net the whole matrix
 
     D_i = W_{i+1}^T W_{i+1} - W_i W_i^T
 
-is; of one of ReLUs its diagonal only, of which n_{i+1} - n_i is the sum (Du, Hu and Lee, NeurIPS
-2018; Basu, Mukherjee and Vasudevan, arXiv 1904.10689). A step of plain SGD adds
-lr^2 (||dL/dW_j||^2 - ||dL/dW_i||^2) to n_j - n_i. Biases, weight decay, momentum, normalisation and
-frozen layers are in no such law; the drift says by how much they matter.
+is conserved; in a net of ReLUs only its diagonal is, whose sum is n_{i+1} - n_i (Du, Hu and Lee,
+NeurIPS 2018; Basu, Mukherjee and Vasudevan, arXiv 1904.10689). A step of plain SGD adds lr^2
+(||dL/dW_j||^2 - ||dL/dW_i||^2) to n_j - n_i. The law does not cover biases, weight decay, momentum,
+normalisation and frozen layers; the drift (how far a conserved quantity has moved) says how much
+they matter.
 
-Numbers only: nothing here knows a framework or a job. ``edl.torch`` and ``edl.tensorflow`` find the
-matrices of a model: ``edl.diagnose.layer_balance(model)``.
+This module works on numbers only and knows no framework and no job. ``edl.torch`` and
+``edl.tensorflow`` find the matrices of a model: ``edl.diagnose.layer_balance(model)``.
 """
 
 from __future__ import annotations
@@ -46,14 +47,16 @@ MOST_NAMED = 12  # layers in the legend of a figure
 
 @dataclass(frozen=True)
 class Row:
-    """The layers once so many samples were trained.
+    """The measurements of all layers at one number of trained samples.
 
     Attributes:
+        samples: the number of trained samples.
         squared_norms: n_i of each layer.
-        residuals: ||D_i - D_i(first record)||_F of each pair of neighbours; nan where the one has
-            no matrix that follows that of the other. Empty unless matrices are recorded.
-        moves: how far W_{i+1}^T W_{i+1} or W_i W_i^T, the one that has gone farther, has gone
-            since the first record.
+        residuals: ||D_i - D_i(first record)||_F of each pair of neighbouring layers; nan where the
+            sizes of the two matrices do not fit. Empty unless matrices are recorded.
+        moves: for each pair, the distance (Frobenius norm) that W_{i+1}^T W_{i+1} or W_i W_i^T has
+            moved since the first record, whichever has moved farther. Empty unless matrices are
+            recorded.
     """
 
     samples: float
@@ -64,12 +67,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Phases:
-    """When one layer grew: plateau, rise, saturation; all in samples.
+    """The phases of one layer's growth (plateau, rise, saturation), by trained samples.
 
     Attributes:
-        rise: where the rise begins, and the plateau ends; the first record, if there was no
-            plateau; None: the layer has not changed.
-        saturation: where the rise ends; None: it has not.
+        rise: where the rise begins and the plateau ends; the first record, if there was no plateau;
+            None: the layer has not changed.
+        saturation: where the rise ends and the saturation begins; None: the rise has not ended.
     """
 
     rise: float | None = None
@@ -77,7 +80,7 @@ class Phases:
 
 
 class LayerBalance:
-    """What is recorded of the layers of a model, and what follows from it.
+    """A record of the norms of a model's layers over the training, and measures computed from it.
 
     ::
 
@@ -86,12 +89,15 @@ class LayerBalance:
         ...
         balance.record(64)
 
-    It has a state: ``edl.track(balance=balance)`` lets the record follow the job.
+    It has ``state_dict()`` and ``load_state_dict()``: after ``edl.track(balance=balance)``
+    newcomers and checkpoints get the record with the rest of the job's state.
 
     Args:
-        layers: reads the weights of each, by name; one row an output, in the order of the net.
-        matrices: record the residuals of D_i, too, for neighbours whose sizes fit. It takes two
-            matrix products a pair, and keeps two matrices of the width between them.
+        layers: by name, in the order of the net, a function that returns the weights of the layer,
+            with one row for each output.
+        matrices: also record the residuals of D_i, for neighbours whose sizes fit. This costs two
+            matrix products for each pair, and memory for two square matrices as large as the width
+            between the two layers.
 
     Raises:
         UsageError: there are fewer than two layers.
@@ -115,16 +121,16 @@ class LayerBalance:
     # --- what is recorded
 
     def record(self, samples: float) -> None:
-        """Note the layers as they are now.
+        """Measure all layers now and append the result to the record.
 
-        What was recorded at as many samples, or at more, is dropped: a job that goes back to an
-        earlier state trains these again.
+        Older rows at the same number of samples, or at a higher one, are dropped: a job that goes
+        back to an earlier state trains these samples again.
 
         Args:
-            samples: that are trained so far.
+            samples: the number of samples trained so far.
 
         Raises:
-            UsageError: there are no so many.
+            UsageError: ``samples`` is negative or not finite.
         """
         if not (math.isfinite(samples) and samples >= 0):
             raise UsageError(f"balance.record: {samples:g} samples cannot be trained")
@@ -141,7 +147,11 @@ class LayerBalance:
         self._rows.append(Row(float(samples), tuple(norms), tuple(residuals), tuple(moves)))
 
     def _measure(self) -> tuple[list[float], dict[int, tuple[Array, Array]]]:
-        """n_i of all layers; of each pair that fits W_{i+1}^T W_{i+1} and W_i W_i^T."""
+        """Return n_i of all layers, and the two matrices of D_i of each pair that fits.
+
+        The matrices, W_{i+1}^T W_{i+1} and W_i W_i^T, are in a dictionary by i (from 0), which is
+        empty unless matrices are recorded.
+        """
         norms, grams = list[float](), dict[int, tuple[Array, Array]]()
         before: Array | None = None
         for number, read in enumerate(self._layers.values()):
@@ -153,6 +163,16 @@ class LayerBalance:
         return norms, grams
 
     def _moved(self, pair: int, grams: Mapping[int, tuple[Array, Array]]) -> tuple[float, float]:
+        """Return how far a pair of neighbouring layers has moved since the first record.
+
+        Args:
+            pair: the index of the pair's first layer.
+            grams: the matrices of :meth:`_measure`.
+
+        Returns:
+            The values of ``Row.residuals`` and ``Row.moves``; both are nan for a pair that does not
+            fit.
+        """
         if pair not in grams or pair not in self._first:
             return math.nan, math.nan
         after, before = (
@@ -163,25 +183,25 @@ class LayerBalance:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """All that is recorded, the oldest first."""
+        """All rows of the record, the oldest first."""
         return tuple(self._rows)
 
     @property
     def samples(self) -> Array:
-        """Of each row. Shape (rows,)."""
+        """The number of trained samples of each row, as an array of shape (rows,)."""
         return np.array([row.samples for row in self._rows])
 
     @property
     def squared_norms(self) -> Array:
-        """n_i. Shape (rows, layers)."""
+        """The squared norms n_i, as an array of shape (rows, layers)."""
         return np.array([row.squared_norms for row in self._rows]).reshape(-1, len(self.names))
 
     # --- what follows from it
 
     def growth(self) -> Array:
-        """dn_i by sample, between each row and the next: equal in all layers where the law holds.
+        """Return dn_i per sample between each row and the next one, in shape (rows - 1, layers).
 
-        Shape (rows - 1, layers).
+        Where the conservation law holds, the values of all layers are equal.
 
         Raises:
             UsageError: there are fewer than two rows.
@@ -191,10 +211,10 @@ class LayerBalance:
         return rates
 
     def drift(self) -> Array:
-        """How far the conserved n_{i+1} - n_i have gone since the first row.
+        """Return how far each conserved difference n_{i+1} - n_i has moved since the first row.
 
-        In parts of the largest change of any n_i in the whole record: 0 where the law holds, 1
-        where one of the two has grown, and the other one not. Shape (rows, layers - 1).
+        The unit is the largest change of any n_i in the whole record: 0 where the law holds, 1
+        where one of the two layers has grown and the other one has not. Shape (rows, layers - 1).
 
         Raises:
             UsageError: there are fewer than two rows.
@@ -204,13 +224,14 @@ class LayerBalance:
         return _parts(np.diff(changes, axis=1), np.abs(changes).max())
 
     def matrix_drift(self) -> Array:
-        """How far the matrices D_i of a linear net have gone since the first row.
+        """Return how far the matrices D_i have moved since the first row.
 
-        In parts of the farthest that W_{i+1}^T W_{i+1} or W_i W_i^T has gone in the whole record;
-        nan for pairs whose sizes do not fit. Shape (rows, layers - 1).
+        A linear net conserves them. The unit is the farthest that W_{i+1}^T W_{i+1} or W_i W_i^T
+        has moved in the whole record; nan for pairs whose sizes do not fit. Shape (rows, layers -
+        1).
 
         Raises:
-            UsageError: there are fewer than two rows, or they have no matrices.
+            UsageError: there are fewer than two rows, or the record was made without matrices.
         """
         self._need_two("matrix_drift")
         if not self.matrices:
@@ -221,7 +242,9 @@ class LayerBalance:
         return _parts(residuals, np.array([row.moves for row in self._rows]).max(axis=0))
 
     def phases(self) -> dict[str, Phases]:
-        """When each layer left its plateau, and when it was saturated: :func:`phases_of`.
+        """Return, by layer, when it left its plateau and when it was saturated.
+
+        :func:`phases_of` computes the phases.
 
         Raises:
             UsageError: there are fewer than two rows.
@@ -231,17 +254,18 @@ class LayerBalance:
         return {name: phases_of(samples, norms[:, i]) for i, name in enumerate(self.names)}
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw norms, growth and drift over the samples, with matplotlib, as .png or .svg.
+        """Draw norms, growth and drift over the samples with matplotlib into the file ``path``.
 
         Raises:
-            UsageError: there is no matplotlib or no such folder, the name ends otherwise, or there
-                are fewer than two rows.
+            UsageError: matplotlib is not installed, the folder of ``path`` does not exist, the name
+                ends neither with .png nor with .svg, or there are fewer than two rows.
         """
         check_figure(Path(path), "balance.plot")
         self._need_two("plot")
         _draw(self, Path(path))
 
     def _need_two(self, what: str) -> None:
+        """Raise a UsageError, which names the method ``what``, if there are fewer than two rows."""
         if len(self._rows) < 2:
             there = f"one, at {self._rows[0].samples:g} samples" if self._rows else "none"
             raise UsageError(
@@ -252,7 +276,7 @@ class LayerBalance:
     # --- as a tracked object
 
     def state_dict(self) -> dict[str, Any]:
-        """The record as numbers, texts and arrays."""
+        """Return the record as numbers, texts and arrays, for :meth:`load_state_dict`."""
         rows = [[r.samples, *r.squared_norms, *r.residuals, *r.moves] for r in self._rows]
         return {
             "names": list(self.names),
@@ -262,10 +286,10 @@ class LayerBalance:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the record of another worker, or of a checkpoint.
+        """Replace the record by ``state``, the :meth:`state_dict` of a worker or a checkpoint.
 
         Raises:
-            UsageError: it is of other layers.
+            UsageError: the state is of other layers, or the choice of ``matrices`` differs.
         """
         if tuple(state["names"]) != self.names or bool(state["matrices"]) != self.matrices:
             raise UsageError(
@@ -287,22 +311,23 @@ class LayerBalance:
 
     @property
     def _width(self) -> int:
-        """Numbers of a row."""
+        """The number of numbers in a row of ``state_dict()["rows"]``."""
         layers = len(self.names)
         return 1 + layers + (2 * (layers - 1) if self.matrices else 0)
 
 
 def phases_of(samples: Array, norms: Array) -> Phases:
-    """Where a layer that goes from a plateau through a rise to a saturation does so.
+    """Find when the squared norm of a layer passes from plateau to rise, and to saturation.
 
     The rise lies between 10 % and 90 % of the change from the first record to the last, as rise
-    times do. What comes before is a plateau if it goes on at less than half of the speed of the
-    rise; else the layer has risen from the first record on. What comes after is a saturation by the
-    same rule; else it rises still. A layer that shrinks has the same phases.
+    times do. The part before it is a plateau if the norm changes there at less than half of the
+    speed of the rise; else the layer has risen from the first record on. The part after it is a
+    saturation by the same rule; else the layer still rises. A layer that shrinks has the same
+    phases.
 
     Args:
-        samples: of each record, growing.
-        norms: the squared norm in each.
+        samples: the number of trained samples of each record, ascending.
+        norms: the squared norm of the layer in each record.
     """
     total = norms[-1] - norms[0]
     if not abs(total) > UNCHANGED * np.abs(norms).max():
@@ -317,25 +342,35 @@ def phases_of(samples: Array, norms: Array) -> Phases:
 
 
 def _crossing(samples: Array, done: Array, level: float, after: int) -> float:
-    """Where a straight line to the record ``after`` from the one before it passes ``level``."""
+    """Return where the line between two neighbouring records passes ``level``, in samples.
+
+    Args:
+        samples: the number of trained samples of each record.
+        done: the part of the whole change that is done in each record.
+        level: the value of ``done`` to find.
+        after: the index of the later one of the two records.
+    """
     low, high = done[after - 1], done[after]
     part = (level - low) / (high - low)
     return float(samples[after - 1] + part * (samples[after] - samples[after - 1]))
 
 
 def _follows(before: Array, after: Array) -> bool:
-    """Whether the inputs of the one are the outputs of the other, as far as sizes tell."""
+    """Return whether the shapes let ``after`` take the outputs of ``before`` as its inputs."""
     return before.ndim == after.ndim == 2 and after.shape[1] == before.shape[0]
 
 
 def _parts(values: Array, whole: Any) -> Array:
-    """``values`` by ``whole``; 0 where nothing has changed."""
+    """Divide ``values`` by ``whole``, or by 1 where ``whole`` is 0, as nothing changed there."""
     found: Array = values / np.where(np.asarray(whole) == 0.0, 1.0, whole)
     return found
 
 
 def _draw(balance: LayerBalance, path: Path) -> None:
-    """Three charts, one below the other; dots are where a rise begins and where it ends."""
+    """Draw the norms, growth and drift of ``balance`` as three charts into the file ``path``.
+
+    Dots mark where the rise of a layer begins and ends.
+    """
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 

@@ -1,35 +1,35 @@
-"""Every error that edl raises on purpose, in one tree.
+"""Define every error that edl raises on purpose, in one tree.
 
 ::
 
     EdlError
     ├── UsageError              the caller asked for something impossible; nothing was changed
     │   ├── ConfigError         a setting has no usable value
-    │   ├── UnknownJob          no such job in ZooKeeper
-    │   │   └── AccessDenied    none that the secret of this process opens
-    │   └── JobExists           the name belongs to a job that is running
+    │   ├── UnknownJob          there is no such job in ZooKeeper
+    │   │   └── AccessDenied    this process does not know the secret of the job
+    │   └── JobExists           a running job has this name already
     ├── CoordinationError       ZooKeeper did not do what was asked
-    │   ├── ZooKeeperUnreachable
+    │   ├── ZooKeeperUnreachable  no ZooKeeper server answered in time
     │   └── LeadershipLost      a write of a leader whose term is over was refused
-    ├── RequestError            what was asked of a running job was not done
-    │   ├── TimedOut            not by its deadline
-    │   ├── JobEnded            the job ended before
+    ├── RequestError            a running job did not do what was asked
+    │   ├── TimedOut            the request was not fulfilled by its deadline
+    │   ├── JobEnded            the job ended before it fulfilled the request
     │   ├── HostLost            the host that workers were to move to has no agent any more
-    │   └── Superseded          somebody else has changed what was asked for
-    ├── RingError               the Horovod communicator
-    │   ├── RingBroken          a collective failed: somebody in the ring is gone
+    │   └── Superseded          a later request has replaced this one
+    ├── RingError               the Horovod communicator of a generation failed
+    │   ├── RingBroken          a collective failed: a member of the ring is gone
     │   ├── RendezvousFailed    a ring could not be built
     │   └── UnevenEnd           some workers have left a loop, or ended, and others train on
     ├── DataError               a source, a ledger or a batch is not usable
     ├── CheckpointError         a checkpoint cannot be written, read or used here
-    ├── JobError                the job as a whole
-    │   ├── JobFailed           it ended without its result
-    │   │   └── StateDiffers    its workers hold different states
+    ├── JobError                the job as a whole has ended, or ends for this worker
+    │   ├── JobFailed           the job ended without its result
+    │   │   └── StateDiffers    the workers of the job hold different states
     │   ├── NewcomerDiffers     this worker has joined, and differs from the others, which train on
-    │   ├── JobStopped          somebody asked it to stop
-    │   └── WorkerEvicted       the leader has given this worker up
+    │   ├── JobStopped          the job was asked to stop
+    │   └── WorkerEvicted       the leader has evicted this worker
     ├── BuildError              Horovod could not be built or patched
-    └── IllegalTransition       a step was to go a way that no step goes
+    └── IllegalTransition       a step was to move to a state that its present state does not allow
 
 Messages say what happened, with the numbers, and what to do next; the CLI prints them as they are.
 """
@@ -44,7 +44,7 @@ REFUSED_EXIT = 78  # sysexits.h: of a script that no other start of the same com
 
 
 class EdlError(Exception):
-    """Base of all errors that edl raises on purpose."""
+    """The base of all errors that edl raises on purpose."""
 
 
 class UsageError(EdlError):
@@ -52,7 +52,7 @@ class UsageError(EdlError):
 
 
 class ConfigError(UsageError):
-    """A setting has no usable value."""
+    """A setting has no usable value; ``setting`` is its name."""
 
     def __init__(self, setting: str, message: str) -> None:
         super().__init__(message)
@@ -60,13 +60,17 @@ class ConfigError(UsageError):
 
 
 def first(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Return the first FEW of ``names`` as one text, and how many more there are."""
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return ", ".join(names[:FEW]) + more
 
 
 class UnknownJob(UsageError):
-    """There is no job of that name in ZooKeeper, or none any more: it is another one's now."""
+    """There is no job of this name in ZooKeeper, or a new job has taken the name of the one meant.
+
+    ``job`` is the name asked for. ``known`` are the names of the jobs that there are; if it
+    contains ``job``, the message says that a new job has taken the name.
+    """
 
     def __init__(self, job: str, known: tuple[str, ...] = ()) -> None:
         near = get_close_matches(job, known, n=FEW, cutoff=0.0) if len(known) > FEW else known
@@ -79,7 +83,7 @@ class UnknownJob(UsageError):
 
 
 class AccessDenied(UnknownJob):
-    """The job is closed to this process: it does not know the job's secret."""
+    """The job ``job`` is closed to this process, which does not know the job's secret."""
 
     def __init__(self, job: str, message: str) -> None:
         UsageError.__init__(self, message)
@@ -87,10 +91,13 @@ class AccessDenied(UnknownJob):
 
 
 class JobExists(UsageError):
-    """The name belongs to a job that is running.
+    """A new job cannot have the name ``job``, because a running job has it.
 
-    ``session_timeout_s``: how long ``processes`` may count as alive after their end; None: they
-    have answered.
+    Args:
+        job: the name.
+        processes: the agents and workers of the running job, for the message.
+        session_timeout_s: how long ``processes`` may count as alive after their end; None if they
+            have answered.
     """
 
     def __init__(
@@ -116,7 +123,7 @@ class CoordinationError(EdlError):
 
 
 class ZooKeeperUnreachable(CoordinationError):
-    """No ZooKeeper server answered in time."""
+    """No ZooKeeper server of ``hosts`` answered within ``timeout_s`` seconds."""
 
     def __init__(self, hosts: str, timeout_s: float) -> None:
         super().__init__(
@@ -128,7 +135,7 @@ class ZooKeeperUnreachable(CoordinationError):
 
 
 class LeadershipLost(CoordinationError):
-    """A write of a leader whose election node is gone was refused (fencing)."""
+    """A leader's write was refused because the election node of its ``term`` is gone (fencing)."""
 
     def __init__(self, term: int) -> None:
         super().__init__(f"the leader of term {term} has ended; its write was refused")
@@ -136,7 +143,7 @@ class LeadershipLost(CoordinationError):
 
 
 class RequestError(EdlError):
-    """What was asked of a running job was not done. The message says what stands."""
+    """The running job ``job`` did not do what was asked; the message says what is in force now."""
 
     def __init__(self, job: str, message: str) -> None:
         super().__init__(message)
@@ -144,27 +151,30 @@ class RequestError(EdlError):
 
 
 class TimedOut(RequestError):
-    """It was not done by its deadline."""
+    """A request to a running job was not fulfilled by its deadline."""
 
 
 class JobEnded(RequestError):
-    """The job ended before it was done."""
+    """The job ended before it fulfilled a request."""
 
 
 class HostLost(RequestError):
-    """The host that workers were to move to has no agent any more; who had not moved stays."""
+    """The host that workers were to move to has no agent any more; workers not yet moved stay."""
 
 
 class Superseded(RequestError):
-    """Somebody else has changed what was asked for."""
+    """A later request has replaced this one before the job fulfilled it."""
 
 
 class RingError(EdlError):
-    """The Horovod communicator of one generation."""
+    """The Horovod communicator of one generation failed."""
 
 
 class RingBroken(RingError):
-    """A collective failed: some member of the ring is gone or has broken it on purpose."""
+    """A collective failed, because a member of the ring is gone or has broken the ring on purpose.
+
+    ``generation`` is the number of the ring's generation, ``detail`` the cause.
+    """
 
     def __init__(self, generation: int, detail: str) -> None:
         super().__init__(f"the ring of generation {generation} is broken: {detail}")
@@ -173,7 +183,7 @@ class RingBroken(RingError):
 
 
 class RendezvousFailed(RingError):
-    """The ring of a generation could not be built."""
+    """The ring of ``generation`` could not be built; ``detail`` is the cause."""
 
     def __init__(self, generation: int, detail: str) -> None:
         super().__init__(f"the ring of generation {generation} could not be built: {detail}")
@@ -194,7 +204,7 @@ class CheckpointError(EdlError):
 
 
 class JobError(EdlError):
-    """The job as a whole."""
+    """The job as a whole has ended, or has ended for this worker."""
 
 
 class JobFailed(JobError):
@@ -202,7 +212,7 @@ class JobFailed(JobError):
 
 
 class StateDiffers(JobFailed):
-    """Its workers hold different states: at most one of them can be right."""
+    """The workers of the job hold different states, of which at most one can be right."""
 
 
 class NewcomerDiffers(JobError):
@@ -210,11 +220,11 @@ class NewcomerDiffers(JobError):
 
 
 class JobStopped(JobError):
-    """Somebody asked the job to stop."""
+    """The job was asked to stop."""
 
 
 class WorkerEvicted(JobError):
-    """The leader has given this worker up."""
+    """The leader has evicted this worker, ``w<worker>``, from the job for ``reason``."""
 
     def __init__(self, worker: int, reason: str) -> None:
         super().__init__(f"worker w{worker} was evicted by the leader: {reason}")
@@ -227,4 +237,4 @@ class BuildError(EdlError):
 
 
 class IllegalTransition(EdlError):
-    """A step was to go a way that no step goes; the message has all that happened to it."""
+    """A step was to enter a state that its present state forbids; the message has its history."""

@@ -1,31 +1,32 @@
-"""Named points of a worker's life, announced as it passes them.
+"""Announce named points (failpoints) of a worker's life to listeners, when the worker passes them.
 
-For tests that kill a worker at an exact point, and for `edl chaos`. Nothing here changes what a
-worker does: without a listener an announcement is one comparison. A listener may raise RingBroken
-at ``records`` and ``averaged``: then this worker has missed what the others may have.
+Tests use them to kill a worker at an exact point, and so does ``edl chaos``. The announcements
+change nothing in what a worker does: without a listener each costs one comparison. A listener may
+raise RingBroken at ``records`` and ``averaged``: then this worker has missed a collective that
+other workers may have completed.
 
 ===============  ==================================================================================
 ``warmed up``    a newcomer has warmed up and is about to say that it is ready
 ``boundary``     between two steps, before a switch that may be due
 ``step``         a batch is handed out, the step record is on its way
-``accumulated``  a batch's gradients are added up here, the step goes on with another batch
+``accumulated``  a batch's gradients are accumulated, the step goes on with another batch
 ``gradient``     the first gradient of the step is on its way
-``records``      about to wait for the records of the others
-``averaged``     the averages of the step's gradients are here, none is taken over
+``records``      the worker is about to wait for the records of the others
+``averaged``     the averaged gradients of the step have arrived, none is stored yet
 ``reduced``      all gradients of the step are averaged, none is applied
 ``applied``      the update is applied, the ledger not yet moved
-``exchange``     between two steps, about to exchange numbers with the others
-``exchanged``    everybody's numbers of an exchange are in
-``agreed``       all have agreed to switch, the old ring still stands
+``exchange``     between two steps, the worker is about to exchange numbers with the others
+``exchanged``    the numbers of all workers in an exchange have arrived
+``agreed``       all workers have agreed to switch, the old ring still exists
 ``closed``       the old ring is closed
-``build``        about to build a new ring
-``built``        the new ring stands, nobody has the state yet
+``build``        the worker is about to build a new ring
+``built``        the new ring exists, no newcomer has the state yet
 ``broadcast``    the state is being sent
-``broken``       the ring failed, nobody was told yet
-``reported``     the last complete step is reported, the repair is waited for
-``deciding``     the leader has decided and is about to write it down (daemon thread)
-``decided``      the leader has written it down (daemon thread)
-``finish``       trained to the end, about to say so
+``broken``       the ring failed, the worker has not reported it yet
+``reported``     the worker has reported its last complete step and waits for the repair
+``deciding``     the leader has decided and is about to write the decision (daemon thread)
+``decided``      the leader has written the decision (daemon thread)
+``finish``       the worker has trained to the end and is about to say so
 ===============  ==================================================================================
 """
 
@@ -43,17 +44,17 @@ _listeners: list[Callable[[str], None]] = []
 
 
 def subscribe(listener: Callable[[str], None]) -> None:
-    """Call ``listener(name)`` at each point from now on, in the thread that passes it."""
+    """Call ``listener(name)`` at each point from now on, in the thread that passes the point."""
     _listeners.append(listener)
 
 
 def unsubscribe(listener: Callable[[str], None]) -> None:
-    """Call it no more. Nothing happens when it was not called."""
+    """Stop calling ``listener`` at points; do nothing if it is not subscribed."""
     if listener in _listeners:
         _listeners.remove(listener)
 
 
 def reached(name: str) -> None:
-    """Announce that this worker is at the point ``name``."""
+    """Announce to all listeners that this worker is at the point ``name``, one of NAMES."""
     for listener in _listeners:
         listener(name)

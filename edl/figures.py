@@ -1,4 +1,7 @@
-"""What can be drawn, with matplotlib, an optional extra."""
+"""Check, before a long measurement or computation, that its figure can be drawn with matplotlib.
+
+Matplotlib is an optional extra of edl.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,15 @@ FORMATS = (".png", ".svg")
 
 
 def check_figure(path: Path, what: str = "--plot") -> None:
-    """Refuse a figure that cannot be drawn, before anything is measured or computed for it.
+    """Raise an error if a figure cannot be drawn, before anything is measured or computed for it.
 
     Args:
-        what: asks for it, for messages.
+        path: the file that the figure is to be written to.
+        what: the option or call that asks for the figure, for messages.
 
     Raises:
-        UsageError: the format is another one, its folder does not exist, or there is no matplotlib.
+        UsageError: the format is none of FORMATS, the folder of ``path`` does not exist, or
+            matplotlib is not installed.
     """
     if path.suffix not in FORMATS:
         raise UsageError(f"{what} {path}: the name must end with {' or '.join(FORMATS)}")

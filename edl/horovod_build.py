@@ -1,7 +1,7 @@
-"""What the installed Horovod says of itself, read without importing it.
+"""Read what edl's build of Horovod has recorded in the installed package, without an import.
 
-A wheel that `edl build-horovod` has built carries the names of its patches
-(:mod:`edl.install.horovod_patches`), so that a patched Horovod can be told from another one.
+A wheel that ``edl build-horovod`` has built carries the names of its patches
+(:mod:`edl.install.horovod_patches`), so that a patched Horovod can be told from a stock one.
 """
 
 from __future__ import annotations
@@ -17,17 +17,27 @@ ADDRESS = "ring-at-the-address"  # the patch that lets a ring be at any address 
 
 
 def applied() -> frozenset[str]:
-    """The names of the patches in the installed Horovod; empty without one or on a stock build."""
+    """Return the names of the patches that edl's build has applied to the installed Horovod.
+
+    The set is empty on a stock build and without Horovod.
+    """
     return frozenset(str(name) for name in installed_marker().get("edits", ()))
 
 
 def installed_marker() -> dict[str, Any]:
-    """The marker of the installed Horovod; empty without one."""
+    """Return the contents of the file MARKER, which ``edl build-horovod`` adds to Horovod's wheel.
+
+    It is empty if no Horovod is installed, or one that edl has not built.
+    """
     return read_installed(f"horovod/{MARKER}")
 
 
 def read_installed(name: str) -> dict[str, Any]:
-    """A JSON object from the installed Horovod's files; empty when it is not there."""
+    """Return the JSON object in the file ``name`` of the installed Horovod.
+
+    ``name`` is relative to site-packages. The object is empty if there is no such file or it holds
+    something else.
+    """
     try:
         path = Path(str(importlib.metadata.distribution("horovod").locate_file(name)))
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
-"""One secret a job, and a key of its own for each purpose, so that none of them tells another.
+"""Derive a key for each purpose from a job's one secret.
 
-Who listens on the line to ZooKeeper learns the key for ZooKeeper (digest authentication sends it
-as it is). HMAC-SHA256 as a key derivation: RFC 5869, whose extraction a random secret does not
-need.
+No derived key reveals the secret or another key. This matters for the key for ZooKeeper: digest
+authentication sends it in clear text, so a listener on the network learns it. The derivation is
+HMAC-SHA256: RFC 5869 without its extraction step, which a random secret does not need.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import hmac
 
 
 def derived(secret: str, purpose: str, job: str) -> str:
-    """The key of ``job`` for ``purpose``, in hexadecimal; it does not tell the secret."""
+    """Return the key for ``purpose`` of ``job``, derived from ``secret``, as 64 hexadecimal digits.
+
+    The key does not reveal the secret.
+    """
     message = f"edl {purpose} {job}".encode()
     return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()

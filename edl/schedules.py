@@ -1,12 +1,13 @@
-"""Learning-rate schedules that count samples, not steps.
+"""Define learning-rate schedules that count samples, not steps.
 
-A job whose workers come and go makes fewer steps in an epoch when it has more of them, so a
-schedule in steps moves with its size. One in samples does not: what it says depends on how many
-samples the job has trained, in whatever batches. All here are pure; ``edl.torch.LRSchedule`` lets
-an optimizer follow one.
+With more workers a job makes fewer steps in an epoch. So a schedule in steps changes with the
+number of workers, and a schedule in samples does not: its learning rate depends only on how many
+samples the job has trained, in whatever batches. All classes here are pure;
+``edl.torch.LRSchedule`` makes an optimizer follow one.
 
-``at(samples)`` is the learning rate of the update after which the job has trained that many.
-``warmup`` is linear from 0, over the first samples, in each of them.
+``at(samples)`` is the learning rate of the update after which the job has trained that many
+samples. In every schedule the learning rate rises linearly from 0 over the first ``warmup``
+samples.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ EXPLORE = 0.5  # of the budget, in which Knee stays at its peak
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(ABC):
-    """A learning rate by samples.
+    """A learning rate as a function of the number of trained samples.
 
     Args:
-        peak_lr: the highest one.
-        warmup: samples in which it rises to that.
+        peak_lr: the highest learning rate, above 0.
+        warmup: the number of samples during which the rate rises linearly from 0 to ``peak_lr``.
     """
 
     peak_lr: float
@@ -41,10 +42,10 @@ class Schedule(ABC):
             self._refuse(f"warmup is {self.warmup:g} samples; it must be 0 or more")
 
     def at(self, samples: float) -> float:
-        """The learning rate of the update after which so many samples are trained.
+        """Return the learning rate of the update that brings the job to ``samples`` samples.
 
         Raises:
-            UsageError: there are no so many.
+            UsageError: ``samples`` is negative or no number.
         """
         if not samples >= 0:
             self._refuse(f"{samples:g} samples cannot be trained; give 0 or more")
@@ -54,15 +55,16 @@ class Schedule(ABC):
 
     @abstractmethod
     def _after_warmup(self, samples: float) -> float:
-        """The same; ``samples`` are more than the warm-up has."""
+        """Return the learning rate at ``samples`` trained samples, above ``warmup``."""
 
     def _refuse(self, why: str) -> None:
+        """Raise a UsageError whose message is the name of the schedule's class and ``why``."""
         raise UsageError(f"edl.schedules.{type(self).__name__}: {why}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
-    """The peak, from the end of the warm-up on."""
+    """A schedule that stays at ``peak_lr`` after the warm-up."""
 
     def _after_warmup(self, samples: float) -> float:
         return self.peak_lr
@@ -70,7 +72,12 @@ class Constant(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Schedule):
-    """Another ``factor`` lower after each of the ``milestones``, in samples."""
+    """A schedule that multiplies the learning rate by ``factor`` after each milestone.
+
+    Args:
+        milestones: numbers of trained samples, in ascending order.
+        factor: above 0.
+    """
 
     milestones: Sequence[float]
     factor: float = 0.1
@@ -89,10 +96,10 @@ class Step(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Budgeted(Schedule):
-    """One that ends.
+    """A schedule over a known total number of samples; the base of schedules that decay to its end.
 
     Args:
-        total: samples of the whole training: those of an epoch times the epochs.
+        total: the samples of the whole training: the samples of an epoch times the epochs.
     """
 
     total: float
@@ -108,16 +115,18 @@ class Budgeted(Schedule):
             )
 
     def _part(self, samples: float, since: float) -> float:
-        """How much of what lies between ``since`` and the end is over: 0 to 1."""
+        """Return which part (0 to 1) of the way from ``since`` to ``total`` is done at ``samples``."""
         return min(1.0, (samples - since) / (self.total - since)) if self.total > since else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Knee(Budgeted):
-    """Explore at the peak, then straight to 0 (Iyer and others, JMLR 24, 2023).
+    """A schedule that explores at ``peak_lr`` and then decays linearly to 0 at ``total``.
+
+    Source: Iyer and others, JMLR 24, 2023.
 
     Args:
-        explore: samples at the peak, after the warm-up; None: half of ``total``.
+        explore: the number of samples at ``peak_lr``, after the warm-up; None: half of ``total``.
     """
 
     explore: float | None = None
@@ -134,6 +143,7 @@ class Knee(Budgeted):
 
     @property
     def _knee(self) -> float:
+        """The number of trained samples at which the decay begins."""
         return self.warmup + (EXPLORE * self.total if self.explore is None else self.explore)
 
     def _after_warmup(self, samples: float) -> float:
@@ -144,7 +154,10 @@ class Knee(Budgeted):
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Budgeted):
-    """Straight from the peak to ``end_lr``."""
+    """A schedule that goes linearly from ``peak_lr`` after the warm-up to ``end_lr``.
+
+    It reaches ``end_lr`` at ``total`` samples.
+    """
 
     end_lr: float = 0.0
 
@@ -154,7 +167,10 @@ class Linear(Budgeted):
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Budgeted):
-    """Half a cosine from the peak to ``end_lr`` (Loshchilov and Hutter, ICLR 2017)."""
+    """A schedule that goes along half a cosine from ``peak_lr`` to ``end_lr``, after the warm-up.
+
+    Source: Loshchilov and Hutter, ICLR 2017.
+    """
 
     end_lr: float = 0.0
 
@@ -164,12 +180,14 @@ class Cosine(Budgeted):
 
 @dataclass(frozen=True, kw_only=True)
 class OneCycle(Budgeted):
-    """Half a cosine up to the peak, and another one down (Smith and Topin, 2017).
+    """A schedule that rises along half a cosine to ``peak_lr`` and falls along another one.
+
+    Source: Smith and Topin, 2017. It needs no warm-up and refuses one.
 
     Args:
-        rise: the part of ``total`` in which it goes up; it has no other warm-up.
-        start: the first learning rate, of the peak.
-        end: the last one, of the first.
+        rise: the part of ``total``, between 0 and 1, during which the learning rate rises.
+        start: the first learning rate, as a factor of ``peak_lr``.
+        end: the last learning rate, as a factor of the first one.
     """
 
     rise: float = 0.3
@@ -184,6 +202,11 @@ class OneCycle(Budgeted):
             self._refuse(f"rise is {self.rise:g}; it must lie between 0 and 1")
 
     def at(self, samples: float) -> float:
+        """Return the learning rate of the update that brings the job to ``samples`` samples.
+
+        Raises:
+            UsageError: ``samples`` is negative or no number.
+        """
         return self._after_warmup(samples) if samples >= 0 else super().at(samples)
 
     def _after_warmup(self, samples: float) -> float:
@@ -195,19 +218,21 @@ class OneCycle(Budgeted):
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """How a learning rate follows the global batch, whose size changes with the workers.
+    """A rule by which a learning rate follows the global batch, which changes with the workers.
 
-    k is the global batch over ``batch``. When the global batch changes, the rate does so in equal
-    parts over some updates (Lin and others, arXiv 1904.12043): the momentum of the old batches is
-    in the buffer still, and noisier than that of the larger new ones. So it does when the gradient
-    noise scale becomes known, or another one.
+    Let k be the global batch divided by ``batch``. When the global batch changes, the factor of the
+    learning rate changes in equal parts over ``ramp`` updates (Lin and others, arXiv 1904.12043):
+    at first the momentum buffer still holds gradients of the old batches, which are noisier than
+    those of larger new ones. The factor changes in the same way when the gradient noise scale
+    becomes known or changes.
 
     Args:
         batch: the global batch, in samples, for which the learning rate was chosen.
-        rule: ``"linear"``: k times the rate, for SGD; ``"sqrt"``: the root of k, for Adam;
-            ``"adascale"``: what a batch k times as large gains, by the gradient noise scale: from 1
-            to k, for SGD (Johnson and others, ICML 2020).
-        ramp: updates from one factor to another; 0: at once.
+        rule: ``"linear"``: multiply the learning rate by k, for SGD; ``"sqrt"``: by the square root
+            of k, for Adam; ``"adascale"``: by the gain of a batch k times as large, a number from 1
+            to k that follows from the gradient noise scale, for SGD (Johnson and others, ICML
+            2020).
+        ramp: the number of updates from one factor to another; 0: the factor changes at once.
     """
 
     batch: float
@@ -229,15 +254,16 @@ class Scaling:
 
     @property
     def needs_noise(self) -> bool:
-        """It needs the gradient noise scale."""
+        """Whether the rule needs the gradient noise scale."""
         return self.rule == ADASCALE
 
     def factor(self, batch: float, scale: float = 0.0) -> float:
-        """What the rate is multiplied by, for that global batch, once the ramp is over.
+        """Return the factor of the learning rate for a global batch, once the ramp is over.
 
         Args:
-            scale: the gradient noise scale, in samples; 0: it is not known. AdaScale's rule alone
-                asks for it.
+            batch: the global batch, in samples.
+            scale: the gradient noise scale, in samples; 0: it is not known. Only the rule
+                ``"adascale"`` uses it.
         """
         if self.needs_noise:
             return gain(scale, batch, self.batch)
@@ -249,16 +275,18 @@ class Scaling:
         batches: Sequence[tuple[int, int]],
         scales: Sequence[tuple[int, float]] = (),
     ) -> float:
-        """What the rate of an update is multiplied by.
+        """Return the factor by which the learning rate of one update is multiplied.
 
-        In a ramp 1 + (t - t0) / T (k - 1), where the rate was chosen for 1. One that begins during
-        another begins where that is; the first batch has none.
+        During a ramp from factor f to factor g the result is f + (t - t0) / ramp (g - f), for
+        update t of a ramp that began at update t0. A ramp that begins during another one starts at
+        the factor reached by then. The first global batch has no ramp.
 
         Args:
-            update: its number in the job.
-            batches: (number of its first update, global batch), for each that the job has had;
-                none: it has made no update, and nothing is multiplied.
-            scales: the same of each gradient noise scale that was known, in samples.
+            update: the number of the update in the job.
+            batches: (number of the first update, global batch) for each global batch that the job
+                has had; empty: the job has made no update, and the result is 1.
+            scales: (number of the first update, gradient noise scale in samples) for each scale
+                that was known.
         """
         if not batches:
             return 1.0
@@ -277,6 +305,7 @@ class Scaling:
         return self._during(update, since, before, after)
 
     def _during(self, update: int, since: int, before: float, after: float) -> float:
+        """Return the factor at ``update`` in a ramp ``before`` → ``after`` begun at ``since``."""
         part = min(1.0, max(0, update - since) / self.ramp) if self.ramp else 1.0
         return before + part * (after - before)
 
@@ -286,4 +315,5 @@ RULES = {"linear": 1.0, "sqrt": 0.5, ADASCALE: 1.0}  # the power of k; AdaScale'
 
 
 def _half_cosine(begin: float, end: float, part: float) -> float:
+    """Return the value at ``part`` (0 to 1) of half a cosine from ``begin`` to ``end``."""
     return end + (begin - end) * (1.0 + math.cos(math.pi * part)) / 2.0

@@ -1,1 +1,1 @@
-"""For tests of training scripts and of edl itself: a job in one process, real jobs, a ZooKeeper."""
+"""Tools for tests of training scripts and of edl: jobs in one process, real jobs, a ZooKeeper."""
