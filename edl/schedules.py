@@ -115,7 +115,7 @@ class Budgeted(Schedule):
             )
 
     def _part(self, samples: float, since: float) -> float:
-        """Return which part (0 to 1) of the way from ``since`` to ``total`` is done at ``samples``."""
+        """Return the part (0 to 1) of the way from ``since`` to ``total`` done at ``samples``."""
         return min(1.0, (samples - since) / (self.total - since)) if self.total > since else 1.0
 
 

@@ -1,8 +1,8 @@
-"""A door for `edl chaos`: what cannot be done to a worker from outside its process.
+"""Add the HTTP endpoints of ``edl chaos``: faults that only the worker itself can cause.
 
-``POST /chaos/expire`` has ZooKeeper end this worker's session; ``POST /chaos/cut`` cuts its
-connections in the ring. The door is there only in a job that was started with ``edl run --chaos``
-(EDL_CHAOS=1), and for those who know the job's secret.
+``POST /chaos/expire`` makes ZooKeeper end this worker's session; ``POST /chaos/cut`` cuts its
+connections in the ring. The endpoints exist only in a job that was started with ``edl run --chaos``
+(EDL_CHAOS=1), and require the job's secret.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ PREFIX = "/chaos"
 
 
 def add_endpoints(server: DaemonServer, session: Session, ring: Ring) -> None:
-    """Let ``server`` answer ``/chaos/...``."""
+    """Add the endpoints ``/chaos/expire`` and ``/chaos/cut`` to the HTTP server of a worker.
+
+    A request is answered at once, with status 200, and carried out in a thread of its own. An
+    unknown endpoint gives 404, a method other than POST 405.
+
+    Args:
+        server: the server of the worker's daemon.
+        session: the ZooKeeper session that ``expire`` ends.
+        ring: the ring whose connections ``cut`` breaks.
+    """
 
     def expire() -> None:
         try:

@@ -1,16 +1,17 @@
-"""What `edl chaos` does, when, and to whom: orders read from words, moments and victims drawn.
+"""Decide which fault ``edl chaos`` causes, when, and on which worker.
 
 An order is an action and a target, with or without a step::
 
     leader            w3            worker           newcomer
     leader@step=40    w3@step=100   worker@step=60
 
-With a step it strikes once, as soon as the job is there. Without one it strikes at once; or, with
-``every``, again and again: the pauses are drawn evenly from 0 to twice ``every``, and each time
-one of these orders is drawn. Everything drawn comes from one seed, so the same seed on the same
-facts strikes the same.
+An order with a step is carried out once, as soon as the job reaches the step. An order without a
+step is carried out at once; or, with ``every``, again and again: the pauses are drawn evenly from 0
+to twice ``every``, and each time one of these orders is drawn. One seed determines everything that
+is drawn, so the same seed and the same facts give the same faults.
 
-Nobody is struck whose death would lose the job's state, which only workers of the ring hold.
+A worker is never chosen if its death could lose the job's state, which only workers of the ring
+hold.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ T = TypeVar("T")
 
 
 class Dice(Protocol):
-    """Where chance comes from: a ``random.Random`` with the plan's seed."""
+    """A source of random numbers: a ``random.Random`` with the plan's seed."""
 
-    def uniform(self, a: float, b: float) -> float: ...
+    def uniform(self, a: float, b: float) -> float:
+        """Return a random number between ``a`` and ``b``, all equally likely."""
 
-    def choice(self, seq: Sequence[T]) -> T: ...
+    def choice(self, seq: Sequence[T]) -> T:
+        """Return a random item of ``seq``, which is not empty."""
 
 
 class Action(StrEnum):
-    """What is done to a worker. The value is also the name of the option."""
+    """A fault that ``edl chaos`` causes in a worker. The value is also the name of the option."""
 
     KILL = "kill"  # SIGKILL
     TERM = "term"  # SIGTERM: it leaves
@@ -56,7 +59,7 @@ FATAL = frozenset({Action.KILL, Action.TERM, Action.FREEZE})
 
 @dataclass(frozen=True)
 class Order:
-    """One option of `edl chaos`."""
+    """One fault that the user asked ``edl chaos`` for: an action, a target, and perhaps a step."""
 
     action: Action
     target: str  # LEADER, WORKER, NEWCOMER, or a worker's name like "w3"
@@ -68,7 +71,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Plan:
-    """One call of `edl chaos`."""
+    """All that one call of ``edl chaos`` is asked to do: the orders, the seed, and when to end."""
 
     orders: tuple[Order, ...]
     seed: int
@@ -78,7 +81,10 @@ class Plan:
     freeze_s: float = 5.0
 
     def __post_init__(self) -> None:
-        """Raises UsageError for a plan that strikes never, or never ends for no reason."""
+        """Raise UsageError if the options contradict each other.
+
+        They do if there is no order, or if ``every`` and ``count`` lack what they need.
+        """
         if not self.orders:
             raise UsageError(
                 "nothing to do; give at least one of --kill, --term, --freeze, --expire-session "
@@ -96,16 +102,21 @@ class Plan:
 
     @property
     def at_steps(self) -> tuple[Order, ...]:
-        """The orders that wait for a step, the lowest first."""
+        """The orders that wait for a step, the lowest step first."""
         waiting = [order for order in self.orders if order.step is not None]
         return tuple(sorted(waiting, key=lambda order: order.step or 0))
 
     @property
     def others(self) -> tuple[Order, ...]:
+        """The orders that wait for no step."""
         return tuple(order for order in self.orders if order.step is None)
 
     def moments(self, random: Dice) -> Iterator[tuple[float, Order]]:
-        """(seconds since the start, order) of the orders without a step, in order of time."""
+        """Yield (seconds since the start, order) for the orders without a step, in order of time.
+
+        Without ``every_s`` each order comes once, at 0 seconds. With it the pairs go on for ever;
+        ``random`` draws each pause, from 0 to twice ``every_s``, and each order.
+        """
         if self.every_s is None:
             yield from ((0.0, order) for order in self.others)
             return
@@ -117,7 +128,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker as chaos sees it. ``trained``: it has completed a step in the present ring."""
+    """The facts about a worker that decide whether ``edl chaos`` may choose it.
+
+    Attributes:
+        id: the number of the worker.
+        in_ring: whether it is a member of the present ring.
+        here: whether its process is on this host, and is known to be the process of this worker.
+        trained: whether it has completed a step in the present ring.
+    """
 
     id: int
     in_ring: bool
@@ -128,10 +146,19 @@ class Worker:
 def choose(
     order: Order, workers: Collection[Worker], leader: int | None, random: Dice
 ) -> tuple[int | None, str]:
-    """The worker to strike, or None; and why.
+    """Choose the worker that an order is carried out on.
 
-    A worker of the ring is spared while no other one of it has trained there: then it may be the
-    only one that holds the job's state.
+    A worker of the ring is spared from actions in FATAL while no other worker of the ring has
+    completed a step there: then it may be the only one that holds the job's state.
+
+    Args:
+        order: the action, and the leader, a worker, a newcomer or a name as its target.
+        workers: all workers of the job.
+        leader: the number of the worker that leads; None if none does.
+        random: chooses among several workers that fit.
+
+    Returns:
+        The number of the worker, or None if no worker can be chosen now; and the reason.
     """
     here = sorted((w for w in workers if w.here), key=lambda w: w.id)
     wanted: Sequence[Worker]
@@ -154,15 +181,16 @@ def choose(
 
 
 def _needed(action: Action, worker: Worker, workers: Collection[Worker]) -> bool:
+    """Return whether ``action`` on ``worker`` might lose the only sure copy of the job's state."""
     others = [w for w in workers if w.in_ring and w.trained and w.id != worker.id]
     return action in FATAL and worker.in_ring and not others
 
 
 def read_order(action: Action, text: str) -> Order:
-    """The order that ``--<action> <text>`` means.
+    """Return the order that the option ``--<action> <text>`` of ``edl chaos`` means.
 
     Raises:
-        UsageError: it means none.
+        UsageError: ``text`` is no order.
     """
     match = _ORDER.fullmatch(text)
     if match is None:
@@ -174,10 +202,12 @@ def read_order(action: Action, text: str) -> Order:
 
 
 def read_duration(option: str, text: str) -> float:
-    """Seconds; "500ms", "5s", "5", "2m", "1h".
+    """Return the seconds that ``text`` means, such as "500ms", "5s", "5", "2m" or "1h".
+
+    ``option`` is the name of the option, for the message.
 
     Raises:
-        UsageError: it is no duration.
+        UsageError: ``text`` is no duration.
     """
     found = seconds(text)
     if found is None:

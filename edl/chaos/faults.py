@@ -1,8 +1,8 @@
-"""Faults on a running job, for practice: strike one worker, watch the job until it trains again.
+"""Cause faults in a running job, one worker at a time, and watch the job until it trains again.
 
-Only workers of this host are struck. A worker's pid comes from ZooKeeper, where it may be old, or
-of another machine; so a process is signalled through a handle that was opened before it was seen
-to carry that worker's own launch token in its environment.
+Only workers of this host are chosen. A worker's process id comes from ZooKeeper, where it may be
+old, or of another machine. So the process gets a signal through a handle (pidfd) that is opened
+before the worker's own launch token is looked for in the environment of the process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,18 @@ DOORS = {Action.EXPIRE: "expire", Action.CUT: "cut"}  # see edl.chaos.endpoints
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault and what it caused. ``details``: kind, generation, parts, for programs."""
+    """One fault that ``edl chaos`` caused, and what followed from it.
+
+    Attributes:
+        number: the number of the fault, from 1 on.
+        order: the order that was carried out.
+        worker: the number of the worker.
+        led: whether the worker led the job.
+        step: the job's step when the fault was caused.
+        recovered: whether the job trained again, or finished, within the time limit.
+        text: the outcome, for people.
+        details: the outcome for programs: generation, reasons, and the parts of the stall.
+    """
 
     number: int
     order: Order
@@ -51,6 +62,7 @@ class Fault:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fault and its outcome as values that JSON can represent."""
         return {
             "fault": self.number,
             "action": str(self.order.action),
@@ -69,7 +81,14 @@ class Fault:
 
 
 class Chaos:
-    """Carries out one plan on one job. :meth:`run` yields each fault when its outcome is known."""
+    """The execution of one plan of faults on one job.
+
+    Args:
+        store: the job's records in ZooKeeper.
+        plan: the faults to cause.
+        limit_s: how long the job may take to recover from a fault, and ZooKeeper to answer.
+        note: is called with a line of text whenever an order has to wait.
+    """
 
     def __init__(
         self, store: JobStore, plan: Plan, limit_s: float, note: Callable[[str], None]
@@ -84,11 +103,14 @@ class Chaos:
         self._said = ""
 
     def run(self) -> Iterator[Fault]:
-        """Strike until the plan is done or the job over.
+        """Cause faults until the plan is done or the job over; yield each with its outcome.
+
+        Workers that are still frozen at the end are woken.
 
         Raises:
-            UsageError: the job is over already, or lets nobody in for what is asked.
-            CoordinationError: ZooKeeper is away for longer than the limit.
+            UsageError: the job is over already, or does not allow an action because it was started
+                without ``edl run --chaos``.
+            CoordinationError: ZooKeeper does not answer for longer than the limit.
         """
         snapshot = self._snapshot()
         if snapshot.job.state is not JobState.RUNNING:
@@ -106,6 +128,7 @@ class Chaos:
                 thaw.function()
 
     def _strikes(self) -> Iterator[Fault]:
+        """Cause the faults of the plan when they are due; stop after one without a recovery."""
         plan, began = self._plan, time.monotonic()
         at_steps, moments = list(plan.at_steps), plan.moments(self._random)
         due = next(moments, None)
@@ -138,7 +161,7 @@ class Chaos:
     # --- one fault
 
     def _strike(self, order: Order, snapshot: Snapshot) -> Fault | None:
-        """Strike now; None when nobody can be struck now."""
+        """Carry out ``order`` now and wait for the recovery; None if no worker can be chosen."""
         members = {member.id: member for member in snapshot.members}
         led = snapshot.leader.worker if snapshot.leader else None
         chosen, reason = choose(order, self._workers(snapshot), led, self._random)
@@ -161,6 +184,13 @@ class Chaos:
         )
 
     def _do(self, action: Action, member: Member) -> None:
+        """Carry out ``action`` on the worker ``member``; a frozen worker is woken by a timer.
+
+        Raises:
+            EdlError: the worker refuses the action.
+            ProcessLookupError: the process of the worker is gone.
+            ConnectionRefusedError, RingError: the worker does not answer.
+        """
         if action in DOORS:
             status = knock(self._store, member, action)
             if status != 200:
@@ -187,7 +217,21 @@ class Chaos:
     def _await_recovery(
         self, order: Order, worker: int, generation: int, step: int
     ) -> Snapshot | None:
-        """The facts as soon as the job trains again, or has finished; None at the limit."""
+        """Wait until the job trains again after a fault, or has finished.
+
+        The job trains again when all members have entered the ring and it has then completed STEPS
+        more steps.
+
+        Args:
+            order: the order that was carried out.
+            worker: the number of the worker that it was carried out on.
+            generation: the job's generation before the fault.
+            step: the job's step before the fault.
+
+        Returns:
+            The snapshot that shows the recovery; None if the job failed, or did not recover within
+            the limit.
+        """
         deadline = time.monotonic() + self._limit_s
         base: tuple[int, int] | None = None  # generation and step when the ring was whole again
         while time.monotonic() < deadline:
@@ -209,7 +253,17 @@ class Chaos:
     def _outcome(
         self, recovered: Snapshot | None, seen: int, generation: int, took_s: float
     ) -> tuple[str, dict[str, Any]]:
-        """What the event log says of it."""
+        """Describe the outcome of a fault, from the job's records and its event log.
+
+        Args:
+            recovered: the snapshot that shows the recovery; None: there was none.
+            seen: the number of the newest event before the fault.
+            generation: the job's generation before the fault.
+            took_s: how long the recovery took, or was waited for.
+
+        Returns:
+            The outcome as a text, and details for programs.
+        """
         if recovered is None:
             snapshot = self._snapshot()
             why = snapshot.status.reason if snapshot.job.state is JobState.RUNNING else ""
@@ -236,7 +290,11 @@ class Chaos:
         return text, details
 
     def _events_of(self, generation: int, seen: int) -> list[Event]:
-        """The events since ``seen``; that of the switch comes two steps after it."""
+        """Return the events after number ``seen``, once the switch to ``generation`` is among them.
+
+        The event of the switch comes two steps after the switch. It is waited for PARTS_S seconds
+        at most.
+        """
         deadline = time.monotonic() + PARTS_S
         while True:
             events = [event for _, event in self._store.events.read(seen)]
@@ -248,6 +306,7 @@ class Chaos:
     # --- facts
 
     def _workers(self, snapshot: Snapshot) -> list[Worker]:
+        """Return the facts about each worker of the job that :func:`choose` needs."""
         members = snapshot.generation.worker_ids if snapshot.generation else ()
         number = snapshot.generation.number if snapshot.generation else 0
         workers = []
@@ -261,7 +320,7 @@ class Chaos:
         return workers
 
     def _step(self, snapshot: Snapshot) -> int:
-        """The newest step that anybody of the ring reports, or the status."""
+        """Return the job's step: the newer one of the status and of a ring member's own report."""
         members = snapshot.generation.worker_ids if snapshot.generation else ()
         for member in snapshot.members:
             if member.id in members:
@@ -269,9 +328,11 @@ class Chaos:
         return snapshot.status.step
 
     def _newest_event(self) -> int:
+        """Return the number of the newest event of the job; -1 if there is none."""
         return max((number for number, _ in self._store.events.read()), default=-1)
 
     def _snapshot(self) -> Snapshot:
+        """Return a snapshot of the job; retry while ZooKeeper does not answer, up to the limit."""
         deadline = time.monotonic() + self._limit_s
         while True:
             try:
@@ -282,13 +343,18 @@ class Chaos:
                 time.sleep(POLL_S)
 
     def _say(self, text: str) -> None:
+        """Pass ``text`` to ``note`` unless it is the same as the last time."""
         if text != self._said:
             self._said = text
             self._note(text)
 
 
 def _settled(snapshot: Snapshot, action: Action, worker: int, generation: int) -> bool:
-    """Whether the ring is whole: as decided, entered by all, and without the one that is gone."""
+    """Return whether the ring is complete after ``action`` on ``worker``.
+
+    That means: all members have entered the newest generation. After CUT it is newer than
+    ``generation``, the one before the fault; after KILL and TERM the worker is no member of it.
+    """
     current = snapshot.generation
     if current is None or not current.members:
         return False
@@ -306,10 +372,13 @@ def _settled(snapshot: Snapshot, action: Action, worker: int, generation: int) -
 
 
 def knock(store: JobStore, member: Member, action: Action) -> int:
-    """Have a worker do ``action`` (one of DOORS) to itself; the HTTP status of its answer.
+    """Have a worker do ``action`` (one of DOORS) to itself, by a POST to its endpoint.
+
+    Returns:
+        The HTTP status of the worker's answer.
 
     Raises:
-        ConnectionRefusedError, RendezvousFailed: it is gone, or does not answer.
+        ConnectionRefusedError, RendezvousFailed: the worker is gone, or does not answer.
     """
     access = store.session.access
     assert access is not None
@@ -318,17 +387,17 @@ def knock(store: JobStore, member: Member, action: Action) -> int:
 
 
 def send(member: Member, number: signal.Signals) -> None:
-    """Send a signal to the process of a worker, and to no other one.
+    """Send the signal ``number`` to the process of a worker, and to no other process.
 
     Raises:
-        ProcessLookupError: it is gone, or not on this machine.
+        ProcessLookupError: the process is gone, or not on this machine.
     """
     with _opened(member) as handle:
         signal.pidfd_send_signal(handle, number)
 
 
 def is_process_of(member: Member) -> bool:
-    """Whether the process of a worker lives on this machine."""
+    """Return whether the process of the worker ``member`` lives on this machine."""
     try:
         with _opened(member):
             return True
@@ -338,6 +407,12 @@ def is_process_of(member: Member) -> bool:
 
 @contextmanager
 def _opened(member: Member) -> Iterator[int]:
+    """Open a handle (pidfd) to the process of the worker ``member``, for the time of a block.
+
+    Raises:
+        ProcessLookupError: the process is gone, or its environment does not have the worker's
+            launch token.
+    """
     handle = os.pidfd_open(member.pid)  # from now on the number cannot mean somebody else
     try:
         words = Path(f"/proc/{member.pid}/environ").read_bytes().split(b"\0")
@@ -351,7 +426,11 @@ def _opened(member: Member) -> Iterator[int]:
 
 
 def slowest_parts(events: list[Event]) -> dict[str, float]:
-    """Part of a switch -> seconds, of the worker of the old ring that stood still longest."""
+    """Return how many seconds each part of a switch took on the worker that stalled longest.
+
+    The workers are those of the switch events in ``events``; workers that were new in the ring do
+    not count, unless they were alone in it. Empty without such an event.
+    """
     slowest: dict[str, float] = {}
     for event in events:
         if not isinstance(event.details, SwitchDetails):
@@ -367,7 +446,7 @@ def slowest_parts(events: list[Event]) -> dict[str, float]:
 
 
 def summary(faults: list[Fault], seed: int) -> str:
-    """All faults in one sentence."""
+    """Describe ``faults`` in one sentence: how many of each kind, recoveries, stalls, the seed."""
     if not faults:
         return "no fault was made"
     count = {action: sum(f.order.action is action for f in faults) for action in Action}
@@ -381,7 +460,7 @@ def summary(faults: list[Fault], seed: int) -> str:
 
 
 def health(member: Member) -> WorkerProgress:
-    """How far a worker is, by its own account; nowhere when it does not answer."""
+    """Return the progress that a worker reports at its HTTP port; step 0 if it does not answer."""
     try:
         _, body = client.fetch(member.address, member.port, "/health", HEALTH_S)
         return WorkerProgress.from_json(json.loads(body))

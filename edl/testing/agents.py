@@ -1,4 +1,4 @@
-"""The agents of a loopback job: they start the workers that are lacking, and wake the frozen."""
+"""The agents of a loopback job, which start missing workers and wake frozen ones."""
 
 from __future__ import annotations
 
@@ -54,10 +54,13 @@ class HostedJob(Protocol):
 
 
 class Agents:
-    """One for each host that was named.
+    """The agents of all hosts of a loopback job, one for each host.
 
     Args:
-        restart_s: how long they wait after a death before they start another worker.
+        job: the job whose workers they start.
+        slots: the slots of each host.
+        restart_s: how long the agents wait after the end of a worker before they start another one,
+            in virtual seconds.
     """
 
     def __init__(self, job: HostedJob, slots: int, restart_s: float) -> None:
@@ -74,21 +77,28 @@ class Agents:
         self.come()
 
     def come(self) -> None:
-        """Each host that is named has an agent from now on."""
+        """Give each host for which workers are desired an agent from now on."""
         memory = self._job.memory
         memory.agents |= dict.fromkeys(memory.hosts, self._slots)
 
     def want_fewer(self, host: str) -> None:
-        """No other worker would do better there than one that was refused."""
+        """Lower the desired number of workers on ``host`` by one, because one was refused.
+
+        Another worker on that host would be refused as well.
+        """
         memory = self._job.memory
         memory.set_desired({**memory.hosts, host: memory.hosts[host] - 1})
 
     def see_end(self) -> None:
-        """A process has ended."""
+        """Note that a worker's process has ended: new workers start after ``restart_s`` only."""
         self._restart_at = self._job.schedule.now_s() + self._restart_s
 
     def _lacking(self) -> str | None:
-        """A host that lacks a worker, if the job may have one more."""
+        """Return a host that has fewer workers than desired, or None if no worker may be started.
+
+        No worker is started if the job is over, ZooKeeper is away, or MOST_WORKERS were started.
+        Evicted workers, and workers that are to be replaced, do not count as there.
+        """
         job, memory = self._job, self._job.memory
         current = memory.generation
         ended = memory.job.state is not JobState.RUNNING or (current and not current.members)
@@ -110,32 +120,42 @@ class Agents:
         return None
 
     def _may_start(self) -> bool:
-        """Looks again only after a change."""
+        """Return whether a worker is missing and the pause after the last end of a worker is over.
+
+        The hosts are searched again only after a change of the job's records.
+        """
         changes = self._job.memory.changes
         if self._lacks[0] != changes:
             self._lacks = changes, self._lacking() is not None
         return self._lacks[1] and self._job.schedule.now_s() >= self._restart_at
 
     def _start(self) -> None:
+        """Start a worker on a host that lacks one."""
         host = self._lacking()
         assert host is not None
         self._job.start_worker(host)
 
     def _starts_at(self) -> float | None:
+        """Return the time of the next start of a worker; None if no worker is missing."""
         self._may_start()
         return self._restart_at if self._lacks[1] else None
 
     def _frozen(self) -> list[tuple[float, int]]:
-        """When each frozen worker is woken, or ended with the job."""
+        """Return (time, worker) for each frozen worker, the earliest first.
+
+        The time is when the worker is woken; 0 if the job is over, since the worker is killed then.
+        """
         if not (frozen := self._job.memory.frozen):
             return []
         over = self._job.memory.job.state.over
         return sorted((0.0 if over else self.thaws[worker], worker) for worker in frozen)
 
     def _may_wake(self) -> bool:
+        """Return whether a frozen worker is due to be woken, or killed."""
         return any(at <= self._job.schedule.now_s() for at, _ in self._frozen()[:1])
 
     def _wake(self) -> None:
+        """Wake the frozen worker that is due first, or kill it if the job is over."""
         _, worker = self._frozen()[0]
         if self._job.memory.job.state.over:
             self._job.kill(worker)
@@ -143,4 +163,5 @@ class Agents:
             self._job.thaw(worker)
 
     def _wakes_at(self) -> float | None:
+        """Return when the next frozen worker is woken; None if none is frozen."""
         return next((at for at, _ in self._frozen()), None)

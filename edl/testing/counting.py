@@ -1,12 +1,12 @@
-"""The counting model on a loopback ring: its parameters prove which samples were trained.
+"""Train the counting model on a loopback ring; its parameters prove which samples were trained.
 
-One float64 parameter w[i] a sample; the loss of a batch is the mean of w[i] over its samples, so
-the gradient of a sample is 1 at its own place. Plain SGD with lr 1 over a global batch of N moves
-w[i] by -1/N for each time that sample i was counted. So, without knowing anything of edl's
-bookkeeping, the change of a step in units of its smallest part says how often each sample was
-counted in it (design.md, section 8). Gradients of several batches are accumulated as scripts do
-it: each is divided by their number. ``before`` (w at the last tally) and ``count`` belong to the
-model, so they reach newcomers with everything else.
+The model has one float64 parameter w[i] for each sample. The loss of a batch is the mean of w[i]
+over its samples, so the gradient of a sample is 1 at its own place. Plain SGD with lr 1 over a
+global batch of N moves w[i] by -1/N for each time that sample i was counted. So the change of w in
+a step, divided by its smallest part, says how often each sample was counted in the step, without
+any knowledge of edl's bookkeeping (design.md, section 8). Gradients of several batches are
+accumulated as scripts do it: each is divided by their number. ``before`` (w at the last tally) and
+``count`` belong to the model, so newcomers receive them with the rest of the state.
 """
 
 from __future__ import annotations
@@ -46,7 +46,14 @@ TOLERANCE = 1e-6  # float64 leaves about 1e-12 of rounding; a wrong weight is fa
 
 
 class CountingModel:
-    """Parameters, and the tally of what has changed them: :class:`edl.worker.switching.Replica`."""
+    """A model with one parameter for each sample, which counts how often each sample was trained.
+
+    It is a :class:`edl.worker.switching.Replica`, the copy of the job's state that one worker
+    holds.
+
+    Args:
+        samples: the number of samples, and so of parameters.
+    """
 
     framework = "loopback"
 
@@ -58,13 +65,16 @@ class CountingModel:
         self.sum: Vector | None = None  # of the gradients that are accumulated
 
     def gradient(self, batch: Batch) -> Vector:
-        """The mean over the batch."""
+        """Return the gradient of the mean loss over the samples of ``batch``."""
         gradient: Vector = np.zeros(len(self.w))
         np.add.at(gradient, batch.items, 1.0 / batch.samples)
         return gradient
 
     def update(self, gradient: Vector) -> None:
-        """Plain SGD with lr 1, and the tally of the step."""
+        """Make a step of plain SGD with lr 1, and count the samples that the step has trained.
+
+        Sample counts that are no integers, or do not fit the weights, are noted in ``wrong``.
+        """
         self.w = self.w - gradient
         change = self.before - self.w
         self.before = self.w
@@ -81,15 +91,19 @@ class CountingModel:
     # --- what edl asks of a framework's copy of the state
 
     def end_batch(self, step: int, epoch: int) -> None:
-        """Nothing is tracked."""
+        """Do nothing: the model has no tracked objects that follow the end of a batch."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
+        """Take part in the broadcast of the state of ``root``, and take it over if ``receive`` says so."""
         sent = self.exchange(ring, root)
         if receive is not Receive.NOTHING:
             self.restore(sent)
 
     def exchange(self, ring: Ring, root: int) -> dict[str, Vector]:
-        """The state of ``root``; nothing is taken over, for the ring may break halfway."""
+        """Broadcast the state of ``root`` on ``ring`` and return it, by name.
+
+        The model itself is not changed, since the ring may break halfway.
+        """
         sent: dict[str, Vector] = {}
         for name, mine in self.capture().items():
             found = ring.broadcast(mine.tobytes(), root, f"edl.state.{name}")
@@ -97,9 +111,11 @@ class CountingModel:
         return sent
 
     def learning_rates(self) -> dict[str, float]:
+        """Return no learning rates: the model's is fixed at 1."""
         return {}
 
     def digests(self, group: Group = WHOLE) -> dict[str, int]:
+        """Return the digests, by name, of the parts of ``w`` and ``count`` that are in ``group``."""
         parts = StateArrays(lambda: {"w": self.w, "count": self.count}, lambda array: array.nbytes)
         return {
             part.name: of_array(part.value, part.start, part.stop) or 0
@@ -107,45 +123,64 @@ class CountingModel:
         }
 
     def capture(self) -> dict[str, Vector]:
+        """Return copies of ``w``, ``before`` and ``count``, for :meth:`restore`."""
         return {name: getattr(self, name).copy() for name in ("w", "before", "count")}
 
     def restore(self, state: object) -> None:
+        """Set ``w``, ``before`` and ``count`` to the arrays in ``state``."""
         assert isinstance(state, dict)
         vars(self).update(state)
 
 
 class Shards:
-    """Shards of so many samples each; the samples are the numbers from 0 on, through all."""
+    """A reader of shards with given lengths, whose samples are the numbers from 0 on.
+
+    Args:
+        lengths: the number of samples in each shard.
+    """
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._starts = [0, *accumulate(lengths)]
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[int]:
-        """See :class:`edl.worker.stream_sampler.Reader`."""
+        """Return up to ``count`` samples of ``shard``, from ``offset`` on, the same in each ``epoch``.
+
+        It is the method of :class:`edl.worker.stream_sampler.Reader`.
+        """
         start, stop = self._starts[shard : shard + 2]
         return [*range(start + offset, min(stop, start + offset + count))]
 
 
 class Trained(Protocol):
-    """What a script trains on. ``shards``: the lengths of a stream's; empty: it is none."""
+    """The data that a counting script trains on."""
 
     @property
-    def samples(self) -> int: ...
+    def samples(self) -> int:
+        """The number of samples in an epoch."""
 
     @property
-    def batch_size(self) -> int: ...
+    def batch_size(self) -> int:
+        """The samples of a batch: of one worker's, or of all workers' if the source is aligned."""
 
     @property
-    def shards(self) -> tuple[int, ...]: ...
+    def shards(self) -> tuple[int, ...]:
+        """The lengths of the shards of a stream; empty if the data are no stream."""
 
     @property
-    def shared(self) -> bool: ...
+    def shared(self) -> bool:
+        """Whether all workers read one shared stream together."""
 
 
 def source_of(
     data: Trained, prefetch_batches: int, batching: Batching | None = None
 ) -> tuple[Source, Reader | None]:
-    """What is trained on, and what reads it."""
+    """Return the data source of a counting script, and its reader if the source is a stream.
+
+    Args:
+        data: the samples, their shards, and the batch size.
+        prefetch_batches: how many batches a worker forms ahead.
+        batching: how batches are formed; None: ``data.batch_size`` on each worker.
+    """
     batching, shards, shared = batching or Batching(data.batch_size), data.shards, data.shared
     if not shards:
         kind = AlignedSource if batching.global_batch else Source
@@ -155,9 +190,14 @@ def source_of(
 
 
 class CountingBatchSource:
-    """The batches of a worker's leases: :class:`edl.framework.steps.BatchSource`.
+    """The batches that a worker forms from its leases, as :class:`edl.framework.steps.BatchSource`.
 
-    The first one is loaded when it has been asked for LATE times by who does not wait.
+    The first batch appears loaded only when a caller that does not wait has asked LATE times; until
+    then a caller that does not wait gets padding batches.
+
+    Args:
+        worker: the worker that trains the batches.
+        prefetch_batches: how many batches to form ahead.
     """
 
     LATE = 2
@@ -170,12 +210,18 @@ class CountingBatchSource:
         self.batch: Batch | None = None  # whose data are in hand
 
     def restart(self) -> None:
+        """Discard the batches that were formed ahead."""
         self._ahead.clear()
 
     def form_lost_again(self) -> None:
+        """Do nothing: no batch of this source gets lost in a loader process."""
         return None
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
+        """Return the next batch, and whether it is a padding batch.
+
+        With ``waits`` false the caller does not wait for loading: at first it gets padding batches.
+        """
         worker = self._worker
         if not worker.warming_up:
             while len(self._ahead) <= self._prefetch_batches:
@@ -191,7 +237,11 @@ class CountingBatchSource:
 
 
 def accumulated(worker: Worker, model: CountingModel, gradient: Vector) -> Vector:
-    """The sum of the step's gradients so far, each weighted by the samples of its batch."""
+    """Return the sum of the step's gradients so far, each weighted by the samples of its batch.
+
+    ``gradient`` is the gradient of the newest batch of ``worker``; the sum of the earlier ones is
+    ``model.sum``.
+    """
     loader = worker.loader
     batch_size = loader.progress.source.batch_size
     part: Vector = Share(loader.batch_weight).send_weight(batch_size) * gradient
@@ -199,9 +249,13 @@ def accumulated(worker: Worker, model: CountingModel, gradient: Vector) -> Vecto
 
 
 class CountingNoise(NoiseMeter):
-    """A sample has a parameter of its own, so a gradient of n has the square 1 / n: all noise."""
+    """A noise meter for the counting model, whose gradients consist of noise alone.
+
+    Each sample has a parameter of its own, so the mean gradient of n samples has the square 1 / n.
+    """
 
     def _square(self, gradients: Looked) -> float:
+        """Return the sum of the squared norms of ``gradients``, each times its count."""
         return float(sum(times * (each @ each) for each, times in gradients))
 
 
@@ -212,12 +266,21 @@ def train_step(
     gradient: Vector,
     noise: CountingNoise | None = None,
 ) -> bool:
-    """One step as edl's frameworks make it: send, wait for the records, apply; again if it broke.
+    """Train one step as edl's frameworks do: send the gradient, wait for the records, apply.
 
-    The gradient is on its way before anybody knows how many samples the step has.
+    If the ring breaks, the step is repeated on the next ring. The gradient is sent before any
+    worker knows how many samples the step has.
+
+    Args:
+        worker: the worker, with an open batch.
+        member: its place in the loopback ring.
+        model: the model to update.
+        gradient: the gradient of the step's last batch.
+        noise: measures the gradient noise scale; None: it is not measured.
 
     Returns:
-        Whether it was completed here; not where the others had completed it.
+        Whether this worker completed the step; False if the others had completed it and their state
+        was received.
     """
     local = gradient if model.sum is None else accumulated(worker, model, gradient)
     model.sum = mean = None
@@ -243,10 +306,10 @@ def train_step(
 
 
 def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | None:
-    """The mean gradient of the step's samples; None when there are none.
+    """Return the mean gradient of the step's samples; None if the step has no samples.
 
     Raises:
-        RingBroken: the step has to be completed by those who are left.
+        RingBroken: the ring failed, and its survivors have to complete the step.
     """
     handle, own = None, worker.loader.step_input.share(0)
     batch_size = worker.loader.progress.source.batch_size
@@ -270,15 +333,26 @@ def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | Non
 
 @dataclass(frozen=True)
 class Counting:
-    """A script that trains the counting model; call it with a worker of a job.
+    """A training script of the counting model; call it with a worker of a loopback job.
 
-    ``exchange_every``: workers exchange numbers after each so many steps; 0: never.
-    ``accumulated``: the gradients of so many batches make one step, after ``single`` steps of one.
-    ``shards``: the samples are a stream, in shards of these lengths. ``shared``: all workers read
-    it, and it has one shard. ``max_global_batch``: of a batch of all workers; 0: any. ``aligned``:
-    ``batch_size`` is that of all workers, and each has the same samples in every job.
-    ``batch_range``: of all workers together; the leader wishes another batch in it every 3 steps.
-    ``micro_batch``: what a worker trains at once.
+    Attributes:
+        samples: the number of samples in the data.
+        epochs: how often each sample is trained.
+        batch_size: the samples of a worker's batch.
+        prefetch_batches: how many batches a worker forms ahead.
+        exchange_every: workers exchange numbers each time after this many steps; 0: never.
+        accumulated: the gradients of this many batches make one step, after ``single`` steps of one
+            batch each.
+        single: the number of steps at the start that have one batch each.
+        step_s: how long a batch takes, in virtual seconds.
+        shards: the samples are a stream, in shards of these lengths; empty: they are no stream.
+        shared: all workers read the stream together, and it has one shard.
+        max_global_batch: the most samples in a batch of all workers together; 0: any.
+        aligned: ``batch_size`` is of all workers together, and the batches have the same samples in
+            every job.
+        batch_range: the range of the global batch; the leader asks for another batch in it every 3
+            steps. (0, 0): the job does not choose it.
+        micro_batch: the samples that a worker trains at once; 0: its whole batch.
     """
 
     samples: int = 48
@@ -298,6 +372,7 @@ class Counting:
 
     @property
     def _batching(self) -> Batching:
+        """The rule by which batches are formed, as the fields of the script say."""
         micro = self.micro_batch
         if self.batch_range[1]:
             return Batching(batch_range=self.batch_range, micro_batch=micro)
@@ -306,6 +381,7 @@ class Counting:
         return Batching(self.batch_size, self.max_global_batch, micro_batch=micro)
 
     def __call__(self, one: LoopbackWorker) -> None:
+        """Train the model on the worker ``one`` to the end, and leave a :class:`Counted` in its result."""
         worker = one.worker
         source, reader = source_of(self, self.prefetch_batches, self._batching)
         worker.attach_source(source, reader)
@@ -365,24 +441,40 @@ class Counting:
         )
 
     def _wish(self, one: LoopbackWorker) -> None:
-        """As a leader's policy does it, if it is one."""
+        """Request a global batch within ``batch_range``, as a policy does; only the leader's counts."""
         least, most = self.batch_range
         if most:
             one.shared.request_batch(least + one.worker.step // 3 * 5 % (most - least + 1))
 
     def cost_s(self, one: LoopbackWorker) -> float:
-        """How long the next batch takes this worker, in virtual seconds."""
+        """Return how long the next batch takes the worker ``one``, in virtual seconds."""
         return self.step_s
 
-    def prove(self, results: Mapping[int, Counted]) -> None:
-        """Prove that each sample was counted once an epoch, and that all workers end alike.
+    def prove_stopped(self, models: Mapping[int, CountingModel]) -> None:
+        """Assert that the workers of a stopped job agree, and count no sample twice in an epoch.
 
         Args:
-            results: what this script recorded on each worker that trained to the end, by the
-                worker's number: :attr:`edl.testing.loopback.LoopbackJob.results`.
+            models: the model of each worker that stopped, by worker.
 
         Raises:
-            AssertionError: says what is wrong, and on which worker.
+            AssertionError: a count is wrong; the message says which one.
+        """
+        counts = {worker: model.count for worker, model in models.items()}
+        for worker, count in counts.items():
+            assert not models[worker].wrong, f"w{worker}: {models[worker].wrong}"
+            assert count.max() - count.min() <= 1, f"w{worker} counted {np.unique(count)}"
+            assert np.array_equal(count, next(iter(counts.values()))), f"w{worker} differs"
+
+    def prove(self, results: Mapping[int, Counted]) -> None:
+        """Assert that all workers counted each sample once an epoch and ended with the same state.
+
+        The numbers that they exchanged between steps must have been the same on all workers, too.
+
+        Args:
+            results: the result of each worker that trained to the end, by worker.
+
+        Raises:
+            AssertionError: a result is wrong; the message says which one.
         """
         assert results, "nobody trained to the end"
         first = next(iter(results.values()))
@@ -395,23 +487,59 @@ class Counting:
             assert result.steps == first.steps, f"w{worker} made {result.steps} steps"
 
     def _splits(self, source: Source, epoch: int, samples: npt.NDArray[np.int64]) -> bool:
-        """Whether a step has trained samples of more global batches than it is of."""
+        """Return whether ``samples``, trained in one step, come from several aligned global batches."""
         order = source.order(epoch).at(0, self.samples)
         numbers = np.flatnonzero(np.isin(order, samples)) // self.batch_size
         return len({*numbers.tolist()}) > 1
 
+    def _prove_largest(self, worker: int, result: Counted) -> None:
+        """Assert that no step had more samples than the limit of the global batch.
+
+        Each worker of a ring has at least one sample. With ``prefetch_batches`` and no
+        ``batch_range`` there is no limit, since batches formed ahead keep their size.
+        """
+        limit = self.batch_range[1] or (0 if self.prefetch_batches else self.max_global_batch)
+        if limit and self.accumulated == 1:
+            most = max(limit, result.ring)
+            assert result.largest <= most, f"w{worker} has seen a step of {result.largest} samples"
+
+
+def prove_noise(worker: int, noise: NoiseScale, first: NoiseScale) -> None:
+    """Assert that ``worker`` measured the same noise scale as the first one, and a true one.
+
+    The counting model has noise 1 and signal 0. The values are not checked where the measurement is
+    biased.
+
+    Args:
+        worker: the number of the worker, for the message.
+        noise: the noise scale that it has measured.
+        first: the noise scale that the first worker has measured.
+
+    Raises:
+        AssertionError: the noise scale is wrong.
+    """
+    assert noise == first, f"w{worker} knows of another noise: {noise}"
+    if noise.steps and not noise.is_biased:
+        known = [one.means for one in noise.averages]
+        assert np.allclose(known, (1.0, 0.0)), f"w{worker} has measured {noise}"
+
 
 @dataclass(frozen=True)
 class Counted:
-    """What one worker has at the end.
+    """The result of one worker that has trained the counting model to the end.
 
-    ``exchanged``: what everybody has sent in the exchange after a step; ``sizes``: how many
-    workers were in the ring that completed a step, 0 where this one has missed it; ``noise``: what
-    was measured of the gradient noise scale; ``largest``: the most samples of a step; ``ring``: the
-    most workers of a ring in which it began a step, whether or not it completed that;
-    ``split``: steps whose samples are not of one global batch, where that is fixed; ``batches``:
-    the changes of the global batch, as learning rates follow it; ``rounds``: those of the loop, by
-    step.
+    Attributes:
+        model: the trained model.
+        steps: the number of steps.
+        exchanged: by step, what all workers sent in the exchange after it.
+        sizes: by step, the size of the ring that completed it; 0 if this worker missed the step.
+        noise: the measured gradient noise scale.
+        largest: the most samples in a step.
+        ring: the largest size of a ring in which the worker began a step, completed or not.
+        split: the number of steps whose samples come from more than one aligned global batch.
+        batches: the changes of the global batch, (first update, batch), as learning rates follow
+            it.
+        rounds: by step, how many iterations of the training loop it took.
     """
 
     model: CountingModel

@@ -1,4 +1,4 @@
-"""Make a gradient noise scale that is known, to test learning rates and batches that follow it."""
+"""Make a known gradient noise scale, to test learning rates and batch sizes that follow it."""
 
 from __future__ import annotations
 

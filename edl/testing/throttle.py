@@ -1,11 +1,11 @@
-"""Slow steps: a job that does not end before its test has done to it what it wants to do.
+"""Slow down the steps of a job under test, so that it does not end before the test is done with it.
 
-A test that scales a job and kills its workers needs one that goes on meanwhile, on a slow machine
+A test that scales a job and kills its workers needs a job that lasts meanwhile, on a slow machine
 too; after that the rest of the training should take no time. So each step sleeps until the test
-calls :meth:`edl.testing.job.Job.hurry`. How long, :class:`Throttle` says.
+calls :meth:`edl.testing.job.Job.hurry`. A :class:`Throttle` says how long each step sleeps.
 
-The script calls :func:`step` in each of its steps. One that knows nothing of this module is run by
-it::
+The script calls :func:`step` in each of its steps. A script that does not call it can be run by
+this module::
 
     train = str(Path("train.py").absolute())
     with started(tmp_path, zookeeper.hosts, throttle.SCRIPT, train, np=2, max_np=3,
@@ -34,12 +34,17 @@ LOOK_S = 0.05  # between two looks whether it is still there
 
 @dataclass(frozen=True)
 class Throttle:
-    """How long each step sleeps.
+    """How long each step of a job sleeps.
 
-    ``step_s`` in the first ``steps`` of the job, so that a test on an idle machine waits for
-    nothing; ``later_s`` in those after them, which only a slow machine reaches. A job of a few
-    hundred steps lasts for minutes then, and is trained to its end in a second. ``each_s`` more for
-    each worker but one: a job that gains nothing from more workers.
+    The sleep is short in the first ``steps`` steps, so that a test on an idle machine waits for
+    nothing, and longer after them, where only a slow machine gets. So a job of a few hundred steps
+    can last for minutes, and is trained to its end in a second once it is no longer slowed down.
+
+    Attributes:
+        step_s: the sleep in each of the first ``steps`` steps, in seconds.
+        steps: how many steps sleep ``step_s``.
+        later_s: the sleep in the steps after them; at least ``step_s``.
+        each_s: more sleep for each worker but one; with it a job gains nothing from more workers.
     """
 
     step_s: float = 0.2
@@ -48,21 +53,23 @@ class Throttle:
     each_s: float = 0.0
 
     def sleep_s(self, step: int, size: int = 1) -> float:
+        """Return how many seconds the step number ``step`` sleeps in a ring of ``size`` workers."""
         alone_s = self.step_s if step < self.steps else max(self.step_s, self.later_s)
         return alone_s + self.each_s * (size - 1)
 
     def put(self, file: Path) -> None:
-        """Throttle the jobs that ``file`` was named to."""
+        """Write this throttle to ``file``, which slows down the jobs that were given that path."""
         file.write_text(f"{self.step_s} {self.steps} {self.later_s} {self.each_s}")
 
     @classmethod
     def read(cls, text: str) -> Throttle:
+        """Return the throttle that :meth:`put` wrote as ``text``."""
         step_s, steps, later_s, each_s = text.split()
         return cls(float(step_s), int(steps), float(later_s), float(each_s))
 
 
 def step() -> None:
-    """Sleep, as long as the test throttles this job. A newcomer that warms up does not."""
+    """Sleep for as long as the test wants this step to take; do nothing in a worker that warms up."""
     name = config.environment().get(FILE)
     if name is None or process.is_warming_up():
         return
@@ -77,6 +84,7 @@ def step() -> None:
 
 
 def _between_steps(failpoint: str) -> None:
+    """Call :func:`step` at the failpoint ``boundary``, between two steps of the script."""
     if failpoint == "boundary":
         step()
 
