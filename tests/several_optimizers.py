@@ -1,8 +1,9 @@
-"""The counting model of a script with several optimizers, on a loopback ring.
+"""Train counting models with several optimizers on a loopback ring.
 
-Each optimizer has parameters of its own, one a sample, so each proves for itself which samples were
-counted in its updates. What becomes of gradients is decided by edl's own
-:class:`edl.framework.reduction.StepReduction`, as in the frameworks.
+Each optimizer has its own model, with one parameter for each sample, so each proves for itself
+which samples were counted in its updates. As in the frameworks, edl's own
+:class:`edl.framework.reduction.StepReduction` decides how the gradients of a step are weighted,
+sent and applied.
 """
 
 from __future__ import annotations
@@ -42,7 +43,12 @@ ONE = ("zero 0", "backward 0", "step 0")
 
 
 class Models:
-    """All models: what the workers share."""
+    """The counting models of all optimizers: the state that the workers share.
+
+    Args:
+        count: the number of models.
+        samples: the number of samples, and so of parameters of each model.
+    """
 
     framework = "loopback"
 
@@ -50,17 +56,20 @@ class Models:
         self.all = [CountingModel(samples) for _ in range(count)]
 
     def end_batch(self, step: int, epoch: int) -> None:
-        """Nothing is tracked."""
+        """Do nothing: the models have no tracked objects that follow the end of a batch."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
+        """Take part in the broadcast of the state of ``root``; store it as ``receive`` says."""
         sent = [model.exchange(ring, root) for model in self.all]
         if receive is not Receive.NOTHING:
             self.restore(sent)
 
     def learning_rates(self) -> dict[str, float]:
+        """Return no learning rates: those of the models are fixed at 1."""
         return {}
 
     def digests(self, group: Group = WHOLE) -> dict[str, int]:
+        """Return digests, by name, of the parts of the models' arrays that are in ``group``."""
         return {
             f"{number}.{name}": digest
             for number, model in enumerate(self.all)
@@ -68,32 +77,40 @@ class Models:
         }
 
     def capture(self) -> object:
+        """Return a copy of the state of all models, for :meth:`restore`."""
         return [model.capture() for model in self.all]
 
     def restore(self, state: object) -> None:
+        """Set the state of all models to ``state``, which :meth:`capture` returned."""
         assert isinstance(state, list)
         for model, its in zip(self.all, state, strict=True):
             model.restore(its)
 
 
 class Optimizer(Protocol):
-    """Plain SGD with lr 1 of one model, with edl's reduction around it."""
+    """An optimizer of one model: plain SGD with lr 1, with edl's reduction around it."""
 
     def zero(self) -> None:
-        """There is no gradient."""
+        """Set the gradient to none, before the backward passes of an update."""
 
     def compute(self, gradient: Vector) -> None:
-        """A backward pass adds to the gradient."""
+        """Add ``gradient`` to the sum of gradients, as a backward pass does."""
 
     def finish(self) -> None:
-        """The backward pass has ended."""
+        """Complete the reduction of the gradients, at the end of a backward pass."""
 
     def step(self) -> None:
-        """Make the update."""
+        """Update the model with the mean gradient of all workers."""
 
 
 class _Sgd:
-    """See :class:`Optimizer`."""
+    """The :class:`Optimizer` that works on arrays in a loopback ring.
+
+    Args:
+        one: the worker that trains.
+        rounds: the order in which the optimizers of the script reduce their gradients.
+        model: the model to update.
+    """
 
     def __init__(self, one: LoopbackWorker, rounds: ReductionOrder, model: CountingModel) -> None:
         self._one, self._worker, self._model = one, one.worker, model
@@ -106,9 +123,11 @@ class _Sgd:
         self._failed: RingBroken | None = None
 
     def zero(self) -> None:
+        """Set the local and the mean gradient to none."""
         self._local = self._mean = None
 
     def compute(self, gradient: Vector) -> None:
+        """Add ``gradient`` to the local sum, and send the sum if the step's weights allow it."""
         self._begin_anew()
         reduction = self.reduction
         reduction.reopen()
@@ -120,6 +139,7 @@ class _Sgd:
                 self._failed = error
 
     def finish(self) -> None:
+        """Complete the reduction of the step, and keep the mean gradient."""
         if not self.reduction.done:
             mean = self.reduction.complete(self._average)
             if mean is not None:
@@ -129,6 +149,7 @@ class _Sgd:
                 self._mean_in = self.reduction.step.number
 
     def step(self) -> None:
+        """Complete the reduction if need be, and update the model with the mean gradient."""
         if not self.reduction.done:
             self._begin_anew()
         self.finish()
@@ -138,14 +159,21 @@ class _Sgd:
             self._model.update(self._mean)
 
     def _begin_anew(self) -> None:
+        """Begin the next part of a batch whose parts are trained one after the other."""
         if self._worker.loader.step_input.is_between_parts:
             self._worker.loader.next_part()
 
     def _reduce_again(self) -> None:
+        """Repeat the reduction in a new ring, after the old one broke."""
         self.reduction.reopen()
         self.finish()
 
     def _average(self, weights: Weights) -> Vector:
+        """Return the mean gradient of all workers, multiplied by the weight of received gradients.
+
+        Raises:
+            RingBroken: the gradients could not be sent or averaged.
+        """
         if self._failed is not None:
             raise self._failed
         if self._handle is None:
@@ -159,6 +187,11 @@ class _Sgd:
         return average * weights.received
 
     def _send(self) -> None:
+        """Start the allreduce of the local gradients, multiplied by the weight of sent gradients.
+
+        Raises:
+            RingBroken: the allreduce could not be started.
+        """
         local = np.zeros(len(self._model.w)) if self._local is None else self._local
         name = f"edl.gradient{self.reduction.number}"
         try:
@@ -169,18 +202,29 @@ class _Sgd:
         self.reduction.sending()
 
     def _forget(self) -> None:
+        """Forget the pending allreduce and its error, after a repair of the ring."""
         self._handle = self._failed = None
 
 
 @dataclass(frozen=True)
 class CountingSeveral:
-    """A script with several optimizers; call it with a worker of a job.
+    """A training script with several optimizers; call it with a worker of a loopback job.
 
-    ``turns``: what is done with one batch after the other, in turn. The gradient of a batch is
-    divided by the number of backward passes that compute it for an update.
-    ``by_index``: a worker knows whose turn it is by the job's count of batches, not by its own.
-    ``exchange_every``: workers exchange numbers after each so many steps; 0: never.
-    ``shards``, ``shared``, ``micro_batch``: see :class:`~edl.testing.counting.Counting`.
+    The gradient of a batch is divided by the number of backward passes that compute it for an
+    update.
+
+    Attributes:
+        turns: the operations on each batch, such as "zero 0", "backward 01" and "step 1"; the
+            batches go through these tuples in turn.
+        samples: the number of samples in the data.
+        epochs: how often each sample is trained.
+        batch_size: the samples of a worker's batch.
+        exchange_every: workers exchange numbers each time after this many steps; 0: never.
+        by_index: a worker chooses the turn by the job's count of batches, not by its own.
+        step_s: how long a batch takes, in virtual seconds.
+        shards: as in :class:`~edl.testing.counting.Counting`.
+        shared: as in :class:`~edl.testing.counting.Counting`.
+        micro_batch: as in :class:`~edl.testing.counting.Counting`.
     """
 
     turns: tuple[tuple[str, ...], ...] = (GAN,)
@@ -196,11 +240,13 @@ class CountingSeveral:
 
     @property
     def optimizers(self) -> int:
+        """The number of optimizers that the turns name."""
         return 1 + max(
             int(number) for turn in self.turns for do in turn for number in do.split()[1]
         )
 
     def __call__(self, one: LoopbackWorker) -> None:
+        """Train on the worker ``one``; leave a :class:`CountedSeveral` as its ``result``."""
         worker = one.worker
         batching = Batching(self.batch_size, micro_batch=self.micro_batch)
         worker.attach_source(*source_of(self, 0, batching))
@@ -233,7 +279,12 @@ class CountingSeveral:
     def wrap(
         self, one: LoopbackWorker, models: Models
     ) -> tuple[Sequence[Optimizer], Callable[[], None]]:
-        """An optimizer of each model; and what is to be done before the next batch."""
+        """Make an optimizer for each model of the worker ``one``.
+
+        Returns:
+            The optimizers, and a function to call before the next batch, which ends an open step if
+            its updates are made.
+        """
         rounds, worker = ReductionOrder(), one.worker
         optimizers = [_Sgd(one, rounds, model) for model in models.all]
 
@@ -249,6 +300,14 @@ class CountingSeveral:
     def _do(
         do: str, turn: tuple[str, ...], optimizers: Sequence[Optimizer], gradient: Vector
     ) -> None:
+        """Carry out one operation of a turn, such as "backward 01".
+
+        Args:
+            do: the operation and the numbers of its optimizers.
+            turn: all operations on the batch.
+            optimizers: all optimizers of the script.
+            gradient: the gradient of the batch.
+        """
         verb, numbers = do.split()
         chosen = [optimizers[int(number)] for number in numbers]
         if verb == "zero":
@@ -264,10 +323,15 @@ class CountingSeveral:
                 each.step()
 
     def prove(self, results: Mapping[int, CountedSeveral]) -> None:
-        """Each sample was counted once an epoch by each optimizer that has a turn with each batch.
+        """Assert that each optimizer counted each sample once an epoch, the same on all workers.
+
+        An optimizer that has no update in some of the turns may have counted samples less often.
+
+        Args:
+            results: the result of each worker that trained to the end, by worker.
 
         Raises:
-            AssertionError: with what is wrong.
+            AssertionError: a result is wrong; the message says which one.
         """
         assert results, "nobody trained to the end"
         first = next(iter(results.values()))
@@ -286,16 +350,37 @@ class CountingSeveral:
             for step, rows in result.counted.exchanged.items():
                 assert first.counted.exchanged.get(step, rows) == rows
 
+    def prove_stopped(self, models: Mapping[int, CountingModel]) -> None:
+        """Assert that the first optimizer counted no sample more than once in an epoch.
+
+        Args:
+            models: the model of that optimizer on each worker that stopped, by worker.
+
+        Raises:
+            AssertionError: a count is wrong; the message says which one.
+        """
+        for worker, model in models.items():
+            assert not model.wrong, f"w{worker}: {model.wrong}"
+            assert model.count.max() - model.count.min() <= 1
+
 
 def _passes(turn: tuple[str, ...], number: str) -> int:
-    """How many backward passes compute the gradient of an optimizer's update."""
+    """Return how many backward passes compute the gradient of optimizer ``number`` in ``turn``.
+
+    The result is at least 1. Passes after the optimizer's update do not count.
+    """
     before = turn[: turn.index(f"step {number}")] if f"step {number}" in turn else turn
     return max(1, sum(do.startswith("backward") and number in do for do in before))
 
 
 @dataclass(frozen=True)
 class CountedSeveral:
-    """What one worker has at the end."""
+    """The result of one worker that has trained with several optimizers to the end.
+
+    Attributes:
+        models: the model of each optimizer.
+        counted: the steps, exchanges and noise scale of the worker.
+    """
 
     models: list[CountingModel]
     counted: Counted

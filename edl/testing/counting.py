@@ -94,7 +94,7 @@ class CountingModel:
         """Do nothing: the model has no tracked objects that follow the end of a batch."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Take part in the broadcast of the state of ``root``, and take it over if ``receive`` says so."""
+        """Take part in the broadcast of the state of ``root``; store it as ``receive`` says."""
         sent = self.exchange(ring, root)
         if receive is not Receive.NOTHING:
             self.restore(sent)
@@ -115,7 +115,7 @@ class CountingModel:
         return {}
 
     def digests(self, group: Group = WHOLE) -> dict[str, int]:
-        """Return the digests, by name, of the parts of ``w`` and ``count`` that are in ``group``."""
+        """Return digests, by name, of the parts of ``w`` and ``count`` that are in ``group``."""
         parts = StateArrays(lambda: {"w": self.w, "count": self.count}, lambda array: array.nbytes)
         return {
             part.name: of_array(part.value, part.start, part.stop) or 0
@@ -143,7 +143,7 @@ class Shards:
         self._starts = [0, *accumulate(lengths)]
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[int]:
-        """Return up to ``count`` samples of ``shard``, from ``offset`` on, the same in each ``epoch``.
+        """Return up to ``count`` samples of ``shard`` from ``offset`` on, in every epoch the same.
 
         It is the method of :class:`edl.worker.stream_sampler.Reader`.
         """
@@ -214,7 +214,7 @@ class CountingBatchSource:
         self._ahead.clear()
 
     def form_lost_again(self) -> None:
-        """Do nothing: no batch of this source gets lost in a loader process."""
+        """Do nothing: this source loses no samples that need to be formed into batches again."""
         return None
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
@@ -381,7 +381,7 @@ class Counting:
         return Batching(self.batch_size, self.max_global_batch, micro_batch=micro)
 
     def __call__(self, one: LoopbackWorker) -> None:
-        """Train the model on the worker ``one`` to the end, and leave a :class:`Counted` in its result."""
+        """Train the model on the worker ``one``; leave a :class:`Counted` as its ``result``."""
         worker = one.worker
         source, reader = source_of(self, self.prefetch_batches, self._batching)
         worker.attach_source(source, reader)
@@ -441,7 +441,10 @@ class Counting:
         )
 
     def _wish(self, one: LoopbackWorker) -> None:
-        """Request a global batch within ``batch_range``, as a policy does; only the leader's counts."""
+        """Request a global batch within ``batch_range``, as a leader's policy does.
+
+        The request has no effect on a worker that does not lead.
+        """
         least, most = self.batch_range
         if most:
             one.shared.request_batch(least + one.worker.step // 3 * 5 % (most - least + 1))
@@ -487,7 +490,7 @@ class Counting:
             assert result.steps == first.steps, f"w{worker} made {result.steps} steps"
 
     def _splits(self, source: Source, epoch: int, samples: npt.NDArray[np.int64]) -> bool:
-        """Return whether ``samples``, trained in one step, come from several aligned global batches."""
+        """Return whether ``samples``, trained in one step, belong to several global batches."""
         order = source.order(epoch).at(0, self.samples)
         numbers = np.flatnonzero(np.isin(order, samples)) // self.batch_size
         return len({*numbers.tolist()}) > 1

@@ -1,4 +1,4 @@
-"""Real jobs in tests: `edl run` in a process group of its own, watched by polling.
+"""Run real jobs in tests: ``edl run`` in a process group of its own, watched by polling.
 
 ::
 
@@ -11,8 +11,8 @@
                 job.wait_for_size(4)
                 assert job.end() == 0
 
-Whatever happens, nothing that the job started lives on: every process of it carries a mark in
-its environment, by which it is found.
+No process that the job started outlives the block, whatever happens: each carries a mark in its
+environment, by which it is found and killed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,14 @@ Status = dict[str, Any]
 def start_process(
     command: Sequence[str | Path], directory: Path, environment: Mapping[str, str], output: Path
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own; what it prints is added to ``output``."""
+    """Start ``command`` in a session of its own, and return the process.
+
+    Args:
+        command: the program and its arguments.
+        directory: the working directory.
+        environment: all environment variables of the process.
+        output: the file to which its standard output and standard error are appended.
+    """
     with output.open("ab") as file:
         return subprocess.Popen(
             command,
@@ -72,10 +79,18 @@ def start_process(
 
 
 class Run:
-    """Runs a Python script by `edl run`, and other verbs of `edl` on that job.
+    """A job that ``edl run`` runs from a Python script, and other commands of ``edl`` on it.
+
+    Args:
+        directory: the working directory, which also holds the job's output and state.
+        zookeeper: the addresses of ZooKeeper, "host:port,host:port".
 
     Attributes:
-        start_process: is called to start `edl run` and `edl join`; a test may replace it.
+        start_process: is called to start ``edl run`` and ``edl join``; a test may replace it.
+        name: the name of the job.
+        environment: the environment variables of all its processes.
+        here: words before the command ``edl run``, to run it somewhere else.
+        there: words before all other ``edl`` commands.
     """
 
     start_process = staticmethod(start_process)
@@ -120,31 +135,44 @@ class Run:
         max_np: int,
         options: Sequence[str] = (),
     ) -> None:
-        """`edl run` with more ``options``; returns at once."""
+        """Start ``edl run`` for a script, and return at once.
+
+        Args:
+            script: the Python script.
+            *arguments: the arguments of the script.
+            np: the number of workers to start with.
+            min_np: the smallest number of workers.
+            max_np: the largest number of workers.
+            options: more options of ``edl run``.
+        """
         limits = ["-np", str(np), "--min-np", str(min_np), "--max-np", str(max_np)]
         verb: list[str | Path] = [*self.here, EDL, "run", *limits, *options, "--job", self.name]
         self._begin([*verb, sys.executable, Path(script).absolute(), *arguments])
 
     def throttle(self, how: Throttle) -> None:
-        """Slow down, from now on, the steps of a script that asks :mod:`edl.testing.throttle`."""
+        """Slow down the steps of the job from now on, as ``how`` says.
+
+        This works for scripts that call :func:`edl.testing.throttle.step`, or run under that
+        module.
+        """
         how.put(self._throttled)
 
     def hurry(self) -> None:
-        """No more of that: the rest of the training takes as long as it takes."""
+        """Stop slowing down the steps of the job: the rest of the training runs at full speed."""
         self._throttled.unlink(missing_ok=True)
 
     def _begin(self, command: Sequence[str | Path]) -> None:
-        """Run an agent, whose end is that of the job, and watch the job from now on."""
+        """Start an agent, whose end counts as the end of the job, and watch the job from now on."""
         self._follow(self._spawn(command, self._output))
 
     def _spawn(
         self, command: Sequence[str | Path], output: Path, **environment: str
     ) -> subprocess.Popen[bytes]:
-        """Run a process of the job in the background, with more ``environment``."""
+        """Start a process of the job in the background with more ``environment``; return it."""
         return self.start_process(command, self.directory, self.environment | environment, output)
 
     def _follow(self, agent: subprocess.Popen[bytes]) -> None:
-        """Take the end of ``agent`` for that of the job, and watch the job as long as it lives."""
+        """Take the end of ``agent`` as the end of the job, and watch the job until then."""
         if self._process is not None:
             self._stop_watching()
         self._closing = False
@@ -154,13 +182,16 @@ class Run:
         self._watcher.start()
 
     def edl(self, verb: str, *arguments: str) -> str:
-        """Another verb for this job, which must succeed; its standard output."""
+        """Run the command ``edl <verb>`` on this job, and return its standard output.
+
+        The command must succeed: an AssertionError shows its error output otherwise.
+        """
         done = self.try_edl(verb, *arguments)
         assert done.returncode == 0, f"edl {verb} ended with {done.returncode}: {done.stderr}"
         return done.stdout
 
     def try_edl(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A verb for this job that may fail."""
+        """Run the command ``edl <verb>`` on this job; return its result even if it fails."""
         return subprocess.run(
             [*self.there, EDL, verb, self.name, *arguments],
             capture_output=True,
@@ -171,7 +202,11 @@ class Run:
         )
 
     def scale(self, np: int) -> None:
-        """What `edl scale` does; without a process, as all the questions below, where it can."""
+        """Set the desired number of workers to ``np``, as ``edl scale`` does.
+
+        This method, and the questions below, start no process of ``edl`` where ZooKeeper can be
+        reached from here.
+        """
         if self.there:
             self.edl("scale", "--np", str(np))
             return
@@ -179,7 +214,7 @@ class Run:
             resize(store, lambda _: np)
 
     def status(self) -> Status:
-        """What `edl status --json` prints."""
+        """Return what ``edl status --json`` prints."""
         if self.there:
             status: Status = json.loads(self.edl("status", "--json"))
             return status
@@ -187,7 +222,10 @@ class Run:
             return status_of(store)
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """What `edl events --json` prints, of one kind or of all."""
+        """Return the events that ``edl events --json`` prints, the oldest first.
+
+        ``kind`` selects events of one kind; None: of all kinds.
+        """
         if self.there:
             events = [json.loads(line) for line in self.edl("events", "--json").splitlines()]
         else:
@@ -198,7 +236,10 @@ class Run:
     # --- processes ---
 
     def _watch(self) -> None:
-        """Keep the newest answer of `edl status --json`, without a process for it."""
+        """Keep the newest status of the job in ``_newest``, read from ZooKeeper.
+
+        It runs in a thread until the job ends.
+        """
         if self.there:
             self._watch_from_there()
             return
@@ -211,6 +252,10 @@ class Run:
             time.sleep(LOOK_S)  # the job is not written down yet, or ZooKeeper is not there
 
     def _look(self, store: JobStore) -> None:
+        """Read the status of the job once, and store it in ``_newest``.
+
+        While ZooKeeper is away, the error is added to the last known status.
+        """
         try:
             self._newest = status_of(store)
         except CoordinationError as error:
@@ -220,9 +265,11 @@ class Run:
             self._newest = {**self._newest, "away": str(error)}
 
     def _is_watching(self) -> bool:
+        """Return whether the agent still runs and nobody has stopped watching the job."""
         return not self._closing and self._process is not None and self._process.poll() is None
 
     def _stop_watching(self) -> None:
+        """Stop the thread that watches the job, and the process that it may have started."""
         self._closing = True
         if self._status_process is not None:
             self._status_process.kill()  # it would watch until the job ends
@@ -230,10 +277,13 @@ class Run:
 
     @contextmanager
     def store(self, connect_timeout_s: float = 10.0) -> Iterator[JobStore]:
-        """The job as ZooKeeper has it.
+        """Open the job's records in ZooKeeper, for the time of a block.
+
+        Args:
+            connect_timeout_s: how long ZooKeeper may take to answer at first.
 
         Raises:
-            UnknownJob: it is not written down yet.
+            UnknownJob: the job is not registered in ZooKeeper yet.
             CoordinationError: ZooKeeper does not answer.
         """
         known = candidates(self.directory / "state" / "edl", self.name, None)
@@ -245,7 +295,11 @@ class Run:
             yield JobStore(session, self.name)
 
     def _watch_from_there(self) -> None:
-        """The same where only a process can look: in another network."""
+        """Keep the newest status of the job, read from a process ``edl status --watch``.
+
+        It replaces :meth:`_watch` where only a process elsewhere reaches ZooKeeper: in another
+        network.
+        """
         environment = {k: v for k, v in self.environment.items() if k != MARK}
         while self._is_watching():
             with subprocess.Popen(
@@ -261,17 +315,20 @@ class Run:
                     self._newest = json.loads(line)
 
     def look_again(self) -> None:
-        """The ZooKeeper that `edl status` has looked at may have gone, and another one is there."""
+        """Forget the last status, and watch the job with a new session.
+
+        It is for tests in which the ZooKeeper that was watched has been replaced by another one.
+        """
         self._newest, self._again = None, True
         if self._status_process is not None:
             self._status_process.kill()
 
     def output(self) -> str:
-        """What `edl run` printed so far, its workers' output included."""
+        """Return what ``edl run`` has printed so far, the output of its workers included."""
         return self._output.read_text(errors="replace") if self._output.exists() else ""
 
     def processes(self) -> list[psutil.Process]:
-        """Every living process of the job, the agent included."""
+        """Return every living process of the job, the agent included."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -283,7 +340,7 @@ class Run:
         return found
 
     def workers(self, script: Path) -> set[int]:
-        """Process ids of the processes that run ``script`` (not of what they start)."""
+        """Return the process ids of the processes that run ``script`` (not of what they start)."""
         agent = self._process.pid if self._process is not None else None
         found = {p.pid: p for p in self.processes() if p.pid != agent}
         return {
@@ -291,11 +348,11 @@ class Run:
         }
 
     def describe(self, what: str) -> str:
-        """``what`` went wrong, with what the job said last."""
+        """Return a message that ``what`` went wrong in this job, with the end of its output."""
         return f"job {self.name}: {what}\n--- output ---\n{self.output()[-6000:]}"
 
     def close(self) -> None:
-        """Kill whatever of the job is left."""
+        """Kill every process of the job that is left, and stop watching it."""
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -310,30 +367,39 @@ class Run:
 
 
 def status_of(store: JobStore) -> Status:
-    """What `edl status --json` prints."""
+    """Return the status of a job as ``edl status --json`` prints it."""
     return _as_json(job_status(store.snapshot(), store.session.hosts).to_json())
 
 
 def events_of(store: JobStore) -> list[dict[str, Any]]:
-    """What `edl events --json` prints."""
+    """Return the events of a job as ``edl events --json`` prints them, the oldest first."""
     return [_as_json(flat(event)) for _, event in store.events.read()]
 
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As it would come from a process: with lists, not tuples."""
+    """Return ``values`` as after a round trip through JSON: with lists, not tuples."""
     read: dict[str, Any] = json.loads(json.dumps(values))
     return read
 
 
 class Job(Run):
-    """The same as a test watches and disturbs it."""
+    """A job that ``edl run`` runs, with methods by which a test waits for it and injects faults."""
 
     # --- watching ---
 
     def wait(
         self, condition: Callable[[Status], object], what: str, timeout_s: float = WAIT_S
     ) -> Status:
-        """Wait until the job's status fulfils ``condition``; the status that did."""
+        """Wait until the job's status fulfils ``condition``, and return that status.
+
+        Args:
+            condition: is called with each new status.
+            what: the thing waited for, for messages.
+            timeout_s: how long to wait.
+
+        Raises:
+            AssertionError: the job ended before, or the time is over.
+        """
         deadline = time.monotonic() + timeout_s
         while (now := self._newest) is None or not condition(now):
             assert self._process is None or self._process.poll() is None, self.describe(
@@ -346,7 +412,14 @@ class Job(Run):
         return now
 
     def wait_for_size(self, size: int, timeout_s: float = WAIT_S) -> Status:
-        """Wait until ``size`` workers are wanted, in the ring, and have trained a step there."""
+        """Wait until the ring has ``size`` active workers and has trained one more step.
+
+        Returns:
+            The status of the job then.
+
+        Raises:
+            AssertionError: the job ended before, or ``timeout_s`` seconds are over.
+        """
 
         def reached(now: Status) -> bool:
             stages = [member["stage"] for member in now["members"]]
@@ -356,10 +429,16 @@ class Job(Run):
         return self.wait_for_step(then["step"] + 1, timeout_s)
 
     def wait_for_step(self, step: int, timeout_s: float = WAIT_S) -> Status:
+        """Wait until the job has completed ``step`` steps, and return its status."""
         return self.wait(lambda now: now["step"] >= step, f"step {step}", timeout_s)
 
     def end(self, timeout_s: float = 120.0) -> int:
-        """Wait for the end of `edl run`; its exit code. Nothing of the job may live then."""
+        """Wait for the end of ``edl run``, and return its exit code.
+
+        Raises:
+            AssertionError: the job does not end within ``timeout_s`` seconds, or one of its
+                processes lives on for END_S seconds.
+        """
         assert self._process is not None
         try:
             code = self._process.wait(timeout_s)
@@ -375,13 +454,14 @@ class Job(Run):
     # --- faults ---
 
     def process(self, name: str) -> psutil.Process:
-        """The process of the worker ``name`` ("w1")."""
+        """Return the process of the worker ``name`` ("w1"), once the status shows it."""
         return psutil.Process(self.members(name)[name]["pid"])
 
     def members(self, *names: str) -> dict[str, Any]:
-        """The workers in the status by name, once ``names`` are among them.
+        """Return the entries of all workers in the status, by name, once ``names`` are among them.
 
-        On a busy machine a session may end and be opened again at any time.
+        On a busy machine a session may end and be opened again at any time, so a name may be
+        missing for a while.
         """
 
         def found(now: Status) -> dict[str, Any]:
@@ -391,37 +471,43 @@ class Job(Run):
         return found(now)
 
     def leader(self) -> str:
-        """The name of the worker that leads."""
+        """Return the name of the worker that leads, once there is one."""
         return str(self.wait(lambda now: now["leader"], "a leader")["leader"])
 
     def plain(self) -> str:
-        """The name of a worker that does not lead."""
+        """Return the name of a worker that does not lead, once there is one."""
         now = self.wait(lambda now: now["leader"] and len(now["members"]) > 1, "two members")
         return next(str(m["id"]) for m in now["members"] if m["id"] != now["leader"])
 
     def kill(self, name: str) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to the worker ``name``."""
         self.process(name).kill()
 
     def freeze(self, name: str) -> None:
-        """SIGSTOP, until :meth:`thaw`."""
+        """Send SIGSTOP to the worker ``name``, which stays frozen until :meth:`thaw`."""
         self.process(name).send_signal(signal.SIGSTOP)
 
     def stopped(self) -> list[psutil.Process]:
-        """The processes that are frozen."""
+        """Return the processes of the job that are frozen."""
         return [p for p in self.processes() if p.status() == psutil.STATUS_STOPPED]
 
     def thaw(self) -> None:
-        """SIGCONT to all that are frozen."""
+        """Send SIGCONT to all frozen processes of the job."""
         for process in self.stopped():
             process.send_signal(signal.SIGCONT)
 
     def cut(self, name: str) -> None:
-        """Break the connections of its ring. The job needs ``options=["--chaos"]``."""
+        """Break the ring connections of the worker ``name``.
+
+        The job needs ``options=["--chaos"]``.
+        """
         self.edl("chaos", "--cut", name)
 
     def expire(self, name: str) -> None:
-        """Let ZooKeeper end its session. The job needs ``options=["--chaos"]``."""
+        """Let ZooKeeper end the session of the worker ``name``.
+
+        The job needs ``options=["--chaos"]``.
+        """
         self.edl("chaos", "--expire", name)
 
 
@@ -437,14 +523,19 @@ def started(
     environment: Mapping[str, str] | None = None,
     throttled: Throttle | None = None,
 ) -> Iterator[Job]:
-    """Start a job with `edl run`, and kill it at the end of the block if it still runs.
+    """Start a job with ``edl run``, and kill it at the end of the block if it still runs.
 
     Args:
-        command: the Python script and its arguments.
-        options: more options of `edl run`.
+        directory: the working directory, which also holds the job's output and state.
+        zookeeper: the addresses of ZooKeeper, "host:port,host:port".
+        *command: the Python script and its arguments.
+        np: the number of workers to start with.
+        max_np: the largest number of workers.
+        min_np: the smallest number of workers.
+        options: more options of ``edl run``.
         environment: variables for all processes of the job.
-        throttled: the steps are slow until :meth:`Job.finish_soon` is called, see
-            :mod:`edl.testing.throttle`.
+        throttled: how slow the steps are until :meth:`Job.hurry` is called, see
+            :mod:`edl.testing.throttle`; None: they are not slowed down.
     """
     script, *arguments = command
     job = Job(directory, zookeeper)

@@ -1,4 +1,4 @@
-"""A whole job in one process: real workers on a loopback ring, in an order that a test chooses.
+"""Run a whole job in one process: real workers on a loopback ring, in an order that a test chooses.
 
 ::
 
@@ -10,8 +10,8 @@
     script.prove(job.results)
 
 The workers are edl's own (:class:`edl.worker.worker.Worker` and its switching, progress, leases),
-and so are the leader's decisions. In memory are the ring (:mod:`edl.ring.loopback`), what ZooKeeper
-holds (:mod:`edl.testing.memory`), and time. The same arguments give the same run.
+and so are the leader's decisions. Simulated in memory are the ring (:mod:`edl.ring.loopback`), the
+data of ZooKeeper (:mod:`edl.testing.memory`), and time. The same arguments give the same run.
 """
 
 from __future__ import annotations
@@ -43,10 +43,24 @@ Act = Callable[["LoopbackJob"], None]
 
 @dataclass(eq=False)
 class LoopbackWorker:
-    """One process of the job, as its script sees it.
+    """One worker of a loopback job, which runs in a thread as its process; scripts get this object.
 
-    ``result``: what the script keeps at its end; ``model``: what it trains. ``points``: how many
-    it has passed.
+    Attributes:
+        id: the number of the worker.
+        host: the name of its host.
+        slot: the number of its slot on the host.
+        worker: edl's own worker.
+        member: its place in the loopback network.
+        schedule: the virtual time of the job.
+        coordinator: its part in the job's membership.
+        shared: the state that its training thread and its daemon share.
+        result: what the script leaves here at its end.
+        model: the model that the script trains.
+        points: the number of points that the worker has passed.
+        fails_next: whether its next collective fails.
+        task: the thread of the worker.
+        ended: whether its process is gone.
+        error: the exception that ended its script.
     """
 
     id: int
@@ -66,16 +80,17 @@ class LoopbackWorker:
     error: BaseException | None = None
 
     def compute(self, seconds: float) -> None:
-        """What a step costs, in virtual time."""
+        """Let ``seconds`` of virtual time pass, as the computation of a step takes them."""
         self.schedule.sleep(seconds)
 
     @property
     def holds_state(self) -> bool:
+        """Whether the worker has the state of the job."""
         return self.worker.loader.progress.has_state
 
 
 class Passed(NamedTuple):
-    """A worker has passed a point: a failpoint, or a moment of a collective."""
+    """A record that a worker has passed a point: a failpoint, or a moment of a collective."""
 
     worker: int
     number: int  # its how many-th point
@@ -84,17 +99,36 @@ class Passed(NamedTuple):
 
 @dataclass
 class _Orders:
+    """The actions that a test has ordered, by points of workers and after steps."""
+
     at_points: dict[tuple[int, int], list[Act]] = field(default_factory=dict)
     after_steps: list[tuple[int, Act]] = field(default_factory=list)
 
 
 class LoopbackJob:
-    """A job from its start to its end, and what happens to it meanwhile.
+    """A job in one process, from its start to its end, with the faults that a test causes.
 
     Args:
         script: what each worker runs once it has started, as a training script after edl.init().
-        seed: of the order in which everything happens; 0: one after the other, without surprises.
-        restart_s: how long a host's agent waits after a death before it starts another worker.
+        np: the number of workers to start with, all on the host "a".
+        min_np: the smallest number of workers.
+        max_np: the largest number of workers; None: ``np``.
+        slots: the slots of each host.
+        seed: determines the order in which everything happens; 0: the tasks run one after the
+            other, without interruptions.
+        restart_s: how long a host's agent waits after the end of a worker before it starts another
+            one, in virtual seconds.
+        elastic_timeout_s: as the setting of the job.
+        state_check_steps: as the setting of the job.
+        noise_scale_steps: as the setting of the job.
+        on_divergence: as the setting of the job.
+        stragglers: the job's policy for stragglers; None: it has none.
+        most_decisions: a run with more choices of the schedule than this fails.
+
+    Attributes:
+        workers: all workers that were started; the index is the number of the worker.
+        passed: all points that workers have passed, in order.
+        state_lost: whether all workers that held the job's state have died.
     """
 
     def __init__(  # noqa: PLR0913 (a constructor: each argument is a part of the job)
@@ -142,30 +176,40 @@ class LoopbackJob:
     # --- what is to happen
 
     def at(self, worker: int, point: int, act: Act) -> None:
-        """Let ``act`` happen when ``worker`` passes its ``point``-th point, in its thread."""
+        """Call ``act`` when ``worker`` passes its ``point``-th point, in the worker's thread."""
         self._orders.at_points.setdefault((worker, point), []).append(act)
 
     def after_step(self, step: int, act: Act) -> None:
-        """Let ``act`` happen when the first worker has completed ``step`` steps."""
+        """Call ``act`` when the first worker has completed ``step`` steps."""
         self._orders.after_steps.append((step, act))
         self._orders.after_steps.sort(key=lambda order: order[0])
 
     # --- what people do
 
     def scale(self, hosts: Mapping[str, int]) -> None:
-        """Workers wanted by host. Each host named gets an agent."""
+        """Set the desired number of workers by host, as ``edl scale`` does.
+
+        Each host in ``hosts`` gets an agent if it has none.
+        """
         self.memory.set_desired(hosts)
         self._agents.come()
 
     def drain(self, worker: int) -> None:
+        """Request that ``worker`` leaves the job and is not replaced, as ``edl drain`` does."""
         self.memory.ask(RequestKind.DRAIN, worker)
 
     def replace(self, worker: int) -> None:
-        """As a leader's policy does it: another one comes in the switch in which it leaves."""
+        """Request, as a leader's policy does, that another worker replaces ``worker``.
+
+        The new worker enters the ring in the same switch in which the old one leaves.
+        """
         self.memory.ask(RequestKind.REPLACE, worker)
 
     def terminate(self, worker: int) -> None:
-        """As SIGTERM: leave at the next switch, or at once when not in the ring."""
+        """Ask ``worker`` to leave, as SIGTERM does.
+
+        It leaves at the next switch, or at once when it is not in the ring.
+        """
         one = self.workers[worker]
         if one.ended:
             return
@@ -177,12 +221,13 @@ class LoopbackJob:
             self.kill(worker)  # it ends where it is; nobody waits for it
 
     def stop(self, reason: str = "a test stops it") -> None:
+        """Stop the job for ``reason``, as ``edl stop`` does."""
         self.memory.set_state(JobState.STOPPING, reason)
 
     # --- faults
 
     def kill(self, worker: int) -> None:
-        """The process of ``worker`` is gone, as by SIGKILL."""
+        """End the process of ``worker``, as SIGKILL does."""
         one = self.workers[worker]
         if one.ended:
             return
@@ -191,9 +236,10 @@ class LoopbackJob:
         self.schedule.kill(one.task)
 
     def freeze(self, worker: int, seconds: float = FROZEN_S) -> None:
-        """As SIGSTOP: it does nothing, its connections stay; SIGCONT after so many ``seconds``.
+        """Freeze ``worker``, as SIGSTOP does, and wake it after so many virtual ``seconds``.
 
-        Its agent ends it when it is frozen still at the end of the job.
+        A frozen worker does nothing, and its connections stay open. If it is still frozen at the
+        end of the job, its agent kills it.
         """
         one = self.workers[worker]
         if one.ended or worker in self.memory.frozen:
@@ -206,7 +252,7 @@ class LoopbackJob:
         self.schedule.freeze(one.task)
 
     def thaw(self, worker: int) -> None:
-        """As SIGCONT."""
+        """Let the frozen ``worker`` go on, as SIGCONT does."""
         one = self.workers[worker]
         if one.ended or worker not in self.memory.frozen:
             return
@@ -217,25 +263,25 @@ class LoopbackJob:
         self.schedule.thaw(one.task)
 
     def cut(self, worker: int) -> None:
-        """The connections of its ring break; nobody dies."""
+        """Break the connections of the ring of ``worker``; no process ends."""
         if not self.workers[worker].ended:
             self.network.member(worker).cut()
 
     def fail(self, worker: int) -> None:
-        """The next collective or rendezvous that it comes to fails, on it at least."""
+        """Make the next collective or rendezvous of ``worker`` fail, at least on this worker."""
         self.workers[worker].fails_next = True
 
     def delay(self, worker: int, seconds: float = 5.0) -> None:
-        """It is late where it is now: only in its own thread."""
+        """Let ``worker`` sleep for virtual ``seconds``; do nothing if called in another thread."""
         if self.workers[worker].task is self.schedule.current:
             self.schedule.sleep(seconds)
 
     def expire(self, worker: int) -> None:
-        """Its session in ZooKeeper ends; it opens another one."""
+        """End the ZooKeeper session of ``worker``, which then opens another one."""
         self.memory.drop_session(worker)
 
     def disconnect(self, seconds: float) -> None:
-        """Nobody reaches ZooKeeper for so long."""
+        """Cut all workers off from ZooKeeper for so many virtual ``seconds``."""
         self.memory.away = True
         self.memory.changed()
         back_at = self.schedule.now_s() + seconds
@@ -258,7 +304,7 @@ class LoopbackJob:
         """Run the job to its end.
 
         Raises:
-            ScheduleError: it has none within the bounds.
+            ScheduleError: the job does not end within the limits of decisions and virtual time.
         """
         failpoints.subscribe(self._point)
         try:
@@ -270,18 +316,18 @@ class LoopbackJob:
 
     @property
     def results(self) -> dict[int, Any]:
-        """What the scripts that came to their end have kept, by worker."""
+        """The results, by worker, of the scripts that came to their end."""
         return {one.id: one.result for one in self.workers if one.result is not None}
 
     @property
     def errors(self) -> dict[int, BaseException]:
-        """What has ended the scripts that did not: neither a kill nor an orderly leave."""
+        """The errors, by worker, that ended scripts; kills and orderly leaves do not count."""
         quiet = (Killed, SystemExit)
         found = {one.id: one.error for one in self.workers}
         return {w: error for w, error in found.items() if error and not isinstance(error, quiet)}
 
     def describe(self) -> str:
-        """What happened, for people."""
+        """Describe the run for people: generations, workers, and the last 20 decisions."""
         generations = "\n".join(
             f"  {g.number}: {g.worker_ids} ({g.reason})" for g in self.memory.generations
         )
@@ -300,7 +346,7 @@ class LoopbackJob:
     # --- processes
 
     def start_worker(self, host: str) -> None:
-        """Start one more process, as the agent of ``host`` does."""
+        """Start one more worker on ``host``, as the agent of the host does."""
         number = len(self.workers)
         used = {one.slot for one in self.workers if one.host == host and not one.ended}
         slot = next(n for n in range(99) if n not in used)
@@ -326,7 +372,7 @@ class LoopbackJob:
         self._of[one.task] = one
 
     def _live(self, one: LoopbackWorker) -> None:
-        """The life of a process."""
+        """Run a worker from its start to its end, in its thread."""
         try:
             try:
                 one.worker.start()
@@ -347,7 +393,7 @@ class LoopbackJob:
                 self._end(one)
 
     def _end(self, one: LoopbackWorker) -> None:
-        """The process is gone."""
+        """Record that a worker's process is gone, and whether the job's state is lost with it."""
         one.ended = True
         left = [other for other in self.workers if not other.ended]
         if not any(other.holds_state for other in left) and (
@@ -365,6 +411,11 @@ class LoopbackJob:
     # --- points
 
     def _moment(self, moment: CollectivePoint) -> None:
+        """Pass a moment of a collective as a point, and let the collective fail if a test wants it.
+
+        Raises:
+            CollectiveFailed: :meth:`fail` was called for the worker.
+        """
         if moment.phase is Phase.BEFORE and moment.name.startswith("edl.gradient"):
             return  # right after a point of the step
         self._point(f"{moment.name} {moment.phase.value}")
@@ -374,7 +425,10 @@ class LoopbackJob:
             raise CollectiveFailed(f"{moment.name}: a test lets it fail")
 
     def _point(self, name: str) -> None:
-        """The worker whose thread this is passes a point: others may run, or something happens."""
+        """Pass the point ``name`` in the thread of a worker.
+
+        The actions that are due there are carried out, and then other tasks may run.
+        """
         task = self.schedule.current
         if task is None:
             return
@@ -390,7 +444,10 @@ class LoopbackJob:
 
 
 def _check_state(job: LoopbackJob, new: Generation) -> None:
-    """A job does not begin anew while somebody works who holds its state."""
+    """Assert that a generation does not begin the job anew while a working member holds its state.
+
+    A worker that is evicted, frozen or ended does not count as working.
+    """
     if new.number == 1 or not new.members or {*new.joined} != {*new.worker_ids}:
         return
     out = job.memory.evicted.keys() | job.memory.frozen.keys()

@@ -1,9 +1,9 @@
-"""The coordination of a job in memory: what ZooKeeper holds, a leader, and each worker's daemon.
+"""Keep the coordination of a job in memory: ZooKeeper's data, a leader, and the workers' daemons.
 
 The leader's decisions are the real ones (:func:`edl.core.job.membership.decide`). Everything else
-is what docs/explanation/protocol.md says of daemons, in its barest form: a daemon writes what its
-worker wants known, reads what is new, and cuts the ring that its worker cannot free itself from.
-When it does so is the schedule's choice.
+follows docs/explanation/protocol.md in its simplest form: a daemon writes what its worker has to
+report, reads what is new, and cuts the ring from which its worker cannot free itself. The schedule
+chooses when a daemon does so.
 """
 
 from __future__ import annotations
@@ -48,10 +48,17 @@ LIMITS = Limits(
 
 
 class MemoryJob:
-    """What ZooKeeper says of one job, and the worker that leads it.
+    """The records of one job that ZooKeeper would hold, and the part of its leader.
 
-    ``gone``: workers whose process has ended without a good-bye; ``frozen``: that stand still.
-    Both with the time at which that happened.
+    Args:
+        job: the record of the job.
+        hosts: the desired number of workers by host; the assigned number is the same.
+        schedule: the virtual time of the job.
+        network: the loopback network of its rings.
+
+    Attributes:
+        gone: by worker, when its process ended without leaving the job.
+        frozen: by worker, when its process was frozen.
     """
 
     def __init__(
@@ -90,31 +97,39 @@ class MemoryJob:
     # --- writes
 
     def changed(self, news: bool = False) -> None:
+        """Count a change of the records; with ``news``, one that daemons have to read."""
         self.changes += 1
         self.news += news
 
     def put_member(self, member: Member) -> None:
+        """Write the record of a worker."""
         self.nodes[member.id] = member
         self.changed()
 
     def remove_member(self, worker: int) -> None:
+        """Delete the record of ``worker``; a job that is stopping ends with its last worker."""
         if self.nodes.pop(worker, None) is not None:
             self.changed()
         if not self.nodes and self.job.state is JobState.STOPPING:
             self.set_state(JobState.STOPPED, self.job.reason)
 
     def set_desired(self, hosts: Mapping[str, int]) -> None:
+        """Set the desired number of workers of each host to ``hosts``."""
         self.hosts = dict(hosts)
         self.changed()
 
     def ask(self, kind: str, worker: int) -> None:
-        """A request, such as to drain ``worker``."""
+        """Add a request of ``kind``, such as to drain ``worker``."""
         number = len(self.requests) + len(self.answered)
         self.requests[number] = Request(kind, worker, number)
         self.changed()
 
     def set_state(self, state: JobState, reason: str) -> bool:
-        """False when the job is over already."""
+        """Set the state of the job and its reason, unless the job is over.
+
+        Returns:
+            Whether the state was set: False if the job was over already.
+        """
         if self.job.state.over:
             return False
         self.job = replace(self.job, state=state, reason=reason)
@@ -124,16 +139,19 @@ class MemoryJob:
     # --- the election
 
     def campaign(self, worker: int) -> None:
+        """Add ``worker`` to the candidates for the leadership."""
         if worker not in self._candidates:
             self._candidates.append(worker)
             self._elect()
 
     def resign(self, worker: int) -> None:
+        """Remove ``worker`` from the candidates; the next one leads."""
         if worker in self._candidates:
             self._candidates.remove(worker)
             self._elect()
 
     def _elect(self) -> None:
+        """Make the first candidate the leader, with a new term, if it is not the leader already."""
         first = self._candidates[0] if self._candidates else None
         if first is not None and (self.leader is None or self.leader.worker != first):
             term = self.leader.term + 1 if self.leader is not None else 1
@@ -141,15 +159,17 @@ class MemoryJob:
             self.changed(news=True)
 
     def _may_depose(self) -> bool:
-        """A candidate has found that the process of the leader is gone."""
+        """Return whether the process of the leader is gone, as the next candidate would find."""
         return not self.away and bool(self._candidates) and self._candidates[0] in self.gone
 
     def _depose(self) -> None:
+        """Remove the leader, whose process is gone, from the candidates."""
         self.resign(self._candidates[0])
 
     # --- sessions
 
     def _ended(self) -> list[tuple[float, int]]:
+        """Return (end of the session, worker) for gone and frozen workers, the earliest first."""
         if not self.gone and not self.frozen:
             return []
         here = {*self.nodes, *self._candidates}
@@ -157,18 +177,24 @@ class MemoryJob:
         return sorted((at + SESSION_S, worker) for worker, at in since.items() if worker in here)
 
     def _may_expire(self) -> bool:
+        """Return whether the session of a worker that is gone or frozen has run out."""
         ended = self._ended()
         return not self.away and bool(ended) and ended[0][0] <= self.schedule.now_s()
 
     def _expire(self) -> None:
+        """End the session that has run out first."""
         self.drop_session(self._ended()[0][1])
 
     def _expires_at(self) -> float | None:
+        """Return when the next session runs out; None if none does, or ZooKeeper is away."""
         ended = self._ended()
         return ended[0][0] if ended and not self.away else None
 
     def drop_session(self, worker: int) -> None:
-        """The nodes of ``worker`` are gone; its daemon writes them again, if it lives."""
+        """End the ZooKeeper session of ``worker``: delete its record and its candidacy.
+
+        If the worker lives, its daemon writes the record again.
+        """
         self.nodes.pop(worker, None)
         self.changed(news=True)
         self.resign(worker)
@@ -177,22 +203,25 @@ class MemoryJob:
 
     @property
     def _leads(self) -> bool:
+        """Whether there is a leader that can act: alive, not frozen, and in reach of ZooKeeper."""
         if self.leader is None or self.away or self.job.state.over:
             return False
         worker = self.leader.worker
         return worker in self._candidates[:1] and worker not in {*self.gone, *self.frozen}
 
     def _may_look(self) -> bool:
+        """Return whether the leader is to decide: after a change, or LOOK_S after it last did."""
         if not self._leads:
             return False
         seen, at = self._looked
         return self.changes != seen or self.schedule.now_s() >= at + LOOK_S
 
     def _looks_at(self) -> float | None:
+        """Return when the leader decides again without a change; None if no leader can act."""
         return self._looked[1] + LOOK_S if self._leads else None
 
     def _look(self) -> None:
-        """Read, decide, write: in one transaction."""
+        """Let the leader read the records, decide, and write the decision, in one transaction."""
         now_s, now = self.schedule.now_s(), self.snapshot()
         self._looked = (self.changes, now_s)
         assert self.leader is not None
@@ -220,6 +249,7 @@ class MemoryJob:
             self.changed(news=True)
 
     def snapshot(self) -> Snapshot:
+        """Return a snapshot of all records of the job, as a leader reads it."""
         return Snapshot(
             job=self.job,
             hosts=tuple(Host(h, self.agents[h], ADDRESS) for h in sorted(self.agents)),
@@ -234,7 +264,14 @@ class MemoryJob:
 
 
 class MemoryCoordinator:
-    """A :class:`edl.worker.coordinator.Coordinator` of one worker that keeps the job in memory."""
+    """The :class:`edl.worker.coordinator.Coordinator` of one worker, with the job in memory.
+
+    Args:
+        job: the records of the job.
+        member: the first record of the worker.
+        shared: the state that the worker's training thread and daemon share.
+        ring: the ring of the worker.
+    """
 
     is_shared = True
     run = "loopback"
@@ -263,23 +300,28 @@ class MemoryCoordinator:
 
     @property
     def away(self) -> bool:
+        """Whether no worker reaches ZooKeeper now."""
         return self._job.away
 
     def last_step(self) -> int:
+        """Return 0 for the last reported step, since a loopback job saves no checkpoints."""
         return 0  # nothing is saved here
 
     def put_saved(self, directory: str, step: int) -> None:
+        """Write into the record of the job that a checkpoint of ``step`` is in ``directory``."""
         self._job.job = replace(self._job.job, checkpoint=directory, saved_step=step)
 
     # --- called by the training thread
 
     def start(self) -> tuple[Member, Generation | None]:
+        """Register the worker; return its record, and the job's generation if it has one."""
         self._shared.worker = self._member.id
         self._job.put_member(self._member)
         self._open = True
         return self._member, self._job.generation
 
     def close(self) -> None:
+        """Write what is pending, and take the worker out of the job. Idempotent."""
         if not self._open:
             return
         self._write()
@@ -288,13 +330,16 @@ class MemoryCoordinator:
         self._job.remove_member(self._member.id)
 
     def resign(self) -> None:
+        """Take no more part in the ring and in elections, from the daemon's next turn on."""
         self._resigned = True
         self._dirty = True
 
     def script_of_job(self) -> ScriptOfJob:
+        """Return what is known of the script of the workers in the ring."""
         return self._job.script
 
     def campaign(self) -> None:
+        """Make the worker a candidate for the leadership."""
         self._candidate = True
         self._job.campaign(self._member.id)
 
@@ -305,29 +350,39 @@ class MemoryCoordinator:
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> None:
+        """Report a new ``stage`` of the worker, and the other values that are not None."""
         self._change(self._member.at(stage, generation, newest_generation, fits))
 
     def report_broken(self, failure: RingFailure) -> None:
+        """Report that a ring failed, and what was complete then."""
         self._change(replace(self._member, broken=failure))
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
+        """Report how the job ended; the first report counts, and ``event`` is logged with it."""
         self._ends.append((end, event))
         self._dirty = True
 
     def release_others(self, generation: Generation | None) -> None:
+        """Note that the worker's script has ended while its ring was that of ``generation``.
+
+        The daemon cuts that ring when another worker waits there for this one. None: it does not.
+        """
         self._ended_in = 0 if generation is None else generation.number
 
     def flush(self, timeout_s: float) -> bool:
+        """Wait until all reports are written; return False if ``timeout_s`` is over before."""
         with self._written:
             return self._written.wait_for(lambda: not self._dirty, timeout_s)
 
     def _change(self, member: Member) -> None:
+        """Take ``member`` as the worker's record, which the daemon writes at its next turn."""
         self._member = member
         self._dirty = True
 
     # --- the daemon's thread
 
     def _is_due(self) -> bool:
+        """Return whether the daemon has something to write, to read or to cut, and is able to."""
         job, worker = self._job, self._member.id
         if not self._open or job.away or worker in job.gone or worker in job.frozen:
             return False
@@ -335,7 +390,10 @@ class MemoryCoordinator:
         return fresh or self._must_cut() or bool(self._needed_for())
 
     def _needed_for(self) -> str:
-        """What others wait for in the ring in which the script of this worker has ended."""
+        """Return what others wait for in the ring in which the worker's script has ended.
+
+        It is FOR_GRADIENTS, FOR_NUMBERS, or empty if no other worker waits.
+        """
         if not self._ended_in or self._ring.membership[0] != self._ended_in:
             return ""
         member = self._job.network.member(self._member.id)
@@ -344,7 +402,7 @@ class MemoryCoordinator:
         return FOR_NUMBERS if member.is_missed_in("edl.exchange") else ""
 
     def _turn(self) -> None:
-        """Write what is due, read what is new."""
+        """Act as the daemon once: write pending reports, read news, and cut the ring if need be."""
         job, worker = self._job, self._member.id
         if self.leave_requested:
             self.leave_requested = False
@@ -368,6 +426,7 @@ class MemoryCoordinator:
                 job.network.abort(worker, current)
 
     def _write(self) -> None:
+        """Write the reports, the record and the events of the worker, and wake :meth:`flush`."""
         job = self._job
         for end, event in self._ends:
             if job.set_state(end.state, end.reason) and event is not None:
@@ -386,6 +445,7 @@ class MemoryCoordinator:
             self._written.notify_all()
 
     def _read(self) -> None:
+        """Read the leader, evictions, the newest generation and the job's state for the worker."""
         job, worker = self._job, self._member.id
         self._seen = job.news
         self._shared.leads(job.leader)
@@ -401,10 +461,14 @@ class MemoryCoordinator:
         self._shared.job_is(job.job.state, job.job.reason)
 
     def _must_cut(self) -> bool:
-        """Its worker is in a ring that has lost a member, or builds one that nobody wants."""
+        """Return whether the daemon has to cut the ring now.
+
+        It has to if :meth:`_wants_cut` says so and CUT_S have passed since the last cut.
+        """
         return self._job.schedule.now_s() >= self._cut_after and self._wants_cut()
 
     def _wants_cut(self) -> bool:
+        """Return whether the ring has lost a member, or is being built although it is outdated."""
         number, members = self._ring.membership
         if number == 0 or not (self._job.evicted or self._ring.is_building):
             return False
@@ -412,6 +476,7 @@ class MemoryCoordinator:
         return lost or (self._ring.is_building and number < self._newest)
 
     def _cuts_at(self) -> float | None:
+        """Return when the daemon cuts the ring next; None if it need not, or cannot act."""
         stands_still = self._member.id in {*self._job.gone, *self._job.frozen}
         wants = self._open and not stands_still and not self._job.away and self._wants_cut()
         return self._cut_after if wants else None

@@ -1,4 +1,4 @@
-"""Threads that run one at a time, in an order that a test chooses, under a time of their own.
+"""Run threads one at a time, in an order that a test chooses, under virtual time.
 
 ::
 
@@ -6,13 +6,14 @@
     schedule.start("w0", lambda: train(...))
     schedule.run()
 
-A task runs until it waits, by the schedule as its :class:`edl.clock.Clock`, or reaches a
-:meth:`Schedule.pause`. Then the :class:`Random` says which task or actor is next. Time stands
-still while anybody can run, and jumps to the next deadline when nobody can. So the same seed gives
-the same run, nothing sleeps, and a run in which all wait for ever ends at once with a table of who
-waits for what.
+A task (a thread of the schedule) runs until it waits, with the schedule as its
+:class:`edl.clock.Clock`, or reaches a :meth:`Schedule.pause`. Then the :class:`Random` chooses the
+task or actor that runs next. The virtual time stands still while a task or actor can run, and jumps
+to the next deadline when none can. So the same seed gives the same run, nothing sleeps in real
+time, and a run in which all tasks wait for ever ends at once with a table of what each waits for.
 
-An *actor* is what runs beside the tasks and never waits: a daemon, a leader, an agent.
+An *actor* is a :class:`BackgroundTask` that acts beside the tasks and never waits: a daemon, a
+leader, an agent.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ JOIN_S = 30.0  # real seconds for a thread to end
 
 
 class ScheduleError(AssertionError):
-    """The tasks wait for each other for ever, or do not come to an end."""
+    """The tasks of a schedule wait for each other for ever, or do not come to an end."""
 
 
 class Random:
-    """Decides what is open. Seed 0 takes the first of all that may be: no task is interrupted.
+    """The source of all random choices of a schedule, determined by its seed.
 
-    Other seeds interrupt tasks anywhere, and make some of them slower than others.
+    Seed 0 always takes the first possibility, and interrupts no task. Other seeds interrupt tasks
+    anywhere, and make some tasks slower than others.
     """
 
     def __init__(self, seed: int) -> None:
@@ -48,15 +50,18 @@ class Random:
         self._rate = self._random.choice(INTERRUPTIONS) if self._random is not None else 0.0
 
     def interrupts(self) -> bool:
-        """Whether a task that could go on lets others run."""
+        """Return whether a task that could go on lets others run now."""
         return self._random is not None and self._random.random() < self._rate
 
     def below(self, limit: int) -> int:
-        """A number from 0 to ``limit`` - 1."""
+        """Return a random integer from 0 to ``limit`` - 1."""
         return 0 if self._random is None or limit < 2 else int(self._random.random() * limit)
 
     def pick(self, ones: Sequence[BackgroundTask | Task]) -> int:
-        """The index of the one who runs next."""
+        """Return the index, in ``ones``, of the task or actor that runs next.
+
+        Each name has a random weight from 1/32 to 1, so some run more often than others.
+        """
         chance = self._random
         if chance is None or len(ones) < 2:
             return 0
@@ -75,9 +80,14 @@ class Random:
 
 @dataclass
 class BackgroundTask:
-    """``act`` is called when ``ready``; ``due``: when it will be, if nothing happens before.
+    """An actor of a schedule: a function that is called whenever its condition holds.
 
-    ``starts``: it may start tasks, so the schedule does not end before it is due.
+    Attributes:
+        name: the name by which it gets its weight.
+        ready: whether ``act`` may be called now.
+        act: does one piece of work, without waiting.
+        due: when ``ready`` will become true if nothing happens before; None: at no known time.
+        starts: whether ``act`` may start tasks; then the schedule does not end before it is due.
     """
 
     name: str
@@ -89,7 +99,15 @@ class BackgroundTask:
 
 @dataclass(eq=False)
 class Task:
-    """A thread of the schedule. ``error``: what has ended it, if anything has."""
+    """A thread that runs under a schedule.
+
+    Attributes:
+        name: the name of the thread.
+        go: a lock that the thread takes to run; its release gives the turn to the thread.
+        wake_at: when the wait of the task times out, in virtual seconds; None: never.
+        why: what the task waits for, for people.
+        error: the exception that ended the task; None: it has not ended by one.
+    """
 
     name: str
     thread: threading.Thread | None = None
@@ -106,6 +124,11 @@ class Task:
     error: BaseException | None = None
 
     def ready(self, now_s: float) -> bool:
+        """Return whether the task can run at the virtual time ``now_s``.
+
+        It can if it is neither frozen nor done, and its wait is over: by a notification that makes
+        its predicate true, or by its deadline.
+        """
         if self.frozen or self.done:
             return False
         if self.wake_at is not None and now_s >= self.wake_at:
@@ -119,7 +142,10 @@ class Task:
 
 
 class _Condition:
-    """See :class:`edl.clock.Condition`. Only one task runs, so there is nothing to lock."""
+    """A condition variable under virtual time, as :class:`edl.clock.Condition` describes it.
+
+    It has no lock, since only one task runs at a time.
+    """
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -132,17 +158,41 @@ class _Condition:
         return None
 
     def wait(self, timeout: float | None = None) -> bool:
+        """Wait for a notification for at most ``timeout`` virtual seconds (None: for ever).
+
+        Returns:
+            Whether the notification came in time.
+        """
         return self._schedule.wait(self, None, timeout)
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until ``predicate()`` is true, for at most ``timeout`` virtual seconds.
+
+        Returns:
+            The last value of the predicate.
+        """
         return predicate() or self._schedule.wait(self, predicate, timeout) or predicate()
 
     def notify_all(self) -> None:
+        """Note a notification; the tasks that wait for it become ready."""
         self.notified += 1
 
 
 class Schedule:
-    """See the module. It is the :class:`edl.clock.Clock` of all that runs in it."""
+    """A scheduler that runs one thread at a time, and the clock of all that runs in it.
+
+    The module explains how it works.
+
+    Args:
+        chance: chooses which task or actor runs next.
+        most_decisions: a run with more choices than this ends with a ScheduleError.
+
+    Attributes:
+        tasks: all tasks that were started.
+        actors: what acts beside the tasks; append to it to add one.
+        current: the task that runs now; None while an actor acts.
+        decisions: the number of choices made so far.
+    """
 
     def __init__(self, chance: Random, most_decisions: int = MOST_DECISIONS) -> None:
         self.chance = chance
@@ -161,21 +211,33 @@ class Schedule:
     # --- the clock
 
     def now_s(self) -> float:
+        """Return the virtual time in seconds since the start of the schedule."""
         return self._now_s
 
     def sleep(self, seconds: float) -> None:
+        """Let other tasks run until ``seconds`` of virtual time have passed."""
         task = self._own()
         task.wake_at, task.why = self._now_s + seconds, "its sleep"
         self._give_way(task)
         task.wake_at = None
 
     def condition(self) -> Condition:
+        """Return a new condition variable for the tasks of this schedule."""
         return _Condition(self)
 
     def wait(
         self, condition: _Condition, predicate: Callable[[], bool] | None, timeout: float | None
     ) -> bool:
-        """Wait until ``condition`` was notified, ``predicate`` is true; False at the time-out."""
+        """Let other tasks run until ``condition`` is notified or ``timeout`` is over.
+
+        Args:
+            condition: the condition variable.
+            predicate: must be true after the notification; None: any notification ends the wait.
+            timeout: in virtual seconds; None: for ever.
+
+        Returns:
+            False after a time-out.
+        """
         task = self._own()
         task.condition, task.predicate, task.seen = condition, predicate, condition.notified
         task.woken = False
@@ -189,7 +251,10 @@ class Schedule:
     # --- tasks
 
     def start(self, name: str, function: Callable[[], None]) -> Task:
-        """Add a task; it runs when it is its turn."""
+        """Add a task that calls ``function`` in a thread of its own, and return the task.
+
+        It begins to run when the schedule chooses it.
+        """
         task = Task(name)
         task.go.acquire()
         task.thread = threading.Thread(
@@ -201,7 +266,7 @@ class Schedule:
         return task
 
     def pause(self) -> None:
-        """Others may run now. Nothing for an actor."""
+        """Give other tasks a chance to run now; do nothing when called by an actor."""
         if self.current is None:
             return
         task = self._own()
@@ -209,7 +274,10 @@ class Schedule:
             self._give_way(task)
 
     def kill(self, task: Task) -> None:
-        """Raise :class:`Killed` in ``task``, now or where it waits; all of its waits raise it."""
+        """Raise :class:`Killed` in ``task``, now or where it waits.
+
+        Each later wait of the task raises it again.
+        """
         if not (task.killed or task.done):
             self._unwinding.append(task)
             self._unwinding.sort(key=self.tasks.index)
@@ -219,21 +287,23 @@ class Schedule:
             raise Killed(task.name)
 
     def freeze(self, task: Task) -> None:
-        """Let ``task`` run no more, from its next wait on."""
+        """Stop ``task`` from running, from its next wait or pause on, until :meth:`thaw`."""
         task.frozen = True
 
     def thaw(self, task: Task) -> None:
+        """Let the frozen ``task`` run again."""
         task.frozen = False
 
     def fail(self, error: BaseException) -> None:
-        """Let :meth:`run` end now, with this error."""
+        """End :meth:`run` now by raising ``error``; the first error counts."""
         self._failure = self._failure or error
 
     def run(self) -> None:
         """Run all tasks to their ends.
 
         Raises:
-            ScheduleError: they have none.
+            ScheduleError: the tasks wait for ever, or do not end within the limits of decisions and
+                time.
         """
         try:
             task = self._decide(None)
@@ -249,6 +319,7 @@ class Schedule:
     # --- who is next
 
     def _live(self, task: Task, function: Callable[[], None]) -> None:
+        """Run ``function`` in the thread of ``task``, then give the turn to the next task."""
         task.go.acquire()
         try:
             if not task.killed:
@@ -271,7 +342,11 @@ class Schedule:
             self._resume(following)
 
     def _give_way(self, task: Task) -> None:
-        """Let somebody run; returns when it is the turn of ``task`` again."""
+        """Let other tasks run, and return when it is the turn of ``task`` again.
+
+        Raises:
+            Killed: the task was killed meanwhile.
+        """
         try:
             following = self._decide(task)
         except BaseException as error:  # noqa: BLE001 - raised by run()
@@ -288,11 +363,23 @@ class Schedule:
             raise Killed(task.name)
 
     def _resume(self, task: Task) -> None:
+        """Give the turn to ``task``."""
         self.current = task
         task.go.release()
 
     def _decide(self, running: Task | None) -> Task | None:
-        """Let actors act until it is a task's turn; None when all tasks are done."""
+        """Let actors act until it is a task's turn, and return that task.
+
+        Args:
+            running: the task that asks, which goes on unless the choice interrupts it; None: no
+                task does.
+
+        Returns:
+            The task whose turn it is; None when all tasks are done.
+
+        Raises:
+            ScheduleError: the tasks wait for ever, or a limit is reached.
+        """
         while True:
             self.current = None
             if self._failure is not None:
@@ -319,10 +406,15 @@ class Schedule:
             actors[picked].act()
 
     def _will_start(self) -> bool:
+        """Return whether an actor that starts tasks will be due later."""
         return any(a.starts and a.due() is not None for a in self.actors)
 
     def _pass_time(self) -> None:
-        """Nobody can run: on to the next deadline."""
+        """Set the virtual time to the next deadline, as no task or actor can run before it.
+
+        Raises:
+            ScheduleError: there is no deadline, or it lies after LONGEST_S.
+        """
         waking = [t.wake_at for t in self._left if not t.frozen]
         due = [at for at in (*waking, *(a.due() for a in self.actors)) if at is not None]
         later = [at for at in due if at > self._now_s]
@@ -333,7 +425,7 @@ class Schedule:
             raise ScheduleError(f"no end after {self._now_s:.0f} s: {self.table()}")
 
     def table(self) -> str:
-        """Who waits for what, for people."""
+        """Describe in one line what each task waits for, for people."""
         rows = []
         for task in self.tasks:
             state = "done" if task.done else "frozen" if task.frozen else f"waits for {task.why}"
@@ -342,6 +434,11 @@ class Schedule:
         return f"at {self._now_s:.2f} s: {'; '.join(rows)}"
 
     def _own(self) -> Task:
+        """Return the task that runs now.
+
+        Raises:
+            Killed: the task was killed.
+        """
         task = self.current
         assert task is not None, "only a task waits"
         if task.killed:
@@ -349,7 +446,7 @@ class Schedule:
         return task
 
     def _close(self) -> None:
-        """End the threads that are left, one after the other."""
+        """End the threads of all tasks that are not done, one after the other."""
         self._closing = True
         for task in self.tasks:
             if not task.done:

@@ -69,7 +69,7 @@ class Throttle:
 
 
 def step() -> None:
-    """Sleep for as long as the test wants this step to take; do nothing in a worker that warms up."""
+    """Sleep for as long as the test wants this step to take; return at once during a warm-up."""
     name = config.environment().get(FILE)
     if name is None or process.is_warming_up():
         return

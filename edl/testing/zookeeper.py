@@ -1,13 +1,13 @@
-"""Real ZooKeeper servers that a test may kill, freeze, start again and put where it likes.
+"""Run real ZooKeeper servers that a test may kill, freeze, and start again.
 
 ::
 
     with ensemble(tmp_path, 1) as (server,):
         ...                       # server.hosts: for EDL_ZOOKEEPER
         server.kill()
-        server.start()            # with what it knew
+        server.start()            # with the data it had
 
-They need Java, as `edl run` without --zookeeper does. To expire a worker's session, see
+They need Java, as ``edl run`` without --zookeeper does. To expire a worker's session, see
 :meth:`edl.testing.job.Job.expire`.
 """
 
@@ -43,9 +43,19 @@ admin.enableServer=false
 
 
 class Server:
-    """One ZooKeeper server; a context manager. ``peers``: the ``server.N`` lines of an ensemble.
+    """One real ZooKeeper server; a context manager that starts it, and kills it at the end.
 
-    ``enter``: words before its command; ``inside``: calls a function where it can be reached.
+    Args:
+        directory: a new directory for its configuration, data and log.
+        port: the port for clients.
+        address: the address for clients.
+        number: its number in an ensemble.
+        peers: the ``server.N`` lines of an ensemble; empty: it is a standalone server.
+        enter: words before its command, to run it somewhere else (in a network namespace).
+        inside: calls a function in a place from which the server can be reached.
+
+    Attributes:
+        hosts: "address:port", for EDL_ZOOKEEPER.
     """
 
     def __init__(
@@ -76,6 +86,7 @@ class Server:
         self.kill()
 
     def start(self, wait: bool = True) -> None:
+        """Start the server, with the data it had if it ran before; ``wait`` until it serves."""
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -92,34 +103,46 @@ class Server:
             self.wait_until_it_serves()
 
     def wait_until_it_serves(self) -> None:
+        """Wait until the server serves clients.
+
+        Raises:
+            AssertionError: it does not within START_S seconds; the message has the end of its log.
+        """
         deadline = time.monotonic() + START_S
         while "Mode:" not in self._inside(self._ask):
             assert time.monotonic() < deadline, (self._directory / "log").read_text()[-3000:]
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """End it as `kill -9` does; what it wrote stays."""
+        """End the server as ``kill -9`` does; the data that it has written stay."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(10)
 
     def forget(self) -> None:
-        """Lose all that it wrote, as a container without a volume does; it is not running."""
+        """Delete all that the server has written, as a container without a volume loses it.
+
+        The server must not be running.
+        """
         shutil.rmtree(self._directory / "version-2")
 
     def freeze(self) -> None:
+        """Stop the server with SIGSTOP, until :meth:`thaw`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
+        """Let the frozen server go on, with SIGCONT."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
     @property
     def leads(self) -> bool:
+        """Whether this server leads its ensemble."""
         return "Mode: leader" in self._inside(self._ask)
 
     def _ask(self) -> str:
+        """Return the server's answer to the command ``srvr``; empty if it does not answer."""
         with (
             contextlib.suppress(OSError),
             socket.create_connection((self._address, self._port), timeout=1) as connection,
@@ -134,7 +157,10 @@ class Server:
 
 @contextmanager
 def ensemble(directory: Path, size: int) -> Iterator[tuple[Server, ...]]:
-    """So many servers that together are one ZooKeeper; one alone is a standalone server."""
+    """Start an ensemble of ``size`` ZooKeeper servers for the time of a block.
+
+    They keep their files under ``directory``. With ``size`` 1 it is a standalone server.
+    """
     ports = iter(free_ports(3 * size))
     clients = [next(ports) for _ in range(size)]
     peers = [
@@ -154,7 +180,7 @@ def ensemble(directory: Path, size: int) -> Iterator[tuple[Server, ...]]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has now."""
+    """Return ``count`` TCP ports of 127.0.0.1 that no process uses now."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
