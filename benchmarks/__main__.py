@@ -165,7 +165,10 @@ class Bench:
         return results
 
     def horovod(self, args: argparse.Namespace) -> dict[str, Any]:
-        """edl with Horovod's launcher, and with scripts that were written for Horovod."""
+        """Measure edl under Horovod's launcher, and with scripts that were written for Horovod.
+
+        Return the repetitions of the resize benchmark by framework and system.
+        """
         results = {}
         if args.framework != "tensorflow":
             systems = (STOCK_SYSTEM, HOROVODRUN_SYSTEM, CHANGED_SYSTEM)
@@ -239,7 +242,10 @@ class Bench:
         return comparison
 
     def policy_cost(self, framework: str, rounds: int, block: int) -> step_time.Comparison:
-        """A job without a policy, and one with, in turns."""
+        """Compare the step times of a job without a policy and of a job with one, in turns.
+
+        ``rounds`` is how often the two jobs take turns, ``block`` for how many steps each time.
+        """
         kinds = (EdlJob, FollowingEdlJob)
         a, b = ((self._job(kind), f"benchmarks.{framework}.edl") for kind in kinds)
         turns = self._scratch / f"turns-{self._jobs}"
@@ -260,7 +266,7 @@ class Bench:
 
 
 def write(out: Path, results: dict[str, Any]) -> None:
-    """A table, a picture and the raw figures for each page."""
+    """Write a table, a picture and the raw figures for each page of ``results`` into ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     for page in ("torch", "tensorflow", "horovod"):
         if page not in results:

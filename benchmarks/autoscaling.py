@@ -27,8 +27,12 @@ OUT = Path(__file__).parents[1] / "docs" / "benchmarks" / "autoscaling.md"
 
 @dataclass(frozen=True)
 class Pace:
-    """What a change costs: ``prepare_s`` until new workers are there, while the others train on,
-    and ``stop_s`` in which nobody trains."""
+    """The times that a change of the number of workers takes.
+
+    Attributes:
+        prepare_s: until new workers are there, while the others train on.
+        stop_s: while no worker trains.
+    """
 
     prepare_s: float
     stop_s: float
@@ -42,8 +46,13 @@ class Pace:
 
 @dataclass(frozen=True)
 class Training:
-    """A published training. ``static_s`` and ``scaled_s``: how long it took, by the workers at the
-    start; ``batch(k)``: samples in a step of k workers."""
+    """A published training.
+
+    Attributes:
+        static_s: how long it took without a change of workers, by their number.
+        scaled_s: how long it took with autoscaling, by the number of workers at the start.
+        batch: the samples in a step of k workers.
+    """
 
     name: str
     samples: float
@@ -56,7 +65,7 @@ class Training:
     explained: Mapping[int, str] = field(default_factory=dict)  # of starts that differ
 
     def rate(self, np: int) -> float:
-        """Samples a second of ``np`` workers."""
+        """Return the samples a second that ``np`` workers train."""
         return self.samples / self.static_s[np]
 
 
@@ -102,7 +111,11 @@ OURS = Pace(prepare_s=12.0, stop_s=0.3)  # a worker starts and warms up; then on
 
 
 def play(training: Training, start: int, pace: Pace, rule: Rule | None = None) -> Played:
-    """The training from ``start`` workers on, step by step."""
+    """Simulate the training step by step, from ``start`` workers on.
+
+    ``pace`` is what a change of workers costs; ``rule`` decides about them (None: the rule of the
+    training).
+    """
     rule = rule or training.rule
     np, now_s, worker_s, done, steps = start, 0.0, 0.0, 0.0, 0
     seen: dict[int, Seen] = {}

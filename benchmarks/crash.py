@@ -103,7 +103,7 @@ def edl(job: EdlJob, module: str, faults: Sequence[str]) -> Iterator[tuple[str, 
 def crash(
     survivors: Iterable[Steps], struck_s: float, parts_s: Mapping[str, float] | None = None
 ) -> Crash:
-    """The cost of a fault at ``struck_s``, from the logs of those who trained on."""
+    """Compute the cost of a fault at ``struck_s`` from the logs of the workers that trained on."""
     gaps, medians, redone = {}, [], []
     for steps in survivors:
         first = int(np.searchsorted(steps.time_s, struck_s))  # the first step after the fault
@@ -127,12 +127,16 @@ def _warm(job: Job, after: float | None, steps: int = WARM) -> None:
 
 
 def alive(job: Job) -> list[Steps]:
-    """The logs of the workers whose processes live."""
+    """Return the logs of the workers whose processes live."""
     return [steps for steps in job.steps().values() if psutil.pid_exists(steps.worker)]
 
 
 def _survivors(job: Job, victim: int, struck_s: float) -> list[Steps]:
-    """The logs of the others, when they have settled and passed what they had before."""
+    """Return the logs of the workers other than ``victim``, once they train steadily again.
+
+    A survivor has made SETTLED steps in the ring without the victim and passed its old step by
+    then.
+    """
     others = {steps.worker for steps in alive(job)} - {victim}
 
     def settled(steps: Steps) -> bool:
@@ -150,7 +154,7 @@ def _survivors(job: Job, victim: int, struck_s: float) -> list[Steps]:
 
 
 def _back(steps: Steps, struck_s: float) -> npt.NDArray[np.intp]:
-    """Indices of a survivor's steps since the fault in a ring without the victim."""
+    """Return the indices of a survivor's steps after the fault in a ring without the victim."""
     return np.flatnonzero((steps.time_s > struck_s) & (steps.size < WORKERS))
 
 

@@ -167,7 +167,7 @@ def useful_steps(logs: Iterable[Steps]) -> dict[int, tuple[float, int]]:
 
 
 def rate(logs: Iterable[Steps], since_s: float, until_s: float) -> float:
-    """Useful samples a second."""
+    """Return the useful samples a second between ``since_s`` and ``until_s``."""
     sizes = [size for at_s, size in useful_steps(logs).values() if since_s <= at_s < until_s]
     return BATCH_SIZE * sum(sizes) / (until_s - since_s)
 
@@ -190,7 +190,7 @@ def stopped(logs: Iterable[Steps], since_s: float, until_s: float, least_s: floa
 
 
 def markdown(found: Mapping[str, Goodput], minutes: float, every_s: float, seed: int) -> str:
-    """The page."""
+    """Return the text of the page on goodput, with a row for each system in ``found``."""
     lines = [
         "# Goodput",
         "",
@@ -223,7 +223,7 @@ def kill(pid: int) -> None:
 
 
 def _training(job: Job) -> list[int]:
-    """The workers that have trained and live."""
+    """Return the process ids of the workers that have trained and live."""
     return sorted(pid for pid in job.steps() if psutil.pid_exists(pid))
 
 

@@ -67,7 +67,7 @@ def _clone(where: Path) -> Path:
 
 
 def _pinned(name: str) -> str:
-    """The requirement that scripts/setup.sh holds in the variable ``name``."""
+    """Return the requirement that scripts/setup.sh holds in the variable ``name``."""
     found = re.search(rf'^{name}="(.+?)"', (ROOT / "scripts/setup.sh").read_text(), re.MULTILINE)
     assert found, f"scripts/setup.sh has no {name}"
     return found[1]
@@ -103,7 +103,7 @@ def _children_s() -> float:
 
 
 def markdown(found: Mapping[str, Took], machine: str) -> str:
-    """The page; ``found`` as :func:`measure` returns it."""
+    """Return the text of the page on installing; ``found`` is the result of :func:`measure`."""
     section = page.Section(
         "From nothing",
         "The demo: PyTorch, edl and Horovod for PyTorch are installed, and a job of some 50 s "

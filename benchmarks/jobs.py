@@ -49,7 +49,7 @@ class Job:
         self._process: subprocess.Popen[bytes] | None = None
 
     def command(self, script: list[str], size: int) -> list[str]:
-        """The launcher's command line."""
+        """Return the command line of the launcher that starts ``script`` with ``size`` workers."""
         raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
@@ -85,7 +85,7 @@ class Job:
         raise NotImplementedError
 
     def steps(self) -> dict[int, Steps]:
-        """What every worker has completed so far, by process id."""
+        """Return the steps that every worker has completed so far, by process id."""
         found = {}
         for path in self.steps_directory.glob("*.steps"):
             text = path.read_text()
@@ -112,7 +112,7 @@ class Job:
             time.sleep(0.05)
 
     def output(self) -> str:
-        """What the launcher printed, its workers' output included."""
+        """Return what the launcher has printed, the output of its workers included."""
         return (self.directory / "output").read_text(errors="replace")
 
     def end(self, timeout_s: float) -> int | None:
@@ -163,7 +163,7 @@ class StockJob(Job):
         self._write_hosts(size)
 
     def hosts(self, size: int) -> str:
-        """What the discovery script prints."""
+        """Return the output of the discovery script for ``size`` workers."""
         return f"localhost:{size}\n"
 
     def _write_hosts(self, size: int) -> None:
@@ -206,7 +206,11 @@ class EdlJob(Job):
         return []
 
     def printed(self, verb: str) -> list[dict[str, Any]]:
-        """What `edl VERB --json` prints, a line each."""
+        """Run the command ``edl <verb> --json`` on this job, and return each line that it prints.
+
+        Raises:
+            BenchmarkError: the command fails.
+        """
         done = subprocess.run(
             [str(BIN / "edl"), verb, self.name, "--json"],
             capture_output=True,

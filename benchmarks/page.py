@@ -18,7 +18,7 @@ class Section:
 
 
 def markdown(title: str, command: str, how: str, sections: Iterable[Section]) -> str:
-    """The page that ``command`` writes."""
+    """Return the text of the page that ``command`` writes."""
     lines = [f"# {title}", "", f"`{command}` wrote this page; do not edit.", "", how]
     for section in sections:
         lines += ["", f"## {section.title}", "", section.how, "", table(section.head, section.rows)]
@@ -34,7 +34,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def fill(text: str, blocks: Mapping[str, str]) -> str:
-    """A page with what stands between ``<!-- NAME -->`` and ``<!-- end -->`` written anew."""
+    """Replace the text between ``<!-- NAME -->`` and ``<!-- end -->`` of a page, for each name.
+
+    ``blocks`` has the new texts by name. Return the new page.
+    """
     for name, block in blocks.items():
         before, begin, rest = text.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition("<!-- end -->")

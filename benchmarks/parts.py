@@ -14,10 +14,10 @@ def slowest(
     which: Callable[[Mapping[str, Any]], bool],
     names: Iterable[str],
 ) -> dict[str, float]:
-    """The parts ``names`` of the first switch that is as ``which`` says, in seconds.
+    """Return the parts ``names`` of the first switch that fits ``which``, in seconds.
 
-    They are those of the old worker that stood still longest. ``close`` is what election and
-    survivor report leave of ``wait``. Empty when there was no such switch.
+    They are those of the old worker that stalled longest. ``close`` is what election and survivor
+    report leave of ``wait``. Empty when there was no such switch.
     """
     switches = [event for event in events if event["kind"] == "switch" and which(event)]
     if not switches:

@@ -46,11 +46,12 @@ class Row:
 def resize_rows(
     repetitions: Repetitions, limit_s: float | None = None, system: str = EDL, about: str = ""
 ) -> list[Row]:
-    """Three rows a change: the longest gap, the median step beside it, the parts.
+    """Return three rows for each change: the longest gap, the median step around it, the parts.
 
     Args:
-        limit_s: what was asked of a scale-out besides a tenth of stock's.
-        system: what stands beside stock.
+        repetitions: the stalls by system, repetition and change.
+        limit_s: the limit for a scale-out, besides a tenth of stock's gap; None: none.
+        system: the system to compare with stock Horovod.
         about: words before the change.
     """
     rows = []
@@ -83,7 +84,10 @@ def resize_rows(
 def _asked_of_resize(
     change: str, system: str, stock_s: float, ours_s: float, limit_s: float | None
 ) -> tuple[str, bool | None]:
-    """What was asked of a gap, and whether it was reached; None: nothing was asked."""
+    """Return the limit for the gap of a change as text, and whether it was kept.
+
+    An empty text and None mean that there is no limit.
+    """
     if change.startswith("scale-out") and system in (EDL, HOROVODRUN):
         reached = ours_s <= 0.1 * stock_s
         if limit_s is None:
@@ -103,7 +107,7 @@ ASKED_GAP = {
 
 
 def crash_rows(crashes: Crashes) -> list[Row]:
-    """The gap of each scenario, then what was redone, then the parts."""
+    """Return the rows of the gap of each scenario, then the steps redone, then the parts."""
     stock = next((crashes[name] for name in crash.STOCK if name in crashes), [])
     rows = []
     for name, (asked, limit_s, timeout_s) in ASKED_GAP.items():
@@ -153,7 +157,7 @@ def crash_notes(crashes: Crashes) -> list[str]:
 
 
 def _parts(reported: Sequence[Mapping[str, float]]) -> str:
-    """The median of each part, those that are always 0 left out."""
+    """Return the median of each part as text; parts that are always 0 are left out."""
     given = [parts for parts in reported if parts]
     medians = {name: median(parts[name] for parts in given) for name in (given or [{}])[0]}
     return ", ".join(f"{n.replace('_', '-')} {_time(s)}" for n, s in medians.items() if s)
@@ -227,7 +231,7 @@ def rows_and_notes(framework: str, results: Mapping[str, Any]) -> tuple[list[Row
 
 
 def horovod_rows_and_notes(results: Mapping[str, Repetitions]) -> tuple[list[Row], list[str]]:
-    """What stays of edl in Horovod's own world: its launcher, its scripts."""
+    """Return the rows and notes on edl under Horovod's launcher and with Horovod's scripts."""
     rows, counts = [], []
     for framework, repetitions in results.items():
         counts.append(f"{len(repetitions[STOCK])} of {WORKLOADS[framework][0]}")
@@ -268,7 +272,7 @@ WORKLOADS = {
 
 
 def markdown(framework: str, rows: Sequence[Row], notes: Sequence[str]) -> str:
-    """The report: machine, table, notes."""
+    """Return the text of the report: machine, table, notes."""
     name, workload = WORKLOADS[framework]
     lines = [
         f"# Benchmark: edl beside stock Horovod, {name}",
@@ -290,7 +294,7 @@ def markdown(framework: str, rows: Sequence[Row], notes: Sequence[str]) -> str:
 
 
 def machine() -> str:
-    """The machine and the versions, in a line."""
+    """Return a line about the machine and the versions of the frameworks."""
     cores, memory = psutil.cpu_count(), psutil.virtual_memory().total / 2**30
     versions = ", ".join(
         f"{name} {version(name)}" for name in ("torch", "tensorflow-cpu", "horovod")
@@ -353,7 +357,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def _draw_resize(panel: Axes, change: str, repetitions: Repetitions, title: str = "") -> None:
-    """The time between steps, of each system's typical run."""
+    """Draw the time between steps in the typical run of each system."""
     for system, found in repetitions.items():
         runs = sorted((each[change] for each in found), key=lambda s: s.gap_s)
         typical = runs[len(runs) // 2]
@@ -375,7 +379,7 @@ def _draw_resize(panel: Axes, change: str, repetitions: Repetitions, title: str 
 
 
 def _draw_crashes(panel: Axes, crashes: Crashes) -> None:
-    """A bar a scenario: the typical fault's gap, and in it the parts of the recovery."""
+    """Draw a bar for each scenario: the gap of the typical fault, and the parts of its recovery."""
     for place, name in enumerate(ASKED_GAP):
         runs = sorted(crashes[name], key=lambda c: c.gap_s)
         typical = runs[len(runs) // 2]

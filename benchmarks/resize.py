@@ -85,7 +85,10 @@ def _parts(job: Job, size: int) -> dict[str, float]:
 def stall(
     old: Iterable[Steps], asked_s: float, size: int, parts_s: Mapping[str, float] | None = None
 ) -> Stall:
-    """The stall of a change to ``size`` workers that was asked for at ``asked_s``."""
+    """Compute the stall of a change to ``size`` workers that was asked for at ``asked_s``.
+
+    ``old`` are the logs of the workers that were there before the change.
+    """
     gaps, medians, lines = {}, [], {}
     for steps in old:
         changed = np.flatnonzero((steps.time_s > asked_s) & (steps.size == size))[0]

@@ -129,7 +129,7 @@ def _pss_mb(job: EdlJob) -> float:
 
 
 def markdown(found: Mapping[str, Mapping[str, Starts]], machine: str) -> str:
-    """The page; ``found``: by framework and way."""
+    """Return the text of the page on starting workers; ``found`` is by framework and way."""
     sections = [
         page.Section(
             framework,

@@ -116,7 +116,10 @@ def policy_page(found: Mapping[str, Comparison], machine: str) -> str:
 
 
 def confidence(ratios: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """The 95 % interval of the median: percentile bootstrap with a fixed seed."""
+    """Return the 95 % interval of the median of ``ratios``: a percentile bootstrap.
+
+    Its seed is fixed.
+    """
     draws = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
     low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
     return float(low), float(high)

@@ -172,7 +172,7 @@ def told_events() -> list[dict]:
 
 
 def show(events: list[dict], asked: dict[int, float], accuracy: float) -> None:
-    """The table: what happened, and what it cost the workers that were there before."""
+    """Print the table: what happened, and what it cost the workers that were there before."""
     table = Table(title="What the changes cost those who were training", title_style="bold")
     table.add_column("event")
     for name in ("generation", "lead time", "old worker", "stall", "median step", "accuracy"):

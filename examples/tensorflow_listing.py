@@ -31,7 +31,7 @@ source = images[~test].reshape(-1, 64), labels[~test]
 
 
 def layer(name, inputs, width):
-    """A dense layer. Built twice with one name, it has the same weights."""
+    """Build a dense layer. Built twice with one name, it has the same weights."""
     with tf.compat.v1.variable_scope(name, reuse=tf.compat.v1.AUTO_REUSE):
         shape = (inputs.shape[-1], width)
         kernel = tf.compat.v1.get_variable("kernel", shape, initializer=tf.initializers.HeNormal())
@@ -44,7 +44,7 @@ def network(x):
 
 
 def build_model(ds):
-    """The loss: a mean over the batch."""
+    """Return the loss on ``ds``: a mean over the batch."""
     x, y = tf.compat.v1.data.make_one_shot_iterator(ds).get_next()
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, network(x)))
 

@@ -51,7 +51,7 @@ discriminator_optimizer = edl.Optimizer(  # (edl)
 
 
 def judged(digits, real):
-    """The loss of the discriminator when it is told that these digits are real, or made."""
+    """Return the discriminator's loss if `digits` are taken as real (or else as made)."""
     logits = discriminator(digits).squeeze(1)
     return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, float(real)))
 

@@ -38,7 +38,10 @@ args = parser.parse_args()
 
 
 def write_shards(images, labels):
-    """The names of files with a part of the digits each, one in a line; written if need be."""
+    """Return the paths of files with a part of the digits each, one in a line.
+
+    Files that are missing are written.
+    """
     args.data.mkdir(parents=True, exist_ok=True)
     paths = [args.data / f"digits-{number:02}.jsonl.gz" for number in range(SHARDS)]
     for number, path in enumerate(paths):
@@ -54,7 +57,7 @@ def write_shards(images, labels):
 
 
 def read(path, offset):  # (edl) goes on where a worker that is gone has been
-    """The digits of one file, from number `offset` on."""
+    """Yield the digits of one file, from number `offset` on."""
     with gzip.open(path, "rt") as lines:
         yield from itertools.islice(lines, offset, None)
 

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def filled(text: str) -> str:
-    """A page with all its tables as the code says now."""
+    """Return a page with all its tables as the code says now."""
     return BLOCK.sub(lambda block: f"{block[1]}{TABLES[block[2]]()}\n{block[3]}", text)
 
 
@@ -57,12 +57,12 @@ def events() -> str:
 
 
 def switch_parts() -> str:
-    """What a switch event says of each worker."""
+    """Return the table of what a switch event says of each worker."""
     return _table(("part", "meaning"), _meanings(SwitchParts))
 
 
 def status() -> str:
-    """The fields of a job's status: what ZooKeeper knows, then what the leader says."""
+    """Return the table of a job's status: what ZooKeeper knows, then what the leader says."""
     meanings = dict(_meanings(JobStatus))
     said = [f"`{field.name}`" for field in fields(TrainingStatus)]
     order = [*(name for name in meanings if name not in said), *said]
@@ -70,7 +70,7 @@ def status() -> str:
 
 
 def members() -> str:
-    """What the status says of each worker."""
+    """Return the table of what the status says of each worker."""
     return _table(("field", "meaning"), _meanings(MemberStatus))
 
 
@@ -92,7 +92,7 @@ def _meanings(record: Any) -> Iterator[tuple[str, str]]:
 
 
 def _sentence(record: type) -> str:
-    """The docstring, in one line, as the middle of a row."""
+    """Return the docstring in one line, as the middle of a row."""
     text = " ".join((inspect.getdoc(record) or "").split()).removesuffix(".")
     return text[0].lower() + text[1:]
 

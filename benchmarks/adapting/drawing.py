@@ -30,12 +30,14 @@ def curves(
     geometric: bool = False,
     lines: Sequence[tuple[str, str]] = tuple(zip(COLOURS, "------", strict=True)),
 ) -> None:
-    """Means over seeds, and one standard deviation to both sides.
+    """Draw the mean over seeds of each curve, with one standard deviation to both sides.
 
     Args:
+        panel: where to draw.
+        at: the horizontal positions of the values.
         by_name: for each curve its values, by seed and by ``at``.
-        geometric: both of the logarithms.
-        lines: colour and style of each.
+        geometric: take mean and deviation of the logarithms.
+        lines: colour and style of each curve.
     """
     for (name, values), (colour, style) in zip(by_name.items(), lines, strict=False):
         table = np.array(values, dtype=np.float64)

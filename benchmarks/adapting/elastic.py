@@ -77,11 +77,14 @@ def train(
     schedule: Schedule | None = None,
     holds_rate: bool = False,
 ) -> Trained:
-    """One training.
+    """Train a net once, with one worker or a changing number of workers, and return its history.
 
     Args:
-        scaling: how the rate follows the workers; None: their global batch is that of one.
-        schedule: None: Knee.
+        problem: the training and held-out samples.
+        setting: the net, the peak rate, the samples to train, and when accuracy is tested.
+        scaling: how the rate follows the workers; None: their global batch is that of one worker.
+        seed: determines the first weights, the order of the samples, and the number of workers.
+        schedule: the learning-rate schedule; None: Knee.
         holds_rate: momentum is in Keras' form.
     """
     chance = np.random.default_rng([seed, 3])
@@ -121,11 +124,13 @@ def train(
 
 
 def _measured(each: Sequence[Array], mean: Array, before: Array | None) -> Measured | None:
-    """What an update says of the noise.
+    """Return what one update says about the gradient noise; None if it says nothing.
 
     Args:
         each: the workers' own gradients.
-        before: of the update before this one, if one worker made both: what it is compared with.
+        mean: their mean.
+        before: the gradient of the update before, if one worker made both updates; the two are
+            compared with each other.
     """
     if len(each) > 1:
         norms = {i: Squares(float(g @ g), float(mean @ mean)) for i, g in enumerate(each)}
@@ -163,7 +168,10 @@ class Compared:
         return int((apart >= LOST).sum())
 
     def early(self, method: str) -> list[float]:
-        """The mean one in the first half, while the rate is at its peak, in percent."""
+        """Return the mean accuracy in the first half of each training, in percent.
+
+        In that half the learning rate is at its peak.
+        """
         half = self.setting.marks // 2
         return [100.0 * float(np.mean(one.accuracy[:half])) for one in self.trained[method]]
 
@@ -271,7 +279,7 @@ def section(results: Results, seeds: Sequence[int]) -> Section:
 
 
 def _found(one: Compared) -> list[str]:
-    """What follows, in sentences."""
+    """Return sentences that say what follows from the trainings of one task."""
     at = f"{one.task}, learning rate {one.setting.rate:.3g}"
     notes = []
     for when, values in (("at the end", one.last), ("in the first half", one.early)):

@@ -37,8 +37,13 @@ SCHEDULES: dict[str, Callable[[float, float], Schedule]] = {
 
 @dataclass(frozen=True)
 class Ended:
-    """A training's end. ``accuracy``: of held-out samples, ``loss`` and ``sharpness``: of those
-    that were trained."""
+    """The end of one training.
+
+    Attributes:
+        accuracy: on held-out samples.
+        loss: on samples that were trained.
+        sharpness: at the last weights, on the same samples as the loss.
+    """
 
     accuracy: float
     loss: float
@@ -48,9 +53,14 @@ class Ended:
 def train(
     problem: Problem, net: Net, schedule: Schedule, total: int, seed: int, sharp: bool = True
 ) -> Ended:
-    """One training.
+    """Train a net once with a learning-rate schedule, and return how it ended.
 
     Args:
+        problem: the training and held-out samples.
+        net: the net to train.
+        schedule: the learning rate by samples.
+        total: the number of samples to train.
+        seed: determines the first weights and the order of the samples.
         sharp: find loss and sharpness of what was trained; else they are nan.
     """
     chance = np.random.default_rng([seed, 4])
@@ -120,7 +130,10 @@ class Ends:
 
 
 def best_peak(task: Task, name: str, total: int) -> float:
-    """The peak that suits a schedule and a budget best."""
+    """Return the peak learning rate that gives the best accuracy for a schedule and a budget.
+
+    ``name`` is the schedule, ``total`` the budget in samples.
+    """
 
     def accuracy(problem: Problem, rate: float, seed: int) -> float:
         return train(problem, task.net, SCHEDULES[name](rate, total), total, seed, False).accuracy
@@ -200,7 +213,7 @@ def section(results: Results, seeds: Sequence[int]) -> Section:
 
 
 def _found(task: str, ends: Mapping[tuple[str, float], Ends]) -> list[str]:
-    """What follows, in sentences."""
+    """Return sentences that say what follows from the trainings of one task."""
     whole, part = PARTS
     others = [name for name in SCHEDULES if name != "Knee"]
     notes = []

@@ -30,7 +30,10 @@ MARKS = 30
 def train(
     problem: Problem, linear: bool, kind: str, total: int, seed: int, rate: float = RATE
 ) -> LayerBalance:
-    """The balance of one training with plain SGD, recorded MARKS times."""
+    """Train with plain SGD, and return the layer balance, recorded MARKS times.
+
+    ``kind`` says whether and how the number of workers changes: see STATIC and GROWING.
+    """
     chance, draw = (np.random.default_rng([seed, number]) for number in (6, 7))
     net = Net(WIDTHS, linear=linear, biases=False)
     weights = net.begin(chance, SCALE)
@@ -51,7 +54,10 @@ def train(
 
 
 def mean_gradient(net: Net, weights: Array, problem: Problem, now: Array, workers: int) -> Array:
-    """The mean over the samples ``now``, of slices as edl deals them to so many workers."""
+    """Return the mean gradient over the samples ``now``, computed slice by slice.
+
+    The slices are those that edl deals to so many ``workers``.
+    """
     source = AlignedSource(len(now), Batching(global_batch=len(now)), False, 0, 0)
     gradient, begin = np.zeros_like(weights), 0
     for rank in range(workers):
@@ -84,7 +90,10 @@ def measure(seeds: Sequence[int], total: int = TOTAL) -> Results:
 
 
 def gap(ones: Sequence[LayerBalance], others: Sequence[LayerBalance]) -> float:
-    """The largest difference of a squared norm in any record of any seed, in parts of the norm."""
+    """Return the largest relative difference of a squared norm between two sets of trainings.
+
+    The largest is taken over all layers, records and seeds.
+    """
     return max(
         float(np.abs(a.squared_norms / b.squared_norms - 1.0).max())
         for a, b in zip(ones, others, strict=True)

@@ -45,7 +45,7 @@ class Problem:
 
 
 def digits(seed: int) -> Problem:
-    """The 1,797 handwritten digits; which of them are held out depends on the seed."""
+    """Return the 1,797 handwritten digits; ``seed`` determines which are held out."""
     images, labels = _digits()
     order = np.random.default_rng([seed, 1]).permutation(len(labels))
     test, train = np.split(order, [int(HELD_OUT * len(labels))])
@@ -95,7 +95,7 @@ class Net:
         return found
 
     def parts(self, weights: Array) -> list[Array]:
-        """Views of all weights, in these shapes."""
+        """Return views of ``weights``, one for each weight matrix and bias, in its shape."""
         found, begin = [], 0
         for shape in self.shapes:
             end = begin + math.prod(shape)
@@ -104,7 +104,11 @@ class Net:
         return found
 
     def begin(self, chance: np.random.Generator, scale: float = 1.0) -> Array:
-        """Normal weights of variance 2 / inputs (1 / inputs without ReLUs) times ``scale``^2."""
+        """Draw the first weights of the net.
+
+        They are normal with variance 2 / inputs (1 / inputs without ReLUs) times ``scale``^2; the
+        biases are 0.
+        """
         weights = np.zeros(sum(map(math.prod, self.shapes)))
         for part in self.parts(weights):
             if part.ndim == 2:
@@ -116,7 +120,7 @@ class Net:
         return self._layers(weights, x)[-1]
 
     def loss(self, weights: Array, x: Array, y: Labels) -> float:
-        """The mean cross-entropy; inf where it is no number."""
+        """Return the mean cross-entropy of the net for ``x`` and ``y``, or inf if it is nan."""
         with np.errstate(all="ignore"):
             log = _log_softmax(self.outputs(weights, x))
             found = -float(log[np.arange(len(y)), y].mean())
@@ -185,11 +189,14 @@ class Momentum:
         self._buffer: Array | None = None
 
     def update(self, weights: Array, gradient: Array, rate: float, correction: float = 1.0) -> None:
-        """Of the weights, in place.
+        """Make one update of ``weights``, in place.
 
         Args:
-            correction: what a buffer that holds the rate is multiplied by before: the scaling of
-                this update over that of the one before. Without effect on PyTorch's.
+            weights: the weights to change.
+            gradient: the mean gradient.
+            rate: the learning rate.
+            correction: what a buffer that holds the rate is multiplied by first: the scaling of
+                this update over that of the one before. It has no effect on PyTorch's form.
         """
         if self._buffer is None:
             self._buffer = np.zeros_like(weights)
@@ -218,7 +225,7 @@ class Task:
         return self.problem(0).name
 
     def best(self, accuracy: Callable[[Problem, float, int], float]) -> float:
-        """The rate with the highest mean ``accuracy(problem, rate, seed)``."""
+        """Return the learning rate with the highest mean ``accuracy(problem, rate, seed)``."""
 
         def mean(rate: float) -> float:
             return float(np.mean([accuracy(self.problem(s), rate, s) for s in TUNING_SEEDS]))

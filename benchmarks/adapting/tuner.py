@@ -43,10 +43,15 @@ def marks(total: int, count: int = 24) -> list[float]:
 
 
 def train(problem: Problem, net: Net, rate: float, total: int, seed: int, tunes: bool) -> Tuned:
-    """One training that was given ``rate``.
+    """Train a net once from the given learning rate, with LRTuner or with Knee.
 
     Args:
-        tunes: LRTuner; else Knee with this peak.
+        problem: the training and held-out samples.
+        net: the net to train.
+        rate: the learning rate that the training begins with.
+        total: the number of samples to train.
+        seed: determines the first weights and the order of the samples.
+        tunes: LRTuner searches the rate; else the schedule is Knee with the peak ``rate``.
     """
     chance = np.random.default_rng([seed, 5])
     weights, momentum = net.begin(chance), Momentum()

@@ -144,7 +144,7 @@ class Stage(Job):
         return ["--host-discovery-script", shlex.quote(str(script))]
 
     def _discovery(self) -> str:
-        """A script that prints the hosts of the epoch that is trained."""
+        """Return a script that prints the hosts of the epoch that is trained now."""
         cases = "".join(
             f"  {'*' if last == ALWAYS else ' | '.join(map(str, range(last + 1)))}) "
             f"printf '%s\\n' {' '.join(_words(hosts))};;\n"

@@ -15,7 +15,7 @@ Result = Mapping[str, Any]  # of one scenario with one system; JSON
 
 
 def result(played: Played, problems: Sequence[str]) -> Result:
-    """What is kept of a scenario with one system."""
+    """Return what is kept of one scenario with one system."""
     return {
         "problems": list(problems),
         "exit_code": played.code,
@@ -26,7 +26,10 @@ def result(played: Played, problems: Sequence[str]) -> Result:
 
 
 def markdown(results: Sequence[Mapping[str, Any]]) -> str:
-    """A row a scenario; each has its "name" and the results "stock" and "edl"."""
+    """Return a table with a row for each scenario.
+
+    Each of ``results`` has its "name" and the results "stock" and "edl".
+    """
     known = {one.name: one for one in SCENARIOS}
     head = "| what happens | stock Horovod 0.28.1 | edl | how edl differs by design |"
     rows = [
@@ -38,7 +41,11 @@ def markdown(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cell(result: Result) -> str:
-    """Passed or failed how, the size of the ring at the end of each epoch, the seconds."""
+    """Return the cell of a result.
+
+    It says whether the scenario passed or how it failed, the size of the ring at the end of each
+    epoch, and the seconds.
+    """
     if result["problems"]:
         return f"**failed**: {'; '.join(result['problems'])} ({result['seconds']:.0f} s)"
     rings = ", ".join(str(line["size"]) for line in result["epochs"])
@@ -48,7 +55,7 @@ def cell(result: Result) -> str:
 
 
 def into(page: str, table: str) -> str:
-    """The page with ``table`` between BEGIN and END.
+    """Return the page with ``table`` between BEGIN and END.
 
     Raises:
         ValueError: the page has no such place.

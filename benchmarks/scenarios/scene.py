@@ -97,7 +97,7 @@ class Scene:
 
 
 def struck(log: Path) -> frozenset[int]:
-    """The epochs in which somebody has failed as asked."""
+    """Return the epochs in which a worker has failed as the scenario asks."""
     return frozenset(int(mark.name.split("-")[1]) for mark in log.parent.glob("exited-*"))
 
 

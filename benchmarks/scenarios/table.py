@@ -87,7 +87,7 @@ class Scenario:
         return next(hosts for last, hosts in self.hosts if epoch <= last)
 
     def options(self) -> list[str]:
-        """The options of horovodrun, besides where it finds its hosts."""
+        """Return the options of horovodrun, without the one for its hosts."""
         options = ["-np", str(self.np), "--min-np", str(self.min_np)]
         if not self.fixed:
             options += ["--max-np", str(self.max_np)]
@@ -101,7 +101,7 @@ class Scenario:
 
 
 def _moves(slots: int) -> tuple[tuple[int, Hosts], ...]:
-    """The hosts of a job that grows onto a second one and then loses the first."""
+    """Return the hosts of a job that grows onto a second host and then loses the first."""
     return ((0, {A: slots}), (1, {A: slots, B: slots}), (ALWAYS, {B: slots}))
 
 

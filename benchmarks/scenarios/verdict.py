@@ -40,9 +40,10 @@ def problems(expected: Expected, played: Played) -> list[str]:
 
 
 def _rendezvous_problems(expected: Expected, played: Played) -> list[str]:
-    """The ring is another one where hosts changed or somebody failed, and the same one where not.
+    """Return problems with the rings at the ends of the epochs.
 
-    Stock's number is that of the times it has begun to train, edl's the generation.
+    The ring must be another one where hosts changed or a worker failed, and the same one elsewhere.
+    Stock's number is how often it has begun to train, edl's is the generation.
     """
     found = []
     lines = expected.lines[: len(played.lines)]

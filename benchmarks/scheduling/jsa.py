@@ -31,7 +31,7 @@ def runs(scope: Scope) -> Iterator[Run]:
 
 
 def blocks(scope: Scope, found: Found) -> dict[str, str]:
-    """A table for each mode."""
+    """Return a table for each mode of the simulation."""
     return {name: _mode(scope, found, drop) for name, drop in MODES.items()}
 
 

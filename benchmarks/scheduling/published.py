@@ -36,7 +36,7 @@ def runs(scope: Scope) -> Iterator[Run]:
 
 
 def blocks(scope: Scope, found: Found) -> dict[str, str]:
-    """The table, and which jobs differ."""
+    """Return the comparison with published runs: a table, and the jobs that differ."""
     rows, differing = [], []
     for policy, loads in chosen(scope).items():
         for load, workloads in loads.items():
@@ -59,8 +59,8 @@ def blocks(scope: Scope, found: Found) -> dict[str, str]:
 
 
 def as_published(policy: str, load: str, workload: int) -> Result:
-    """A published run, as far as it follows from when each job ended."""
-    jobs, of = pollux_jobs(load, workload), SETS[POLLUX]
+    """Return a published run as a result, with all that follows from when each job ended."""
+    jobs, of = pollux.jobs(load, workload), SETS[POLLUX]
     times = answers(policy, load, workload)
     ended = [
         JobResult(job.name, job.kind, job.arrival_s, math.nan, job.arrival_s + times[job.name], 0.0)

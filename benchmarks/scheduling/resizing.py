@@ -82,7 +82,7 @@ def runs(scope: Scope) -> Iterator[Run]:
 
 
 def blocks(scope: Scope, found: Found) -> dict[str, str]:
-    """The grids, how much is gained, and what other loads say."""
+    """Return the grids, how much is gained, and what other loads say, by name."""
     return {
         "resize-gain": _gains(scope, found),
         "resize-cost": _grid(scope, found),
@@ -101,7 +101,7 @@ def _grid(scope: Scope, found: Found) -> str:
 
 
 def _gains(scope: Scope, found: Found) -> str:
-    """What becomes of the mean by cheap resizes, by a short interval, and by both."""
+    """Return a table of how the mean changes with cheap resizes, a short interval, and both."""
     rows, live_parts, starts = [], list[float](), list[float]()
     for one in [*grids(scope), *crosses(scope)]:
         shortest_s = min(one.intervals_s)

@@ -66,7 +66,7 @@ def runs(scope: Scope) -> Iterator[Run]:
 
 
 def blocks(scope: Scope, found: Found) -> dict[str, str]:
-    """A table for each paper's jobs, and in words where edl's own policy is not ahead."""
+    """Return a table for the jobs of each paper, and where edl's own policy is not ahead."""
     rows, behind, cases = dict[str, list[list[str]]](), list[str](), 0
     for (whose, jobs), trace in traces(scope).items():
         standings = {name: standing([found[key(run)] for run in of]) for name, of in trace.items()}
@@ -93,7 +93,7 @@ def blocks(scope: Scope, found: Found) -> dict[str, str]:
 
 
 def standing(of: Sequence[Summary]) -> Standing:
-    """A policy's numbers."""
+    """Return the means over several runs of one policy, and its worst fairness."""
     return Standing(
         fmean(one.mean_jct_s for one in of),
         fmean(one.p99_jct_s for one in of),

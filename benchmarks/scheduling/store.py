@@ -20,18 +20,20 @@ Found = Mapping[str, Summary]
 
 
 def key(run: Run) -> str:
-    """What tells two runs apart: all but the jobs, which follow from the rest."""
+    """Return what tells a run apart from others: all but its jobs, which follow from the rest."""
     return repr(replace(run, jobs=()))
 
 
 def collected(
     runs: Iterable[Run], processes: int, folder: Path, tell: Callable[[str], None]
 ) -> dict[str, Summary]:
-    """The summary of each run, by its key.
+    """Return the summary of each run, by its key; run what is not stored yet.
 
     Args:
-        folder: where they are kept, for this very code: another one begins anew.
-        tell: is told how far it is.
+        runs: the runs.
+        processes: how many runs at once.
+        folder: where summaries are stored, for this very code: other code begins anew.
+        tell: is called with a line on the progress.
     """
     there = folder / digest()
     there.mkdir(parents=True, exist_ok=True)

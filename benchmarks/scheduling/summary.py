@@ -49,7 +49,7 @@ class Summary:
 
 
 def summary(outcome: Outcome) -> Summary:
-    """The numbers of one run."""
+    """Return the numbers that are kept of one run."""
     result = outcome.result
     return Summary(
         offered=len(result.jobs),

@@ -74,7 +74,7 @@ def function(model: tf.keras.Model) -> None:
 
 
 def batches():
-    """This worker's share, as the edl script gets it: through a generator."""
+    """Yield this worker's share of the data, through a generator as in the edl script."""
     x, y = synthetic()
     random = np.random.default_rng(hvd.rank())
     while True:

@@ -51,7 +51,7 @@ def wide() -> tf.keras.Model:
 
 
 def graph_loss(dataset: tf.data.Dataset) -> tf.Tensor:
-    """The deep model in a TensorFlow 1 graph, on the tensors of ``dataset``."""
+    """Build the deep model in a TensorFlow 1 graph and return its loss on ``dataset``."""
     v1 = tf.compat.v1
     v1.set_random_seed(0)
     x, y = v1.data.make_one_shot_iterator(dataset).get_next()

@@ -48,7 +48,7 @@ class Cost:
     moved_bytes: int  # to and from all members, with HTTP's heads
 
     def per_member(self, size: int) -> tuple[float, float]:
-        """Requests and bytes."""
+        """Return the requests and the bytes for each of ``size`` members."""
         return self.requests / size, self.moved_bytes / size
 
 
@@ -75,7 +75,7 @@ def measure(say: Callable[[str], None]) -> Found:
 
 
 def section(found: Found) -> Section:
-    """The table."""
+    """Return the section on the rendezvous, with a row for each size and protocol."""
     rows = []
     for protocol, by_size in found.items():
         for size, costs in by_size.items():
@@ -140,7 +140,7 @@ def _typical(costs: list[Cost]) -> Cost:
 
 @contextmanager
 def _process(target: Callable[[Connection], None]) -> Iterator[Connection]:
-    """A process that talks through a pipe; killed when it has not ended by itself."""
+    """Start a process that talks through a pipe; kill it when it has not ended by itself."""
     context = multiprocessing.get_context("spawn")
     ours, its = context.Pipe()
     process = context.Process(target=target, args=(its,), daemon=True)
@@ -279,7 +279,10 @@ class _Mesh:
         await self._ask("DELETE", f"{rank}")
 
     async def _ask(self, method: str, key: str, body: bytes = b"") -> bytes:
-        """The body of the answer; asks again, as Horovod does, when the server held it too long."""
+        """Return the body of the answer to a request.
+
+        A GET is repeated, as Horovod repeats it, when the server held it too long.
+        """
         while True:
             status, answer = await self._send(method, key, body)
             if status == 200:

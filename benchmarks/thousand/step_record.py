@@ -48,7 +48,7 @@ def measure(say: Callable[[str], None]) -> list[StepRecordCost]:
 
 
 def section(found: Sequence[StepRecordCost]) -> Section:
-    """The table."""
+    """Return the section on step records, with a row for each number of workers."""
     rows = [
         [f"{one.workers} workers", f"{1e3 * one.usual_s:.2f}", f"{1e3 * one.asking_s:.2f}"]
         for one in found
@@ -75,7 +75,7 @@ def _median(ledger: Ledger, wanted: int) -> float:
 
 
 def _look(records: StepRecords, ledger: Ledger, slowest: Slowest) -> None:
-    """What :mod:`edl.worker.loader_steps` and the reduction do with the records of a step."""
+    """Do what :mod:`edl.worker.loader_steps` and the reduction do with the records of a step."""
     check(records)
     split_of(records)
     counts(records)

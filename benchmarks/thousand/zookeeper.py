@@ -81,7 +81,10 @@ class CountingSession(Session):
 
 
 def member(number: int, stage: Stage) -> Member:
-    """A worker that has taken note of generation 1; an active one is in it."""
+    """Return the record of a worker that has taken note of generation 1.
+
+    An active one is in it.
+    """
     host, slot = f"host{number // ON_A_HOST}", number % ON_A_HOST
     launch, in_ring = f"launch-{number}", int(stage is Stage.ACTIVE)
     return Member(
@@ -109,7 +112,7 @@ def measure(say: Callable[[str], None]) -> list[ZooKeeperCost]:
 
 
 def section(found: Sequence[ZooKeeperCost]) -> Section:
-    """The table."""
+    """Return the section on ZooKeeper, with a row for each number of workers."""
     rows = []
     for one in found:
         looks = (one.agent_anew, one.agent, one.agent_one, one.worker)
@@ -136,7 +139,10 @@ def section(found: Sequence[ZooKeeperCost]) -> Section:
 
 
 def zookeeper(hosts: str, workers: int) -> ZooKeeperCost:
-    """A job of ``workers``, to which half as many are added; ``hosts``: the ZooKeeper."""
+    """Measure what a job of ``workers`` costs ZooKeeper at ``hosts``, and a leader.
+
+    Half as many workers are added to the job.
+    """
     access = Access(f"thousand-{workers}", "a secret")
     joining = workers // 2
     with (
@@ -171,7 +177,7 @@ def zookeeper(hosts: str, workers: int) -> ZooKeeperCost:
 
 
 def _create(store: JobStore, workers: int, joining: int) -> None:
-    """The job, with members in a ring; ``joining`` more are wanted."""
+    """Create the job, with ``workers`` members in a ring; ``joining`` more are wanted."""
     slots = Counter(member(each, Stage.ACTIVE).host for each in range(workers + joining))
     spec = JobSpec(("python", "train.py"), workers, Sizes(1, workers + joining))
     store.create(Job(store.name, spec), slots)
@@ -206,7 +212,7 @@ def _look(
 
 
 def _worker(session: CountingSession, store: JobStore, worker: int) -> Look:
-    """The turn of a daemon that does not lead."""
+    """Measure the turn of the daemon of ``worker``, which does not lead."""
     election, wake = job_election(store.nodes, worker), threading.Event()
 
     def turn() -> None:
