@@ -41,7 +41,7 @@ class Steps:
 
 
 def job(name: str, slots: int = 1, **changes: Any) -> ClusterJob:
-    """A job that asks for so many slots, and may have from 1 to 8."""
+    """Return a job that asks for ``slots``, and may have from 1 to 8."""
     values: dict[str, Any] = {"min_slots": 1, "max_slots": 8, "model": Steps()}
     values |= {"batch": 1, "batches": (1, 1)} | changes
     return ClusterJob(name, values.pop("arrival_s", 0.0), slots, **values)
@@ -78,7 +78,7 @@ def sizes(decision: Allocation) -> dict[str, int]:
 def submitted(
     name: str, arrival_s: float, duration_s: float, slots: int = 1, **changes: Any
 ) -> SubmittedJob:
-    """A job of known duration with ``slots``, of a fixed size if nothing else is said."""
+    """Return a job of known duration with ``slots``, of a fixed size if nothing else is said."""
     fraction = changes.pop("parallel_fraction", 1.0)
     limits = {"min_slots": slots, "max_slots": slots} | changes
     return SubmittedJob(name, arrival_s, TimedWork(duration_s, slots, fraction), slots, **limits)
@@ -91,7 +91,10 @@ def run(
     cost_s: float = 0.0,
     **rules: Any,
 ) -> dict[str, JobResult]:
-    """The jobs' results, decided on every event if no interval is given."""
+    """Simulate the jobs and return their results by name.
+
+    Without an interval among ``rules`` the policy decides at every event.
+    """
     done = result(policy, jobs, machines, cost_s, **rules)
     return {job.name: job for job in done.jobs}
 

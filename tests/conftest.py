@@ -57,9 +57,13 @@ settings.load_profile(
 
 
 def pytest_configure() -> None:
-    """What the tests start hears Ctrl-C, also where `nohup` or a shell's & made us ignore it, and
-    is imported faster, by what is in `site`; and nobody's threads spin for a processor that other
-    tests have: with two each, tests of tuners took thirty times as long beside others."""
+    """Set signals, environment and garbage collection for all that the tests start.
+
+    - Processes hear Ctrl-C, also where `nohup` or a shell's & made us ignore it.
+    - Processes import faster, by what is in `site`.
+    - No process has threads that spin for a processor that other tests have: with two threads each,
+      tests of tuners took thirty times as long beside others.
+    """
     gc.set_threshold(50_000, 20, 20)
     os.environ["OMP_NUM_THREADS"] = "1"
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -70,7 +74,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: to look for garbage in it took a sixth of `make unit`."""
+    """Exempt what is imported by now from garbage collection.
+
+    To look for garbage in it took a sixth of `make unit`.
+    """
     gc.collect()
     gc.freeze()
 
@@ -121,7 +128,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The slow ones first, so that none of them is left at the end."""
+    """Sort the tests so that slow ones come first and none is left at the end."""
     if not hasattr(config, "workerinput"):
         return
     cache: pytest.Cache | None = getattr(config, "cache", None)  # none with -p no:cacheprovider
@@ -152,7 +159,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[str]:
-    """ "127.0.0.1:PORT" of a ZooKeeper that only this test run uses, all workers of xdist."""
+    """Start a ZooKeeper that only this test run uses, all workers of xdist.
+
+    Yield its address, "127.0.0.1:PORT".
+    """
     directory = tmp_path_factory.getbasetemp()
     if worker_id != "master":
         directory = directory.parent
@@ -169,8 +179,11 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Itera
 
 @pytest.fixture
 def zk_hosts(zookeeper: str) -> str:
-    """ "127.0.0.1:PORT/test-...": a chroot of this test. Its jobs' nodes are closed to us, so they
-    stay until the server goes, at the end of the test run."""
+    """Create a chroot in ZooKeeper for this test, and return "127.0.0.1:PORT/test-...".
+
+    The nodes of its jobs are closed to us, so they stay until the server goes, at the end of the
+    test run.
+    """
     root = f"/test-{uuid.uuid4().hex[:12]}"
     client = KazooClient(zookeeper, timeout=10.0)
     client.start()

@@ -184,7 +184,7 @@ def _framework(words: Sequence[str], directory: Path, environment: Mapping[str, 
 
 @functools.cache
 def _base(framework: str) -> Template:
-    """The process that such agents are forked from; it ends with this one."""
+    """Return the process that agents are forked from; it ends with this one."""
     directory = Path(tempfile.mkdtemp())
     imports = directory / "imports"
     modules = [*EVERYBODY, *IMPORTS[framework], "short_end"]

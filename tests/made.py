@@ -16,12 +16,12 @@ COMMAND = ("python", "train.py")
 
 
 def make_job(name: str = "digits", **changes: Any) -> Job:
-    """A job of 1 to 4 workers that starts with 2, unless ``changes`` say otherwise."""
+    """Return a job of 1 to 4 workers that starts with 2, unless ``changes`` say otherwise."""
     return changed(Job(name, JobSpec(COMMAND, 2, Sizes(1, 4))), **changes)
 
 
 def changed(job: Job, **changes: Any) -> Job:
-    """The job with other values of any of its fields, those of its spec included."""
+    """Return the job with other values of any of its fields, those of its spec included."""
     sizes = {k: changes.pop(k) for k in SIZES & changes.keys()}
     settings = {k: changes.pop(k) for k in SETTINGS & changes.keys()}
     spec = {k: changes.pop(k) for k in {"command", "np", "cwd"} & changes.keys()}
@@ -35,7 +35,7 @@ def changed(job: Job, **changes: Any) -> Job:
 
 
 def wanted(hosts: Mapping[str, int], by_slot: bool = False) -> dict[str, Any]:
-    """What a snapshot says of so many workers that are desired, and assigned, on each host."""
+    """Return the fields of a snapshot for so many desired and assigned workers on each host."""
     return {"desired": Desired(dict(hosts)), "assigned": Assigned(dict(hosts), by_slot)}
 
 

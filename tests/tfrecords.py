@@ -28,7 +28,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def framed(data: bytes) -> bytes:
-    """A record as it stands in a file: 16 bytes more than its data."""
+    """Return a record as it is in a file: 16 bytes more than its data."""
     length = struct.pack("<Q", len(data))
     parts = [
         length,
@@ -40,7 +40,7 @@ def framed(data: bytes) -> bytes:
 
 
 def read_all(content: bytes) -> list[bytes]:
-    """The records of a sound file, read from its beginning to its end."""
+    """Return the records of a sound file, read from its beginning to its end."""
     records, offset = [], 0
     while offset < len(content):
         (length,) = struct.unpack_from("<Q", content, offset)

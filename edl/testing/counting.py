@@ -215,7 +215,7 @@ class CountingBatchSource:
 
     def form_lost_again(self) -> None:
         """Do nothing: this source loses no samples that need to be formed into batches again."""
-        return None
+        return None  # noqa: RET501 - only the docstring was added
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
         """Return the next batch, and whether it is a padding batch.

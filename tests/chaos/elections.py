@@ -73,7 +73,7 @@ def measure(kills: int, seed: int) -> list[tuple[float, float]]:
 
 
 def table(found: Sequence[tuple[float, float]], seed: int) -> str:
-    """The page."""
+    """Return the page with the median and the longest time of ``found``."""
     rows = [
         f"| {name} | {1000 * statistics.median(part):.0f} | {1000 * max(part):.0f} |"
         for name, part in zip(("election", "stand-still"), zip(*found, strict=True), strict=True)

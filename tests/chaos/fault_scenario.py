@@ -50,21 +50,22 @@ def fault(
 
 
 def refilled(size: int) -> list[Fault]:
-    """The group of a death in a step of a ring of ``size``, all of which have the state.
+    """Return a group of faults: one death in a step of a ring of ``size``, all with the state.
 
     It comes before a fault of a switch: the replacement joins, and ``size - 1`` have the state.
-    After a few deaths in switches the ring may be one with the state and newcomers without it.
+    After a few deaths in switches the ring may consist of one worker with the state and newcomers
+    without it.
     """
     return [fault("gradient", "plain", size=size)]
 
 
 def training(mode: str) -> dict[str, str]:
-    """The environment of an fault_scenario that trains in a way of scripts/tf_counting.py."""
+    """Return the environment of a fault scenario that trains by a mode of tf_counting.py."""
     return {"EDL_TEST_SCRIPT": "tf_counting.py", "EDL_TEST_MODE": mode}
 
 
 def even(step_s: float) -> Throttle:
-    """Steps that stay as they are, so that faults strike as often as they are meant to."""
+    """Return a throttle with equally long steps, so that faults strike as often as meant."""
     return Throttle(step_s, later_s=step_s)
 
 
@@ -95,7 +96,7 @@ class FaultScenario(Scenario):
         self._remembered = lines
 
     def story(self, what: str) -> str:
-        """The end of the output and where all is, what was done to the job, how to repeat it."""
+        """Return the end of the output, what was done to the job, and how to repeat the test."""
         test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
         return "\n".join(
             [
@@ -122,7 +123,7 @@ class FaultScenario(Scenario):
         self.wait(lambda now: not left & {m["pid"] for m in now["members"]}, f"end of {left}")
 
     def _struck_pids(self, but: str = "") -> set[int]:
-        """The processes that faults have struck at any point ``but`` that one."""
+        """Return the process ids that faults have struck at any point other than ``but``."""
         places = {path: tuple(map(int, path.name.split("."))) for path in self.claims.iterdir()}
         return {
             int(path.read_text().split()[1])
@@ -173,7 +174,7 @@ def fault_scenario(
     environment: dict[str, str] | None = None,
     **settings: Any,
 ) -> Iterator[FaultScenario]:
-    """A job that runs under ``faults``; killed at the end of the block if it still does.
+    """Run a job under ``faults``, and kill it at the end of the block if it still runs.
 
     ``settings``: fields of :class:`FaultScenario`.
     """

@@ -42,7 +42,7 @@ class Outcome:
 
 
 def scenario(seed: int) -> Scenario:
-    """The job of a seed, which is above 0."""
+    """Return the job of a seed, which is above 0."""
     chance = random.Random(seed)
     np = chance.randint(1, 4)
     script = Counting(

@@ -83,7 +83,10 @@ def break_rings(runs: int, workers: int, seed: int = 0) -> None:
 
 @contextmanager
 def _started(options: list[str], workers: int, said: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """The workers' processes; what each says on stderr goes into a file of the folder ``said``."""
+    """Start the processes of the workers, and kill them at the end of the block.
+
+    The stderr of each goes into a file of the folder ``said``.
+    """
     processes: list[subprocess.Popen[str]] = []
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HOROVOD_FUSION_THRESHOLD": "0"}
     try:
@@ -174,7 +177,10 @@ def _cut_one() -> None:
 
 
 def _send_until_it_breaks(ring: Ring, sizes: list[int]) -> str:
-    """Steps until a collective fails; what was wrong among those that had not, or nothing."""
+    """Make steps until a collective fails.
+
+    Return what was wrong among the collectives that had not failed; empty if nothing was.
+    """
     import torch
 
     from edl.ring.ring import CollectiveFailed

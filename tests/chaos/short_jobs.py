@@ -116,7 +116,7 @@ def run(count: int, state: Path) -> list[Use]:
 
 
 def use(hosts: str, state: Path, jobs: int, seconds: float) -> Use:
-    """What the server holds now."""
+    """Return what the server holds now: jobs, nodes, memory and disk."""
     server = local_status(state)
     assert server is not None, "the server has ended"
     with Session(hosts) as session:

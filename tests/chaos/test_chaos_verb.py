@@ -39,7 +39,7 @@ def test_faults_and_what_they_caused(model: dict[str, str], tmp_path: Path, zk_h
 
 
 def struck(job: FaultScenario, *words: str) -> list[dict[str, object]]:
-    """What `edl chaos` tells of its faults, all of which the job must recover from."""
+    """Run `edl chaos` and return the faults it reports, all of which the job must recover from."""
     faults = [json.loads(line) for line in job.edl("chaos", "--json", *words).splitlines()]
     assert all(fault["recovered"] for fault in faults), job.describe(f"{faults}")
     return faults

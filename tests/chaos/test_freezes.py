@@ -136,7 +136,7 @@ def scale_out(job: FaultScenario) -> None:
 
 
 def first_ready(job: FaultScenario) -> Member:
-    """The newcomer, as soon as it is ready."""
+    """Return the record of the newcomer, as soon as it is ready."""
     found: list[Member] = []
     with job.store() as store:
 

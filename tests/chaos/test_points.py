@@ -192,8 +192,10 @@ def test_several_at_once(faults: Groups, tmp_path: Path, zk_hosts: str) -> None:
 
 @pytest.mark.parametrize("role", ["plain", "leader"])
 def test_at_the_end_of_training(role: str, tmp_path: Path, zk_hosts: str) -> None:
-    """The job has finished. That a worker died before its script's last line is told all the same,
-    by the exit code: it may have been about to save its result."""
+    """The job has finished; the exit code says that a worker died before its script's end.
+
+    The worker may have been about to save its result.
+    """
     faults = [[fault("finish", role)]]
     with fault_scenario(tmp_path, zk_hosts, np=3, max_np=3, faults=faults, samples=300) as job:
         job.hurry()

@@ -70,7 +70,7 @@ def endure(
     settings: Mapping[str, Any],
     model: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """A job that gets ``faults`` and counts right all the same."""
+    """Run a job that gets ``faults`` faults, and prove that it counts right all the same."""
     environment = {"EDL_CHAOS": "1", **model}
     with fault_scenario(
         directory, zookeeper, np=workers, max_np=workers, environment=environment, **settings

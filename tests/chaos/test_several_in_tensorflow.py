@@ -13,7 +13,10 @@ POINTS = ("step", "records", "gradient", "averaged", "reduced", "applied")
 
 
 def faults(role: str) -> list[list[dict[str, object]]]:
-    """An even and an odd number of steps after the strike before: in both steps of a batch."""
+    """Return faults an even and an odd number of steps after the strike before.
+
+    So they strike in both steps of a batch.
+    """
     found = []
     for number, point in enumerate((*POINTS, "records", "reduced")):
         missed = {"signal": "MISS"} if point == "averaged" else {}

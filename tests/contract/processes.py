@@ -68,7 +68,7 @@ class Processes:
         self._server.close()
 
     def run(self, case: str) -> list[Any]:
-        """What the case returns on each worker."""
+        """Run the case on all workers, and return what it returns on each."""
         self._cases += 1
         base = self._cases * EACH
         for process in self._processes:

@@ -21,7 +21,7 @@ class Threads:
         self._seeds = seeds
 
     def run(self, case: str) -> list[Any]:
-        """What the case returns on each worker; of the last seed, when all are as they should."""
+        """Run the case with each seed; return what it returns on each worker with the last seed."""
         results: dict[int, Any] = {}
         for seed in range(self._seeds):
             schedule = Schedule(Random(seed))

@@ -35,7 +35,7 @@ SESSION_S, CONNECT_S = 10.0, 5.0
 
 @functools.cache
 def verbs() -> Verbs:
-    """That of this process."""
+    """Return the runner of commands of this process, which is made once."""
     return Verbs()
 
 
@@ -64,8 +64,10 @@ class Running:
         self.process.send_signal(number)
 
     def signal_again(self, number: signal.Signals) -> None:
-        """A second one. The first must have been heard, which the output tells: then this is what
-        the agent asks for, a pause between two signals, and no guess how long something takes."""
+        """Send a second signal, after the pause that the agent asks for between two signals.
+
+        The agent must have heard the first one, which its output tells.
+        """
         time.sleep(ONE_SIGNAL_S)
         self.signal(number)
 
@@ -123,7 +125,7 @@ class Shell:
         return self.started[-1]
 
     def status(self, job: str = "j") -> dict[str, Any]:
-        """What `edl status --json` prints, without a process that imports edl for each look."""
+        """Return what `edl status --json` prints, without a process that imports edl."""
         with self.store(job) as store:
             return status_of(store)
 
@@ -147,13 +149,13 @@ class Shell:
         return facts
 
     def events(self, job: str = "j") -> list[dict[str, Any]]:
-        """What `edl events --json` prints, in the same way."""
+        """Return what `edl events --json` prints, without a process that imports edl."""
         with self.store(job) as store:
             return events_of(store)
 
     @contextmanager
     def store(self, job: str) -> Iterator[JobStore]:
-        """The job, as a process that knows its secret sees it."""
+        """Yield the records of the job, as a process that knows its secret sees them."""
         state = Path(self.environment["XDG_STATE_HOME"]) / "edl"
         known = candidates(state, job, self.environment.get("EDL_SECRET"))
         yield JobStore(self._identified(tuple(Access(job, secret) for secret in known)), job)
@@ -182,7 +184,7 @@ class Shell:
             session.close()
 
     def processes(self) -> list[psutil.Process]:
-        """What lives of this test."""
+        """Return the processes of this test that live."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -207,7 +209,7 @@ def until(
 
 @pytest.fixture
 def shell(tmp_path: Path, zk_hosts: str) -> Iterator[Shell]:
-    """A shell of its own; the test fails if it leaves a process behind."""
+    """Yield a shell of this test's own; fail if the test leaves a process behind."""
     one = Shell(tmp_path, zk_hosts)
     yield one
     one.close()

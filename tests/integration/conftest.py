@@ -20,7 +20,7 @@ Run.start_process = staticmethod(forked.start)
 
 @pytest.fixture
 def session(zk_hosts: str) -> Iterator[Session]:
-    """A started session in the chroot of this test, of somebody who knows the job `digits`."""
+    """Start a session in the chroot of this test, which knows the secret of the job `digits`."""
     with Session(zk_hosts, session_timeout_s=2.0, access=DIGITS) as one:
         yield one
 

@@ -56,7 +56,7 @@ class HostsScenario(Scenario):
         self.agents[host] = self._spawn(command, output, **environment)
 
     def try_join(self, host: str, *options: str) -> subprocess.CompletedProcess[str]:
-        """The same, to its end."""
+        """Run `edl join` on ``host`` to its end, and return its result."""
         return subprocess.run(
             self._joining(host, *options),
             capture_output=True,
@@ -88,13 +88,13 @@ class HostsScenario(Scenario):
         self.wait_for_size(np)
 
     def host_output(self, host: str) -> str:
-        """What the agent on ``host`` has printed."""
+        """Return what the agent on ``host`` has printed."""
         if host == self.first:
             return self.output()
         return (self.directory / f"{host}.output").read_text(errors="replace")
 
     def lose(self, host: str) -> None:
-        """The host is gone, with all that was on it, and says nothing about it."""
+        """Lose the host with all that was on it, without a word about it."""
         self.net.lose(host)
         self._forget(host)
 
@@ -136,7 +136,7 @@ class HostsScenario(Scenario):
 
 
 def wrong_clock(directory: Path) -> Path:
-    """A library that makes the wall clock of a process wrong by SKEW_S seconds (LD_PRELOAD)."""
+    """Build a library that makes a process's wall clock wrong by SKEW_S seconds (LD_PRELOAD)."""
     library = directory / "skew.so"
     source = Path(__file__).with_name("skew.c")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
@@ -145,7 +145,10 @@ def wrong_clock(directory: Path) -> Path:
 
 @contextmanager
 def on_hosts(net: Net, directory: Path, **settings: Any) -> Iterator[HostsScenario]:
-    """A job of one slot a host on the hosts of ``net``; ``settings`` as for :func:`scenario`."""
+    """Run a job on the hosts of ``net``, with one slot on each.
+
+    ``settings`` are as for :func:`scenario`.
+    """
     settings = {"kind": HostsScenario, "net": net, **settings}
     settings["options"] = ["--slots", "1", *settings.get("options", ())]
     with (

@@ -59,10 +59,11 @@ class Link:
 
 
 class Net:
-    """Hosts that see only each other, with addresses 10.77.0.1 and so on; 10.77.1.1 on the second
-    of the ``interfaces``.
+    """Hosts that see only each other, with addresses 10.77.0.1 and so on.
 
-    ``names``: host names of those that are not called as they are here. ``etc``: files that
+    On the second of the ``interfaces`` they are 10.77.1.1 and so on.
+
+    ``names``: host names of hosts that are called otherwise than here. ``etc``: files that
     processes on these hosts find in /etc, as {"hosts": "10.77.0.1 a"}.
     """
 
@@ -147,7 +148,7 @@ class Net:
         return second
 
     def enter(self, host: str) -> list[str]:
-        """The words before a command that make it run on ``host``, in the same process."""
+        """Return the words before a command that make it run on ``host``, in the same process."""
         inside = [IP, "netns", "exec", self._namespace(host)]
         return [*inside, "unshare", "--uts", "sh", "-c", RENAMED, self.names[host]]
 
@@ -214,7 +215,7 @@ class Net:
         return f"edl-{self._mark}-{host}"
 
     def _etc_of(self, host: str) -> Path:
-        """What `ip netns exec` lays over /etc."""
+        """Return the directory that `ip netns exec` lays over /etc on ``host``."""
         return ETC / self._namespace(host)
 
     # --- links ---
@@ -259,14 +260,14 @@ class Net:
 
 
 def _tun(interface: str) -> int:
-    """A TUN device in this thread's namespace: a descriptor that gives and takes IP packets."""
+    """Open a TUN device in this thread's namespace, and return its descriptor, for IP packets."""
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH", interface.encode(), IFF_TUN | IFF_NO_PI))
     return device
 
 
 def _packets(device: int) -> list[bytes]:
-    """What there is to read; IPv4 only."""
+    """Read the IPv4 packets that are there."""
     packets = []
     while True:
         try:

@@ -136,9 +136,9 @@ class RingSettings:
         self._server.close()
 
     def run(self, settings: Mapping[str, str], directory: Path) -> dict[int, Any]:
-        """What each worker says of its rings; "killed" for VICTIM.
+        """Return what each worker says of its rings under ``settings``; "killed" for VICTIM.
 
-        A worker that dies of itself says with which signal, and one that stands still nothing.
+        A worker that dies of itself says with which signal, and one that stands still says nothing.
         """
         assert self._process is not None
         assert self._process.stdin is not None

@@ -92,7 +92,7 @@ class Scenario(Job):
     # --- faults ---
 
     def agent(self) -> psutil.Process:
-        """The process of `edl run`."""
+        """Return the process of `edl run`."""
         assert self._process is not None
         return psutil.Process(self._process.pid)
 
@@ -116,7 +116,7 @@ class Scenario(Job):
             check_repair(parts)
 
     def switch_to(self, generation: int) -> dict[str, Any]:
-        """The event that says what the workers of ``generation`` measured of their switch."""
+        """Return the event with the measurements of the switch to ``generation``."""
         found: list[dict[str, Any]] = []
 
         def logged() -> bool:
@@ -182,7 +182,7 @@ class Scenario(Job):
 
 
 def last_line_of(example: str, *words: str) -> str:
-    """What an example prints last, run alone."""
+    """Run an example alone, and return the last line that it prints."""
     ended = subprocess.run(
         [sys.executable, str(ROOT / "examples" / example), *words],
         check=True,
@@ -194,7 +194,7 @@ def last_line_of(example: str, *words: str) -> str:
 
 
 def check_repair(parts: dict[str, float]) -> None:
-    """The parts of a repair, as one survivor has measured them, make up its stand-still."""
+    """Assert that the parts of a repair, as one survivor has measured them, make up its stall."""
     assert parts["survivor_report_s"] > 0.0, parts
     assert parts["init_s"] > 0.0, parts
     assert parts["first_step_s"] > 0.0, parts
@@ -205,7 +205,10 @@ def check_repair(parts: dict[str, float]) -> None:
 
 
 def longest_stall(reports: Sequence[dict[str, Any]]) -> float:
-    """The longest pause of anybody between two steps, in seconds; not before its own first one."""
+    """Return the longest pause of any worker between two steps, in seconds.
+
+    Pauses before a worker's own first step do not count.
+    """
     return max(
         (
             pause["seconds"]
@@ -222,7 +225,7 @@ def freeze(process: psutil.Process) -> None:
 
 
 def alive(process: psutil.Process) -> bool:
-    """It runs or is frozen; a zombie has ended."""
+    """Return whether a process runs or is frozen; a zombie has ended."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -241,7 +244,7 @@ def scenario(
     kind: type[Kind] = Scenario,
     **settings: Any,
 ) -> Iterator[Kind]:
-    """A job that trains; killed at the end of the block if it still does.
+    """Run a job that trains, and kill it at the end of the block if it still runs.
 
     ``settings``: fields of ``kind``.
     """

@@ -97,7 +97,7 @@ class Slurm:
         self._kill()
 
     def run(self, *words: str | Path, environment: dict[str, str] | None = None) -> str:
-        """A command of Slurm, which must succeed; its standard output."""
+        """Run a command of Slurm, which must succeed, and return its standard output."""
         done = subprocess.run(
             words,
             env={**os.environ, **(environment or {}), **self.environment},

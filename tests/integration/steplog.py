@@ -11,7 +11,7 @@ Lines = list[dict[str, Any]]
 
 
 def read_steps(out: Path) -> tuple[dict[int, Lines], Lines]:
-    """What was trained in each step by the workers, and the last lines of those that finished."""
+    """Return the lines of each step by all workers, and the last lines of those that finished."""
     steps: dict[int, Lines] = defaultdict(list)
     finals = []
     for file in sorted(out.glob("*.jsonl")):

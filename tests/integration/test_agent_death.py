@@ -175,7 +175,7 @@ class Terminal:
         self.open = False
 
     def read(self) -> bytes:
-        """What was shown so far. Unread, it would fill the terminal and hold `edl` up."""
+        """Return what was shown so far; unread, it would fill the terminal and hold `edl` up."""
         with contextlib.suppress(OSError):  # nothing at the moment, or the other end is closed
             while self.open and (part := os.read(self.master, 65536)):
                 self.output += part

@@ -33,7 +33,7 @@ def begin_reclaim(job: Scenario, *words: str) -> subprocess.Popen[bytes]:
 
 
 def ended(job: Scenario, process: subprocess.Popen[bytes]) -> str:
-    """What it printed."""
+    """Wait for the end of `edl reclaim`, and return what it has printed."""
     assert process.wait(WAIT_S) == 0, job.describe("edl reclaim failed")
     return (job.directory / "reclaim.output").read_text()
 

@@ -44,7 +44,7 @@ def counting() -> Iterator[Counting]:
 def ring(
     server: RendezvousServer, workers: list[subprocess.Popen[str]], **other: str
 ) -> list[dict[str, object]]:
-    """A ring of SIZE that meets at ``server``, is shut down, and each goes on alone."""
+    """Build a ring of SIZE that meets at ``server`` and is shut down; each then goes on alone."""
     scope = new_scope(1)
     server.announce(scope)
     where = rendezvous_environment(HERE, server.port, scope) | other

@@ -18,7 +18,7 @@ STEPS = 400
 
 @contextmanager
 def joined(way: str, folder: Path, zookeeper: str) -> Iterator[Job]:
-    """A job of the script that trains by steps in this way; a third worker has joined two."""
+    """Run a job of the script that trains by steps in this way; a third worker joins two."""
     words = ["--way", way, "--steps", str(STEPS), "--model", str(folder / "model.pt")]
     script = SCRIPTS / "by_steps.py"
     with started(folder, zookeeper, script, *words, np=2, max_np=3) as job:

@@ -14,7 +14,7 @@ __all__ = ["shell"]
 
 
 def sentence(done: subprocess.CompletedProcess[str], code: int) -> str:
-    """The one line that a refused command prints."""
+    """Return the one line that a refused command prints."""
     assert done.returncode == code, (done.stdout, done.stderr)
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()

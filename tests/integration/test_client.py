@@ -35,7 +35,7 @@ GOES_ON = "the migration goes on; `edl migrate j --from b --to a --np 1` takes i
 
 @contextmanager
 def two_hosts(shell: Shell, np: int = 2, slots: int = 2, *options: str) -> Iterator[Running]:
-    """A job of ``np`` workers on host a, and host b, which joins with ``slots``."""
+    """Run a job of ``np`` workers on host a, and host b, which joins with ``slots``."""
     limits = ("-np", str(np), "--max-np", "4", "--slots", str(max(2, np)))
     job = shell.start(
         "run", *limits, "--job", "j", "--host", "a", sys.executable, STANDIN, *options
@@ -52,7 +52,7 @@ def two_hosts(shell: Shell, np: int = 2, slots: int = 2, *options: str) -> Itera
 
 @pytest.fixture
 def client(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """The job j, found as the command line would find it."""
+    """Return the job j, found as the command line would find it."""
     for name in ("EDL_ZOOKEEPER", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, shell.environment[name])
     return Job("j")

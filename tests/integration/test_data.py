@@ -28,7 +28,7 @@ TIMEOUT_S = 120.0
 
 @contextlib.contextmanager
 def python(*arguments: str, cache: Path) -> Iterator[subprocess.Popen[str]]:
-    """A Python process that keeps its indexes in ``cache``; killed at the end of the block."""
+    """Run a Python process that keeps its indexes in ``cache``; kill it at the end of the block."""
     process = forked.Python(
         "",
         arguments,

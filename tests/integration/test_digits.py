@@ -96,7 +96,7 @@ def equal_weights(prefix: Path, generations: Sequence[int]) -> None:
 
 
 def check_parts(event: dict[str, Any]) -> None:
-    """A switch event has where each old worker's time went."""
+    """Assert that a switch event has where each old worker's time went."""
     old = [parts for parts in event["workers"].values() if parts["role"] == "old"]
     assert old, event
     for parts in old:

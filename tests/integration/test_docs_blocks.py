@@ -25,7 +25,7 @@ WAIT_S = 240.0
 
 
 def blocks(page: str) -> list[list[str]]:
-    """The commands of each block of a page for a shell, without comments."""
+    """Return the commands of each block of a page for a shell, without comments."""
     text = (ROOT / "docs" / "guides" / page).read_text()
     found = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [[line.partition("#")[0].strip() for line in block.splitlines()] for block in found]
@@ -61,7 +61,7 @@ class Terminal:
 
     @contextmanager
     def running(self, command: str, output: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """It runs in a terminal of its own."""
+        """Run a command in the background, and end it with the block."""
         with output.open("wb") as file:
             process = subprocess.Popen(
                 f"exec {command}",

@@ -27,7 +27,7 @@ RUN = ("run", "-np", "1", "--host", "a")
 
 
 def create(hosts: str, state: Path | None, name: str, ends: JobState | None) -> None:
-    """A job whose starter is gone; its secret is kept in ``state``."""
+    """Create a job whose starter is gone; its secret is kept in ``state``."""
     secret = new_secret()
     if state is not None:
         keep(state, name, secret)

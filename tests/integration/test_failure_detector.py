@@ -92,7 +92,7 @@ def ring() -> Iterator[Ring]:
 
 @contextmanager
 def listening() -> Iterator[int]:
-    """A port that takes connections and never answers."""
+    """Yield a port that takes connections and never answers."""
     with socket.create_server((HERE, 0)) as server:
         yield server.getsockname()[1]
 

@@ -20,7 +20,7 @@ BLOCKS = dict(re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILIN
 
 
 def script(keeps: str) -> str:
-    """That before the diff, with the lines that begin with "-", or that after it."""
+    """Return the script before the diff, with lines that begin with "-", or the one after it."""
     lines = [line or " " for line in BLOCKS["diff"].splitlines()]
     return "".join(f"{line[1:]}\n" for line in lines if line[0] in (" ", keeps))
 

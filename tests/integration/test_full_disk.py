@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A state directory on a disk of 4 MB."""
+    """Mount a state directory on a disk of 4 MB."""
     state = tmp_path / "state"
     state.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "edl-test", state], check=True)

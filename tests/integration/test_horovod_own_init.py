@@ -26,7 +26,10 @@ SENTENCE = "edl: this script calls horovod's init() under `edl run`, and each wo
 
 @pytest.fixture
 def patched(tmp_path: Path) -> Path:
-    """A directory for PYTHONPATH with the installed Horovod and this patch, all else linked."""
+    """Return a directory for PYTHONPATH with the installed Horovod and this patch.
+
+    All other files are links.
+    """
     installed = Path(horovod.common.basics.__file__).parents[1]
     copy = tmp_path / "patched" / "horovod"
     for folder, left_out in ((Path(), "common"), (Path("common"), "basics.py")):

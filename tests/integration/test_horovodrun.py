@@ -45,7 +45,7 @@ SLOW_S = 180.0  # for horovodrun itself, and two workers at once, to import Tens
 def test_out_and_in_and_a_killed_worker(
     tmp_path: Path, zk_hosts: str, script: str, shield: tuple[str, ...], np: int
 ) -> None:
-    """np -> np + 1 -> np, one kill -9: samples count once an epoch, horovodrun ends with 0."""
+    """Grow by one worker, shrink again, kill one: samples count once, horovodrun ends with 0."""
     with scenario(
         tmp_path,
         zk_hosts,
@@ -407,13 +407,13 @@ def named(now: Status) -> set[str]:
 
 
 def slots(job: HorovodrunScenario) -> dict[int, psutil.Process]:
-    """The training processes by slot."""
+    """Return the training processes by slot."""
     with job.store() as store:
         return {member.slot: psutil.Process(member.pid) for member in store.snapshot().members}
 
 
 def alive_with(directory: Path) -> list[psutil.Process]:
-    """Processes that run something in ``directory``."""
+    """Return the living processes that run something in ``directory``."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -51,7 +51,7 @@ def by_ssh(directory: Path, **settings: Any) -> Iterator[tuple[Net, HorovodrunSc
 
 
 def used(now: Status) -> dict[str, int]:
-    """The hosts that have workers assigned."""
+    """Return the number of assigned workers of each host that has any."""
     return {host: workers for host, workers in now["assigned"].items() if workers}
 
 
@@ -77,7 +77,7 @@ def test_out_to_a_new_host_a_killed_worker_and_a_lost_host(tmp_path: Path) -> No
     "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
 )
 def test_workers_on_other_hosts_end_with_horovodrun(number: signal.Signals, tmp_path: Path) -> None:
-    """ssh takes nothing along when it ends."""
+    """The workers on other hosts must end by themselves, since the end of ssh does not end them."""
     with by_ssh(tmp_path, np=2, max_np=2, kind=StandinScenario) as (_, job):
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
         job.interrupt(number)

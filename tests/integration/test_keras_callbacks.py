@@ -28,7 +28,7 @@ PATIENCE = 9  # epochs after the first, for nothing improves
 
 
 def fault(tmp_path: Path, do: str, what: str, rank: int) -> tuple[Path, list[str]]:
-    """It strikes once the file is there."""
+    """Return a file, and the words for a fault that strikes once the file is there."""
     file = tmp_path / f"fault-{do}-{what}-{rank}"
     return file, ["--fault", json.dumps({"file": str(file), "do": do, "what": what, "rank": rank})]
 
@@ -51,7 +51,7 @@ def out(job: Job) -> Path:
 
 
 def ended(job: Job, workers: int | None = None) -> dict[str, Any]:
-    """What all workers report alike at the end, two or more if their number is not given."""
+    """Return what all workers report alike at the end, two or more if no number is given."""
     job.hurry()
     assert job.end(200.0) == 0, job.describe("it failed")
     reports = [json.loads(path.read_text()) for path in out(job).glob("*.json")]
@@ -77,7 +77,7 @@ def check_files(job: Job, epochs: int) -> None:
 
 
 def board(directory: Path) -> set[int]:
-    """The epochs whose loss is in TensorBoard's files."""
+    """Return the epochs whose loss is in TensorBoard's files."""
     script = (
         "import sys, glob; from tensorflow.python.summary.summary_iterator import summary_iterator"
         "\nfor path in glob.glob(sys.argv[1] + '/*'):"
@@ -91,7 +91,7 @@ def board(directory: Path) -> set[int]:
 
 
 def shown(job: Job) -> list[int]:
-    """The epochs whose progress was shown, in order."""
+    """Return the epochs whose progress was shown, in order."""
     return [int(n) for n in re.findall(r"Epoch (\d+)/20", job.output())]
 
 

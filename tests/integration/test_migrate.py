@@ -34,7 +34,7 @@ class Hosts(Scenario):
         self.wait(lambda now: "b" in now["hosts"], "host b")
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """A verb in the background; what it prints can be read."""
+        """Start a verb in the background; what it prints can be read."""
         started = subprocess.Popen(
             [EDL, *words],
             stdin=subprocess.DEVNULL,
@@ -74,7 +74,7 @@ class Hosts(Scenario):
 
 
 def answer_of(process: subprocess.Popen[str], job: Scenario) -> str:
-    """The sentence that a verb has ended with, which must be that of success."""
+    """Return the sentence that a verb has ended with, which must be one of success."""
     text, _ = process.communicate(timeout=MOVED_S + 10)
     assert process.returncode == 0, job.describe(text)
     return text

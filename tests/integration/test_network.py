@@ -44,7 +44,7 @@ def hosts_that_train(
 
 
 def health(net: Net, host: str) -> dict[str, Any]:
-    """What the worker on ``host`` says of itself, asked there."""
+    """Return what the worker on ``host`` says of itself, asked there."""
 
     def look() -> dict[str, Any]:
         for address, port in sorted(net.listening(host)):

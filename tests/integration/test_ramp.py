@@ -1,5 +1,7 @@
-"""Ramps of the learning rate in which workers come, go and die: the same on all workers, and the
-weights of one process that plays the same batches and knows nothing of edl.
+"""Ramps of the learning rate in which workers come, go and die.
+
+They are the same on all workers, and the weights are those of one process that plays the same
+batches and knows nothing of edl.
 
 What happens when: scripts/ramp_diary.py. Each worker writes down the samples, the rate, the weights
 and the momentum of each step. The rates are computed here, by their formula; so edl's own word for
@@ -90,10 +92,10 @@ def _step(begun: list[Row], complete: list[Row]) -> Step:
 
 
 def gammas(batches: list[int], ramp: int = RAMP) -> list[float]:
-    """What the rate of each update is multiplied by, from the global batch of each.
+    """Return the factor of the rate of each update, from the global batch of each.
 
     gamma_t = 1 + (t - t0) / T (k - 1), where the ramp begins at 1 (Lin and others, arXiv
-    1904.12043); one that begins during another begins where that is.
+    1904.12043); a ramp that begins during another one begins at the factor reached there.
     """
     begin = end = batches[0] / BASE
     t0, found = 0, [begin]
@@ -131,7 +133,10 @@ def replayed(framework: str, steps: list[Step], *factors: list[float]) -> list[l
 
 
 def difference(steps: list[Step], played: list[Row], name: str) -> float:
-    """The largest of all updates, relative to the largest number of its update."""
+    """Return the largest relative difference of ``name`` in any update.
+
+    It is relative to the largest number of its update.
+    """
     return max(
         float(np.abs(np.array(step.row[name]) - other[name]).max() / np.abs(other[name]).max())
         for step, other in zip(steps, played, strict=True)
@@ -152,8 +157,11 @@ def difference(steps: list[Step], played: list[Row], name: str) -> float:
 def test_a_job_that_changes_during_ramps(
     framework: str, point: str, missed: bool, tmp_path: Path, zk_hosts: str
 ) -> None:
-    """A third worker joins; the leader is killed, in the midst of its gradients, or when only one
-    of the others knows that the update is complete; another one joins; one leaves."""
+    """A worker joins, the leader is killed, another worker joins, and one leaves.
+
+    The leader is killed in the midst of its gradients, or when only one of the others knows that
+    the update is complete.
+    """
     chance = random.Random(f"{framework} {point}")
     death_at, wait_at = (chance.randrange(3, RAMP - 2) for _ in range(2))
     out = tmp_path / "out"

@@ -172,7 +172,7 @@ def test_a_spot_host_leaves_upon_the_notice_and_each_sample_counts_once(
 
 
 def container_of(file: str, kind: str) -> dict[str, Any]:
-    """The only container of the pods of a manifest."""
+    """Return the only container of the pods of a manifest."""
     resources = yaml.safe_load_all((RECIPES / "kubernetes" / file).read_text())
     controller = next(one for one in resources if one["kind"] == kind)
     (container,) = controller["spec"]["template"]["spec"]["containers"]
@@ -181,7 +181,7 @@ def container_of(file: str, kind: str) -> dict[str, Any]:
 
 
 def pod(shell: Shell, name: str, command: Sequence[str]) -> Running:
-    """A container's command as a process, in the environment of a pod."""
+    """Run a container's command as a process, in the environment of a pod."""
     shell.environment |= {
         "PATH": f"{EDL.parent}:{os.environ['PATH']}",
         "EDL_SECRET": shell.secret,
@@ -192,7 +192,7 @@ def pod(shell: Shell, name: str, command: Sequence[str]) -> Running:
 
 
 def pod_of_job(shell: Shell, name: str, checkpoints: Path) -> Running:
-    """A pod of job.yaml, with the script of this test."""
+    """Start a pod of job.yaml, with the script of this test."""
     container = container_of("job.yaml", "Job")
     words, count = re.subn(
         r"python .* &$", f"{sys.executable} {STANDIN} &", container["args"][0], flags=re.MULTILINE

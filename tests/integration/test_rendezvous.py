@@ -89,7 +89,7 @@ class Client:
         return fetch(HERE, self.port, self.path(key), timeout_s)
 
     def send(self, text: bytes) -> bytes:
-        """The answer to exactly these bytes; empty when the server just closes."""
+        """Send exactly these bytes, and return the answer; empty when the server just closes."""
         with socket.create_connection((HERE, self.port), 10) as connection:
             connection.sendall(text)
             answer = b""

@@ -56,7 +56,7 @@ def frozen(pid: int) -> Iterator[None]:
 
 
 def repaired(job: Scenario, before: int) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
-    """The generation that followed ``before``, and what its workers report of the switch."""
+    """Return the generation after ``before``, and what its workers report of the switch."""
     job.wait(lambda now: now["generation"] > before, "repair")
     repair = next(e for e in job.events("generation") if e["generation"] > before)
     return repair, job.switch_to(repair["generation"])["workers"]

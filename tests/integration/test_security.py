@@ -371,7 +371,7 @@ class TestCommands:
 
 
 def _needles(training: Training) -> set[str]:
-    """The secret and all that is made from it."""
+    """Return the secret and all that is made from it."""
     access = training.access
     return {
         access.secret,
@@ -381,7 +381,7 @@ def _needles(training: Training) -> set[str]:
 
 
 def _java_of(state: Path) -> list[psutil.Process]:
-    """The ZooKeeper of that state directory, which its command line names."""
+    """Return the ZooKeeper of that state directory, which its command line names."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -44,7 +44,7 @@ def expire(job: Scenario, store: JobStore, members: Iterable[Member]) -> None:
 
 
 def whole(job: Scenario, store: JobStore) -> Snapshot:
-    """The facts, once somebody leads and all of the ring are members."""
+    """Return a snapshot, once a worker leads and all of the ring are members."""
 
     def there() -> bool:
         now = store.snapshot()
@@ -58,14 +58,14 @@ def whole(job: Scenario, store: JobStore) -> Snapshot:
 
 
 def same_workers(before: Snapshot, after: Snapshot) -> None:
-    """The same ring of the same processes; each says the same of itself as before."""
+    """Assert that the same processes are in the same ring, and say the same of themselves."""
     assert after.generation == before.generation
     assert after.members == before.members
     assert dict(after.evicted) == {}
 
 
 def has_come_up(store: JobStore) -> bool:
-    """The third worker is ready, or further."""
+    """Return whether the third worker is ready, or further."""
     return any(m.id == 2 and m.stage is not Stage.PREPARING for m in store.snapshot().members)
 
 

@@ -77,7 +77,7 @@ class SlurmScenario(Scenario):
         )
 
     def resumed(self) -> list[dict[str, Any]]:
-        """The events that say that it continues from a checkpoint."""
+        """Return the events that say that the job continues from a checkpoint."""
         self.wait_for_size(2)
         return self.events("resumed")
 

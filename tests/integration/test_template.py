@@ -39,7 +39,7 @@ PACKAGE = "import sys; print(sys.argv, sys.path[0], __name__, __file__, __packag
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A job's working directory, with scripts."""
+    """Return a job's working directory, with scripts."""
     (tmp_path / "facts.py").write_text((SCRIPTS / "as_started.py").read_text())
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "__main__.py").write_text(PACKAGE)
@@ -251,7 +251,7 @@ SLEEPS = (sys.executable, "-c", "import time; print('here', flush=True); time.sl
 
 @pytest.fixture
 def workers(place: Path) -> Iterator[Workers]:
-    """The workers of a launcher whose template is ready."""
+    """Yield the workers of a launcher whose template is ready."""
     keeper = TemplateKeeper(SLEEPS, place, environment(), place, wanted=True)
     assert keeper.imports is not None
     keeper.imports.write_text(imports(place).read_text())

@@ -114,7 +114,7 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _code(pid: int, timeout_s: float) -> int | None:
-    """The exit code; None: it was killed for being late."""
+    """Return the exit code of a process; None if it was killed for being late."""
     file = os.pidfd_open(pid)
     ended, _, _ = select.select([file], [], [], timeout_s)
     os.close(file)

@@ -161,12 +161,12 @@ class Model:
             w.member = replace(w.member, stage=Stage.LEAVING)
 
     def exit(self, w: Worker) -> None:
-        """A clean end: its node goes with it."""
+        """End a worker in order: its node goes with it."""
         w.running, w.ring = False, 0
         self.nodes.pop(w.id, None)
 
     def kill(self, w: Worker, ahead: Iterable[int] = ()) -> None:
-        """The process is gone; some of its ring had completed the step in which it died."""
+        """End the process of a worker; ``ahead`` of its ring had completed the step it died in."""
         if w.running:
             self._break_step(w, ahead)
             w.running = False
@@ -188,7 +188,7 @@ class Model:
         self.nodes.pop(w.id, None)
 
     def thaw(self, w: Worker) -> None:
-        """A frozen process wakes; one that was declared dead finds every door closed."""
+        """Wake a frozen process; one that was declared dead finds all access closed."""
         if w.running and w.frozen:
             w.frozen = False
             if self._whole(w.ring):  # nobody has noticed: all complete the step
@@ -219,13 +219,13 @@ class Model:
             w.seen = self.current
 
     def train(self, number: int) -> None:
-        """A step completes on everybody."""
+        """Complete a step on all workers of ring ``number``."""
         if self._whole(number):
             for w in self.ring(number):
                 w.step += 1
 
     def agree(self, number: int) -> None:
-        """A step record in which all know the same newer generation: all go there."""
+        """Complete a step in which all records know the same newer generation: all go there."""
         known = {w.seen.number if w.seen else 0 for w in self.ring(number)}
         if self._whole(number) and len(known) == 1 and max(known) > number:
             for w in self.ring(number):
@@ -233,7 +233,7 @@ class Model:
                 w.target = max(known)
 
     def notice(self, w: Worker) -> None:
-        """A collective of its ring fails, because somebody in the ring is gone."""
+        """Fail a collective of the worker's ring, because a member of the ring is gone."""
         if w.works and w.ring and not w.target and not self._whole(w.ring):
             self._fail(w, w.ring)
 
@@ -296,13 +296,12 @@ class Model:
             w.member = replace(w.member, stage=stage, generation=number)
 
     def give_up(self, w: Worker) -> None:
-        """A rendezvous fails, for a reason or without one (a time-out)."""
+        """Fail a rendezvous, for a reason or without one (a time-out)."""
         if w.works and w.entered:
             self._fail(w, w.target)
 
     def unrecoverable(self, number: int) -> bool:
-        """Whether a rendezvous can never be complete: somebody will not come."""
-
+        """Return whether a rendezvous can never be complete, as a worker will not come."""
         asleep = bool(self.generation(number).previous)
 
         def comes(w: Worker) -> bool:
@@ -342,7 +341,7 @@ class Model:
         self.leader = Leader(self.leader.term + 1, AgeTracker(self.time))
 
     def prove(self, w: Worker) -> None:
-        """The leader asks its port: nobody is there, or it is frozen and its session is over."""
+        """Let the leader ask the worker's port: it is gone, or frozen with its session over."""
         silent, dead = self.leader.silent, self.leader.dead
         (silent.add if w.running and w.frozen else silent.discard)(w.id)
         if not w.running:
@@ -402,7 +401,7 @@ class Model:
         return decision
 
     def _count_loss(self, now: Snapshot, new: Generation) -> None:
-        """The state may be lost only when all in the ring who held it died."""
+        """Assert that the state is lost only when all in the ring with it died; count the loss."""
         if set(new.joined) != set(new.worker_ids) or not new.members:
             return
         last = now.generation
@@ -412,7 +411,7 @@ class Model:
         self.total_losses += 1
 
     def _check(self, now: Snapshot, decision: MembershipDecision, ages: Ages) -> None:
-        """The rules that every new generation keeps, whatever led to it."""
+        """Assert the rules that every new generation keeps, whatever led to it."""
         new, last = decision.generation, now.generation
         assert new is not None
         assert new.number == (last.number if last else 0) + 1
@@ -556,7 +555,7 @@ class Model:
             self.wanted = without(self.wanted, returned(self.snapshot(), host, unknown))
 
     def _offered(self) -> list[str]:
-        """The hosts that have an agent."""
+        """Return the hosts that have an agent."""
         return sorted({*self.desired} - self.agentless)
 
     def settled(self) -> str:

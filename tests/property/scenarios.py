@@ -191,7 +191,7 @@ class Scenario:
 
 
 def _stopped(job: LoopbackJob) -> dict[int, CountingModel]:
-    """What those have trained that left in order at the end of a job that was stopped."""
+    """Return the models of the workers that left in order when a job was stopped."""
     left = [one for one in job.workers if isinstance(one.error, SystemExit)]
     last = max((one.worker.step for one in left), default=0)
     return {one.id: one.model for one in left if one.worker.step == last and one.holds_state}

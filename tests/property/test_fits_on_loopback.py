@@ -97,7 +97,7 @@ class Fitting(Counting):
             train_step(one.worker, one.member, one.model, one.model.gradient(feed.batch))
 
     def _tell(self, one: LoopbackWorker, done: tuple[DoneFit, ...], begun: int) -> None:
-        """What newcomers would be told by a worker in the ring."""
+        """Record the fits of a worker in the ring for newcomers, as it would tell them."""
         if not one.worker.warming_up:
             memory, said = self.jobs[0].memory, ScriptFits(done, begun)
             before = memory.script.fits
@@ -164,7 +164,7 @@ def straying() -> tuple[Fitting, LoopbackJob]:
 
 @cache
 def comparing(worker: int) -> range:
-    """The points of ``worker`` from before its first exchange of digests until after the last."""
+    """Return the points of ``worker`` around its exchanges of digests, from before the first on."""
     _, job = straying()
     job.run()
     prove(job, 0, 1, 2, 3)

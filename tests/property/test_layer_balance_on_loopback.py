@@ -125,7 +125,7 @@ class Script:
 
 
 def curves(relu: bool, np_: int, seed: int = 0, changes: Sequence[Change] = ()) -> Any:
-    """The job, and what each of its workers has recorded from the first whole epoch on."""
+    """Return the layer sizes, and what each worker has recorded from the first whole epoch on."""
     script = Script(relu)
     job = LoopbackJob(script, np=np_, min_np=1, max_np=5, seed=seed)
     for change in changes:

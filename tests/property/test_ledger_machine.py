@@ -33,7 +33,7 @@ def positions(spans: tuple[Span, ...]) -> list[int]:
 
 
 def record(ledger: Ledger, worker: int, samples: int, wanted: int, step: int = 0) -> StepRecord:
-    """The row of a worker that trains the first ``samples`` of its leases."""
+    """Return the row of a worker that trains the first ``samples`` of its leases."""
     held = ledger.held_by(worker)
     position = held[0][0] if samples else -1
     return StepRecord(1, step, worker, ledger.epoch, samples, position, wanted, 1, ledger.digest())

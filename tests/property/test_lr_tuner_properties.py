@@ -16,7 +16,7 @@ FEW = settings(max_examples=30)
 
 
 def trained(given_rate: float, noise: float, seed: int) -> tuple[Tuning, TunerState, TunerState]:
-    """The states after exploring and at the end; along its updates the loss is least at rate 1.
+    """Return the states after exploring and at the end; the loss is least at rate 1.
 
     ``noise``: the deviation of each loss, as a part of it.
     """

@@ -142,7 +142,7 @@ class Membership(RuleBasedStateMachine):
 
     @rule(old=st.sampled_from(HOSTS), new=st.sampled_from(HOSTS), np=st.integers(1, 3))
     def migrate(self, old: str, new: str, np: int) -> None:
-        """Some workers of one host to another."""
+        """Move some workers of one host to another."""
         hosts = self.model.desired
         np = min(np, hosts[old])
         hosts[old] -= np
@@ -247,7 +247,10 @@ class Membership(RuleBasedStateMachine):
     # --- and in the end ---
 
     def teardown(self) -> None:
-        """The faults stop; the world settles on what is desired within bounded rounds."""
+        """Stop the faults, and assert that the world then reaches what is desired.
+
+        The number of rounds in which it has to is bounded.
+        """
         if not hasattr(self, "world"):
             return
         world = self.model

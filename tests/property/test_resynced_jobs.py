@@ -101,7 +101,7 @@ FEW = Straying(samples=72)
 
 @cache
 def healing(worker: int) -> tuple[int, int]:
-    """The first and the last point of ``worker`` from the step in which it is found until later."""
+    """Return the first and the last point of ``worker`` around the step in which it is found."""
     job = of(FEW, np=4)
     job.run()
     there = [p.number for p in job.passed if p.worker == worker and "edl.digests" in p.name]

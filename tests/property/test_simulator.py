@@ -28,7 +28,7 @@ EVERY = pytest.mark.parametrize("name", POLICIES)
 
 
 def rule(name: str) -> Policy:
-    """The policy, with less of a search where it searches."""
+    """Return the policy ``name``, with less of a search if it searches."""
     found = policy(name)
     return replace(found, population=10, generations=4) if isinstance(found, Pollux) else found
 

@@ -80,7 +80,7 @@ class Script(Counting):
         one.result = worker.step, model
 
     def expected(self, steps: int) -> list[float]:
-        """The history of a worker that has missed nothing."""
+        """Return the history of a worker that has missed nothing."""
         each = ([1.0] + [float(step)] * self.exchanges for step in range(1, steps + 1))
         return [value for values in each for value in values]
 

@@ -397,7 +397,7 @@ GOODPUT = '[size]\nrule = "goodput"\n'
 
 
 def until(leader: Leader, now: Snapshot, says: str) -> PolicyResult:
-    """Steps of ``now`` until the model is fitted, in its thread, and something is said of it."""
+    """Repeat steps of ``now`` until the model is fitted, in its thread, and a policy says so."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         told = leader.trains(now, 1)

@@ -54,8 +54,10 @@ def steps(resize: ModuleType, worker: int, gaps: list[float], sizes: list[int]) 
 
 
 def test_a_stall_is_the_longest_gap_after_the_request(resize: ModuleType) -> None:
-    """Steps of 0.1 s until 1.9 s, the request at 1.85 s, a gap of 2 s, then the new size; the
-    long gaps before the request and long after the change are somebody else's."""
+    """Steps of 0.1 s until 1.9 s, the request at 1.85 s, a gap of 2 s, then the new size.
+
+    The long gaps before the request and long after the change have other causes.
+    """
     settled = resize.SETTLED
     gaps = [0.9, *[0.1] * 10, 2.0, *[0.1] * settled, 9.0]
     old = steps(resize, 7, gaps, [2] * 11 + [3] * (settled + 2))
@@ -81,8 +83,10 @@ def survivor(
 
 
 def test_a_crash_costs_the_worst_survivor_its_longest_gap(crash: ModuleType) -> None:
-    """A fault at 1.05 s. One survivor still completes its step in the old ring; the long gap
-    after they are back, when the replacement joins, is another matter."""
+    """A fault happens at 1.05 s, and one survivor still completes its step in the old ring.
+
+    The long gap after they are back, when the replacement joins, has another cause.
+    """
     sizes = [3] * 10 + [2] * 5 + [3] * 5
     gaps = [*[0.1] * 10, 0.45, *[0.1] * 4, 5.0, *[0.1] * 4]
     one = survivor(crash, 1, gaps, sizes, [*range(20)])

@@ -1,5 +1,7 @@
-"""The figures of learning rates that adapt: trainings that depend on a seed only, and words that
-follow from the numbers."""
+"""The figures of learning rates that adapt.
+
+They are trainings that depend on a seed only, and words that follow from the numbers.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ SEEDS = range(2)
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workers are drawn anew after fewer samples."""
+    """Draw the workers anew after fewer samples."""
     monkeypatch.setattr(elastic, "REDRAWN", 600)
 
 

@@ -168,7 +168,7 @@ def test_the_state_directory_is_closed_to_others_whatever_the_umask(
 
 @pytest.fixture
 def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user as some containers have it: without HOME and without an entry in /etc/passwd."""
+    """Make a user as in some containers: without HOME and without an entry in /etc/passwd."""
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
 

@@ -159,7 +159,7 @@ def test_samples_are_compared_by_what_is_in_them() -> None:
 def test_a_set_that_does_not_begin_alike_is_refused() -> None:
     class Endless(Numbers):
         def load_state_dict(self, state: dict[str, int]) -> None:
-            """It is read on from where it is."""
+            """Do nothing: the set is read on from where it is."""
 
     with pytest.raises(UsageError, match="a Endless does not begin with the same samples when"):
         StatefulStream(Endless(100))

@@ -64,7 +64,7 @@ def name(page: Path) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that GitHub makes of a page's headings."""
+    """Return the anchors that GitHub makes of a page's headings."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ +(.+)$", prose, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -154,7 +154,7 @@ def test_every_option_of_a_verb_stands_in_the_reference(path: str) -> None:
 
 
 def calls() -> list[list[str]]:
-    """The words of each `edl ...` in code, without what belongs to the user's own command."""
+    """Return the words of each `edl ...` in code, without those of the user's own command."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", ALL, flags=re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", ALL, flags=re.M | re.S))

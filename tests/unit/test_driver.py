@@ -21,9 +21,10 @@ Store = dict[str, bytes]
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
-    """The driver's store; as many PUTs as "unanswered" says get no answer. "gone": nobody listens.
+    """Return the driver's store, which the test can make unresponsive.
 
-    "last": the driver ends with the next answer.
+    As many PUTs as "unanswered" says get no answer. "gone": no driver listens. "last": the driver
+    ends with the next answer.
     """
     held: Store = {}
 

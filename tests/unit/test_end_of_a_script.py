@@ -51,7 +51,7 @@ class Script:
         one.result = True
 
     def train(self, steps: Steps, one: LoopbackWorker) -> None:
-        """The update of the batch in hand."""
+        """Make the update of the current batch."""
         feed = steps._feed
         assert isinstance(feed, CountingBatchSource)
         assert feed.batch is not None

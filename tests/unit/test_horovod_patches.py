@@ -36,7 +36,7 @@ and that
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A tree with one file and one with TensorFlow's XLA operations."""
+    """Return a tree with one file and one with TensorFlow's XLA operations."""
     folder = tmp_path / "source" / "horovod"
     (folder / "tensorflow").mkdir(parents=True)
     (folder / "file.cc").write_text("".join(LINES))

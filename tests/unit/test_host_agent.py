@@ -54,7 +54,7 @@ def process(slot: int, **changes: object) -> Process:
 
 
 def trainer(slot: int, **changes: object) -> Process:
-    """A process whose worker has the number of its slot and is a member of the ring."""
+    """Return a process whose worker has the number of its slot and is a member of the ring."""
     return process(slot, **{"worker": slot, "ready": True, "seated": True, **changes})
 
 

@@ -93,7 +93,10 @@ IMPURE |= {"kazoo", "horovod", "logging", "pathlib", "secrets", "tempfile", "mul
 
 
 def part_of(module: str) -> str:
-    """Return the layer of a file: its two outer folders if they are one, or else the outermost."""
+    """Return the layer of a file: its first folder, or its name at the top.
+
+    `core` has more layers within.
+    """
     first, *rest = module.removesuffix(".py").split("/")
     if rest and f"{first}/{rest[0]}" in MAY_IMPORT:
         return f"{first}/{rest[0]}"

@@ -23,7 +23,7 @@ LIMITS = ElasticLimits(np=2, min_np=1, max_np=4)
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """horovodrun runs on another machine."""
+    """Pretend that horovodrun runs on another machine."""
     monkeypatch.setattr(late_start, "find_launcher", lambda: None)
 
 

@@ -183,7 +183,7 @@ def sigmoid(middle: float, k: float) -> Array:
 
 
 def test_a_sigmoid_has_a_plateau_a_rise_and_a_saturation() -> None:
-    """a = 1 / (1 + exp(-k (t - 50))) is 0.1 and 0.9 at t = 50 -+ ln(9) / k."""
+    """The sigmoid a = 1 / (1 + exp(-k (t - 50))) is 0.1 and 0.9 at t = 50 -+ ln(9) / k."""
     for norms in (sigmoid(50, 0.4), 9.0 - sigmoid(50, 0.4)):  # it may shrink as well
         found = phases_of(T, norms)
         assert found.rise == pytest.approx(50 - math.log(9) / 0.4, abs=0.01)

@@ -28,7 +28,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def job(state: Path, name: str, **logs: str) -> Path:
-    """A job whose workers have written these ``logs``, one that never became a worker, too."""
+    """Write the ``logs`` of a job's workers, also of one that never became a worker.
+
+    Return the directory of the logs.
+    """
     directory = log_directory(state / "edl", name, fresh=True)
     workers = Workers(["x"], state, {}, directory)
     for number, (worker, text) in enumerate(logs.items()):

@@ -37,7 +37,7 @@ TERM = 5
 
 
 def worker(number: int, host: str = "a", **changes: Any) -> Member:
-    """A worker in the ring of generation 7, unless changed."""
+    """Return a worker in the ring of generation 7, unless changed."""
     fresh = Member(number, host, number, "::1", 9000 + number, 100 + number, f"launch{number}")
     return replace(fresh, **{"stage": Stage.ACTIVE, "generation": 7, **changes})
 
@@ -45,12 +45,12 @@ def worker(number: int, host: str = "a", **changes: Any) -> Member:
 def newcomer(
     number: int, host: str = "a", stage: Stage = Stage.READY, newest_generation: int = 7
 ) -> Member:
-    """It has taken note of generation 7."""
+    """Return a newcomer that has taken note of generation 7."""
     return worker(number, host, stage=stage, generation=0, newest_generation=newest_generation)
 
 
 def ring(*members: Member, **changes: Any) -> Generation:
-    """Generation 7, adopted by all its members."""
+    """Return generation 7, which all its members have entered."""
     ring_members = tuple(as_ring_member(m) for m in members)
     return replace(
         Generation(7, 4, ring_members, ring_members[0].id, (), (), "so it began"), **changes
@@ -64,7 +64,7 @@ def as_ring_member(m: Member) -> RingMember:
 def job_of(
     *members: Member, newcomers: tuple[Member, ...] = (), by_slot: bool = False, **changes: Any
 ) -> Snapshot:
-    """A job that trains with ``members``, as many as are wanted."""
+    """Return a job that trains with ``members``, as many as are wanted."""
     hosts = Counter(m.host for m in members)
     known = tuple(sorted((*members, *newcomers), key=lambda m: m.id))
     now = Snapshot(JOB, members=known, **wanted(hosts, by_slot), generation=ring(*members))
@@ -107,7 +107,7 @@ A, B, C = worker(0), worker(1), worker(2)
 
 
 def lowered(decision: MembershipDecision) -> Mapping[str, int] | None:
-    """What is desired from now on; None: as before."""
+    """Return what is desired from now on; None: as before."""
     return decision.change.desired.hosts if decision.change else None
 
 
@@ -449,7 +449,7 @@ def announced(
     left: tuple[int, ...] = (),
     **changes: Any,
 ) -> Snapshot:
-    """Generation 8 follows the ring of w0 and w1, and is announced."""
+    """Return a job in which generation 8 follows the ring of w0 and w1, and is announced."""
     every = {m.id: as_ring_member(m) for m in (worker(0), worker(1), newcomer(2), newcomer(3))}
     generation = Generation(
         number=8,
@@ -791,8 +791,11 @@ def test_a_drain_that_waits_leaves_what_is_desired_as_it_was() -> None:
 
 
 def test_a_ring_is_as_large_as_is_desired_with_it() -> None:
-    """w0 was drained and w1 sent SIGTERM. Nothing less is desired for a drain that is held, so the
-    ring may not shrink for it either: both wait until the replacement is ready."""
+    """Two workers leave, w0 by a drain and w1 by SIGTERM, when their replacements are ready.
+
+    No lower number is desired for a drain that is postponed, so the ring may not shrink for it
+    either: both wait until the replacement is ready.
+    """
     host = (Host("a", 4, "::1"),)
     preparing = newcomer(2, stage=Stage.PREPARING)
     now = job_of(A, leaving(B), newcomers=(preparing,), hosts=host, requests=(drain(0, 0),))
@@ -1034,7 +1037,7 @@ def test_a_drain_lowers_the_size_and_is_answered_with_the_switch() -> None:
 
 
 def replaced(*members: Member, number: int = 0, target: int = 1, **changes: Any) -> Snapshot:
-    """A job of two workers on a, of which one is to be replaced; ``members``: newcomers."""
+    """Return a job of two workers on a, of which one is to be replaced; ``members``: newcomers."""
     hosts = (Host("a", 4, "::1"), Host("b", 4, "::1"))
     asked = Request(RequestKind.REPLACE, target, number, host="a")
     return job_of(A, B, newcomers=members, hosts=hosts, requests=(asked,), **changes)

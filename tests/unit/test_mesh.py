@@ -16,12 +16,12 @@ def address(owner: int, peer: int, width: int = ADDRESS_BYTES) -> bytes:
 
 
 def published(owner: int, size: int) -> bytes:
-    """What Gloo's rank ``owner`` stores: its addresses for all others."""
+    """Return what Gloo's rank ``owner`` stores: its addresses for all others."""
     return b"".join(address(owner, peer) for peer in range(size) if peer != owner)
 
 
 def split(answer: bytes, size: int) -> list[bytes]:
-    """The parts of an answer, as the patch of Horovod takes them apart."""
+    """Return the parts of an answer, as the patch of Horovod takes them apart."""
     lengths = struct.unpack_from(f"!{size}I", answer)
     assert len(answer) == 4 * size + sum(lengths)
     begin, parts = 4 * size, []

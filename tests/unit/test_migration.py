@@ -25,7 +25,7 @@ def member(number: int, host: str, **changes: Any) -> Member:
 def snapshot(
     number: int, ring_members: dict[int, str], *coming: Member, late: int = -1
 ) -> Snapshot:
-    """A ring of ``seats`` that all but ``late`` have adopted, and newcomers."""
+    """Return a snapshot of a ring that all members but ``late`` have entered, and newcomers."""
     members = tuple(
         member(w, h, stage=Stage.ACTIVE, generation=number - (w == late))
         for w, h in ring_members.items()

@@ -32,7 +32,7 @@ def log(tmp_path: Path) -> Iterator[tuple[Path, Write]]:
 
 
 def shown(path: Path, write: Write, *pieces: str) -> list[str]:
-    """What an agent that is no terminal has shown after each piece."""
+    """Return what an agent that is no terminal has shown after each piece."""
     found = io.StringIO()
     one = Output(Console(file=found, force_terminal=False), bar_s=0.0)
     one.follow("launch", path, 0)

@@ -44,7 +44,7 @@ answers.write(f"|{log.take_failure()}")
 
 
 def start(script: str, path: Path, log: Path) -> subprocess.Popen[str]:
-    """A process whose standard output and error are its log; ``answers`` is a pipe to us."""
+    """Start a process whose standard output and error are its log; ``answers`` is a pipe to us."""
     set_up = f"""
 import os, sys
 answers = os.fdopen(os.dup(1), "w")

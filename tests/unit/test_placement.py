@@ -62,7 +62,7 @@ def test_too_few_slots_is_a_sentence_with_the_numbers() -> None:
 
 
 def training(*agents: str, **here: int) -> Snapshot:
-    """A job with so many workers on each host, and these agents."""
+    """Return a job with so many workers on each host, and these agents."""
     hosts = [host for host, count in here.items() for _ in range(count)]
     members = tuple(RingMember(n, host, n, "::1", 1) for n, host in enumerate(hosts))
     ring = Generation(7, 4, members, 0, (), (), "so it began")
@@ -153,7 +153,7 @@ def test_a_move_that_cannot_be(
 
 
 def by_slot(hosts: Mapping[str, int]) -> Snapshot:
-    """A job whose launcher assigns slots, of the discovered hosts a and b."""
+    """Return a job whose launcher assigns slots, of the discovered hosts a and b."""
     return Snapshot(JOB, **wanted(hosts, by_slot=True), discovered={"a": 2, "b": 3})
 
 

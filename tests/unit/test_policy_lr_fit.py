@@ -20,7 +20,7 @@ AT = points(2.0)
 
 
 def bowl(least: float, depth: float = 1.0, bottom: float = 1.0) -> tuple[float, ...]:
-    """bottom + depth (s - least)^2, where s = 1 + e is the factor of the learning rate."""
+    """Return bottom + depth (s - least)^2, where s = 1 + e is the factor of the learning rate."""
     return tuple(bottom + depth * (1.0 + e - least) ** 2 for e in AT)
 
 

@@ -19,7 +19,10 @@ TUNING = Tuning(total=10_000, explore=5_000, share=0.03, least=1e-3, most=1e3)
 
 
 def now(samples: float, losses: Sequence[float] | None, cost_s: float = 0.0) -> Measured:
-    """An update of 10 samples takes 0.1 s, the whole training 100 s; 3 s of them for measuring."""
+    """Return a measurement in which an update of 10 samples takes 0.1 s.
+
+    The whole training takes 100 s, of which 3 s may go to measuring.
+    """
     return Measured(samples, BATCH, None if losses is None else tuple(losses), cost_s, 0.1)
 
 
@@ -29,7 +32,7 @@ def bowl(state: TunerState, least: float) -> list[float]:
 
 
 def a_round(state: TunerState, samples: float, least: float, cost_s: float = 0.0) -> TunerState:
-    """The checks of a step up, and as many measured updates as the fewest, all alike."""
+    """Make the checks of a step up, and as many equal measured updates as the fewest."""
     for _ in range(FEWEST + state.checks):
         state = TUNING.measured(state, now(samples, bowl(state, least), cost_s))
     return state

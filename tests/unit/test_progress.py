@@ -153,7 +153,10 @@ RANGE = Source(100, Batching(batch_range=(6, 40)), True, 7, 0)
 
 
 def chosen_by(one: LoaderProgress, *wished: int) -> int:
-    """The global batch of ``one``, whose ring is of so many workers, after a step without data."""
+    """Return the global batch of ``one`` after a step without data, in which workers ask for it.
+
+    Its ring has as many workers as there are ``wished`` batches.
+    """
     rows = [
         StepRecord(
             generation=1,

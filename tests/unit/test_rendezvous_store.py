@@ -31,7 +31,7 @@ def run(act: Callable[[RendezvousStore], Awaitable[None]], hold_s: float = 60.0)
 
 
 async def ask(store: RendezvousStore, *keys: str) -> list[asyncio.Task[Answer]]:
-    """Requests that are held by now, or answered."""
+    """Start requests that are held by now, or answered."""
     tasks = [asyncio.create_task(store.get(SCOPE, key)) for key in keys]
     for _ in range(5):
         await asyncio.sleep(0)

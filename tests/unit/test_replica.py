@@ -133,7 +133,7 @@ class Replica(FrameworkReplica):
 
 
 def places(replica: Replica, *numbers: int) -> None:
-    """The script asks for a batch after each of these steps of the first epoch."""
+    """Ask for a batch after each of these steps of the first epoch, as a script does."""
     for number in numbers:
         replica.end_batch(number, 0)
 
@@ -233,7 +233,7 @@ def test_who_has_received_it_and_not_come_so_far_hands_it_on() -> None:
 
 
 def synchronised(theirs: Counter, receive: Receive) -> Replica:
-    """A replica that has taken part while the root, with model b"root", sent its state."""
+    """Return a replica that has taken part while the root, with model b"root", sent its state."""
     wire = Wire()
     root = Replica(wire, b"root", counter=Counter(5))
     root.synchronise(wire.ring(0), 0, Receive.NOTHING)

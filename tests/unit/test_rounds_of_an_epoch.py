@@ -64,8 +64,10 @@ class Reading:
 
 
 def test_newcomers_read_what_the_first_workers_read() -> None:
-    """Also when all first workers are gone. At each step all read the same, but in one that broke:
-    who completed it before the others did is still in the ring with the dead worker.
+    """Newcomers read the same also when all first workers are gone.
+
+    At each step all read the same, but in one that broke: a worker that completed it before the
+    others did is still in the ring with the dead worker.
     """
     script = Reading()
     job = LoopbackJob(script, np=2, max_np=4, seed=3, restart_s=1.0)

@@ -57,7 +57,7 @@ LINEAR = Scaling(batch=100, ramp=4)
 
 
 def test_a_ramp_goes_in_equal_parts() -> None:
-    """gamma = 1 + (t - t0) / T (k - 1), T = 4: from 1 to 3 at t0 = 7, and from there to 0.5."""
+    """With gamma = 1 + (t - t0) / T (k - 1), T = 4: from 1 to 3 at t0 = 7, and then to 0.5."""
     batches = [(0, 100), (7, 300), (9, 50)]
     expected = {0: 1.0, 6: 1.0, 7: 1.0, 8: 1.5, 9: 2.0, 10: 1.625, 11: 1.25, 13: 0.5, 99: 0.5}
     assert {t: LINEAR.at(t, batches) for t in expected} == expected

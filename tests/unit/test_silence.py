@@ -57,7 +57,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 
 def leader(quiet_s: float, silence_s: float = 1.0) -> FailureDetector:
-    """The failure detector of w0, whose ring has completed no step for ``quiet_s``."""
+    """Return the failure detector of w0, whose ring has completed no step for ``quiet_s``."""
     shared = SharedState(0)
     shared.report(
         WorkerProgress(

@@ -31,7 +31,7 @@ class Net:
         return one
 
     def plain(self, listener: socket.socket) -> tuple[socket.socket, socket.socket]:
-        """A connection as kazoo or a HTTP client makes it, and its accepted end."""
+        """Return a connection as kazoo or an HTTP client makes it, and its accepted end."""
         near = self.stack.enter_context(socket.create_connection(listener.getsockname(), 5))
         far = self.stack.enter_context(listener.accept()[0])
         far.settimeout(5)

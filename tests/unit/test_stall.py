@@ -195,7 +195,7 @@ def test_what_takes_long_is_named() -> None:
 def seen(
     function: Callable[[threading.Event], object], arrived: Callable[[Activity], bool]
 ) -> Activity:
-    """What is seen of a thread that is in ``function``, which returns when the event is set."""
+    """Return what is seen of a thread in ``function``, which returns when the event is set."""
     watch, begun, end = Watch(), threading.Event(), threading.Event()
 
     def run() -> None:

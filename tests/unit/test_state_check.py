@@ -610,7 +610,7 @@ def test_one_that_was_right_at_first_and_differs_later_is_healed_where_the_job_h
 
 
 def split_rows(job: Job, stop: Stop = Stop.NO) -> StepRecords:
-    """The rows of a step in which w0 has another digest than w1 and w2."""
+    """Return the rows of a step in which w0 has another digest than w1 and w2."""
     rows = job.rows(fold(job.replica.parts), fold(job.others), fold(job.others))
     return StepRecords.of([replace(row, stop=stop) for row in rows])
 

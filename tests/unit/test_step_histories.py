@@ -251,7 +251,7 @@ HISTORIES = COMPLETED | INCOMPLETE
 
 
 def lived(sender: str, history: History, meet: int, **changes: Any) -> Log:
-    """What a worker sends and waits for from the last repair to the end of step ``meet``."""
+    """Return what a worker sends and waits for from the last repair to the end of step ``meet``."""
     worker = Worker(set(history.breaks), history.completed_by_peers, **changes)
     framework = SENDERS[sender](worker)
     for step in range(1, meet + 1):

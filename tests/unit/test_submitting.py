@@ -62,7 +62,7 @@ class Store:
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The state directory of a user whose ZooKeeper has jobs that ``OLD`` opens."""
+    """Return the state directory of a user whose ZooKeeper has jobs that ``OLD`` opens."""
 
     def unlock(session: Session, known: tuple[Access, ...]) -> dict[str, Access]:
         session.identify(*known)

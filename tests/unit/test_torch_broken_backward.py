@@ -41,7 +41,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
 
 
 def fail(job: Job, error: BaseException = ERRORS[0]) -> None:
-    """A backward pass that computes the gradient of ``b``, and fails before that of ``a``."""
+    """Make a backward pass that computes the gradient of ``b``, and fails before that of ``a``."""
     first = Fails.apply(2 * job.a, error)
     loss = 4 * job.b + first
     with pytest.raises(type(error)):

@@ -60,7 +60,7 @@ class Job:
         return self.rows[-1]
 
     def make(self, optimizer: torch.optim.Optimizer, batch: int = 10) -> None:
-        """An update."""
+        """Make an update of the job with ``optimizer``, on a global batch of ``batch`` samples."""
         self.now_s += 1.0
         self.open, self.batch, self.batch_weight = True, batch, float(batch)
         optimizer.step()
@@ -94,7 +94,7 @@ class Bowl:
         return (self.w**2).sum() / 2
 
     def train(self, updates: int = 1) -> list[float]:
-        """The learning rates of so many updates."""
+        """Make so many updates, and return the learning rate after each."""
         rates = []
         for _ in range(updates):
             self.sgd.zero_grad()
@@ -327,7 +327,7 @@ EPOCHS, IN_BATCH = 25, 32
 
 
 def trained_on_digits(job: Job, rate: float, tuned: bool) -> tuple[float, float, Any]:
-    """The losses on what is trained on and on what is held out; and the tuner."""
+    """Return the losses on what is trained and on what is held out, and the tuner."""
     table = torch.from_numpy(np.loadtxt(ROOT / "data" / "digits.csv.gz", delimiter=","))
     images, labels = table[:, :64].float() / 16, table[:, 64].long()
     held_out = torch.arange(len(labels)) % 6 == 0

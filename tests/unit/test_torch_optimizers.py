@@ -77,7 +77,10 @@ def run(script: Callable[[Script], None], count: int = 2) -> None:
 
 
 def refused(script: Callable[[Script], None], sentence: str, count: int = 2) -> None:
-    """It is told so, and its worker ends; each one that is started in its place, too."""
+    """Assert that the script is refused with ``sentence``, and its worker ends.
+
+    So does each worker that is started in its place.
+    """
     told: list[str] = []
 
     def tries(one: Script) -> None:

@@ -82,7 +82,7 @@ class Script:
         self.schedulers = [make(self.sgd) for make in makes]
 
     def steps(self, count: int) -> list[float]:
-        """The learning rate after each."""
+        """Make so many steps, and return the learning rate after each."""
         rates = []
         for _ in range(count):
             self.sgd.step()

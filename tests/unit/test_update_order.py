@@ -29,7 +29,7 @@ def test_period(turns: list[Updates], expected: int | None) -> None:
 
 
 def lived(turns: list[Updates], schedule: UpdateOrder | None = None) -> list[UpdateOrder]:
-    """The schedule in each batch of an epoch that takes these turns, and after the last."""
+    """Return the order in each batch of an epoch that takes these turns, and after the last."""
     lives = [schedule or UpdateOrder()]
     for turn in turns:
         now = lives[-1]

@@ -19,7 +19,7 @@ from edl.errors import DataError
 
 
 def update(gradients: list[float], samples: list[int], batch_size: int) -> float:
-    """What a step applies: weigh, average as Horovod does, correct."""
+    """Return what a step applies: weigh, average as Horovod does, correct."""
     sent = [g * send_weight(n, batch_size) for g, n in zip(gradients, samples, strict=True)]
     average = sum(sent) / len(sent)
     return average * average_correction(batch_size, len(samples), sum(samples))

@@ -26,7 +26,7 @@ def net(width: int = 3) -> torch.nn.Module:
 
 
 def save(directory: Path, step: int, model: torch.nn.Module) -> Path:
-    """A checkpoint as a job writes it."""
+    """Write a checkpoint as a job does, and return its path."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     source = {"total": 100, "seed": 7, "shuffle": True, "batch_size": 4, "fingerprint": ""}
     manifest = Manifest("digits", "r1", step, 1, "torch", source, {}, 1_700_000_000.0)

@@ -46,7 +46,7 @@ passed = Counter()  # by group, fault and step: how often its point was passed
 
 
 def role():
-    """The role of this process."""
+    """Return the role of this process: "first", "new", "leader" or "plain"."""
     if not edl.is_initialized():
         return "first"
     if edl.is_warming_up():
@@ -55,7 +55,10 @@ def role():
 
 
 def armed():
-    """The group that may strike now, with its number and the step of the strike before it."""
+    """Return the group that may strike now, with its number and the step of the strike before.
+
+    It is None while no group may.
+    """
     last = 0
     for number, group in enumerate(GROUPS):
         struck = [CLAIMS / f"{number}.{index}" for index in range(len(group))]

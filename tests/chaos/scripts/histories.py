@@ -40,7 +40,7 @@ LISTENED = ("boundary", "step", "gradient", "records", "averaged", "reduced", "a
 
 
 def is_last():
-    """The step whose records are known ends the epoch."""
+    """Return whether the step whose records are known ends the epoch."""
     worker = edl.current_worker()
     trained = sum(record.samples for record in worker.loader.records())
     return worker.loader.ledger.done + trained == worker.loader.ledger.total

@@ -1,5 +1,8 @@
-"""Trains by steps: --way "steps" or "job" counts those of the job, "own" this worker's, and "hand"
-these with a batch in hand. Rank 0 writes the model into --model at the end."""
+"""Train by steps.
+
+--way "steps" or "job" counts the steps of the job, "own" the steps of this worker, and "hand" these
+with a batch in hand. Rank 0 writes the model into --model at the end.
+"""
 
 import argparse
 import time

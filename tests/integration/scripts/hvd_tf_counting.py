@@ -79,7 +79,7 @@ way = Graph() if args.graph else Eager()
 
 
 def trained():
-    """Steps so far."""
+    """Return the number of steps so far."""
     return int(way.read(steps))
 
 

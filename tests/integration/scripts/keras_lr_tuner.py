@@ -27,7 +27,7 @@ args = parser.parse_args()
 
 
 def miss(point):
-    """The averages of the step, which the others have."""
+    """Break the ring at the averages of a step, which the other workers have."""
     if point != "averaged" or edl.is_warming_up() or edl.rank() + 1 < edl.size():
         return
     if edl.step() in args.miss:

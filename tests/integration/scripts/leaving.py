@@ -1,5 +1,7 @@
-"""A loop that all workers leave at the same step, with and without the update of the batch; then
-rank 1 leaves it alone, in epoch 2: --where "after" its fourth update, or "before" that."""
+"""Leave a loop on all workers at the same step, with and without the update of the batch.
+
+Then rank 1 leaves it alone, in epoch 2: --where "after" its fourth update, or "before" that.
+"""
 
 import argparse
 

@@ -54,17 +54,17 @@ class Diary:
         failpoints.subscribe(self._strike)
 
     def begin(self, epoch, ids):
-        """A batch of these samples is in hand."""
+        """Write that a batch of these samples begins."""
         self._number = edl.step()
         if not edl.is_warming_up():
             self._write(begun=self._number, epoch=epoch, ids=ids[: batch_weight()])
 
     def reduced(self):
-        """The gradients are the mean, or it is known that others have made the update."""
+        """Note whether others have made the update, or the gradients are the mean here."""
         self._missed = edl.current_worker().loader.step_input.completed_by_peers
 
     def end(self, epoch, ids, rate, weights, momenta):
-        """The update is made, with the rate ``rate``."""
+        """Write that the update is made, with the rate ``rate``."""
         if edl.is_warming_up():
             return
         update = edl.current_worker().loader.update
@@ -135,7 +135,7 @@ class Diary:
         return True
 
     def _is_complete(self):
-        """The one that is neither dead nor lost has written down the step of all three."""
+        """Return whether a living worker has written down the step of all three."""
         lines = [line for path in self._args.out.glob("*.jsonl") for line in path.open()]
         return any(line.startswith(f'{{"step": {self._number},') for line in lines)
 

@@ -14,7 +14,7 @@ RAMP = 12  # updates
 
 
 def data():
-    """Inputs, shape (SAMPLES, 3), and what the net is to say of them, shape (SAMPLES, 1)."""
+    """Return inputs, shape (SAMPLES, 3), and what the net is to say of them, shape (SAMPLES, 1)."""
     x = np.random.default_rng(18).normal(size=(SAMPLES, 3))
     return x, np.sin(x.sum(axis=1, keepdims=True))
 

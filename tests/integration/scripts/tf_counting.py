@@ -134,7 +134,7 @@ def data():
 
 
 def held_up(indices):
-    """A newcomer loads what follows its warm-up late."""
+    """Return the indices of a batch; in a newcomer, return those after its warm-up late."""
     late = Late(args, after=1)
     return tf.ensure_shape(tf.numpy_function(late.load, [indices], tf.int64), indices.shape)
 

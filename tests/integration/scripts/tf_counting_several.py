@@ -57,7 +57,7 @@ def tally():
 
 
 def count():
-    """That of both, where they differ and must not."""
+    """Return the counts of both models: one array, or both where they differ and must not."""
     both = [model.count.numpy() for model in models]
     return both[0] if (both[0] == both[1]).all() else np.concatenate(both)
 

@@ -31,7 +31,7 @@ class CountingModel(tf.keras.Model):
         return each + SIGNAL * self.common if SIGNAL else each
 
     def moved(self):
-        """What the batches that are trained have moved."""
+        """Return what the trained batches have moved."""
         return self.w.numpy()
 
     def tally(self, most=float("inf")):

@@ -39,8 +39,11 @@ class Stateful(torch.utils.data.IterableDataset):
 
 
 class Averages:
-    """What scripts keep beside the training: a target network that follows the weights, in the
-    model but not trained, and a history of the gradients' norms, by which they clip."""
+    """Values that scripts keep beside the training.
+
+    They are a target network that follows the weights, in the model but not trained, and a history
+    of the gradients' norms, by which scripts clip.
+    """
 
     def __init__(self, model):
         self._model = model
