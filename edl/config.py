@@ -47,11 +47,11 @@ class Config:
     job: str | None = None
     zookeeper: str | None = None  # "host:port,host:port"; None: the local server of this user
     host: str = ""  # logical host name of this process; default: the machine's
-    address: str = ""  # of this host, which other workers can reach; empty: a launcher finds it
-    network_interface: str = ""  # whose address it is; empty: the one that leads to ZooKeeper
+    address: str = ""  # of this host, for other workers; empty: the launcher finds it
+    network_interface: str = ""  # that has the address; empty: the one towards ZooKeeper
     slot: int = 0  # number of the slot on this host, stable for the process's life
     attempt_id: str = ""  # unique token that the agent gives to one start of one worker process
-    secret: str | None = field(default=None, repr=False)  # who knows it may change the job
+    secret: str | None = field(default=None, repr=False)  # its owner may change the job
     # For jobs that horovodrun starts; `edl run` has options for them.
     hosts: str = ""  # "host:slots,host:slots": what `edl-discover` may offer to the driver
 
@@ -61,19 +61,19 @@ class Config:
     keep_jobs: int = setting(100, "so many ended jobs, the newest, stay in ZooKeeper", least=0)
     keep_jobs_s: float = 604800.0  # and each so long after its end
 
-    borrowed_file: str = ""  # says how many slots of this host are borrowed by the job
-    reclaim_s: float = 30.0  # to give borrowed slots back, where nobody says in how long
+    borrowed_file: str = ""  # a file with the number of slots that the job borrows on this host
+    reclaim_s: float = 30.0  # to give borrowed slots back, unless a request says otherwise
     leave_within_s: float | None = None  # for the workers of a host to leave, after a signal to
     # its agent; None: as long as it takes
 
     # no answer for this long, from a worker in whose ring no step completes and that has left
     # ZooKeeper: it is frozen, and its agent ends it; three times as long when it has not left
     frozen_s: float = 10.0
-    stack_signal: int = 40  # SIGRTMIN + 6: a worker writes where its threads are; 0: none
-    stacks: str = ""  # into this file, which the agent names
-    log_file: str = ""  # of a worker's output, which the agent names, too
-    trained_file: str = ""  # and the file that a worker creates when it has trained a step
-    imports_file: str = ""  # and the one that says what a worker has imported
+    stack_signal: int = 40  # SIGRTMIN + 6: a worker writes its stacks; 0: no signal
+    stacks: str = ""  # the file for the stacks; the agent sets it
+    log_file: str = ""  # the file for a worker's output; the agent sets it
+    trained_file: str = ""  # the file that a worker creates when it has trained a step
+    imports_file: str = ""  # the file in which a worker lists what it has imported
     registers_at_s: float | None = None  # when a worker may register, by the monotonic clock
     # its training thread draws the numbers that the script's seeds give, as all others do
     same_random: bool = False

@@ -49,7 +49,7 @@ class LoopbackWorker:
         id: the number of the worker.
         host: the name of its host.
         slot: the number of its slot on the host.
-        worker: edl's own worker.
+        worker: the :class:`edl.worker.worker.Worker` that the thread runs.
         member: its place in the loopback network.
         schedule: the virtual time of the job.
         coordinator: its part in the job's membership.

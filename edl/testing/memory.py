@@ -159,7 +159,7 @@ class MemoryJob:
             self.changed(news=True)
 
     def _may_depose(self) -> bool:
-        """Return whether the process of the leader is gone, as the next candidate would find."""
+        """Return whether the leader's process is gone, so that the next candidate may lead."""
         return not self.away and bool(self._candidates) and self._candidates[0] in self.gone
 
     def _depose(self) -> None:
@@ -169,7 +169,11 @@ class MemoryJob:
     # --- sessions
 
     def _ended(self) -> list[tuple[float, int]]:
-        """Return (end of the session, worker) for gone and frozen workers, the earliest first."""
+        """Return (time, worker) for each worker that is gone or frozen, the earliest first.
+
+        The time is when its ZooKeeper session runs out, in virtual seconds. Workers with neither a
+        record nor a candidacy are left out: their sessions have ended.
+        """
         if not self.gone and not self.frozen:
             return []
         here = {*self.nodes, *self._candidates}
@@ -221,7 +225,10 @@ class MemoryJob:
         return self._looked[1] + LOOK_S if self._leads else None
 
     def _look(self) -> None:
-        """Let the leader read the records, decide, and write the decision, in one transaction."""
+        """Let the leader read the records, decide about the ring, and write its decision.
+
+        Nothing else happens in between, as in one transaction.
+        """
         now_s, now = self.schedule.now_s(), self.snapshot()
         self._looked = (self.changes, now_s)
         assert self.leader is not None

@@ -169,7 +169,7 @@ class _Condition:
         """Wait until ``predicate()`` is true, for at most ``timeout`` virtual seconds.
 
         Returns:
-            The last value of the predicate.
+            The last value of the predicate: False after a time-out.
         """
         return predicate() or self._schedule.wait(self, predicate, timeout) or predicate()
 
@@ -392,7 +392,7 @@ class Schedule:
             now_s = self._now_s
             actors = [actor for actor in self.actors if actor.ready()]
             tasks = [task for task in self._left if task.ready(now_s)]
-            if running in tasks[1:]:  # whom nobody interrupts
+            if running in tasks[1:]:  # it goes on unless it is interrupted
                 tasks.remove(running)
                 tasks.insert(0, running)
             if not actors and not tasks:

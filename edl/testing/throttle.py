@@ -34,11 +34,12 @@ LOOK_S = 0.05  # between two looks whether it is still there
 
 @dataclass(frozen=True)
 class Throttle:
-    """How long each step of a job sleeps.
+    """A rule for how long each step of a job sleeps.
 
     The sleep is short in the first ``steps`` steps, so that a test on an idle machine waits for
-    nothing, and longer after them, where only a slow machine gets. So a job of a few hundred steps
-    can last for minutes, and is trained to its end in a second once it is no longer slowed down.
+    nothing, and longer in the steps after them, which only a slow machine reaches. So a job of a
+    few hundred steps can last for minutes, and is trained to its end in a second once it is no
+    longer slowed down.
 
     Attributes:
         step_s: the sleep in each of the first ``steps`` steps, in seconds.

@@ -106,7 +106,8 @@ class Server:
         """Wait until the server serves clients.
 
         Raises:
-            AssertionError: it does not within START_S seconds; the message has the end of its log.
+            AssertionError: the server does not serve within START_S seconds; the message has the
+                end of its log.
         """
         deadline = time.monotonic() + START_S
         while "Mode:" not in self._inside(self._ask):
