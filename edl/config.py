@@ -51,7 +51,7 @@ class Config:
     network_interface: str = ""  # that has the address; empty: the one towards ZooKeeper
     slot: int = 0  # number of the slot on this host, stable for the process's life
     attempt_id: str = ""  # unique token that the agent gives to one start of one worker process
-    secret: str | None = field(default=None, repr=False)  # its owner may change the job
+    secret: str | None = field(default=None, repr=False)  # needed to read or change the job
     # For jobs that horovodrun starts; `edl run` has options for them.
     hosts: str = ""  # "host:slots,host:slots": what `edl-discover` may offer to the driver
 
