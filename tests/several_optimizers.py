@@ -350,19 +350,6 @@ class CountingSeveral:
             for step, rows in result.counted.exchanged.items():
                 assert first.counted.exchanged.get(step, rows) == rows
 
-    def prove_stopped(self, models: Mapping[int, CountingModel]) -> None:
-        """Assert that the first optimizer counted no sample more than once in an epoch.
-
-        Args:
-            models: the model of that optimizer on each worker that stopped, by worker.
-
-        Raises:
-            AssertionError: a count is wrong; the message says which one.
-        """
-        for worker, model in models.items():
-            assert not model.wrong, f"w{worker}: {model.wrong}"
-            assert model.count.max() - model.count.min() <= 1
-
 
 def _passes(turn: tuple[str, ...], number: str) -> int:
     """Return how many backward passes compute the gradient of optimizer ``number`` in ``turn``.

@@ -60,7 +60,7 @@ def blocks(scope: Scope, found: Found) -> dict[str, str]:
 
 def as_published(policy: str, load: str, workload: int) -> Result:
     """Return a published run as a result, with all that follows from when each job ended."""
-    jobs, of = pollux.jobs(load, workload), SETS[POLLUX]
+    jobs, of = pollux_jobs(load, workload), SETS[POLLUX]
     times = answers(policy, load, workload)
     ended = [
         JobResult(job.name, job.kind, job.arrival_s, math.nan, job.arrival_s + times[job.name], 0.0)

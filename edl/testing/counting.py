@@ -215,7 +215,6 @@ class CountingBatchSource:
 
     def form_lost_again(self) -> None:
         """Do nothing: this source loses no samples that need to be formed into batches again."""
-        return None  # noqa: RET501 - only the docstring was added
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
         """Return the next batch, and whether it is a padding batch.
@@ -453,21 +452,6 @@ class Counting:
         """Return how long the next batch takes the worker ``one``, in virtual seconds."""
         return self.step_s
 
-    def prove_stopped(self, models: Mapping[int, CountingModel]) -> None:
-        """Assert that the workers of a stopped job agree, and count no sample twice in an epoch.
-
-        Args:
-            models: the model of each worker that stopped, by worker.
-
-        Raises:
-            AssertionError: a count is wrong; the message says which one.
-        """
-        counts = {worker: model.count for worker, model in models.items()}
-        for worker, count in counts.items():
-            assert not models[worker].wrong, f"w{worker}: {models[worker].wrong}"
-            assert count.max() - count.min() <= 1, f"w{worker} counted {np.unique(count)}"
-            assert np.array_equal(count, next(iter(counts.values()))), f"w{worker} differs"
-
     def prove(self, results: Mapping[int, Counted]) -> None:
         """Assert that all workers counted each sample once an epoch and ended with the same state.
 
@@ -494,37 +478,6 @@ class Counting:
         order = source.order(epoch).at(0, self.samples)
         numbers = np.flatnonzero(np.isin(order, samples)) // self.batch_size
         return len({*numbers.tolist()}) > 1
-
-    def _prove_largest(self, worker: int, result: Counted) -> None:
-        """Assert that no step had more samples than the limit of the global batch.
-
-        Each worker of a ring has at least one sample. With ``prefetch_batches`` and no
-        ``batch_range`` there is no limit, since batches formed ahead keep their size.
-        """
-        limit = self.batch_range[1] or (0 if self.prefetch_batches else self.max_global_batch)
-        if limit and self.accumulated == 1:
-            most = max(limit, result.ring)
-            assert result.largest <= most, f"w{worker} has seen a step of {result.largest} samples"
-
-
-def prove_noise(worker: int, noise: NoiseScale, first: NoiseScale) -> None:
-    """Assert that ``worker`` measured the same noise scale as the first one, and a true one.
-
-    The counting model has noise 1 and signal 0. The values are not checked where the measurement is
-    biased.
-
-    Args:
-        worker: the number of the worker, for the message.
-        noise: the noise scale that it has measured.
-        first: the noise scale that the first worker has measured.
-
-    Raises:
-        AssertionError: the noise scale is wrong.
-    """
-    assert noise == first, f"w{worker} knows of another noise: {noise}"
-    if noise.steps and not noise.is_biased:
-        known = [one.means for one in noise.averages]
-        assert np.allclose(known, (1.0, 0.0)), f"w{worker} has measured {noise}"
 
 
 @dataclass(frozen=True)
