@@ -1,4 +1,6 @@
-"""Elastic PyTorch training on Horovod::
+"""Train PyTorch models on workers that may join and leave during the training, with Horovod.
+
+A training script::
 
     import edl.torch as edl
     edl.init()
@@ -9,9 +11,9 @@
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad(); loss.backward(); optimizer.step()
 
-Workers may join and leave meanwhile; see docs/explanation/concepts.md. The loss must be a mean
-over the batch. One process has one worker, one loader and one optimizer. Sources of
-data: ``edl.data``.
+See docs/explanation/concepts.md for what happens when a worker joins or leaves. The loss must be a
+mean over the samples of the batch. One process has one worker, one loader, and one optimizer or
+several. ``edl.data`` has sources of data.
 
 A script written for Horovod Elastic needs no more than ``import edl.torch as hvd`` in place of
 ``import horovod.torch as hvd``; see docs/guides/horovod-scripts.md and

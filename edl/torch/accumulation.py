@@ -1,8 +1,9 @@
-"""Gradient accumulation: which backward passes only add up, and what each adds.
+"""Accumulate gradients: decide which backward passes only add up, and weight what each pass adds.
 
-Autograd adds what it has computed to the gradient of a parameter. A hook right before that weighs
-it by the samples of its batch, so that the sums of all workers can be sent as they are
-(:mod:`edl.core.step.weighting`). `torch.autograd.grad` adds nothing, and passes no such hook.
+Autograd adds what a pass has computed to the gradient of a parameter. A hook right before that
+addition multiplies the new part by the weight of the samples of its batch, so that the sums of all
+workers can be sent as they are (:mod:`edl.core.step.weighting`). ``torch.autograd.grad`` adds
+nothing to a gradient, and does not run this hook.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from edl.worker.worker import Worker
 
 @dataclass(slots=True, eq=False)
 class Contribution:
-    """What the backward pass that runs adds to the gradient of ``parameter``."""
+    """A record of what the current backward pass adds to the gradient of one parameter.
+
+    Attributes:
+        parameter: the parameter whose gradient is accumulated.
+        begin: a function that is called before something is added to the gradient.
+        weighted_in: the number of the backward pass whose addition was weighted last; -1 at first.
+        is_padding: whether that addition came from a padding batch and the gradient was None
+            before.
+        node: the autograd node that adds to the gradient; the reference keeps its hooks alive.
+    """
 
     parameter: torch.nn.Parameter
     begin: Callable[[], None]  # called before something is added
@@ -31,16 +41,20 @@ class Contribution:
 
 
 class Accumulation:
-    """The backward passes of one optimizer's steps.
+    """The gradient accumulation of one optimizer; it counts and weights its backward passes.
 
     Args:
-        passes_per_step: so many make a step; one that ends sooner sends what there is.
+        worker: the worker of this process.
+        reduction: the optimizer's part of each step, which has the weights.
+        passes_per_step: how many backward passes make a step. A step that ends after fewer passes
+            sends the gradients that there are.
 
     Attributes:
-        passes: how many have ended in all.
-        expected: gradients are accumulated in this script.
-        is_watched: what is added is seen before it is.
-        counts_passes: after a number of them that the script has given to the optimizer.
+        passes: how many backward passes have ended in all steps so far.
+        expected: whether the script accumulates gradients itself.
+        is_watched: whether a hook weights each addition to a gradient before it is made.
+        counts_passes: whether a step ends after a number of passes that the script gave to the
+            optimizer (``backward_passes_per_step``).
     """
 
     def __init__(self, worker: Worker, reduction: StepReduction, passes_per_step: int) -> None:
@@ -60,17 +74,17 @@ class Accumulation:
 
     @property
     def adds_up(self) -> bool:
-        """The backward pass that runs is not the last one of its step."""
+        """Whether the current backward pass only adds to the gradients and ends no step."""
         return self._no_sync or self._left > 1 or self.is_between_microbatches
 
     @property
     def is_between_microbatches(self) -> bool:
-        """More pieces of the batch in hand follow: there is nothing to update by, yet."""
+        """Whether more microbatches of the current batch follow, so that no update is due yet."""
         return self._worker.loader.open and self._worker.loader.step_input.pieces_left > 0
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes add up gradients on this worker, and send none.
+        """Let backward passes in the ``with`` block add up gradients here, and send none.
 
         Raises:
             UsageError: see :meth:`expect_microbatches`.
@@ -85,10 +99,14 @@ class Accumulation:
             self._no_sync = before
 
     def expect_microbatches(self, several: bool = False) -> None:
-        """The loader hands out batches in pieces, if it does: they are added up, too.
+        """Prepare to add up the gradients of microbatches, if the loader splits batches.
+
+        Args:
+            several: whether the script has several optimizers.
 
         Raises:
-            UsageError: the script accumulates gradients itself, or has ``several`` optimizers.
+            UsageError: the loader splits batches, and the script accumulates gradients itself or
+                has several optimizers.
         """
         if not in_pieces(self._worker):
             return
@@ -103,7 +121,11 @@ class Accumulation:
         self.watch_all()
 
     def leave_out(self) -> bool:
-        """The script is done with a batch, or a piece; whether its step goes on."""
+        """Leave the current batch, or microbatch, out of the sums of this worker.
+
+        Returns:
+            Whether the step goes on: inside of :meth:`no_sync`, and between two microbatches.
+        """
         if self._no_sync or (
             self.is_between_microbatches and not self._worker.loader.step_input.may_grow
         ):
@@ -111,27 +133,40 @@ class Accumulation:
         return self._no_sync or self.is_between_microbatches
 
     def end_pass(self) -> bool:
-        """A backward pass has ended: whether it has added up, and sent nothing."""
+        """Count a backward pass at its end, and return whether it only added up gradients."""
         added_up = self.adds_up
         self.passes += 1
         self._left -= 1
         return added_up
 
     def break_off(self) -> None:
-        """An exception has broken off a backward pass, which is none of its step's."""
+        """Count a backward pass that an exception has broken off, as no part of its step."""
         self.passes += 1
 
     def begin_step(self) -> bool:
-        """No step is open: whether there are sums of one that the script has left."""
+        """Count the backward passes of the next step from 0.
+
+        Returns:
+            Whether the step before has counted any passes. Between two batches this means that the
+            script has left that step unfinished, and its sums are still in the gradients.
+        """
         left, self._left = self._left, self._per_step
         return left < self._per_step
 
     # --- what they add
 
     def watch(self, parameter: torch.nn.Parameter, begin: Callable[[], None]) -> Contribution:
-        """Weigh what is added to the gradient of ``parameter``, once anything is accumulated.
+        """Register ``parameter``, so that each addition to its gradient can be weighted.
 
-        ``begin`` is called before something is added, then or when :meth:`watch_all` says so.
+        The hook that weights is set now if :attr:`is_watched`, otherwise when :meth:`watch_all` is
+        called.
+
+        Args:
+            parameter: a parameter of the optimizer.
+            begin: a function that the hook calls before something is added to the gradient.
+
+        Returns:
+            The record that the hook keeps of the parameter, for :meth:`is_padding`.
         """
         part = Contribution(parameter, begin)
         self._parts.append(part)
@@ -140,17 +175,22 @@ class Accumulation:
         return part
 
     def watch_all(self) -> None:
-        """From now on all that is added is to be seen before it is."""
+        """Set the hooks of all registered parameters, which weight what is added to gradients."""
         if not self.is_watched:
             self.is_watched = True
             for part in self._parts:
                 self._hook(part)
 
     def is_padding(self, part: Contribution, name: str) -> bool:
-        """Whether the gradient is of padding alone; for a pass that has just added to it.
+        """Return whether a gradient comes from padding batches alone, after a pass has added to it.
+
+        Args:
+            part: the record that :meth:`watch` has returned for the parameter.
+            name: the name of the parameter, for the error.
 
         Raises:
-            UsageError: it was not weighted, for the parameter is no longer what was hooked.
+            UsageError: the addition was not weighted, because the parameter has another dtype or
+                device than when its hook was set.
         """
         if part.weighted_in == self.passes:
             return part.is_padding
@@ -170,7 +210,15 @@ class Accumulation:
     def _weigh(
         self, part: Contribution, computed: torch.Tensor | None
     ) -> tuple[torch.Tensor] | None:
-        """What is to be added; None: what was computed."""
+        """Weight a gradient that autograd is about to add; autograd calls this as a hook.
+
+        Args:
+            part: the record of the parameter.
+            computed: the gradient of the current pass; None if the pass has computed none.
+
+        Returns:
+            What is added in place of ``computed``; None if ``computed`` is added as it is.
+        """
         part.begin()
         part.weighted_in, part.is_padding = self.passes, False
         weight = self._weight()
@@ -182,7 +230,11 @@ class Accumulation:
         return (computed * weight,)
 
     def _weight(self) -> float:
-        """1 also where nothing is added to what was there, and the sum is weighted when sent."""
+        """Return what gradients of the current batch are multiplied by before autograd adds them.
+
+        The weight is 1.0 also in a step without accumulation, whose gradients are weighted when
+        they are sent.
+        """
         loader, reduction = self._worker.loader, self._reduction
         if not loader.open or reduction.step.done or not (self.adds_up or loader.step_input.summed):
             return 1.0
@@ -193,14 +245,17 @@ ONE_UPDATE = "a script that makes one update with each batch"
 
 
 def in_pieces(worker: Worker) -> bool:
-    """Whether the loader hands out batches in pieces."""
+    """Return whether the loader of ``worker`` splits batches into microbatches."""
     progress = worker.loader.progress
     return progress.attached and progress.source.batching.micro_batch > 0
 
 
 @contextlib.contextmanager
 def requiring_gradient(parameter: torch.nn.Parameter) -> Iterator[torch.nn.Parameter]:
-    """PyTorch takes a hook only then."""
+    """Set ``requires_grad`` of ``parameter`` inside the ``with`` block, and restore it at the end.
+
+    PyTorch accepts a hook only on a parameter that requires a gradient.
+    """
     required = parameter.requires_grad
     parameter.requires_grad_(True)
     try:

@@ -1,4 +1,7 @@
-"""The functions of ``edl.torch`` that know PyTorch; the others are :mod:`edl.framework.process`."""
+"""Provide the functions of ``edl.torch`` that need PyTorch, and register the script's optimizers.
+
+The functions that need no framework are in :mod:`edl.framework.process`.
+"""
 
 from __future__ import annotations
 
@@ -32,35 +35,44 @@ synchronise_batch_norm(lambda: None if (found := _of_this_job()) is None else fo
 def init(**settings: Any) -> None:
     """Take part in the job that the launcher started this process for.
 
-    Without a launcher the script is a job of one worker. In a job that is already training the
-    call returns at once and the script *warms up*, see :meth:`edl.torch.DataLoader.epochs`.
-    A second call does nothing. ``settings``: fields of :class:`edl.config.Config`.
+    Without a launcher the script runs as a job of one worker. In a job that is already training,
+    the call returns at once and the script *warms up*, see :meth:`edl.torch.DataLoader.epochs`. A
+    second call does nothing.
+
+    Args:
+        settings: fields of :class:`edl.config.Config`.
 
     Raises:
         ConfigError: a setting has no usable value.
-        CoordinationError: ZooKeeper or the job is not there.
+        CoordinationError: ZooKeeper does not answer, or does not have the job.
         JobFailed: the job did not start in time.
     """
     process.start(TorchCollectives, settings)
 
 
 def track(**objects: Stateful) -> None:
-    """Let objects follow the job: their state reaches every newcomer.
+    """Send the state of ``objects`` to each worker that joins, and keep it in checkpoints.
 
-    Each needs ``state_dict()`` and ``load_state_dict()``: counters, averages of the weights. LR
-    schedulers of PyTorch's base class and gradient scalers follow by themselves.
+    An object needs ``state_dict()`` and ``load_state_dict()``; examples are counters and averages
+    of the weights. LR schedulers of PyTorch's base class and gradient scalers are tracked without
+    this call.
+
+    Args:
+        objects: the objects, by names that are the same on all workers.
 
     Raises:
-        UsageError: an object has no such methods.
+        UsageError: an object has no such methods, or another object is tracked under the same name.
     """
     process.track(TorchReplica.check, objects)
 
 
 def notify_batch_end() -> None:
-    """This batch is done with, and counts as trained. ``optimizer.step()`` ends with it.
+    """End the current batch without an update, and count its samples as trained.
 
-    Only a batch needs it that has no ``backward()``, on all workers alike. Harmless twice. Inside
-    of :func:`no_sync` its step goes on with the next batch, and only this worker leaves it out.
+    ``optimizer.step()`` ends a batch itself, so only a batch without ``backward()`` needs this
+    call, and all workers must make it. A second call for the same batch does nothing. Inside of
+    :func:`no_sync` the step goes on with the next batch, and only this worker leaves the current
+    batch out.
     """
     worker = current_worker()
     optimizers = _of_this_job()
@@ -72,12 +84,12 @@ def notify_batch_end() -> None:
 
 @contextlib.contextmanager
 def no_sync() -> Iterator[None]:
-    """Backward passes inside only add up gradients on this worker, as in PyTorch's DDP.
+    """Accumulate gradients on this worker in the ``with`` block, as ``no_sync`` of PyTorch's DDP.
 
-    Several batches make one step of the optimizer: all but the last one have their ``backward()``
-    inside, the last one has it outside, and sends the sums. The update is weighted by the samples
-    of all those batches; divide each loss by their number to get the mean over them. Workers join
-    and leave between two steps.
+    Several batches make one step of the optimizer. All but the last batch have their ``backward()``
+    inside the block; the last batch has it outside, which sends the sums. The update is weighted by
+    the samples of all these batches. Divide each loss by the number of batches to get the mean over
+    them. Workers join and leave between two steps.
 
     Raises:
         UsageError: there is no ``edl.Optimizer`` yet.
@@ -90,31 +102,45 @@ def no_sync() -> Iterator[None]:
 
 
 def begin_loop() -> None:
-    """The script's loop over the epochs begins: what it did before, each script does."""
+    """Note the parameter groups and ``requires_grad`` flags at the start of the epoch loop.
+
+    Newcomers receive what the script changes in its loop. What the script changes before the loop,
+    each worker's script does itself.
+    """
     if _replica is not None and _of_this_job() is not None:
         _replica.begin()
 
 
 def end_batch() -> None:
-    """The script wants its next batch: the update of this one was made, or skipped."""
+    """End the current batch when the script asks for the next: its update was made or skipped."""
     if (optimizers := _of_this_job()) is not None:
         optimizers.end_batch()
 
 
 def model_of(optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-    """What an ``edl.Optimizer`` of this job trains; None: it is none."""
+    """Return the model that ``optimizer`` trains; None if it is no optimizer of this job."""
     return None if _replica is None else _replica.model_of(optimizer)
 
 
 def has_optimizer() -> bool:
-    """Whether the script has made an ``edl.Optimizer``."""
+    """Return whether the script has made an ``edl.Optimizer`` in the current job."""
     return _of_this_job() is not None
 
 
 def attach_optimizer(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, passes_per_step: int
 ) -> GradientReduction:
-    """Reduce the gradients of ``optimizer``, and share what it trains (called by ``Optimizer``).
+    """Reduce the gradients of ``optimizer`` over the ring; share its state and the model's.
+
+    ``Optimizer`` calls this. The state is sent to newcomers and kept in checkpoints.
+
+    Args:
+        optimizer: the optimizer that the script wraps.
+        model: the module whose parameters the optimizer trains.
+        passes_per_step: how many backward passes make a step of the optimizer.
+
+    Returns:
+        The reduction of the optimizer's gradients.
 
     Raises:
         UsageError: see :meth:`edl.torch.optimizers.Optimizers.add`.
@@ -140,6 +166,11 @@ def attach_optimizer(
 def _see_scaler(
     optimizers: Optimizers, replica: TorchReplica, scaler: torch.amp.GradScaler
 ) -> None:
+    """Share the state of ``scaler`` with the job, and remember the scaler for its loss scale.
+
+    Raises:
+        UsageError: the loader splits batches into microbatches, which a GradScaler cannot unscale.
+    """
     if in_pieces(current_worker()):
         raise UsageError(
             "a GradScaler looks at the gradients of each piece of a batch, and there are none "
@@ -151,7 +182,10 @@ def _see_scaler(
 
 
 def _of_this_job() -> Optimizers | None:
-    """At a prompt there may be those of a job before."""
+    """Return the optimizers of the current job; None if there are none.
+
+    In an interactive session the process may still have the optimizers of an earlier job.
+    """
     if _optimizers is None or _optimizers.worker is not current_worker():
         return None
     return _optimizers

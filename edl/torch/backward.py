@@ -1,4 +1,4 @@
-"""The end of a backward pass, as autograd's engine has it."""
+"""Call a function at the end of a backward pass, by callbacks of autograd's engine."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ _current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
 class BackwardEnd:
-    """Calls ``ended()`` at the end of each backward pass in which :meth:`expect` was called.
+    """A watcher that calls ``ended()`` after each backward pass in which :meth:`expect` was called.
 
-    What it raises comes out of ``backward()``. On a device other than the CPU it may be called
-    in a thread of the engine's, while the one that called ``backward()`` waits for it.
+    An exception that ``ended()`` raises comes out of ``backward()``. On a device other than the CPU
+    ``ended()`` may run in a thread of autograd's engine, while the thread that called
+    ``backward()`` waits for the engine.
 
-    A backward pass inside of another one (``torch.utils.checkpoint`` with ``use_reentrant=True``)
-    ends before the gradients of the outer one are complete, so that the end of the outer one is
-    waited for then.
+    A backward pass inside of another pass (``torch.utils.checkpoint`` with ``use_reentrant=True``)
+    ends before the gradients of the outer pass are complete. In this case ``ended()`` is called at
+    the end of the outer pass.
+
+    Args:
+        ended: the function to call; it has no arguments.
 
     Attributes:
-        failed: an exception has broken off a pass in which an end was expected.
+        failed: whether an exception has broken off a pass for whose end :meth:`expect` was called.
+            The user of this object sets it back to False.
     """
 
     def __init__(self, ended: Callable[[], None]) -> None:
@@ -32,13 +37,16 @@ class BackwardEnd:
         self._expected_in = -1
 
     def expect(self) -> None:
-        """Called in a hook of autograd's, any number of times."""
+        """Request a call of ``ended()`` at the end of the current backward pass.
+
+        It is called in a hook of autograd, any number of times in a pass.
+        """
         if (this_pass := _current_pass()) != self._expected_in:
             self._expected_in = this_pass
             _ENGINE.queue_callback(_Pass(self))
 
     def at_end(self) -> None:
-        """A pass in which its end was expected has come to it."""
+        """Call ``ended()``, or wait for the end of the outer backward pass if there is one."""
         if (node := _current_node()) is None:
             self._ended()
         else:  # the node of the outer pass that runs this one; its hooks belong to the outer
@@ -49,9 +57,10 @@ class BackwardEnd:
 
 
 class _Pass:
-    """What autograd's engine calls at the end of a pass, and lets go of when the pass is over.
+    """The callback of one backward pass: autograd's engine calls it at the end, then releases it.
 
-    The engine has no other word for a pass that an exception has broken off.
+    If the engine releases the callback without having called it, an exception has broken off the
+    pass. The engine has no other sign of that.
     """
 
     def __init__(self, end: BackwardEnd) -> None:

@@ -1,4 +1,4 @@
-"""PyTorch state as it goes into a checkpoint, and back: copied in bytes, checked on return."""
+"""Copy PyTorch state into host memory for a checkpoint, and turn such copies into tensors again."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ KIND = "torch"
 
 
 class Copier:
-    """Copies state off the live model into host memory.
+    """A copier of model state into host memory that is used again.
 
-    The memory is used again by the next :meth:`copy`, so the caller must be done with the last.
+    Each :meth:`copy` overwrites the memory of the copy before, so the caller must be done with
+    that.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,13 @@ class Copier:
         self._from_device = False
 
     def copy(self, state: Any) -> Any:
-        """``state`` with each tensor replaced by a :class:`Blob` that holds a copy."""
+        """Return ``state`` with each tensor replaced by a :class:`Blob` with a copy of its bytes.
+
+        NumPy arrays are copied as arrays; all other values stay as they are.
+
+        Raises:
+            CheckpointError: a tensor is sparse or quantized, or has no data (a meta tensor).
+        """
         self._used, self._from_device = 0, False
         copied = map_leaves(state, self._leaf)
         if self._from_device:
@@ -55,8 +62,14 @@ class Copier:
 
 
 def to_tensors(state: Any) -> Any:
-    """``state`` with each of this module's blobs as a tensor again, on a device of its kind."""
+    """Return ``state`` with each :class:`Blob` of this module as a tensor again.
 
+    A tensor is put on the type of device that it was copied from, or on the CPU if there is no CUDA
+    device here.
+
+    Raises:
+        CheckpointError: an array is of another framework, or of a dtype that this PyTorch lacks.
+    """
     return map_leaves(state, _tensor)
 
 
@@ -77,10 +90,14 @@ def _tensor(value: Any, where: str) -> Any:
 
 
 def check_model(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
-    """Make sure that a saved model is this script's.
+    """Check that the tensors of a checkpoint have the names and shapes of this script's model.
+
+    Args:
+        mine: parameters and buffers of the script's model, by name.
+        theirs: the same of the model in the checkpoint.
 
     Raises:
-        CheckpointError: naming the first parameters and buffers that differ.
+        CheckpointError: a name or a shape differs; the text names the first ones that do.
     """
     if lacking := sorted(theirs.keys() - mine.keys()):
         raise CheckpointError(

@@ -21,6 +21,9 @@ def after_closure(
 ) -> Arguments | None:
     """Call ``then`` when the gradients of the step are computed: now, or after the closure.
 
+    Without a closure ``then`` is called now. A closure is replaced by one that calls ``then`` at
+    its end and raises a UsageError when the optimizer evaluates it a second time.
+
     Args:
         arguments: the positional arguments of ``optimizer.step``, the first being the optimizer.
         named: its keyword arguments.

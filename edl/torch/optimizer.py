@@ -99,7 +99,6 @@ def _refuse_other_exchange(model: torch.nn.Module) -> None:
 
 def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> None:
     """Let ``reduction`` have its part before and after each step of ``optimizer``."""
-
     stepping: torch.optim.Optimizer | None = None  # what steps within its step is part of it
 
     def begin() -> None:
