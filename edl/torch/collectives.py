@@ -1,4 +1,4 @@
-"""Horovod's PyTorch binding as :class:`edl.ring.ring.Collectives`."""
+"""Call Horovod's PyTorch collectives for edl, and translate Horovod's errors into edl's."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ WIRE_DTYPE = {torch.bfloat16: torch.float32}
 
 
 def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call Horovod.
+    """Call ``function`` of Horovod with the arguments, and return what the function returns.
 
     Raises:
         CollectiveFailed: the ring is broken.
-        UsageError: Horovod refuses the call, and would again in any ring.
+        UsageError: Horovod refuses the call, and would refuse it again in any ring.
     """
     try:
         return function(*arguments, **named)
@@ -46,9 +46,18 @@ def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 class TorchCollectives:
-    """The collectives of edl itself; gradients go through :mod:`edl.torch.reduction`."""
+    """The collectives that edl itself needs, by Horovod's PyTorch binding.
+
+    It implements :class:`edl.ring.ring.Collectives`. Gradients do not go through it, but through
+    :mod:`edl.torch.reduction`.
+    """
 
     def init(self) -> None:
+        """Build the ring that Horovod's environment variables describe.
+
+        Raises:
+            CollectiveFailed: Horovod could not build the ring.
+        """
         try:
             call_init(hvd.init)
         except (HorovodInternalError, ValueError, RuntimeError) as error:
@@ -57,16 +66,33 @@ class TorchCollectives:
         atexit.unregister(hvd.shutdown)
 
     def shutdown(self) -> None:
+        """Leave the ring, and end Horovod's thread in this process."""
         hvd.shutdown()
 
     def allgather_start(self, row: Table, name: str) -> Any:
+        """Start to send ``row`` to all workers, and return a handle for :meth:`allgather_finish`.
+
+        Raises:
+            CollectiveFailed: the ring is broken.
+        """
         return guarded(hvd.allgather_async, torch.from_numpy(row), name=name)
 
     def allgather_finish(self, handle: Any) -> Table:
+        """Wait for an allgather, and return the rows of all workers in rank order.
+
+        Raises:
+            CollectiveFailed: the ring is broken.
+        """
         rows: Table = guarded(_synchronize, handle).numpy()
         return rows
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
+        """Return the ``payload`` of rank ``root``; the payload of the other workers is ignored.
+
+        Raises:
+            CollectiveFailed: the ring is broken.
+        """
+
         def broadcast(data: bytearray, piece: str) -> bytearray:
             return self._broadcast(data, root, piece)
 
@@ -81,16 +107,23 @@ class TorchCollectives:
 
 @waits("exchanging the state with the others")
 def broadcast_start(tensor: torch.Tensor, root: int, name: str) -> int:
-    """Start overwriting ``tensor`` with that of the rank ``root``; then :func:`finish`."""
+    """Start to overwrite ``tensor`` with the tensor of rank ``root``.
+
+    Returns:
+        A handle for :func:`finish`.
+    """
     handle: int = guarded(hvd.broadcast_async_, tensor, root, name=name)
     return handle
 
 
 def average_start(tensor: torch.Tensor, output: torch.Tensor, name: str) -> int:
-    """Start averaging ``tensor`` over the ring into ``output``; ``tensor`` stays as it is.
+    """Start to average ``tensor`` over all workers into ``output``, without a change to ``tensor``.
 
-    Horovod's public calls either overwrite the input or allocate an output for each call; the
-    function below them takes both.
+    Horovod's public calls either overwrite the input or allocate an output for each call. The
+    function that they call takes both an input and an output, so it is called here.
+
+    Returns:
+        A handle for :func:`finish`.
     """
     handle: int = guarded(
         mpi_ops._allreduce_async,
@@ -107,16 +140,23 @@ def average_start(tensor: torch.Tensor, output: torch.Tensor, name: str) -> int:
 
 @waits(FOR_GRADIENTS)
 def finish(handle: int) -> torch.Tensor:
-    """Wait for what was started; returns its output."""
+    """Wait for the collective of ``handle``, and return the output of the collective.
+
+    Raises:
+        CollectiveFailed: the ring is broken.
+    """
     output: torch.Tensor = guarded(_synchronize, handle)
     return output
 
 
 def _synchronize(handle: int) -> Any:
-    """hvd.synchronize that sleeps while it waits; None for what was waited for before.
+    """Wait for a collective as ``hvd.synchronize`` does, but sleep between two looks at it.
 
-    Horovod's own (WaitAndClear in torch/mpi_ops_v2.cc) looks again and again and keeps a
+    Horovod's own wait (WaitAndClear in torch/mpi_ops_v2.cc) looks again and again and keeps a
     processor busy, which its own threads need, and the other workers of the machine.
+
+    Returns:
+        The output of the collective; None for a handle that was waited for before.
     """
     pause_s = FIRST_PAUSE_S
     while handle in mpi_ops._handle_map and not hvd.poll(handle):

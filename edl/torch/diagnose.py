@@ -1,4 +1,4 @@
-"""``edl.diagnose``: how a model trains, in PyTorch."""
+"""Provide ``edl.diagnose`` for PyTorch: measure how the layers of a model grow while it trains."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["LayerBalance", "Phases", "Row", "layer_balance"]
 def layer_balance(
     model: torch.nn.Module, layers: Iterable[str] | None = None, matrices: bool = False
 ) -> JobBalance:
-    """What tells how the layers of ``model`` grow: see :class:`edl.diagnose.LayerBalance`.
+    """Return a recorder of the squared norms of the layers of ``model``.
 
-    ::
+    See :class:`edl.diagnose.LayerBalance` for what it records and what follows from that::
 
         balance = edl.diagnose.layer_balance(model)
         edl.track(balance=balance)     # newcomers and checkpoints have its rows
@@ -30,16 +30,18 @@ def layer_balance(
         optimizer.step()
         balance.record()
 
-    Nothing is sent, for all workers have the same weights. They are copied to the CPU one by one.
+    Nothing is sent between workers, because all workers have the same weights. The weights are
+    copied to the CPU one by one.
 
     Args:
+        model: the model whose layers are recorded.
         layers: names of parameters with two or more dimensions, in the order of the net; None: all
-            of them that are trained, in the order of ``model.named_parameters()``.
-        matrices: record D_i, too.
+            such parameters that are trained, in the order of ``model.named_parameters()``.
+        matrices: whether to record the matrices D_i, too (:mod:`edl.diagnose`).
 
     Raises:
-        UsageError: there are fewer than two such parameters, one is not there, or one has no shape
-            yet.
+        UsageError: ``model`` is no module, it has fewer than two such parameters, a name in
+            ``layers`` is unknown, or a parameter has no shape yet.
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"layer_balance needs a torch.nn.Module, not a {type(model).__name__}")
@@ -54,7 +56,10 @@ def layer_balance(
 
 
 def _read(model: torch.nn.Module, name: str) -> npt.NDArray[Any]:
-    """By name, for a script may put another parameter in its place."""
+    """Return the current value of the parameter ``name`` of ``model``, as float64 on the CPU.
+
+    The parameter is looked up by its name, because a script may put another parameter in its place.
+    """
     weights: npt.NDArray[np.float64] = (
         model.get_parameter(name).detach().cpu().to(torch.float64).numpy()
     )

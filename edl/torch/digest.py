@@ -1,4 +1,4 @@
-"""Digests of tensors, on the device that they are on; see :mod:`edl.framework.digest`."""
+"""Compute digests of tensors on the device where they are; see :mod:`edl.framework.digest`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ PRIME, ODD = 0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D  # from the usual ra
 
 
 def size_of(value: Any) -> int | None:
-    """The bytes of a tensor or an array; None: it is none."""
+    """Return the size of a tensor or an array in bytes; None for any other value."""
     return value.nbytes if isinstance(value, (torch.Tensor, np.ndarray)) else None
 
 
 def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
-    """A digest of each part by name, but for those that cannot be compared.
+    """Return a digest of each part of a state, by the name of the part.
 
-    Bits count, not values: 0.0 and -0.0 differ. A device's sums come in one transfer for all.
+    A part that cannot be compared is left out: a sparse or quantized tensor, or an object of an
+    unknown type. Two tensors have equal digests if their bits are equal, so 0.0 and -0.0 differ.
+    The sums that a device has computed come to the CPU in one transfer for all parts.
     """
     found: dict[str, int] = {}
     sums: dict[torch.device, dict[str, torch.Tensor]] = {}
@@ -48,9 +50,16 @@ def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
 
 
 def weighted_sum(data: torch.Tensor) -> torch.Tensor:
-    """The sum of all 32-bit words, each weighted by its place, as a 0-d int64 on their device.
+    """Return the sum of all 32-bit words of ``data``, each multiplied by a weight for its position.
 
-    Modulo 2**64. Weights are odd, so no single word can change without the sum.
+    The sum is taken modulo 2**64. The weights are odd, so a change of any single word changes the
+    sum.
+
+    Args:
+        data: a flat tensor of bytes (uint8); it is padded with zeros to whole words.
+
+    Returns:
+        A 0-d tensor of int64 on the device of ``data``.
     """
     total = torch.zeros((), dtype=torch.int64, device=data.device)
     padded = torch.nn.functional.pad(data, (0, -len(data) % 4))

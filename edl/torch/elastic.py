@@ -1,6 +1,6 @@
-"""``hvd.elastic`` of a PyTorch script whose import became ``import edl.torch as hvd``.
+"""Provide ``hvd.elastic`` for a PyTorch script that imports ``edl.torch`` as ``hvd``.
 
-What it means: :mod:`edl.framework.elastic`.
+:mod:`edl.framework.elastic` has what these names do in every framework.
 """
 
 from __future__ import annotations
@@ -28,11 +28,17 @@ __all__ = ["ElasticSampler", "TorchState", "run"]
 
 
 class TorchState(State):
-    """Model, optimizer, and any further attributes: samplers, schedulers, numbers, objects.
+    """An elastic state: a model, an optimizer and further attributes that follow the job.
 
-    What has ``state_dict()`` and ``load_state_dict()`` keeps its identity; anything else is
-    replaced by a copy when the state is restored or received. Changes of the state between two
-    commits are undone by a crash, also those inside of lists and dicts.
+    Attributes may be samplers, LR schedulers, numbers and other objects. An object with
+    ``state_dict()`` and ``load_state_dict()`` stays the same object when the state is restored or
+    received; any other attribute is replaced by a copy. A crash undoes what has changed since the
+    last commit, also inside of lists and dicts.
+
+    Args:
+        model: the model, if there is one.
+        optimizer: the optimizer, if there is one.
+        attributes: further attributes, by name.
     """
 
     model: Any
@@ -43,13 +49,17 @@ class TorchState(State):
         super().__init__(model=model, optimizer=optimizer, **attributes)
 
     def restore(self) -> None:
-        """Go back to the state that was saved last. Gradients are of batches that come again."""
+        """Restore the state that was saved last, and set all gradients to None.
+
+        The gradients are of batches that the script trains again.
+        """
         super().restore()
         for name in self._names:
             for parameter in _parameters(getattr(self, name)):
                 parameter.grad = None
 
     def learning_rates(self) -> dict[str, float]:
+        """Return the learning rates of all optimizers in the state, by their names for errors."""
         things = (getattr(self, name) for name in self._names)
         return rates_of([thing for thing in things if isinstance(thing, torch.optim.Optimizer)])
 
@@ -108,7 +118,7 @@ class TorchState(State):
         return exchange(ring, root, values, keep, cloudpickle.dumps)
 
     def renew(self) -> None:
-        """Share out the rest of the epoch among the workers of the new ring, first."""
+        """Divide the rest of the epoch among the workers of a new ring, then save the state."""
         for name in self._names:
             if isinstance(thing := getattr(self, name), ElasticSampler):
                 thing.reset()
@@ -116,22 +126,26 @@ class TorchState(State):
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let ``function(state, ...)`` train while workers come and go.
+    """Return ``function(state, ...)`` wrapped, so that it trains while workers join and leave.
 
-    It may be broken off at any collective and at any commit, and is then called again.
-    All workers return after the same commit; whom a death catches in its last steps returns with
-    the state of one that has returned.
+    The function may be interrupted at any collective and at any commit, and is then called again.
+    It returns on all workers after the same commit. A worker whose last steps are interrupted by
+    the death of another worker returns with the state of a worker that has finished.
+
+    Args:
+        function: the training function of the script; its first argument is a :class:`TorchState`.
 
     Raises:
         UsageError: the state is not one of edl's; a second function is run; or Horovod refuses a
-            collective, as it would again.
-        WorkerEvicted, JobFailed: this worker or the job cannot go on.
+            collective, and would refuse it again.
+        WorkerEvicted: this worker was removed from the job.
+        JobFailed: the job cannot go on.
     """
     return elastic.run(function, (HorovodInternalError,), str, "TorchState")
 
 
 def _parameters(thing: Any) -> Iterator[torch.Tensor]:
-    """Those of a model or of an optimizer."""
+    """Yield the parameters of a model or of an optimizer; nothing for any other object."""
     if isinstance(thing, torch.nn.Module):
         yield from thing.parameters()
     elif isinstance(thing, torch.optim.Optimizer):

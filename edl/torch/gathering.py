@@ -15,21 +15,23 @@ AS_INTEGERS = {torch.bfloat16: torch.int16}
 
 
 def gather_each(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-    """Return the tensors of all workers, one each, in rank order: the same list on all.
+    """Return the tensors of all workers as a list in rank order, the same list on all workers.
 
-    All workers call it at the same point, between two steps. Their shapes may differ. While a
-    newcomer warms up, and in a job of one, the list has its own tensor only. Fits torchmetrics::
+    All workers call it at the same point, between two steps. The shapes of their tensors may
+    differ. While a newcomer warms up, and in a job of one worker, the list has the worker's own
+    tensor only. It fits torchmetrics::
 
         Accuracy(..., dist_sync_fn=edl.gather_each, distributed_available_fn=edl.is_initialized)
 
     Args:
-        tensor: of any device and shape; the answer is on the same device, without a gradient. One
-            without elements may have any type (torchmetrics gathers a state to which a worker has
-            added nothing yet as float32); it comes in the type of the others.
-        group: for torchmetrics, which hands on its process group; there is none.
+        tensor: a tensor on any device and of any shape; the returned tensors are on the same
+            device, without a gradient. A tensor without elements may have any type, and is returned
+            in the type of the others (torchmetrics gathers a state to which a worker has added
+            nothing yet as float32).
+        group: ignored; torchmetrics passes its process group here, and edl has no process groups.
 
     Raises:
-        UsageError: in the midst of a step, outside of the training, or the types differ.
+        UsageError: the call is inside a step or outside of the training, or the types differ.
     """
     own = np.frombuffer(str(tensor.dtype).encode(), dtype=np.uint8)
     found = gather_arrays({"": _array(tensor), "type": own}, empty_fits=True)
@@ -49,18 +51,22 @@ def gather(value: torch.Tensor) -> torch.Tensor: ...
 def gather(
     value: torch.Tensor | Mapping[str, torch.Tensor],
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Return the rows of all workers' tensors in one, in rank order: the same on all workers.
+    """Concatenate the tensors of all workers along the first dimension, in rank order.
 
-    All workers call it at the same point, between two steps. The first dimension may differ; of a
-    tensor without any dimension the answer has one element for each worker. While a newcomer warms
-    up, and in a job of one, it is its own.
+    All workers call it at the same point, between two steps, and get the same result. The size of
+    the first dimension may differ between workers. A tensor without dimensions counts as a tensor
+    with one element. While a newcomer warms up, and in a job of one worker, the result has the
+    worker's own tensor only.
 
     Args:
-        value: a tensor, or a dict of them with the same keys on all workers.
+        value: a tensor, or a dict of tensors with the same keys on all workers.
+
+    Returns:
+        The concatenated tensor, or a dict of these.
 
     Raises:
-        UsageError: shapes differ beyond the first dimension, or types or keys differ; in the midst
-            of a step, or outside of the training.
+        UsageError: shapes differ beyond the first dimension, or types or keys differ; or the call
+            is inside a step or outside of the training.
     """
     named, tensors = _named(value)
     found = gather_arrays({name: _rows(_array(each)) for name, each in tensors.items()})
@@ -83,17 +89,22 @@ def sum(value: torch.Tensor) -> torch.Tensor: ...
 def sum(
     value: torch.Tensor | Mapping[str, torch.Tensor] | float,
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Return the sum of all workers' tensors, the same on all, in the type of this one.
+    """Return the sum of the tensors of all workers, the same on all, in the type of the given one.
 
     All workers call it at the same point, between two steps, with tensors of one shape. Integers
-    (and booleans, which are counted as int64) are added exactly, others in double precision. While
-    a newcomer warms up, and in a job of one, it is its own.
+    are added exactly, and so are booleans, which are counted as int64; other types are added in
+    double precision. While a newcomer warms up, and in a job of one worker, the result is the
+    worker's own value.
 
     Args:
         value: a tensor, a number, or a dict of these with the same keys on all workers.
 
+    Returns:
+        The sum, or a dict of sums.
+
     Raises:
-        UsageError: shapes, types or keys differ; in the midst of a step, or outside of training.
+        UsageError: shapes, types or keys differ; or the call is inside a step or outside of the
+            training.
     """
     named, tensors = _named(value)
     found = gather_arrays({name: _array(each) for name, each in tensors.items()})

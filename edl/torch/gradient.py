@@ -1,4 +1,4 @@
-"""One parameter's gradient: where it comes from, and what was sent of it."""
+"""Keep track of one parameter's gradient: which step computed it, and what was sent of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from edl.torch.accumulation import Contribution
 
 @dataclass(slots=True)
 class PendingAllreduce:
-    """A gradient on its way. ``sent`` must stay alive until Horovod has read it.
+    """An allreduce of one gradient that is on its way through the ring.
 
-    ``local`` and ``version``: the parameter's gradient when it was sent, and how often it had
-    been written to; None where it has none and takes part with zeros.
+    Attributes:
+        handle: Horovod's handle, to wait for the allreduce.
+        sent: the tensor that is sent; it must stay alive until Horovod has read it.
+        local: the parameter's gradient when it was sent; None if it had none, and zeros were sent.
+        version: PyTorch's count of the writes to ``local`` when it was sent.
     """
 
     handle: int
@@ -27,9 +30,12 @@ class PendingAllreduce:
 
 @dataclass(slots=True, eq=False)
 class Gradient:
-    """What is known of one parameter's gradient.
+    """The record of one parameter's gradient: when it was computed, sent and averaged.
 
-    One object a parameter, for a look-up by tensor costs more than all else here.
+    A parameter has one such object for the whole training, because a look-up by tensor costs more
+    than all the rest here. "Local" is the gradient that this worker has computed, "mean" the
+    average over the global batch of all workers, and "leftover" a gradient that is still there from
+    the step before.
     """
 
     parameter: torch.nn.Parameter
@@ -51,7 +57,7 @@ class Gradient:
     pieces_of: int = -1  # the number of the step that they belong to
 
     def is_local(self, step: int) -> bool:
-        """This worker has computed it, and it is not the mean yet."""
+        """Return whether this worker has computed the gradient in ``step`` but not averaged it."""
         if self.pending is not None:
             return True
         if self.parameter.grad is None or self.mean_in == step:
@@ -59,21 +65,28 @@ class Gradient:
         return self.computed == step or not self.is_leftover()
 
     def is_leftover(self, since: int = 0) -> bool:
-        """It is that of the step before, and was written to ``since`` times after it."""
+        """Return whether the gradient is still that of the step before.
+
+        Args:
+            since: how often it was written to since the end of that step.
+        """
         if self.left is None or (gradient := self.parameter.grad) is None:
             return False
         return self.left() is gradient and gradient._version == self.left_version + since
 
     def refuse_leftover(self, since: int = 0) -> None:
-        """Refuse a gradient of the step before, which was written to ``since`` times after it.
+        """Raise UsageError if the gradient is still that of the step before.
 
-        It is the mean of another step, and a newcomer does not have it.
+        Such a gradient is the mean of another step, and a newcomer does not have it.
+
+        Args:
+            since: how often the gradient was written to since the end of that step.
         """
         if self.is_leftover(since):
             self._refuse()
 
     def refuse_mixed(self, step: int) -> None:
-        """Refuse a gradient that is of an earlier step than ``step``, or has a part that is."""
+        """Raise UsageError if the gradient, or a part of it, is of a step before ``step``."""
         gradient = self.parameter.grad
         if gradient is None or (self.is_mixed and not gradient.any()):
             self.is_mixed = False
@@ -90,7 +103,7 @@ class Gradient:
         )
 
     def remember(self) -> None:
-        """The step is complete."""
+        """Note the gradient at the end of a step, to recognise a leftover in the next step."""
         gradient = self.parameter.grad
         if gradient is None:
             self.left = None
@@ -98,7 +111,12 @@ class Gradient:
             self.left, self.left_version = weakref.ref(gradient), gradient._version
 
     def check_unchanged(self) -> None:
-        """What was reduced must be what is there, for nobody could tell which of them is meant."""
+        """Check that the script has not changed the gradient while it was being reduced.
+
+        Raises:
+            UsageError: the script has changed or replaced it, so that the mean and the gradient
+                that is there now contradict each other.
+        """
         flight, local = self.pending, self.parameter.grad
         assert flight is not None
         version = 0 if local is None else local._version
@@ -112,7 +130,14 @@ class Gradient:
     # --- a batch in pieces
 
     def put_aside(self, step: int) -> None:
-        """A piece is done, and more follow: the script may forget what it sees as the gradient."""
+        """Add the gradient of a microbatch to the sum of its batch, and set the gradient to None.
+
+        It is called when more microbatches follow. The script cannot clear the sum with
+        ``zero_grad()``.
+
+        Args:
+            step: the number of the current step.
+        """
         if self.computed != step or (gradient := self.parameter.grad) is None:
             return
         self.parameter.grad = None
@@ -123,7 +148,13 @@ class Gradient:
         )
 
     def take_back(self, step: int) -> None:
-        """The last piece: the gradient is the sum of all. Others are of a step that was left."""
+        """Set the gradient to the sum over all microbatches, after the last microbatch.
+
+        A sum of an earlier step, which the script has left unfinished, is dropped.
+
+        Args:
+            step: the number of the current step.
+        """
         pieces, self.microbatches = self.microbatches, None
         if pieces is None or self.pieces_of != step:
             return
@@ -134,16 +165,21 @@ class Gradient:
     # --- with several optimizers a backward pass may add to what is the mean already
 
     def become_mean(self, mean: torch.Tensor, step: int) -> None:
-        """Set the gradient to ``mean``; what it was before is kept until the next step."""
+        """Set the gradient to ``mean``, and keep the local gradient until the next step.
+
+        Args:
+            mean: the mean over the global batch.
+            step: the number of the step whose mean it is.
+        """
         if self.computed != step:  # others have, and what lies here may be of an earlier step
             self.is_mixed = self.is_leftover() or (self.is_mixed and not self._is_forgotten())
         self.local, self.parameter.grad, self.mean_in = self.parameter.grad, mean, step
         self.remember()
 
     def become_local(self, step: int) -> None:
-        """It is again what this worker has computed in ``step``, if it is the mean of that.
+        """Set the gradient back to what this worker has computed, if it is the mean of ``step``.
 
-        One that the script has set to None or to zeros stays that.
+        A gradient that the script has set to None or to zeros stays as it is.
         """
         if self.mean_in == step:
             if self._is_forgotten():
@@ -153,14 +189,21 @@ class Gradient:
             self.local, self.mean_in = None, -1
 
     def forget_again(self, step: int) -> None:
-        """What was reduced before the script began anew with it came once more, in another ring."""
+        """Set the gradient again to None or zeros, if the script had done so in ``step``.
+
+        It is called after a reduction that was repeated because the ring broke: that has put the
+        mean in the place of what the script had cleared.
+        """
         if self.forgotten_in == step:
             self.parameter.grad, self.local, self.mean_in = self.forgotten, None, -1
 
     def refuse_changed(self, step: int) -> None:
-        """Refuse a mean that was changed in ``step``, before something else is reduced in it.
+        """Raise UsageError if the script has changed the gradient while it is the mean of ``step``.
 
-        Were the ring to break then, the survivors would have to change it once more.
+        It is called before something else is reduced in the same step.
+
+        If the ring broke after that, the survivors would reduce the local gradient again, and the
+        script's change would be lost.
         """
         if self.mean_in == step and not self.is_leftover() and not self._is_forgotten():
             raise UsageError(
@@ -170,15 +213,17 @@ class Gradient:
             )
 
     def _is_forgotten(self) -> bool:
-        """The script has begun anew with it."""
+        """Return whether the script has set the gradient to None or zeros after its reduction."""
         gradient = self.parameter.grad
         return gradient is None or (not self.is_leftover() and not gradient.any())
 
     def expect_more(self, step: int) -> None:
-        """Autograd is about to add to it in ``step``.
+        """Prepare the gradient for an addition that autograd is about to make in ``step``.
+
+        If the gradient is the mean of ``step`` already, the local gradient takes its place again.
 
         Raises:
-            UsageError: it is the mean, and was changed.
+            UsageError: the gradient is the mean, and the script has changed it.
         """
         if self.parameter.grad is None:
             self.is_mixed = False

@@ -32,7 +32,12 @@ def optimizer_parameters(
 
 
 class ParameterGroups:
-    """The groups of ``optimizer``, which trains ``model``."""
+    """The parameter groups of one optimizer, which follow those of the job.
+
+    Args:
+        optimizer: the optimizer of this script.
+        model: the model that the optimizer trains; it gives the parameters their names.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
         self._optimizer, self._model = optimizer, model
@@ -41,23 +46,23 @@ class ParameterGroups:
 
     @property
     def names(self) -> Names:
-        """The names of the parameters of each group, as they are now."""
+        """The names of the parameters of each group, as the groups are now."""
         named = optimizer_parameters(self._optimizer, self._model)
         return [[next(named)[0] for _ in each["params"]] for each in self._optimizer.param_groups]
 
     def begin(self) -> None:
-        """Note the groups with which the script's loop begins."""
+        """Note the groups with which the script's loop begins. Only the first call does."""
         if self._at_start is None:
             self._at_start = self.names
 
     def state(self) -> dict[str, Names]:
-        """Return the groups as they are now, and as they were when the loop began."""
+        """Return the names in each group ``now``, and ``at_start`` of the script's loop."""
         self.begin()
         assert self._at_start is not None
         return {"now": self.names, "at_start": self._at_start}
 
     def follow(self, theirs: Mapping[str, Names], options: Sequence[Mapping[str, Any]]) -> None:
-        """Give the optimizer the groups of the job.
+        """Replace the groups of the optimizer by those of the job, where they differ.
 
         Args:
             theirs: the :meth:`state` of a worker that has the job's groups.
@@ -105,15 +110,16 @@ class ParameterGroups:
         logger.info("the optimizer has the job's %d parameter groups now", len(groups))
 
     def _receive(self, parameters: set[torch.Tensor]) -> None:
-        """Note a group that came with the state: the script may still add it itself."""
+        """Note a group that came with the job's state, which the script may add again."""
         if not self._received:
             vars(self._optimizer)["add_param_group"] = self._add
         self._received.append(parameters)
 
     def _add(self, group: dict[str, Any]) -> None:
-        """Replace ``add_param_group`` while there are groups that came with the state.
+        """Add a parameter group, unless it came with the job's state already.
 
-        A call that adds one of these groups does nothing: it is there, with the job's options.
+        This replaces ``add_param_group`` of the optimizer as long as there are such groups. A call
+        for one of these does nothing: the group is there, with the job's options.
         """
         given = group["params"]
         given = [given] if isinstance(given, torch.Tensor) else [*given]
@@ -128,18 +134,24 @@ class ParameterGroups:
 
 
 class Flags:
-    """The ``requires_grad`` flags of parameters, where the script's loop has changed them."""
+    """The ``requires_grad`` flags of parameters, as far as the script's loop has changed them."""
 
     def __init__(self) -> None:
         self._at_start: dict[str, bool] = {}
 
     def begin(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Note the flags with which the script's loop begins."""
+        """Note the flags with which the script's loop begins.
+
+        A later call only adds parameters with new names.
+
+        Args:
+            parameters: the parameters of the script's models, by name.
+        """
         for name, parameter in parameters.items():
             self._at_start.setdefault(name, parameter.requires_grad)
 
     def changed(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, bool]:
-        """Return the flags that differ from those with which the loop began, by name."""
+        """Return the flags that differ from those with which the loop began, by parameter name."""
         self.begin(parameters)
         return {
             name: parameter.requires_grad
@@ -148,7 +160,13 @@ class Flags:
         }
 
     def follow(self, parameters: Mapping[str, torch.Tensor], changed: Mapping[str, bool]) -> None:
-        """Set the flags to the job's: as the loop began, but for those that it ``changed``."""
+        """Set the flags of ``parameters`` to those of the job.
+
+        Args:
+            parameters: the parameters of this script's models, by name.
+            changed: the flags that the job's loop has changed, by name. All others become what they
+                were when this script's loop began.
+        """
         self.begin(parameters)
         for name, parameter in parameters.items():
             wanted = changed.get(name, self._at_start[name])

@@ -1,8 +1,8 @@
-"""The names of ``horovod.torch`` that ``edl.torch`` has as well, for scripts written for Horovod.
+"""Re-export the names of ``horovod.torch`` in ``edl.torch``, for scripts written for Horovod.
 
 ``import horovod.torch as hvd`` becomes ``import edl.torch as hvd``. The collectives are Horovod's
-own, in the ring of the moment; they fail when it breaks, and ``elastic.run`` deals with that. A
-newcomer that prepares is alone in a ring of one, whatever its ``rank()`` says.
+own and use the current ring; they fail when the ring breaks, and ``elastic.run`` deals with that. A
+newcomer that warms up is alone in a ring of one, whatever its ``rank()`` says.
 """
 
 from __future__ import annotations
@@ -88,10 +88,15 @@ for _function in (synchronize, barrier, join):
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer, *arguments: Any, **named: Any
 ) -> torch.optim.Optimizer:
-    """Horovod's, for a script with ``elastic.run``; arguments as there.
+    """Return Horovod's distributed optimizer, for a script with ``elastic.run``.
 
-    Gradients of all workers count equally, as Horovod does it. (``edl.Optimizer`` weights them by
+    The gradients of all workers count equally, as in Horovod. (``edl.Optimizer`` weights them by
     their samples, and belongs to ``edl.DataLoader``.)
+
+    Args:
+        optimizer: the optimizer to wrap.
+        arguments: the positional arguments of Horovod's ``DistributedOptimizer``.
+        named: its keyword arguments.
 
     Raises:
         UsageError: ``op=Adasum``; or edl is not initialised.
