@@ -1,4 +1,4 @@
-"""``edl.torch.DataLoader``: PyTorch's own loader, fed with the batches of this worker's leases."""
+"""Provide ``edl.torch.DataLoader``: PyTorch's loader, given the batches of a worker's leases."""
 
 from __future__ import annotations
 
@@ -52,31 +52,40 @@ UNFINISHED = (
 
 
 class DataLoader:
-    """Batches of a dataset, shared out among the workers of the job.
+    """A loader of batches of a dataset, whose samples are divided among the workers of the job.
 
-    Every sample of an epoch enters the model exactly once, whoever joins or leaves meanwhile.
-    Iterate inside ``for epoch in loader.epochs(n)``; all workers leave an epoch after the same
-    step. When this worker has no samples left before the others do, a batch is repeated with
-    weight zero.
+    Every sample of an epoch is trained exactly once, whichever workers join or leave meanwhile.
+    Iterate over the loader inside ``for epoch in loader.epochs(n)``; all workers leave an epoch
+    after the same step. When this worker has no samples left before the others do, it gets one of
+    its batches again, with weight zero.
 
     Args:
         dataset: anything with ``__len__`` and ``__getitem__``; ``edl.data.stream(shards, open)``;
-            or an iterable data set with ``state_dict`` and ``load_state_dict``. The same on all
-            workers.
-        batch_size: samples of one worker in a step; the global batch is that times the size.
-        max_global_batch: the global batch at most, in samples: more workers share it out.
-        global_batch: in place of batch_size: of all workers together, whose samples are the same in
-            each step, whoever shares them. Two numbers, the fewest and the most: the job chooses
-            among them, by its goodput.
-        micro_batch: samples that this worker trains at once, at most: the loop gets a larger batch
-            in pieces, whose gradients are added up until the last one makes the update.
-        shuffle, seed: the order of each epoch is a function of (seed, epoch) alone.
-        num_workers, and all other arguments: as in ``torch.utils.data.DataLoader``.
+            or an iterable data set with ``state_dict`` and ``load_state_dict``. It is the same on
+            all workers.
+        batch_size: samples that one worker trains in a step. The global batch is this number times
+            the number of workers.
+        shuffle: whether the order of the samples is random. The order of an epoch is a function of
+            (seed, epoch) alone.
+        seed: the seed of that order, and of the random numbers with which samples are loaded.
+        num_workers: how many processes load samples, as in ``torch.utils.data.DataLoader``; 0: the
+            training thread loads them.
+        max_global_batch: the largest global batch, in samples; so many workers that their batches
+            would be more divide this number among them.
+        global_batch: in place of ``batch_size``, the samples of all workers together in a step,
+            whatever the number of workers. With two numbers, the smallest and the largest, the job
+            chooses between them by its goodput.
+        micro_batch: the most samples that this worker trains at once. A larger batch is split into
+            microbatches, whose gradients are added up until the last one makes the update.
+        prefetch_factor: as in ``torch.utils.data.DataLoader``.
+        worker_init_fn: as in ``torch.utils.data.DataLoader``.
+        worker: the worker to load for; None: the worker of this process.
+        options: all other arguments of ``torch.utils.data.DataLoader``.
 
     Raises:
         DataError: the dataset is empty.
-        UsageError: an argument that cannot work here (``sampler``, ``drop_last``, ...) or that
-            PyTorch refuses, or an iterable data set without these.
+        UsageError: an argument cannot work here (``sampler``, ``drop_last``, ...), or PyTorch
+            refuses it, or an iterable data set lacks ``state_dict`` and ``load_state_dict``.
     """
 
     def __init__(  # noqa: PLR0913 (a constructor: its arguments are those of PyTorch's, and edl's)
@@ -156,15 +165,18 @@ class DataLoader:
         self.batch_size = self._source.batch_size
 
     def epochs(self, count: int | None = None, *, max_steps: int | None = None) -> Iterator[int]:
-        """The numbers of the epochs to train: from the job's current one to ``count - 1``.
+        """Yield the numbers of the epochs to train: from the job's current epoch to ``count - 1``.
 
-        A newcomer first warms up: it gets one batch of one epoch, in a world of one, and what
-        that leaves behind is thrown away; then it goes on with the job's current epoch.
+        A newcomer first warms up: it gets one batch of one epoch, in a ring of one, and the result
+        is discarded. Then it goes on with the job's current epoch.
 
         Args:
-            count: how many epochs; None: as many as ``max_steps`` take.
-            max_steps: the training ends when the job has made so many updates (``edl.step()``),
-                inside an epoch, too.
+            count: how many epochs to train; None: as many as ``max_steps`` updates take.
+            max_steps: end the training when the job has made so many updates (``edl.step()``), also
+                inside an epoch.
+
+        Raises:
+            UsageError: neither is given, or ``max_steps`` is no whole number above 0.
         """
         asked_length("loader.epochs()", count, max_steps)
         return self._epochs(count, max_steps)
@@ -180,11 +192,14 @@ class DataLoader:
             yield epoch
 
     def steps(self, count: int) -> Iterator[Any]:
-        """Batches until the job has made ``count`` updates, over as many epochs as that takes.
+        """Yield batches until the job has made ``count`` updates, over as many epochs as needed.
 
-        An update is what :func:`edl.step` counts: of the whole job, since its beginning, also when
-        it was resumed. So a newcomer and a resumed job end with the same one. A newcomer first gets
-        one batch to warm up.
+        The updates are those that :func:`edl.step` counts: of all workers, since the beginning of
+        the job, also if it was resumed. So a newcomer and a resumed job end with the same update. A
+        newcomer first gets one batch to warm up.
+
+        Raises:
+            UsageError: ``count`` is no whole number above 0.
         """
         asked_length("loader.steps()", None, count)
         return self._all_batches(count)
@@ -194,17 +209,27 @@ class DataLoader:
             yield from self
 
     def _resized(self, before: int, now: int) -> None:
-        """The job has other workers."""
+        """Handle a change of the number of workers from ``before`` to ``now``."""
         batching = self._worker.loader.progress.source.batching
         self._batch_changed(batching.of_all(before), batching.of_all(now))
 
     def _batch_changed(self, before: int, now: int) -> None:
-        """Name what goes by steps, if these have other samples now."""
+        """Warn on rank 0 of LR schedulers that count steps, as the global batch has changed.
+
+        Args:
+            before: samples of the global batch until now.
+            now: samples of the global batch from now on.
+        """
         if self._worker.rank == 0 and before != now:
             warn_of_a_changed_batch(before, now, self._worker.loader.epoch + 1)
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of the current epoch."""
+        """Return an iterator over the batches of the current epoch.
+
+        Raises:
+            UsageError: the loop is outside of :meth:`epochs`, or all samples of the epoch are
+                trained.
+        """
         self._steps.check_may_iterate(
             "iterate the loader inside `for epoch in loader.epochs(n):`, so that a newcomer can "
             "start in the job's current epoch"
@@ -217,18 +242,18 @@ class DataLoader:
 
     @property
     def batch_index(self) -> int:
-        """That of the present batch in its epoch, from 0; the same on all workers."""
+        """The number of the current batch in its epoch, counted from 0; the same on all workers."""
         return self._worker.loader.progress.update_order.batch
 
     def __len__(self) -> int:
-        """Return how often the loop goes round in an epoch, rounded up.
+        """Return how many batches the loop over the loader gets in an epoch, rounded up.
 
-        Before this worker's first step in the job's ring: with as many workers as the job began
-        with, so that a schedule over ``epochs * len(loader)`` steps is the same on newcomers. From
-        then on: with the present workers.
+        Before this worker's first step in the job's ring the number is computed with as many
+        workers as the job began with, so that a schedule over ``epochs * len(loader)`` steps is the
+        same on newcomers. From then on it is computed with the present workers.
 
         Raises:
-            TypeError: it is a stream, whose length nobody knows.
+            TypeError: the data set is a stream, whose length is unknown before its end.
         """
         if not self._source.known_total:
             raise TypeError("a DataLoader of a stream has no length: it shows at its end")
@@ -236,6 +261,7 @@ class DataLoader:
 
 
 def _unfinished() -> str:
+    """Return the error text for a batch that the script has taken and not trained."""
     return UNFINISHED if has_optimizer() else NO_OPTIMIZER
 
 
@@ -243,7 +269,17 @@ _NONE = object()  # no batch; None may be one, from a collate_fn
 
 
 class _LoaderBatchSource:
-    """Batches of this worker's leases, loaded by PyTorch's loader. ``data``: those of the last."""
+    """A source of this worker's batches: formed from its leases, loaded by PyTorch's loader.
+
+    Args:
+        worker: the worker of this process.
+        as_sent: a function that turns a batch into the indices and seeds that PyTorch's loader
+            gets.
+        loader: a function that makes PyTorch's loader, given a function that forms the next batch.
+
+    Attributes:
+        data: the data of the batch that :meth:`next` has returned last.
+    """
 
     def __init__(
         self, worker: Worker, as_sent: Callable[[Batch], Items], loader: Callable[..., Any]
@@ -260,7 +296,7 @@ class _LoaderBatchSource:
         self.data: Any = _NONE
 
     def restart(self) -> None:
-        """See :class:`edl.framework.steps.BatchSource`."""
+        """Drop all batches that are being loaded: their samples are not this worker's any more."""
         if self._first is not None:
             self._first.discard()
             self._first = None
@@ -268,10 +304,21 @@ class _LoaderBatchSource:
         self._formed.clear()
 
     def form_lost_again(self) -> None:
-        """See :class:`edl.framework.steps.BatchSource`. PyTorch's loader loses nothing."""
+        """Do nothing, because PyTorch's loader loses no batches.
+
+        See :class:`edl.framework.steps.BatchSource`.
+        """
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """See :class:`edl.framework.steps.BatchSource`. Without loader processes it waits."""
+        """Return the next batch, whose data are then in :attr:`data`, and whether it is padding.
+
+        A padding batch counts for nothing. It is returned if the worker has no samples left before
+        the others do, or has no loaded batch yet; its data are those of the batch before.
+
+        Args:
+            waits: whether to wait until a batch is loaded. Without loader processes it always
+                waits.
+        """
         worker = self._worker
         fresh = self._take(waits)
         if fresh is _NONE and self._first is None and self._has_more():
@@ -288,7 +335,7 @@ class _LoaderBatchSource:
         return worker.loader.sampler.warm_up(), True
 
     def _take(self, waits: bool) -> Any:
-        """The next batch that PyTorch's loader has; _NONE without one."""
+        """Return the data of the next loaded batch; ``_NONE`` if there is no such batch."""
         if self._first is None:
             return next(self._arriving, _NONE)
         if not (waits or self._first.has_come):
@@ -301,7 +348,7 @@ class _LoaderBatchSource:
         return worker.warming_up or worker.loader.sampler.has_more(worker.loader.ledger)
 
     def _open(self) -> Iterator[Any]:
-        """PyTorch's batches, from now on; its processes are there."""
+        """Return an iterator over PyTorch's loader, whose processes are started here."""
         if not _forks(self._loader):
             return iter(self._loader)
         with holding_sigterm():  # until _WorkerInit does
@@ -309,11 +356,11 @@ class _LoaderBatchSource:
 
     @staticmethod
     def _loaded(batches: Iterator[Any]) -> Iterator[Any]:
-        """``batches``.
+        """Yield ``batches``, and shorten the errors of the data set.
 
         Raises:
-            DataError: the dataset's own sentence, without the traceback of a loader process that
-                PyTorch puts before it.
+            DataError: the data set raised it in a loader process. The text is the data set's own,
+                without the traceback that PyTorch puts before it.
         """
         try:
             yield from batches
@@ -322,7 +369,10 @@ class _LoaderBatchSource:
             raise DataError(sentence.strip()) from error
 
     def _form(self) -> Batch | None:
-        """Called by PyTorch's loader when it wants to load one more batch."""
+        """Return the next batch to load, formed from the leases; None if there is none now.
+
+        PyTorch's loader calls it, by :class:`_Leases`, when it wants to load one more batch.
+        """
         if self._first is not None and not self._first.may_form():
             return None
         worker = self._worker
@@ -335,7 +385,7 @@ class _LoaderBatchSource:
         return batch
 
     def _any_data(self) -> Any:
-        """A batch to repeat with weight zero, for a worker that has not had one of its own yet."""
+        """Load and return the data of a padding batch, for a worker that has loaded none yet."""
         items = self._as_sent(self._worker.loader.sampler.warm_up())
         dataset: Any = self._loader.dataset
         collate = self._loader.collate_fn
@@ -346,13 +396,21 @@ class _LoaderBatchSource:
 
 
 def _forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
-    """Whether its processes are forks. Others may keep a blocked signal for good."""
+    """Return whether the processes of ``loader`` are forks of this process.
+
+    Processes that are started in another way may keep a blocked signal for good.
+    """
     context = loader.multiprocessing_context or multiprocessing
     return loader.num_workers > 0 and context.get_start_method() == "fork"
 
 
 class _Leases(torch.utils.data.Sampler[list[Any]]):
-    """The batch sampler: asks for one batch after the other until there is none (for now)."""
+    """The batch sampler of PyTorch's loader, which yields batches as long as the leases have some.
+
+    Args:
+        form: a function that returns the next batch, or None if there is none now.
+        as_sent: a function that turns a batch into the indices and seeds that the loader gets.
+    """
 
     def __init__(self, form: Callable[[], Batch | None], as_sent: Callable[[Batch], Items]) -> None:
         self._form = form
@@ -364,10 +422,14 @@ class _Leases(torch.utils.data.Sampler[list[Any]]):
 
 
 class _WorkerInit:
-    """Makes a loader process forget the ring and die with its worker.
+    """The ``worker_init_fn`` of PyTorch's loader: a function that prepares a loader process.
 
-    A fork holds copies of the ring's connections, and as long as it does, the others cannot see
-    that the worker is gone.
+    It ends with a call of the script's own ``worker_init_fn``. The process closes its copies of the
+    ring's connections and ends when its worker dies. A fork holds copies of these connections; as
+    long as it lives, the other workers cannot see that the worker is gone.
+
+    Args:
+        then: the ``worker_init_fn`` of the script; None: it has none.
     """
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
@@ -388,9 +450,10 @@ class _WorkerInit:
 
 
 def _obey(worker: int | None) -> None:
-    """End by a SIGTERM of ``worker``, a process, not by one that goes to every process at once.
+    """Wait for a SIGTERM from the process ``worker``, and end this loader process then.
 
-    The worker needs its loader until it has left the job.
+    A SIGTERM from elsewhere, such as one that goes to every process at once, is ignored, because
+    the worker needs its loader until it has left the job.
     """
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != worker:
         pass
@@ -398,9 +461,15 @@ def _obey(worker: int | None) -> None:
 
 
 class _Parsed(torch.utils.data.Dataset[Any]):
-    """Samples of a stream that were read already, parsed where PyTorch's loader wants it.
+    """A data set of stream samples, which are read by the worker and parsed by PyTorch's loader.
 
-    On their way to its processes they are *packed*: what cannot be sent there shows here.
+    An index of this data set is a sample as the stream has read it. Samples that go to loader
+    processes are pickled first, so that an error for one that cannot be pickled is raised in the
+    worker.
+
+    Args:
+        parse: the function that parses a sample; None: the samples stay as they are.
+        is_packed: whether samples go to loader processes.
     """
 
     def __init__(self, parse: Callable[[Any], Any] | None, is_packed: bool) -> None:
@@ -408,7 +477,11 @@ class _Parsed(torch.utils.data.Dataset[Any]):
         self.is_packed = is_packed
 
     def pack(self, read: list[Any]) -> list[Any]:
-        """A batch as it is sent."""
+        """Return a batch of read samples as it is sent: pickled if it goes to a loader process.
+
+        Raises:
+            UsageError: a sample cannot be pickled.
+        """
         if not self.is_packed:
             return read
         try:
@@ -427,6 +500,11 @@ class _Parsed(torch.utils.data.Dataset[Any]):
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Remove options that PyTorch's loader cannot have here from ``options``.
+
+    Raises:
+        UsageError: such an option has a value: a sampler, ``drop_last``, or ``in_order=False``.
+    """
     for name in ("sampler", "batch_sampler"):
         if options.get(name) is not None:
             raise UsageError(

@@ -33,7 +33,10 @@ _SELECTING = {"Index", "MaskedSelect"}
 
 
 class LossLook:
-    """Checks the first losses that the script of ``worker`` computes gradients of."""
+    """A check of the first losses of which the script of ``worker`` computes gradients.
+
+    It logs one warning, on rank 0, if a loss is no mean over the samples of its batch.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -42,7 +45,10 @@ class LossLook:
         self._plain: Callable[..., None] = torch.autograd.backward
 
     def begin(self) -> None:
-        """Check losses from now on, if the job may have several workers."""
+        """Check losses from now on, if the job may have several workers.
+
+        ``torch.autograd.backward`` is replaced until enough losses are checked.
+        """
         if not self._worker.is_shared:
             return
         self._plain = torch.autograd.backward
@@ -95,7 +101,7 @@ class LossLook:
 
 
 def terms_of(loss: torch.Tensor, samples: int) -> Iterator[LossTerm]:
-    """Yield the terms of ``loss`` that may be no means over the ``samples`` of its batch.
+    """Yield those terms of ``loss`` that may be no mean over the ``samples`` of its batch.
 
     A mean over all entries is also a mean over the samples, so it is left out.
     """
@@ -163,7 +169,10 @@ def _entries(node: Any) -> int:
 
 
 def _total_weight(node: Any) -> float | None:
-    """Return the sum of the weights of a cross entropy's targets; ignored ones have 0."""
+    """Return the sum of the weights of a cross entropy's targets, in which ignored targets count 0.
+
+    None if the node is no cross entropy.
+    """
     weight = getattr(node, "_saved_total_weight", None)
     return None if weight is None else float(weight)
 

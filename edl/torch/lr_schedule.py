@@ -1,8 +1,8 @@
-"""Learning rates by the samples that the job has trained: ``edl.LRSchedule``, ``edl.in_samples``.
+"""Set learning rates by the number of samples trained: ``edl.LRSchedule``, ``edl.in_samples``.
 
-The rate of an update is set right before it, when every worker knows how many samples it has, so it
-is the same on all, whatever the batches are and whoever has come or gone. A script calls
-``scheduler.step()`` as with PyTorch's own, or leaves it out: it does nothing.
+The rate of an update is set right before the update, when every worker knows how many samples it
+has. So it is the same on all workers, whatever the batches are and whichever workers have joined or
+left. A script may call ``scheduler.step()`` as for PyTorch's own schedulers; the call does nothing.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ UNSCALED = {"Rprop", "ASGD", "Adafactor"}  # their rate is no factor of the upda
 
 
 class LRSchedule(LRScheduler):
-    """Lets ``optimizer`` follow a schedule in samples.
+    """An LR scheduler that sets the rates of ``optimizer`` by a schedule in samples.
 
     Args:
-        optimizer: that of ``edl.Optimizer``.
-        schedule: of :mod:`edl.schedules`; or one for each of its parameter groups.
+        optimizer: an optimizer that ``edl.Optimizer`` has returned.
+        schedule: a schedule of :mod:`edl.schedules`, or one for each parameter group.
         scaling: how the rates follow the global batch; None: they do not.
-        keep_ratios: the schedule is the first group's, and the others keep the ratios of their
-            rates to that.
+        keep_ratios: whether the schedule is that of the first group, and the rates of the other
+            groups keep their ratios to it.
 
     Raises:
-        UsageError: the optimizer is not edl's, or there are not as many schedules as groups.
+        UsageError: the optimizer is not edl's, its learning rate cannot be scaled, or there are not
+            as many schedules as parameter groups.
     """
 
     def __init__(
@@ -76,10 +77,11 @@ class LRSchedule(LRScheduler):
         self._set(current_worker().loader.update)
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """That of the last update: nothing changes between two."""
+        """Return the learning rate of each group, which is the rate of the last update."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def _set(self, update: Update) -> None:
+        """Set the learning rate of each group for ``update``."""
         scaling = self.scaling
         factor = 1.0
         if scaling is not None:
@@ -95,10 +97,10 @@ class LRSchedule(LRScheduler):
         self._last_lr = self.get_lr()
 
     def _see_groups(self) -> None:
-        """Some may have been added, of layers that are trained from now on.
+        """Give a schedule to each parameter group that the script has added since the last update.
 
         Raises:
-            UsageError: they have no schedule.
+            UsageError: the script gave one schedule for each group, and a new group has none.
         """
         new = self.optimizer.param_groups[len(self._ratios) :]
         keeps = self._first_rate > 0
@@ -113,10 +115,11 @@ class LRSchedule(LRScheduler):
 
 
 def follow_policy(optimizer: torch.optim.Optimizer) -> None:
-    """Let it follow the [learning_rate] of the job's policy, if that has one.
+    """Let ``optimizer`` follow the ``[learning_rate]`` table of the job's policy, if it has one.
 
     Raises:
-        UsageError: its rate cannot, or the script has made a scheduler for it.
+        UsageError: the policy has a schedule and the script several optimizers, the rate cannot be
+            scaled, or the script has made an LR scheduler for ``optimizer``.
     """
     policy = current_worker().follows()
     if policy is None or policy.learning_rate is None:
@@ -134,10 +137,12 @@ def follow_policy(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_schedulers() -> None:
-    """Training begins: what follows the policy has no other scheduler.
+    """Check that an optimizer which follows the job's policy has no other LR scheduler.
+
+    It is called when the training begins, for schedulers made after the optimizer.
 
     Raises:
-        UsageError: it has.
+        UsageError: such an optimizer has another LR scheduler.
     """
     for mine in _of_policy:
         if others := [one for one in schedulers_of(mine.optimizer) if one is not mine]:
@@ -152,7 +157,14 @@ _of_policy: weakref.WeakSet[LRSchedule] = weakref.WeakSet()  # their optimizers 
 
 
 class InSamples:
-    """A scheduler of PyTorch's that counts so many samples as a step. See :func:`in_samples`."""
+    """A wrapper of an LR scheduler of PyTorch, which counts ``batch`` samples as one step.
+
+    :func:`in_samples` makes it.
+
+    Args:
+        scheduler: the scheduler that counts steps.
+        batch: the samples that count as one step.
+    """
 
     def __init__(self, scheduler: LRScheduler, batch: int) -> None:
         self.scheduler = scheduler
@@ -165,29 +177,35 @@ class InSamples:
             self.scheduler.step()
 
     def step(self) -> None:
-        """Nothing: it goes on by itself."""
+        """Do nothing, because the scheduler advances by itself before each update."""
 
     def get_last_lr(self) -> list[float | torch.Tensor]:
-        """As the scheduler says it."""
+        """Return the last learning rate of each group, as the wrapped scheduler has it."""
         return self.scheduler.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """The scheduler's."""
+        """Return the state of the wrapped scheduler."""
         return self.scheduler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Into the scheduler."""
+        """Load ``state`` into the wrapped scheduler."""
         self.scheduler.load_state_dict(state)
 
 
 def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:
-    """Let a ``scheduler`` that counts steps count ``batch`` samples as one.
+    """Return a wrapper of ``scheduler`` that counts ``batch`` samples as one of its steps.
 
-    So it says for the same samples what it would say in a job whose global batch is ``batch`` all
-    the time. ``step()`` of what is returned does nothing; the scheduler's own is not to be called.
+    So its learning rates for a number of samples are those of a job whose global batch is ``batch``
+    all the time. ``step()`` of the wrapper does nothing; the scheduler's own ``step()`` must not be
+    called.
+
+    Args:
+        scheduler: an LR scheduler of PyTorch that counts steps.
+        batch: the global batch, in samples, for which the steps were chosen.
 
     Raises:
-        UsageError: it counts no steps, its optimizer is not edl's, or ``batch`` is below 1.
+        UsageError: the scheduler counts no steps, its optimizer is not edl's, or ``batch`` is below
+            1.
     """
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise UsageError(
@@ -205,7 +223,12 @@ def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:
 def before_each_update(
     optimizer: torch.optim.Optimizer, then: Callable[[Update], None], what: str
 ) -> None:
-    """Call ``then`` before each update, also of one that others have made without this worker.
+    """Call ``then`` right before each update, also one that other workers made without this worker.
+
+    Args:
+        optimizer: an optimizer that ``edl.Optimizer`` has returned.
+        then: a function that gets the numbers of the update, such as the samples trained before it.
+        what: the name of the caller, for the errors.
 
     Raises:
         UsageError: the optimizer is not edl's.

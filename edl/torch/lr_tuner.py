@@ -1,6 +1,6 @@
-"""``edl.LRTuner``: the learning rate is tuned while the job trains, the same on all workers.
+"""Provide ``edl.LRTuner``: tune the learning rate while the job trains, the same on all workers.
 
-What is measured when, and how all agree on it, is :mod:`edl.framework.lr_tuner`.
+:mod:`edl.framework.lr_tuner` decides when to measure, and lets all workers agree on the result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from edl.worker.loader_steps import Update
 
 
 class LRTuner(LRScheduler):
-    """Tunes the learning rate of ``optimizer`` by the loss along its own updates.
+    """An LR scheduler that tunes the rate of ``optimizer`` by the loss along its updates.
 
     ::
 
@@ -43,21 +43,21 @@ class LRTuner(LRScheduler):
             optimizer.step()
             tuner.step((x, y))
 
-    It explores with a rate that is as high as the loss does not grow, then exploits with the one
-    that minimises it. It begins at a tenth of the optimizer's own rate. Parameter groups keep the
-    ratios of their rates.
+    First it explores, with the highest rate at which the loss does not grow; then it exploits, with
+    the rate that minimises the loss. It begins at a tenth of the optimizer's own rate. Parameter
+    groups keep the ratios of their rates.
 
     Args:
-        optimizer: that of ``edl.Optimizer``, the script's only one.
-        loss_of: the mean loss of a batch, a number, from a forward pass.
-        total: samples of the whole training: those of an epoch times the epochs.
-        explore: samples of them in which it explores; None: half of them.
-        share: of the time of all steps that measuring may take.
+        optimizer: the optimizer that ``edl.Optimizer`` has returned, the script's only one.
+        loss_of: a function that computes the mean loss of a batch, a number, by a forward pass.
+        total: samples of the whole training: the samples of an epoch times the number of epochs.
+        explore: in how many of these samples it explores; None: half of them.
+        share: the fraction of the time of all steps that measuring may take.
         max_lr: the highest learning rate; None: 1,000 times the optimizer's own.
 
     Raises:
-        UsageError: the optimizer is not edl's, has another scheduler, or a rate that is no factor
-            of its updates; or the other arguments cannot be.
+        UsageError: the optimizer is not edl's, has another scheduler, or has a rate that does not
+            simply multiply its updates; or another argument has an impossible value.
     """
 
     def __init__(
@@ -90,14 +90,18 @@ class LRTuner(LRScheduler):
 
     @property
     def reason(self) -> str:
-        """What was decided last, and why."""
+        """The last decision about the learning rate, with its reason."""
         return self._tuner.reason
 
     def step(self, batch: Any) -> None:  # type: ignore[override]
-        """After the update of ``batch`` and before the next one; all workers call it.
+        """Measure or tune after the update of ``batch``; all workers call it before the next batch.
+
+        Args:
+            batch: the batch of the update, as ``loss_of`` takes it.
 
         Raises:
-            UsageError: its update is not made, or the script has several optimizers.
+            UsageError: the update of ``batch`` is not made yet, the script has several optimizers,
+                or the loader splits batches into microbatches.
         """
         worker = current_worker()
         if worker.warming_up:
@@ -114,28 +118,33 @@ class LRTuner(LRScheduler):
         )
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """That of the last update: nothing changes between two."""
+        """Return the learning rate of each group, which is the rate of the last update."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """What all workers know."""
+        """Return the state of the tuning, which is the same on all workers."""
         return self._tuner.snapshot()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what the others know."""
+        """Load the state of the tuning that another worker or a checkpoint has."""
         self._tuner.restore(state_dict)
 
     def _initial_step(self) -> None:
-        """PyTorch's own calls step(), for which there is no batch yet."""
+        """Note the present rates; PyTorch's own method would call ``step()`` without a batch."""
         self._last_lr = self.get_lr()
 
     def _begin_update(self, update: Update) -> None:
-        """Right before an update."""
+        """Set the rate of ``update`` right before it, and copy the parameters if it is measured.
+
+        Raises:
+            UsageError: the optimizer has another LR scheduler by now.
+        """
         self._refuse_others(self.optimizer)
         self._set(update)
         self._tuner.begin_update(current_worker(), update)
 
     def _set(self, update: Update) -> None:
+        """Set the learning rate of each group for ``update``."""
         rate = self._tuner.rate(update)
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
             if isinstance(group["lr"], torch.Tensor):
@@ -145,6 +154,7 @@ class LRTuner(LRScheduler):
         self._last_lr = self.get_lr()
 
     def _refuse_others(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise UsageError if ``optimizer`` has another LR scheduler."""
         others = [each for each in schedulers_of(optimizer) if each is not self]
         for other in others:
             refuse_beside(type(other).__name__)

@@ -21,12 +21,12 @@ _PORTABLE = (*PLAIN, np.ndarray, np.generic, torch.Tensor)
 
 
 def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the names in ``state_dict()``, and the values there that are no tensors of the model.
+    """Return the names of a model's tensors in ``state_dict()``, and the other values in it.
 
     Returns:
-        For each tensor of the model, by its name in ``state_dict()``, its name in
-        ``named_parameters()`` or ``named_buffers()``; and the other values by name, but for those
-        that a file cannot hold (:func:`is_portable`).
+        Two dicts: for each tensor of the model, by its name in ``state_dict()``, its name in
+        ``named_parameters()`` or ``named_buffers()``; and by name the values that are no tensors of
+        the model, without those that a file cannot hold (:func:`is_portable`).
     """
     known = {id(tensor): name for name, tensor in model.named_buffers()}
     known |= {id(tensor): name for name, tensor in model.named_parameters()}

@@ -1,8 +1,8 @@
-"""The squared norms of PyTorch's gradients, for the gradient noise scale.
+"""Measure the squared norms of PyTorch's gradients, for the gradient noise scale.
 
-Of an optimizer of Adam's kind they are those of what it makes of a gradient, g / (sqrt(v) + eps):
-its noise there is what a larger batch takes away (adaptdl does the same). Until its ``v`` is of
-some steps they are those of the gradients themselves.
+For an optimizer of Adam's kind the norms are those of the scaled gradient g / (sqrt(v) + eps),
+because a larger batch reduces the noise of that (adaptdl does the same). Until Adam's ``v`` covers
+some steps, the norms are those of the gradients themselves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ LEAST_STEPS = 5  # before that Adam's v is of too few gradients
 
 
 class TorchNoise(NoiseMeter):
-    """Of one optimizer. ``scale``: what the losses of the open step were multiplied by."""
+    """A meter of the squared gradient norms of one optimizer.
+
+    Args:
+        worker: the worker of this process.
+        optimizer: the optimizer whose gradients are measured.
+        scale: a function that returns what the losses of the current step were multiplied by, such
+            as the scale of a GradScaler.
+    """
 
     def __init__(
         self, worker: Worker, optimizer: torch.optim.Optimizer, scale: Callable[[], float]
@@ -29,14 +36,23 @@ class TorchNoise(NoiseMeter):
         self._scale = scale
 
     def show_reduced(self, averaged: Sequence[tuple[Gradient, torch.Tensor]]) -> None:
-        """The means of the job have come, and the gradients are still this worker's."""
+        """Measure the gradients of a step of several workers, before they become the means.
+
+        Args:
+            averaged: for each gradient that was reduced, its record, in whose parameter this
+                worker's own gradient still is, and its mean over the job.
+        """
         denominators = {g.parameter: self._denominator(g.parameter) for g, _ in averaged}
         own = [(gradient.parameter, gradient.parameter.grad) for gradient, _ in averaged]
         mean = [(gradient.parameter, average) for gradient, average in averaged]
         self.show(lambda: self._seen(own, denominators), lambda: self._seen(mean, denominators))
 
     def show_own(self, gradients: Sequence[Gradient]) -> None:
-        """This worker is alone: its gradients are the means."""
+        """Measure the gradients of a step of one worker, which are also the job's means.
+
+        Args:
+            gradients: the records of the optimizer's gradients.
+        """
         own = [(gradient.parameter, gradient.parameter.grad) for gradient in gradients]
         denominators = {parameter: self._denominator(parameter) for parameter, _ in own}
         self.show(lambda: self._seen(own, denominators), lambda: self._seen(own, denominators))
@@ -46,7 +62,15 @@ class TorchNoise(NoiseMeter):
         of: Sequence[tuple[torch.nn.Parameter, torch.Tensor | None]],
         denominators: Mapping[torch.nn.Parameter, torch.Tensor | None],
     ) -> Looked:
-        """The gradients as the optimizer weighs them, as far as they are looked at."""
+        """Return the sampled parts of gradients, as the optimizer scales them.
+
+        Args:
+            of: parameters with their gradients.
+            denominators: what Adam divides the sampled part of each gradient by; None: nothing.
+
+        Returns:
+            For each gradient the sampled numbers, flat, and how often each of them counts.
+        """
         seen = []
         for parameter, gradient in of:
             if gradient is None:
@@ -60,7 +84,12 @@ class TorchNoise(NoiseMeter):
         return seen
 
     def _denominator(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
-        """What Adam divides this part of a gradient by; None: it is no Adam, or too young."""
+        """Return what Adam divides the sampled part of the gradient of ``parameter`` by.
+
+        Returns:
+            sqrt(v) + eps, flat; None if the optimizer is not of Adam's kind or has made fewer than
+            5 steps.
+        """
         state = getattr(self._optimizer, "state", {}).get(parameter, {})
         squares, steps = state.get("exp_avg_sq"), float(state.get("step", 0))
         if squares is None or squares.shape != parameter.shape or steps < LEAST_STEPS:
