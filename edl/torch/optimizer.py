@@ -1,4 +1,4 @@
-"""``edl.torch.Optimizer``: makes an optimizer's steps the steps of the job."""
+"""Provide ``edl.torch.Optimizer``, which lets an optimizer make its steps together with the job."""
 
 from __future__ import annotations
 
@@ -25,28 +25,31 @@ _EXCHANGING = {"DistributedDataParallel", "FullyShardedDataParallel"}
 def Optimizer(
     optimizer: Wrapped, model: torch.nn.Module, *, backward_passes_per_step: int = 1
 ) -> Wrapped:
-    """Let ``optimizer`` apply the mean gradient over the global batch of all workers.
+    """Let ``optimizer`` apply the mean gradient over the global batch of all workers; return it.
 
-    A script may have several, each with its module: those of a GAN, of an actor and its critic.
-    With each batch any of them may make its update, in an order that is equal on all workers.
+    A script may have several optimizers, each with its module: those of a GAN, of an actor and its
+    critic. With each batch any of them may make its update, in an order that is equal on all
+    workers.
 
-    Gradients are sent while backward still computes, and are that mean when ``backward()``
-    returns. The same object is returned. Of Horovod's optimizer it has ``synchronize()`` and
-    ``skip_synchronize()``, which are not needed.
+    Gradients are sent while backward still computes. When ``backward()`` returns, each gradient is
+    the mean over the global batch. The optimizer gets the methods ``synchronize()`` and
+    ``skip_synchronize()`` of Horovod's optimizer, which a script need not call.
 
-    The model's parameters and buffers and the optimizer's state reach every newcomer.
+    The model's parameters and buffers and the optimizer's state are sent to every newcomer.
 
     Args:
-        backward_passes_per_step: gradients of so many backward passes are added up before they are
-            sent, as with :func:`edl.torch.no_sync`; then comes ``optimizer.step()``. After fewer
-            passes it sends what there is.
+        optimizer: the optimizer to change; the same object is returned.
+        model: the module whose parameters it trains.
+        backward_passes_per_step: the gradients of so many backward passes are added up before they
+            are sent, as with :func:`edl.torch.no_sync`; then comes ``optimizer.step()``. After
+            fewer passes it sends the gradients that there are.
 
     Raises:
         UsageError: ``edl.init()`` was not called, the optimizer was wrapped already, or it
             evaluates a closure more than once in a step (LBFGS); the model is PyTorch's
             DistributedDataParallel or FSDP, or another process group exchanges gradients;
-            ``backward_passes_per_step`` is less than 1; training has begun; a parameter has
-            another optimizer.
+            ``backward_passes_per_step`` is less than 1; training has begun; a parameter has another
+            optimizer.
     """
     current_worker()
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -77,11 +80,15 @@ def Optimizer(
 
 
 def _evaluates_again(lbfgs: torch.optim.LBFGS) -> bool:
+    """Return whether ``lbfgs`` evaluates its closure more than once in a step."""
     return any(g["max_iter"] > 1 or g["line_search_fn"] for g in lbfgs.param_groups)
 
 
 def _refuse_other_exchange(model: torch.nn.Module) -> None:
-    """Gradients that DDP has averaged already would be averaged again, with other weights."""
+    """Raise UsageError if something else than edl averages the gradients of ``model``, such as DDP.
+
+    edl would average them again, with other weights.
+    """
     others = {type(one).__name__ for one in model.modules()} & _EXCHANGING
     if others:
         raise UsageError(
@@ -98,7 +105,11 @@ def _refuse_other_exchange(model: torch.nn.Module) -> None:
 
 
 def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> None:
-    """Let ``reduction`` have its part before and after each step of ``optimizer``."""
+    """Register hooks by which ``reduction`` acts before and after each step of ``optimizer``.
+
+    Before the step it completes the reduction of the gradients; after the step it ends the step of
+    the job. Between two microbatches it does neither.
+    """
     stepping: torch.optim.Optimizer | None = None  # what steps within its step is part of it
 
     def begin() -> None:

@@ -48,7 +48,7 @@ def stepping(optimizer: Optimizer) -> Optimizer:
 
 
 def complete(optimizer: Optimizer) -> None:
-    """Add the attributes that ``Optimizer.__init__`` makes, where a class has not called it."""
+    """Add the attributes that ``Optimizer.__init__`` makes, for a class that has not called it."""
     own = vars(optimizer)
     if _HOOKS[0] in own:
         return
@@ -64,7 +64,7 @@ def complete(optimizer: Optimizer) -> None:
 
 
 def state_of(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the ``state_dict()`` of an optimizer; for a wrapper, also of the inner ones.
+    """Return the ``state_dict()`` of an optimizer; for a wrapper, also of the optimizers in it.
 
     Returns:
         ``state`` and ``param_groups`` as PyTorch has them. For a wrapper also ``inner``, the same
@@ -108,9 +108,13 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def with_own_options(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return ``state`` with the options of ``optimizer`` in its groups, such as learning rates.
+    """Return ``state`` with the options in its groups, such as ``lr``, set to the optimizer's.
 
     Counters that a wrapper keeps in its groups are no options: they stay those of ``state``.
+
+    Args:
+        optimizer: the optimizer whose present options are taken.
+        state: a state that :func:`state_of` has returned for an optimizer with the same groups.
     """
     inner = inner_optimizers(optimizer)
     if not inner:
@@ -131,7 +135,12 @@ def with_own_options(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, A
 
 
 def named_state(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return ``state`` with the names of the parameters in place of their numbers."""
+    """Return ``state`` with the names of the parameters in place of their numbers.
+
+    Args:
+        state: a state that :func:`state_of` has returned.
+        names: the name of each parameter, by its number.
+    """
     named = {
         names[key] if isinstance(key, int) else str(key): value
         for key, value in state["state"].items()
@@ -166,7 +175,8 @@ def _write(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Write ``state`` into ``param_groups`` and ``state`` of an optimizer, in place.
 
     Args:
-        state: of an optimizer with the same groups, as :func:`state_of` returns it.
+        optimizer: the optimizer to change.
+        state: the state of an optimizer with the same groups, as :func:`state_of` returns it.
     """
     parameters: list[torch.Tensor] = []
     for mine, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):

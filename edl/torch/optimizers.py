@@ -1,8 +1,8 @@
-"""All optimizers of a script, and the backward passes in which their gradients are computed.
+"""Coordinate all optimizers of a script, and the backward passes that compute their gradients.
 
-A script with one has its steps ended by :func:`torch.optim.Optimizer.step`. With several, a step
-ends when the next backward pass begins after an update, or the next batch is asked for: all that
-the updates need was reduced before the first of them. See :mod:`edl.framework.reduction`.
+With one optimizer :meth:`torch.optim.Optimizer.step` ends a step. With several, a step ends when
+the next backward pass begins after an update, or the script asks for the next batch: all gradients
+that the updates need were reduced before the first update. See :mod:`edl.framework.reduction`.
 """
 
 from __future__ import annotations
@@ -35,63 +35,68 @@ BROKEN_OFF = (
 
 
 class OptimizerReduction(Protocol):
-    """The reduction of one optimizer's gradients, as :class:`Optimizers` directs it.
+    """The interface through which :class:`Optimizers` directs the reduction of one optimizer.
 
-    :class:`edl.torch.reduction.GradientReduction` is one, and has more on each method.
+    :class:`edl.torch.reduction.GradientReduction` implements it, and says more of each method.
     """
 
     accumulation: Accumulation
 
     @property
     def step(self) -> Step:
-        """This optimizer's part of the open step."""
+        """This optimizer's part of the current step."""
 
     @property
     def exchanges(self) -> bool:
-        """Whether there are other workers to exchange messages with."""
+        """Whether there are other workers to exchange messages with in the current step."""
 
     @property
     def is_broken_off(self) -> bool:
-        """Whether a backward pass of the open step has failed, and nothing was reduced since."""
+        """Whether a backward pass of the current step has failed, and nothing was reduced since."""
 
     @property
     def has_sums(self) -> bool:
-        """Whether gradients were added up in the open step and not sent yet."""
+        """Whether gradients were added up in the current step and not sent yet."""
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Send ``payload`` to all workers, and return what each has sent, in rank order."""
+        """Send ``payload`` to all workers, and return the payloads of all in rank order."""
 
     def refuse_changed(self) -> None:
-        """Raise a UsageError if the script has changed gradients that are reduced already."""
+        """Raise UsageError if the script has changed gradients that are reduced already."""
 
     def backward_ended(self) -> None:
-        """End a backward pass that has computed gradients of this optimizer."""
+        """Send or add up the gradients of this optimizer at the end of a backward pass."""
 
     def backward_failed(self) -> None:
-        """Forget what was sent in a backward pass that an exception has broken off."""
+        """Void what was sent in a backward pass that an exception has broken off."""
 
     def finish(self) -> None:
         """Wait until each gradient of the step is the mean over the global batch."""
 
     def skip(self) -> None:
-        """End the step without an update."""
+        """End the current step without an update of this optimizer."""
 
     def note_skipped(self) -> None:
-        """Note that the step ended without an update of this optimizer, if it did."""
+        """Note at the end of a step whether the optimizer has reduced without an update."""
 
     def end_batch(self) -> None:
-        """Prepare for the next batch."""
+        """Prepare for the next batch, and skip the update of gradients that are reduced only."""
 
 
 class Optimizers:
-    """Those of the script that trains on ``worker``.
+    """All optimizers of the script, by their gradient reductions, in the order of their creation.
+
+    Args:
+        worker: the worker of this process.
 
     Attributes:
-        rounds: what they have reduced in the open step.
-        several: there is more than one, or one that wants two backward passes for an update; no
-            property, for it is asked once a parameter.
-        scaler: which has scaled a loss last.
-        backward_end: of the backward pass that runs.
+        worker: the worker of this process.
+        reduction_order: the order in which the optimizers have reduced gradients in the current
+            step.
+        several: whether there is more than one optimizer, or one that takes two backward passes for
+            an update. It is no property, because it is read once for each parameter.
+        scaler: the GradScaler that has scaled a loss last; None without one.
+        backward_end: calls back at the end of the current backward pass.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -106,10 +111,15 @@ class Optimizers:
         self.backward_end = BackwardEnd(self._backward_ended)
 
     def add(self, reduction: OptimizerReduction, two_passes: bool = False) -> None:
-        """One more; ``two_passes``: it wants two backward passes for an update.
+        """Add the reduction of one more optimizer.
+
+        Args:
+            reduction: the reduction of the optimizer's gradients.
+            two_passes: whether the optimizer takes two backward passes for an update (SAM).
 
         Raises:
-            UsageError: training has begun; or one of them counts its backward passes.
+            UsageError: training has begun; or there are now several optimizers and one of them
+                counts its backward passes (``backward_passes_per_step``).
         """
         progress = self.worker.loader.progress
         if self._reductions and (progress.has_state or self.worker.loader.begun):
@@ -132,10 +142,10 @@ class Optimizers:
                 each.accumulation.watch_all()
 
     def own(self, parameter: torch.nn.Parameter, name: str, owner: OptimizerReduction) -> None:
-        """``owner`` trains ``parameter``.
+        """Note that the optimizer of ``owner`` trains ``parameter``, called ``name``.
 
         Raises:
-            UsageError: so does another one.
+            UsageError: another optimizer trains the parameter, too.
         """
         if self._owners.setdefault(parameter, owner) is not owner:
             raise UsageError(
@@ -143,16 +153,20 @@ class Optimizers:
             )
 
     def loss_scale(self) -> float:
-        """What the losses of the open step were multiplied by; 1.0 without a scaler."""
+        """Return the factor of the losses in the current step; 1.0 without a GradScaler."""
         return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
     # --- inside of the forward and backward passes
 
     def exchange(self) -> Callable[[bytes], list[bytes]] | None:
-        """Return what exchanges messages in the open step; None where there is nobody to ask.
+        """Return a function that exchanges messages with all workers in the current step.
+
+        Returns:
+            A function that sends a message and returns those of all workers in rank order; None if
+            no step is open, or there are no other workers.
 
         Raises:
-            UsageError: with several optimizers.
+            UsageError: the script has several optimizers.
         """
         first = self._reductions[0]
         if not first.exchanges:
@@ -168,12 +182,16 @@ class Optimizers:
     # --- backward passes
 
     def computed(self, reduction: OptimizerReduction) -> None:
-        """The backward pass that runs has computed a gradient of ``reduction``."""
+        """Note that the current backward pass has computed a gradient of ``reduction``.
+
+        The first call in a pass requests a callback at the end of the pass.
+        """
         if reduction not in self._computed:
             self._computed.append(reduction)
         self.backward_end.expect()
 
     def _backward_ended(self) -> None:
+        """Let each optimizer of the backward pass that has ended send or add up its gradients."""
         computed, self._computed = self._computed, []
         if self.several:
             for reduction in self._reductions:
@@ -184,9 +202,10 @@ class Optimizers:
                     reduction.backward_ended()
 
     def see_failure(self) -> None:
-        """A backward pass may have been broken off by an exception, which the script handles.
+        """Handle a backward pass that an exception has broken off, if there was one.
 
-        All optimizers are told that have gradients of it.
+        All optimizers that have gradients of this pass void what they have sent. The script may
+        have caught the exception, so it is looked for at the next call of edl.
         """
         if not self.backward_end.failed:
             return
@@ -198,21 +217,32 @@ class Optimizers:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """See :func:`edl.torch.no_sync`."""
+        """Accumulate the gradients of all optimizers in the ``with`` block, without sending.
+
+        See :func:`edl.torch.no_sync`.
+        """
         with contextlib.ExitStack() as stack:
             for each in self._reductions:
                 stack.enter_context(each.accumulation.no_sync())
             yield
 
     def leave_out(self) -> bool:
-        """The script is done with a batch, without a backward pass; whether its step goes on."""
+        """Leave the current batch, which had no backward pass, out of the sums of this worker.
+
+        Returns:
+            Whether the step goes on: inside of :meth:`no_sync`, and between two microbatches.
+        """
         self.see_failure()
         return any(each.accumulation.leave_out() for each in self._reductions)
 
     # --- the end of a step
 
     def begin_anew(self) -> None:
-        """Something is to be reduced: after an update, in the next step.
+        """Begin the next step on the current batch, if an update was made with this batch.
+
+        It is called when more gradients are to be reduced.
+
+        With one optimizer it does nothing.
 
         Raises:
             UsageError: see :meth:`edl.worker.loader_steps.LoaderSteps.next_part`.
@@ -223,10 +253,10 @@ class Optimizers:
             self.worker.loader.next_part()
 
     def begin_update(self, updating: OptimizerReduction) -> None:
-        """One makes its update.
+        """Check that the optimizer of ``updating`` may make its update now.
 
         Raises:
-            UsageError: with several, another one has added up gradients that are not sent yet.
+            UsageError: another optimizer has added up gradients that are not sent yet.
         """
         if any(each.has_sums and each is not updating for each in self._reductions):
             raise UsageError(
@@ -237,9 +267,13 @@ class Optimizers:
         self._skipped = 0
 
     def reduce_broken_off(self, updating: OptimizerReduction) -> None:
-        """Before an update: with several, what the others have reduced at the end of a pass.
+        """Reduce gradients before an update, if an exception broke off their backward pass here.
 
-        The pass was broken off here, so that nothing has come to its end.
+        With several optimizers the other workers have reduced the gradients of all of them at the
+        end of that pass, and wait for this worker, whose pass did not come to its end.
+
+        Args:
+            updating: the reduction of the optimizer that makes the update.
         """
         if any(each.is_broken_off for each in self._reductions):
             for each in self._reductions:
@@ -247,7 +281,7 @@ class Optimizers:
                     each.finish()
 
     def skip(self) -> None:
-        """The script ends the step, with or without a backward pass or an update.
+        """End the current step without an update, with or without a backward pass before.
 
         Raises:
             UsageError: an exception has broken off its backward pass, on this worker alone.
@@ -260,7 +294,7 @@ class Optimizers:
             self._end_step()
 
     def end_batch(self) -> None:
-        """The script wants its next batch: a step that is reduced and not applied was skipped.
+        """Prepare for the next batch; a step that is reduced and not applied counts as skipped.
 
         Raises:
             UsageError: an exception has broken off its backward pass, on this worker alone.
@@ -274,13 +308,14 @@ class Optimizers:
             each.end_batch()
 
     def _refuse_broken_off(self) -> None:
+        """Raise UsageError if an exception has broken off a backward pass of the current step."""
         self.see_failure()
         step = self.worker.loader.step_input
         if not step.may_grow and any(each.is_broken_off for each in self._reductions):
             raise UsageError(BROKEN_OFF)
 
     def _count_skipped(self) -> None:
-        """Warn, once, of a script that computes gradients and trains nothing."""
+        """Warn, once, of a script with gradients in 100 batches in a row and no update."""
         updates = self.worker.loader.step_input.updates
         if not updates and any(each.step.is_decided for each in self._reductions):
             self._skipped += 1
@@ -293,7 +328,10 @@ class Optimizers:
 
     @property
     def _is_decided(self) -> bool:
-        """With several: what becomes of the open step is known, as far as it has come."""
+        """Whether one of several optimizers has updated, or reduced gradients, in this step.
+
+        It is False for a script with one optimizer.
+        """
         updates = self.worker.loader.step_input.updates
         return self.several and bool(
             updates or any(each.step.is_decided for each in self._reductions)

@@ -1,8 +1,8 @@
-"""Gradients on their way around the ring, and who has one.
+"""Send gradients around the ring, and agree with all workers which parameters have a gradient.
 
-The local gradient is sent as it is, or a weighted copy of it; its average comes back into a buffer
-of its own. A ring that breaks is :class:`~edl.errors.RingBroken` for who waits, never for
-``backward()``.
+The local gradient is sent as it is, or a weighted copy of it; its average is received into a
+separate buffer. If the ring breaks, the function that waits for a gradient raises
+:class:`~edl.errors.RingBroken`; ``backward()`` itself never raises it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PRESENT = "edl.present"  # the collective in which workers say who has a gradien
 
 
 class PendingAllreduces:
-    """Those of one optimizer's gradients, in the ring of ``worker``.
+    """The allreduces of one optimizer's gradients that are on their way in the ring of ``worker``.
 
     Attributes:
-        is_void: what is on its way counts for nothing: it was sent in a backward pass that an
-            exception has broken off.
+        is_void: whether what is on its way counts for nothing, because it was sent in a backward
+            pass that an exception has broken off.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -39,7 +39,12 @@ class PendingAllreduces:
         self._failed: RingBroken | None = None  # one could not be sent; for who waits for it
 
     def send_early(self, gradient: Gradient, reduction: StepReduction) -> None:
-        """Send ``gradient`` while backward runs; :meth:`with_gradient` raises what this could."""
+        """Send ``gradient`` while backward runs; let :meth:`with_gradient` raise any error.
+
+        Args:
+            gradient: the record of the gradient.
+            reduction: the optimizer's part of the current step, which has the weights.
+        """
         if self._failed is None:
             try:
                 self.send(gradient, reduction)
@@ -47,10 +52,14 @@ class PendingAllreduces:
                 self._failed = error
 
     def send(self, gradient: Gradient, reduction: StepReduction) -> None:
-        """Send ``gradient``, or zeros where this worker has none.
+        """Send ``gradient``, or zeros if this worker has none.
+
+        Args:
+            gradient: the record of the gradient.
+            reduction: the optimizer's part of the current step, which has the weights.
 
         Raises:
-            RingBroken: the ring is.
+            RingBroken: the ring is broken.
         """
         sent = _weighted(gradient, reduction)
         buffer, gradient.buffer = gradient.buffer, None
@@ -65,20 +74,27 @@ class PendingAllreduces:
         self._gradients.append(gradient)
 
     def void(self) -> None:
-        """What is on its way counts for nothing, on no worker."""
+        """Mark what is on its way, if anything, as void: it counts for nothing on all workers."""
         self.is_void = self.is_void or bool(self._gradients)
 
     def with_gradient(
         self, gradients: list[Gradient], reduction: StepReduction, suffix: str
     ) -> tuple[list[Gradient], bool]:
-        """Those of ``gradients`` that some worker has; ``suffix``: of the collective's name.
+        """Return the records of the parameters that have a gradient on some worker.
+
+        All workers call it at the end of backward, and exchange which gradients they have.
+
+        Args:
+            gradients: the records of all parameters, in an order that is equal on all workers.
+            reduction: the optimizer's part of the current step.
+            suffix: the end of the collective's name; it tells the optimizers of a script apart.
 
         Returns:
-            Also whether all are to be sent once more when they have come back: what some worker
-            has sent is void.
+            Those of ``gradients`` that some worker has computed; and whether all gradients are to
+            be sent once more when they have come back, because what some worker has sent is void.
 
         Raises:
-            RingBroken: the ring is, or was when a gradient was to be sent early.
+            RingBroken: the ring is broken, or was when a gradient was to be sent early.
         """
         if self._failed is not None:
             raise self._failed
@@ -92,10 +108,10 @@ class PendingAllreduces:
         return found, is_void
 
     def wait(self, gradient: Gradient) -> torch.Tensor:
-        """The average of ``gradient``, which was sent.
+        """Wait for the average of ``gradient``, which was sent, and return it.
 
         Raises:
-            RingBroken: the ring is.
+            RingBroken: the ring is broken.
         """
         assert gradient.pending is not None
         flight = gradient.pending
@@ -103,12 +119,12 @@ class PendingAllreduces:
         return torch.view_as_complex(average) if flight.sent.is_complex() else average
 
     def all_done(self) -> None:
-        """All that were sent have come back."""
+        """Forget the gradients that were sent, as all averages have come back."""
         self._gradients.clear()
         self.is_void = False
 
     def forget(self) -> None:
-        """Let Horovod forget what was under way in a ring that is gone."""
+        """Drop all allreduces that were on their way in a ring that is gone, also in Horovod."""
         for gradient in self._gradients:
             assert gradient.pending is not None
             with contextlib.suppress(RingBroken):
@@ -129,7 +145,11 @@ class PendingAllreduces:
 
 
 def _weighted(gradient: Gradient, reduction: StepReduction) -> torch.Tensor:
-    """This worker's part of the sum; the gradient itself when nothing has to be changed."""
+    """Return what this worker sends of ``gradient``: zeros, a weighted copy, or the tensor itself.
+
+    The result has the dtype in which it is sent. It is the tensor itself if nothing has to be
+    changed.
+    """
     weight, parameter, local = reduction.weights.sent, gradient.parameter, None
     if gradient.is_local(reduction.step.number):
         local = parameter.grad
@@ -144,5 +164,8 @@ def _weighted(gradient: Gradient, reduction: StepReduction) -> torch.Tensor:
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """Horovod has no complex types: the real numbers that such a tensor is made of."""
+    """Return a complex tensor as real numbers, because Horovod has no complex types.
+
+    Any other tensor is returned as it is.
+    """
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor

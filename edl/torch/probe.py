@@ -1,13 +1,14 @@
-"""The loss along an update that was made, at other learning rates than its own.
+"""Evaluate the loss along an update that was made, at other learning rates than the update's own.
 
-An update with another learning rate would have moved the parameters as far as that says on the line
-through where they were before it and where they are after it. So two copies of them are enough,
-whatever the optimizer is, as long as its update is a multiple of its learning rate.
+An update with another learning rate would have moved the parameters along the same line, through
+their values before and after the update, by a distance in proportion to the rate. So copies of the
+parameters before and after it are enough, whatever the optimizer is, as long as its update is a
+multiple of its learning rate.
 
 An evaluation leaves no trace: parameters, buffers (BatchNorm's averages) and PyTorch's generators
-are bit for bit what they were. All of an update begin with the same buffers and the same random
-numbers, so dropout takes the same units away at each point. Modules stay in the mode in which they
-train: BatchNorm normalises by the batch, as in the step itself.
+are bit for bit what they were. All evaluations of an update begin with the same buffers and the
+same random numbers, so dropout removes the same units at each point. Modules stay in the mode in
+which they train: BatchNorm normalises by the batch, as in the step itself.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from edl.framework.lr_tuner import mean_loss
 
 
 class Probe:
-    """What is kept of one update of ``optimizer``, and what is evaluated along it.
+    """A probe of the loss along one update, which keeps the parameters before and after.
 
     Args:
-        model: has the buffers; None: there are none.
+        optimizer: the optimizer whose update is measured.
+        model: the model whose buffers are restored after an evaluation; None: there are none.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
@@ -36,29 +38,37 @@ class Probe:
 
     @property
     def holds(self) -> bool:
-        """Whether it has a whole update."""
+        """Whether the parameters before and after an update are kept."""
         return bool(self._after)
 
     def begin(self) -> None:
-        """The update is about to be made."""
+        """Copy the parameters right before an update."""
         groups = self._optimizer.param_groups
         self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
         self._before, self._after = self._copies(), []
 
     def end(self) -> None:
-        """It was made, if it was begun."""
+        """Copy the parameters after the update, if :meth:`begin` was called before it."""
         if self._before:
             self._after = self._copies()
 
     def forget(self) -> None:
-        """Let go of the copies."""
+        """Drop the copies of the parameters."""
         self._parameters, self._before, self._after = [], [], []
 
     def losses(self, at: Sequence[float], loss: Callable[[], Any]) -> list[float]:
-        """``loss()`` at the points e of the update, see :mod:`edl.core.policy.lr_fit`.
+        """Evaluate ``loss()`` at several learning rates of the update that is kept.
+
+        Args:
+            at: the points e: the loss is evaluated as if the update had (1 + e) times its learning
+                rate (:mod:`edl.core.policy.lr_fit`).
+            loss: a function that computes the mean loss of a batch.
+
+        Returns:
+            The loss at each point, in the order of ``at``.
 
         Raises:
-            UsageError: ``loss()`` is no number.
+            UsageError: ``loss()`` returns no number.
         """
         assert self.holds
         now, found = self._copies(), []
@@ -84,13 +94,13 @@ class Probe:
         return [parameter.detach().clone() for parameter in self._parameters]
 
     def _devices(self) -> list[torch.device]:
-        """Of CUDA, in an order."""
+        """Return the CUDA devices of the parameters, sorted by name."""
         found = {p.device for p in self._parameters if p.device.type == "cuda"}
         return sorted(found, key=str)
 
 
 class _Buffers:
-    """Those of a model, as they are now; a module may change one, or have another in its place."""
+    """A copy of the buffers of a model, taken when the object is made."""
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         modules = () if model is None else model.modules()
@@ -101,6 +111,7 @@ class _Buffers:
         ]
 
     def put_back(self) -> None:
+        """Restore the buffers, also where a module has put another tensor in the place of one."""
         for module, name, buffer, value in self._kept:
             buffer.copy_(value)
             if getattr(module, name) is not buffer:
@@ -109,7 +120,13 @@ class _Buffers:
 
 @contextmanager
 def _same_random_numbers(devices: Sequence[torch.device]) -> Iterator[Callable[[], None]]:
-    """Gives a function that sets PyTorch's generators back to now; at the end it is called."""
+    """Yield a function that sets PyTorch's generators back to their state at the call.
+
+    The function is also called at the end of the ``with`` block.
+
+    Args:
+        devices: the CUDA devices whose generators are set back besides that of the CPU.
+    """
     on_cpu = torch.get_rng_state()
     on_devices = [torch.cuda.get_rng_state(device) for device in devices]
 

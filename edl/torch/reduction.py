@@ -1,24 +1,24 @@
-"""Gradients: sent while backward still runs, weighted, averaged, exact (promise 5).
+"""Reduce gradients: send them while backward still runs, weight them, and average them exactly.
 
 Each parameter's gradient goes to Horovod the moment autograd has accumulated it. Its weight is
 split in two, see :mod:`edl.core.step.weighting`: in a full step nothing is multiplied at all. The
-local gradient is never written to before the step is complete: whoever survives a broken ring
-can send it again. It changes places with the buffer that receives the average, so this costs
-one more gradient's memory and no copy.
+local gradient is never written to before the step is complete, so that a survivor of a broken ring
+can send it again. It changes places with the buffer that receives the average, so this costs the
+memory of one more gradient and no copy. (This is promise 5 of docs/explanation/guarantees.md.)
 
-When ``backward()`` returns, each gradient is the mean over the global batch, so what scripts do
-with gradients then (clipping, loss scaling, looking for overflow) they do with the job's.
+When ``backward()`` returns, each gradient is the mean over the global batch. So what scripts do
+with gradients then (clipping, loss scaling, looking for overflow) they do with the job's gradients.
 
 With several optimizers, a backward pass may add to gradients that are the mean already. Then the
-local ones that it is the mean of take their places back before anything is added, and the sums are
-sent again: they are what the survivors of a broken ring need, too.
+local gradients take the places of the means before anything is added, and the sums are sent again.
+The survivors of a broken ring need the local gradients, too.
 
 Inside of ``no_sync()``, and in all but the last of an optimizer's ``backward_passes_per_step``,
-gradients are added up here, each weighted by the samples of its batch, and sent with those of the
-last pass.
+gradients are added up here, each weighted by the samples of its batch, and sent with the gradients
+of the last pass.
 
-What becomes of a step is decided in :mod:`edl.framework.reduction`. Who has a gradient is decided
-by all workers together, at the end of backward (:func:`edl.core.step.weighting.present`).
+:mod:`edl.framework.reduction` decides what becomes of a step. All workers together decide, at the
+end of backward, which parameters have a gradient (:func:`edl.core.step.weighting.present`).
 """
 
 from __future__ import annotations
@@ -55,11 +55,14 @@ TWICE = (
 
 @dataclass
 class LastStep:
-    """What became of the last complete step.
+    """The outcome of the last complete step of one optimizer.
 
-    ``skipped``: its update was skipped; a tensor that is not 0.0 then where the optimizer decides
-    it by itself, on its device. ``missed``: others have completed it without this worker; puts what
-    came of them back, for an optimizer that changes something in a step without gradients.
+    Attributes:
+        skipped: whether its update was skipped. If the optimizer decides that by itself, on its
+            device, this is a tensor, and 0.0 means that the update was made.
+        missed: a function for a step that others have completed without this worker. It restores
+            the weights and the optimizer's state of that step, for an optimizer that changes
+            something in a step without gradients. None for any other step.
     """
 
     skipped: bool | torch.Tensor = False
@@ -67,7 +70,14 @@ class LastStep:
 
 
 class GradientReduction:
-    """The gradients of one optimizer's parameters, step by step.
+    """The reduction of one optimizer's gradients, step by step, to their mean over all workers.
+
+    Args:
+        optimizers: all optimizers of the script; this one is added.
+        optimizer: the optimizer whose gradients are reduced.
+        model: the module that it trains; it gives the parameters their names.
+        last_step: the object in which the outcome of each step is noted.
+        passes_per_step: how many backward passes make a step.
 
     Raises:
         UsageError: the script may not have this optimizer beside its others.
@@ -107,10 +117,10 @@ class GradientReduction:
     def finish(self) -> None:
         """Wait until every gradient of the step is the mean over its global batch. Idempotent.
 
-        When a worker dies meanwhile, the survivors complete the step with the gradients that
-        they hold. When others had completed it already, their state is in the model: then the
-        gradients here are no more than what lets the script decide as the others did, and
-        :meth:`begin_update` takes them away.
+        When a worker dies meanwhile, the survivors complete the step with the gradients that they
+        hold. When others had completed the step already, their state is in the model. Then the
+        gradients here only let the script decide as the others did whether to skip the update, and
+        :meth:`begin_update` removes them.
 
         Raises:
             UsageError: no batch was handed out for this step; or gradients are left of the step
@@ -130,6 +140,7 @@ class GradientReduction:
         self._reduce()
 
     def _reduce(self) -> None:
+        """Reduce the gradients of the current step, and set them to what the step has decided."""
         averaged = self._reduction.complete(self._average)
         step = self._reduction.step
         if averaged is not None:
@@ -146,7 +157,7 @@ class GradientReduction:
                 self._noise.show_own(self._gradients)
 
     def _reduce_again(self) -> None:
-        """The ring broke after this was reduced, in the same step."""
+        """Reduce the gradients of the current step once more, in the ring of the survivors."""
         self._reduction.reopen()
         if not self._reduction.done:
             number = self._reduction.step.number
@@ -157,10 +168,11 @@ class GradientReduction:
                 gradient.forget_again(number)
 
     def synchronize(self) -> None:
-        """Horovod's name. The gradients are the mean when ``backward()`` returns.
+        """Complete the reduction of the gradients, if ``backward()`` has not done so.
 
-        Only where ``backward()`` has met no parameter of the optimizer, and may have on other
-        workers, is this the moment; the optimizer's step is the next.
+        The name is Horovod's. The gradients are the mean when ``backward()`` returns, so this does
+        nothing as a rule. It reduces where ``backward()`` has met no parameter of the optimizer
+        here, but may have on other workers.
         """
         self._optimizers.see_failure()
         if self.accumulation.is_between_microbatches:
@@ -171,10 +183,10 @@ class GradientReduction:
             self.finish()
 
     def begin_update(self) -> None:
-        """Right before the optimizer's step: its gradients are the mean.
+        """Make each gradient the mean over the global batch, right before the optimizer's step.
 
-        Or there are none, where the step is to change nothing: momentum or weight decay would
-        change something for a gradient of zero, too.
+        Where the step is to change nothing, all gradients are set to None: momentum or weight decay
+        would change something for a gradient of zero, too.
 
         Raises:
             UsageError: see :meth:`finish`; or the optimizer has made its update already.
@@ -196,7 +208,12 @@ class GradientReduction:
                 parameter.grad = None
 
     def end_step(self, skipped: bool | torch.Tensor) -> None:
-        """The optimizer has made its step, or the script has skipped it."""
+        """End this optimizer's part of the step, after its update was made or skipped.
+
+        Args:
+            skipped: whether the update was skipped. A tensor says so on the optimizer's device: it
+                is 0.0 if the update was made.
+        """
         if not self._reduction.step.changes_nothing:
             self._last_step.skipped = skipped
         put_back, self._last_step.missed = self._last_step.missed, None
@@ -211,7 +228,11 @@ class GradientReduction:
             gradient.remember()
 
     def note_skipped(self) -> None:
-        """A step of several optimizers ends: this one may have reduced gradients for no update."""
+        """Note at the end of a step whether this optimizer has reduced without an update.
+
+        It is for scripts with several optimizers. The update counts as skipped if a gradient is not
+        finite.
+        """
         if self._reduction.step.state is StepState.REDUCED:
             # By a scaler, perhaps; or it had no turn, and was computed with another one's.
             gradients = [p.grad for p in self._listed if p.grad is not None]
@@ -220,37 +241,51 @@ class GradientReduction:
 
     @property
     def exchanges(self) -> bool:
-        """See :attr:`edl.framework.reduction.StepReduction.exchanges`."""
+        """Whether the workers may exchange messages now: a step is open, with other workers.
+
+        See :attr:`edl.framework.reduction.StepReduction.exchanges`.
+        """
         return self._reduction.exchanges
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """See :meth:`edl.framework.reduction.StepReduction.exchange`."""
+        """Send ``payload`` to all workers in the current step; return all payloads in rank order.
+
+        See :meth:`edl.framework.reduction.StepReduction.exchange`.
+        """
         return self._reduction.exchange(payload)
 
     @property
     def step(self) -> Step:
-        """This optimizer's part of the open step."""
+        """This optimizer's part of the current step."""
         return self._reduction.step
 
     @property
     def is_broken_off(self) -> bool:
-        """A backward pass of the open step has failed, and nothing was reduced in it since."""
+        """Whether a backward pass of the current step has failed, and nothing was reduced since."""
         step = self._reduction.step
         return self._broken_off_in == step.number and not step.done
 
     @property
     def has_sums(self) -> bool:
-        """Gradients were added up in the open step, and not sent yet."""
+        """Whether gradients were added up in the current step and not sent yet."""
         step = self._reduction.step
         return self._summed_in == step.number and not step.done
 
     def refuse_changed(self) -> None:
-        """See :meth:`edl.torch.gradient.Gradient.refuse_changed`."""
+        """Raise UsageError if the script has changed a gradient while it is the mean of this step.
+
+        See :meth:`edl.torch.gradient.Gradient.refuse_changed`.
+        """
         for gradient in self._gradients:
             gradient.refuse_changed(self._reduction.step.number)
 
     def end_batch(self) -> None:
-        """The script wants its next batch: a step that is reduced and not applied was skipped."""
+        """Prepare for the next batch; a step that is reduced and not applied counts as skipped.
+
+        Raises:
+            UsageError: the script accumulates gradients, and the loader splits batches into
+                microbatches.
+        """
         if self._worker.loader.open and self._reduction.step.is_decided:
             self.end_step(skipped=True)
         if not self._worker.loader.open and self.accumulation.begin_step():
@@ -260,7 +295,10 @@ class GradientReduction:
         self.accumulation.expect_microbatches(self._optimizers.several)
 
     def skip(self) -> None:
-        """The script ends the step without an update, with or without a backward pass."""
+        """End the current step without an update, with or without a backward pass before.
+
+        This worker still takes part in the reduction of the step.
+        """
         if not self._reduction.done:
             for gradient in self._gradients:
                 if gradient.is_leftover():
@@ -271,9 +309,12 @@ class GradientReduction:
     # --- while backward runs
 
     def _hook_new(self) -> None:
-        """Listen to all parameters of the optimizer; some may be added to it later.
+        """Set hooks on the parameters that were added to the optimizer since the last call.
 
-        Also to those that require no gradient yet.
+        Parameters that require no gradient yet get hooks, too.
+
+        Raises:
+            UsageError: another optimizer trains such a parameter, too.
         """
         listed = [p for group in self._optimizer.param_groups for p in group["params"]]
         if len(listed) == len(self._listed) and all(map(operator.is_, listed, self._listed)):
@@ -298,7 +339,10 @@ class GradientReduction:
             listen(lambda _: self._accumulated(gradient))
 
     def _expect_more(self, gradient: Gradient) -> None:
-        """Autograd is about to add to this gradient."""
+        """Prepare ``gradient`` for an addition that autograd is about to make.
+
+        It matters with several optimizers only: their steps may be reopened by a backward pass.
+        """
         if self._optimizers.several and gradient.name:
             self._optimizers.see_failure()
             self._optimizers.begin_anew()
@@ -307,7 +351,11 @@ class GradientReduction:
                 gradient.expect_more(self._reduction.step.number)
 
     def _accumulated(self, gradient: Gradient) -> None:
-        """Autograd has accumulated this gradient: start its reduction."""
+        """Start to reduce ``gradient``, which autograd has just accumulated.
+
+        Raises:
+            UsageError: the gradient was computed twice in a step, or is left of the step before.
+        """
         if not self._worker.loader.open or not gradient.name:
             return
         if self._optimizers.backward_end.failed:
@@ -344,7 +392,10 @@ class GradientReduction:
             self._pending.send_early(gradient, reduction)
 
     def backward_ended(self) -> None:
-        """The backward pass that has computed gradients of this optimizer is over."""
+        """End a backward pass that has computed gradients of this optimizer.
+
+        A pass that only adds up keeps its gradients on this worker. Any other pass reduces them.
+        """
         if self.accumulation.end_pass():
             self._summed_in = self._reduction.step.number
             if self.accumulation.is_between_microbatches:
@@ -355,9 +406,9 @@ class GradientReduction:
             self.synchronize()
 
     def backward_failed(self) -> None:
-        """An exception has broken off the backward pass that was computing these gradients.
+        """Void what was sent in a backward pass that an exception has broken off.
 
-        What was sent of it is void, on all workers. What the script leaves as the gradients, or
+        What was sent counts for nothing on all workers. What the script leaves as the gradients, or
         computes anew, counts in its place.
         """
         self.accumulation.break_off()
@@ -365,17 +416,26 @@ class GradientReduction:
         self._pending.void()
 
     def end_microbatch(self) -> None:
-        """The script's update between two pieces, with or without a backward pass before it."""
+        """Handle an ``optimizer.step()`` between two microbatches, which makes no update.
+
+        Without a backward pass before it, this worker leaves the microbatch out.
+        """
         if not self._worker.loader.step_input.may_grow:
             self._worker.loader.accumulate()  # this worker leaves the piece out
 
     # --- what comes back
 
     def _average(self, weights: Weights) -> list[tuple[Gradient, torch.Tensor]]:
-        """The averages of all gradients over the ring; the gradients stay as they are.
+        """Average all gradients over the ring, without a change to the gradients themselves.
+
+        Args:
+            weights: what the averages are multiplied by, in ``received``.
+
+        Returns:
+            The record of each gradient that some worker has, with the mean.
 
         Raises:
-            RingBroken: the ring is; its flights are forgotten next.
+            RingBroken: the ring is broken; the caller drops the allreduces that are on their way.
             UsageError: gradients were changed meanwhile.
         """
         with_gradient, averages, is_void = self._round_trip()
@@ -391,10 +451,10 @@ class GradientReduction:
         return list(zip(with_gradient, averages, strict=True))
 
     def _round_trip(self) -> tuple[list[Gradient], list[torch.Tensor], bool]:
-        """Send what is not on its way, and wait for all.
+        """Send the gradients that are not on their way, and wait for the averages of all.
 
         Returns:
-            The gradients that some worker has, their averages, and whether those are void.
+            The gradients that some worker has, their averages, and whether these averages are void.
         """
         flights, reduction = self._pending, self._reduction
         with_gradient, is_void = flights.with_gradient(self._gradients, reduction, self._suffix)
@@ -405,7 +465,7 @@ class GradientReduction:
         return with_gradient, [flights.wait(gradient) for gradient in with_gradient], is_void
 
     def _take_over(self, averaged: list[tuple[Gradient, torch.Tensor]]) -> None:
-        """Let the averages be the gradients."""
+        """Set the gradients to their averages, and reuse the local gradients as buffers."""
         step, several = self._reduction.step.number, self._optimizers.several
         for gradient in self._gradients:
             if gradient.pending is None and gradient.is_local(step):
@@ -428,7 +488,7 @@ class GradientReduction:
         self._pending.all_done()
 
     def _keep(self, weight: float) -> None:
-        """There is no other worker: the local gradients are the mean, but for ``weight``."""
+        """Set the gradients to the local ones times ``weight``, as this worker trains alone."""
         number = self._reduction.step.number
         for gradient in self._gradients:
             local = gradient.parameter.grad
@@ -438,9 +498,9 @@ class GradientReduction:
                 gradient.become_mean(local if weight == 1.0 else local * weight, number)
 
     def _fill(self, number: float) -> None:
-        """All gradients are ``number``: the step changes nothing.
+        """Set all gradients to ``number``, in a step that changes nothing.
 
-        Until the optimizer's step the script may look at them.
+        The script may look at the gradients until the optimizer's step.
         """
         step = self._reduction.step.number
         for gradient in self._gradients:
@@ -450,6 +510,6 @@ class GradientReduction:
 
 
 def _not_finite(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Whether one of them has an inf or a nan, on the device of the first."""
+    """Return whether any of ``gradients`` has an inf or a nan, as a tensor with one bool."""
     finite = [gradient.isfinite().all() for gradient in gradients]
     return ~torch.stack([each.to(finite[0].device) for each in finite]).all()
