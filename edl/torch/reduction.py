@@ -510,6 +510,9 @@ class GradientReduction:
 
 
 def _not_finite(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return whether any of ``gradients`` has an inf or a nan, as a tensor with one bool."""
+    """Return whether any of ``gradients`` has an inf or a nan, as a tensor with one bool.
+
+    The tensor is on the device of the first gradient.
+    """
     finite = [gradient.isfinite().all() for gradient in gradients]
     return ~torch.stack([each.to(finite[0].device) for each in finite]).all()

@@ -1,4 +1,7 @@
-"""The state that all workers share, as PyTorch has it; see :mod:`edl.framework.replica`."""
+"""Send, load, save and compare the state that all workers share, as PyTorch has it.
+
+:mod:`edl.framework.replica` has what is the same in every framework.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,14 @@ GROUPS = "edl: groups"  # in the state of an optimizer; a checkpoint from before
 
 @dataclass(frozen=True)
 class _Trained:
-    """One of the script's optimizers, and the model that it trains."""
+    """One of the script's optimizers, with the model that it trains.
+
+    Attributes:
+        model: the model.
+        optimizer: the optimizer.
+        last_step: what became of the optimizer's last step.
+        groups: the optimizer's parameter groups.
+    """
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -52,9 +62,15 @@ class _Trained:
 
 
 class TorchReplica(FrameworkReplica):
-    """Models, optimizers, LR schedulers, gradient scalers and tracked objects of this process.
+    """This worker's copy of the state that all workers of the job share.
 
-    With several models, the names of the tensors of each begin with its number: `0.`, `1.`.
+    It consists of models, optimizers, LR schedulers, gradient scalers and tracked objects. With
+    several models, the names of the tensors of each begin with its number: ``0.``, ``1.``.
+
+    Args:
+        model: the model of the first optimizer.
+        optimizer: the first optimizer.
+        last_step: what became of its last step; None: a new record.
     """
 
     framework = "torch"
@@ -78,17 +94,28 @@ class TorchReplica(FrameworkReplica):
     def add(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, last_step: LastStep
     ) -> None:
-        """One more; several may train parts of one model."""
+        """Add an optimizer and the model that it trains; several may train parts of one model.
+
+        Args:
+            model: the model.
+            optimizer: the optimizer.
+            last_step: what became of the optimizer's last step.
+        """
         self._schedulers.add(optimizer)
         self._trained.append(_Trained(model, optimizer, last_step))
         self.rename([type(each.optimizer).__name__ for each in self._trained])
 
     def model_of(self, optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-        """What ``optimizer`` trains."""
+        """Return the model that ``optimizer`` trains; None if the optimizer is not here."""
         return next((one.model for one in self._trained if one.optimizer is optimizer), None)
 
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:
+        """Check that all ``objects`` can be tracked.
+
+        Raises:
+            UsageError: an object has no ``state_dict()`` and ``load_state_dict()``.
+        """
         for name, thing in objects.items():
             if not isinstance(thing, Stateful):
                 raise UsageError(
@@ -97,22 +124,33 @@ class TorchReplica(FrameworkReplica):
                 )
 
     def objects_from_gradients(self) -> dict[str, Stateful]:
-        """A scaler learns of a missed step by its gradients; its state waits for the device."""
+        """Return the tracked objects that a script may compute from gradients, without GradScalers.
+
+        A scaler learns of a missed step by the gradients of that step, and reading its state would
+        wait for the device.
+        """
         things = self.compared_things().items()
         return {n: thing for n, thing in things if not isinstance(thing, torch.amp.GradScaler)}
 
     def see_scaler(self, scaler: torch.amp.GradScaler) -> None:
-        """The script is about to use ``scaler``, which follows the job by itself from now on."""
+        """Share the state of ``scaler``, which the script is about to use.
+
+        It does nothing for a scaler that the script tracks itself.
+        """
         if not any(thing is scaler for thing in self.things().values()):
             self._scalers.see(scaler)
 
     def begin(self) -> None:
-        """The script's loop begins: what it has changed in it follows the job from now on."""
+        """Note the groups and ``requires_grad`` flags with which the script's loop begins.
+
+        What the loop changes in them is sent to newcomers from now on.
+        """
         self._flags.begin(self._parameters())
         for each in self._trained:
             each.groups.begin()
 
     def state(self) -> dict[str, Any]:
+        """Return all that is shared: models, optimizers, scalers, schedulers, tracked objects."""
         return {
             "model": {name: tensor.detach() for name, tensor in self._model_tensors().items()},
             "optimizers": [
@@ -127,6 +165,11 @@ class TorchReplica(FrameworkReplica):
         }
 
     def compared(self) -> dict[str, Any]:
+        """Return the part of the state that must be equal on all workers, in nested dicts.
+
+        It has the parameters of models and tracked modules, and the states of optimizers, scalers
+        and other tracked objects. It has no buffers, which are each worker's own.
+        """
         prefixes = self._prefixes()
         models = dict(zip(prefixes, self._models(), strict=True))
         compared = {
@@ -152,17 +195,33 @@ class TorchReplica(FrameworkReplica):
         }
 
     def signature(self) -> dict[str, str]:
+        """Return the shape of each parameter and buffer, by name, as a text.
+
+        A newcomer whose shapes differ from the job's cannot take over its state.
+        """
         return {name: str(tuple(one.shape)) for name, one in self._model_tensors().items()}
 
     size_of = staticmethod(size_of)
 
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
+        """Return a digest of each of ``parts``, which are byte ranges of the state, by name."""
         return digests(parts)
 
     def learning_rates(self) -> dict[str, float]:
+        """Return the learning rates of all optimizers, by their names for errors."""
         return rates_of([each.optimizer for each in self._trained])
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
+        """Load as much of the job's ``state`` into this script's objects as ``receive`` says.
+
+        Args:
+            state: a state that :meth:`state` has returned on another worker, or that was saved.
+            receive: what to load: all, the result of a step that this worker missed, or all but
+                what stays with each worker.
+
+        Raises:
+            UsageError: the state is of another model, or has another number of optimizers.
+        """
         mine = self._model_tensors()
         if mine.keys() != state["model"].keys():
             odd = sorted(mine.keys() ^ state["model"].keys())
@@ -205,6 +264,7 @@ class TorchReplica(FrameworkReplica):
         weights: Mapping[str, torch.Tensor],
         state: dict[str, Any],
     ) -> None:
+        """Write ``weights`` and the optimizer's ``state`` again, after a step without gradients."""
         mine = self._model_tensors()
         with torch.no_grad():
             for name, tensor in weights.items():
@@ -213,6 +273,11 @@ class TorchReplica(FrameworkReplica):
 
     @staticmethod
     def _load_optimizer(each: _Trained, theirs: dict[str, Any], receive: Receive) -> dict[str, Any]:
+        """Load the state ``theirs`` into the optimizer of ``each``, and return what was loaded.
+
+        After a missed step the optimizer keeps its own groups and options, such as learning rates.
+        Else it gets the groups and options of the job.
+        """
         groups, own = theirs.pop(GROUPS, None), each.optimizer
         if receive is Receive.STEP:
             # The learning rate and its like belong to the script's place in its loop, and this
@@ -230,7 +295,10 @@ class TorchReplica(FrameworkReplica):
         return theirs
 
     def capture(self) -> Any:
-        """See :class:`edl.checkpoint.store.Durable`: with the names that `state_dict()` has."""
+        """Return a copy of the state for a checkpoint, with the names that ``state_dict()`` has.
+
+        See :class:`edl.checkpoint.store.Durable`.
+        """
         names: dict[str, str] = {}
         besides: dict[str, Any] = {}
         for prefix, model in zip(self._prefixes(), self._models(), strict=True):
@@ -242,15 +310,24 @@ class TorchReplica(FrameworkReplica):
         return self.copied(state)
 
     def copied(self, state: dict[str, Any]) -> Any:
+        """Return ``state`` with each tensor copied into host memory, for a checkpoint."""
         return self._copier.copy(state)
 
     def uncopied(self, state: Any) -> dict[str, Any]:
+        """Return a state from a checkpoint with its tensors, checked against this script's models.
+
+        Raises:
+            CheckpointError: the checkpoint is of another model, or has an array that PyTorch lacks.
+        """
         loaded: dict[str, Any] = to_tensors(state)
         check_model(self._model_tensors(), loaded["model"])
         return loaded
 
     def _model_tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers: all of the models, and what else the optimizers train."""
+        """Return the parameters and buffers of all models, by name.
+
+        Parameters that an optimizer trains and that are in no model are in it, too.
+        """
         tensors: dict[str, torch.Tensor] = {}
         for prefix, model in zip(self._prefixes(), self._models(), strict=True):
             named = (*model.named_parameters(), *model.named_buffers())
@@ -264,8 +341,14 @@ class TorchReplica(FrameworkReplica):
         return {n: tensor for n, tensor in tensors if isinstance(tensor, torch.nn.Parameter)}
 
     def _trained_names(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-        """What of them the optimizers change. The rest is the script's, in its forward pass or
-        between two steps: an average of the weights, a target network, a buffer."""
+        """Return the names of the tensors that an optimizer updates.
+
+        All others are changed by the script, in its forward pass or between two steps: an average
+        of the weights, a target network, a buffer.
+
+        Args:
+            tensors: parameters and buffers by name.
+        """
         trained = {
             parameter
             for each in self._trained
@@ -276,22 +359,34 @@ class TorchReplica(FrameworkReplica):
     def _outside(
         self, each: _Trained, trained: Iterable[tuple[str, torch.nn.Parameter]]
     ) -> dict[str, torch.nn.Parameter]:
-        """What of an optimizer's parameters is in no model."""
+        """Return the parameters of an optimizer that are in no model, by name.
+
+        Args:
+            each: the optimizer and its model.
+            trained: the optimizer's parameters with their names.
+        """
         inside = {parameter for model in self._models() for parameter in model.parameters()}
         prefix = self._prefixes()[self._models().index(each.model)]
         return {f"{prefix}{name}": each for name, each in trained if each not in inside}
 
     def _models(self) -> list[torch.nn.Module]:
-        """Each once, whatever number of optimizers it has."""
+        """Return the models in the order of their first optimizers, each model once."""
         return list(dict.fromkeys(each.model for each in self._trained))
 
     def _prefixes(self) -> list[str]:
+        """Return for each model the prefix of its tensors' names: ``""`` if there is one model."""
         models = self._models()
         return [f"{number}." for number in range(len(models))] if len(models) > 1 else [""]
 
 
 def _renumbered(state: dict[Any, Any], theirs: Names, mine: Names) -> dict[Any, Any]:
-    """The ``state`` of an optimizer by the numbers that its parameters have here."""
+    """Return the ``state`` of an optimizer with the numbers that its parameters have here.
+
+    Args:
+        state: the state of each parameter, by the parameter's number on the sender.
+        theirs: the names of the parameters in each group of the sender.
+        mine: the names of the parameters in each group of this worker.
+    """
     names = [name for group in theirs for name in group]
     numbers = {name: number for number, name in enumerate(n for group in mine for n in group)}
     return {
@@ -302,7 +397,10 @@ def _renumbered(state: dict[Any, Any], theirs: Names, mine: Names) -> dict[Any, 
 
 
 def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float]:
-    """Return the present learning rates of ``optimizers``, by what each is called in a sentence."""
+    """Return the present learning rates of ``optimizers``, by names such as ``learning rate``.
+
+    A name also says which optimizer and which parameter group, where there are several.
+    """
     rates = {}
     for number, optimizer in enumerate(optimizers):
         of = f" of optimizer {number}" if len(optimizers) > 1 else ""

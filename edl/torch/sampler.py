@@ -1,4 +1,4 @@
-"""``elastic.ElasticSampler``: an epoch shared out among workers that come and go."""
+"""Provide ``elastic.ElasticSampler``, which divides an epoch among workers that join and leave."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from edl.framework import process
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """The rest of an epoch, divided evenly among the workers of the present ring.
+    """A sampler of this worker's share of an epoch, divided evenly among the workers of the ring.
 
     Make it an attribute of the elastic state, call :meth:`record_batch` after each batch and
-    :meth:`set_epoch` at the end of each epoch. The order of an epoch is a function of
-    (``seed``, epoch) alone, and what is done of it is always its beginning, so no sample is left
-    out or taken twice when the ring changes, also when a worker only leaves.
+    :meth:`set_epoch` at the end of each epoch. The order of an epoch is a function of (``seed``,
+    epoch) alone, and the samples that are done are always its beginning. So no sample is left out
+    or taken twice when the ring changes, also when a worker only leaves.
 
-    As in Horovod, all workers get equally many samples: where the rest of an epoch cannot be
-    divided evenly, its first samples are repeated at its end, fewer than there are workers.
+    As in Horovod, all workers get equally many samples. Where the rest of an epoch cannot be
+    divided evenly, its first samples are repeated at its end; they are fewer than the workers.
+
+    Args:
+        dataset: the data set, whose length is the number of samples in an epoch.
+        shuffle: whether the order of the samples is random.
+        seed: the seed of that order.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -33,24 +38,29 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin ``epoch``; nothing of it is done."""
+        """Begin ``epoch``, in which no sample is done yet."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Each worker has trained a batch of ``batch_size``."""
+        """Note that each worker has trained a batch of ``batch_size`` samples.
+
+        ``batch_idx`` is not used; Horovod's sampler has it.
+        """
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the epoch, and how many of its samples all workers together have done."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` says, and divide the rest of that epoch among the workers."""
         self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Divide what is left of the epoch among the workers of the present ring."""
+        """Divide the rest of the epoch among the workers of the present ring."""
         self.rank, self.num_replicas = process.rank(), process.size()
         order = EpochOrder(len(self.dataset), self.seed, self.epoch, self.shuffle)
         self.remaining_indices = order.at(self.processed_num, len(order))

@@ -1,4 +1,4 @@
-"""The GradScalers of a script follow the job by themselves: a newcomer has the job's scale."""
+"""Share the states of a script's GradScalers, so that a newcomer has the loss scale of the job."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _see: Callable[[GradScaler], None] | None = None
 
 
 def see_scalers(see: Callable[[GradScaler], None]) -> None:
-    """Call ``see(scaler)`` each time a scaler is about to scale a loss, in this process.
+    """Call ``see(scaler)`` each time a GradScaler is about to scale a loss in this process.
 
-    PyTorch has no hook for that, and a script need not tell us of its scaler.
+    It replaces ``GradScaler.scale``, because PyTorch has no hook for that and a script need not
+    name its scaler to edl. Only the function of the last call is used.
     """
     global _see
     if _see is None:
@@ -31,11 +32,11 @@ def see_scalers(see: Callable[[GradScaler], None]) -> None:
 
 
 class Scalers:
-    """The enabled scalers in the order in which the script first used them, the same everywhere.
+    """The GradScalers of a script, in the order of their first use, which is equal on all workers.
 
-    A state may come before the script uses its scaler here: from a checkpoint, as a rule. Then it
-    waits. Or a scaler was used in the warm-up of a newcomer, and the job has used none yet: then
-    it begins anew.
+    A state of the job may come before the script uses its scaler here, as a rule from a checkpoint;
+    it is kept until then. If a newcomer has used a scaler in its warm-up and the job has used none
+    yet, the scaler begins anew.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,10 @@ class Scalers:
         self._awaiting: list[dict[str, Any]] = []  # states of the job's, by the same numbers
 
     def see(self, scaler: GradScaler) -> None:
-        """A scaler is about to be used."""
+        """Add ``scaler``, which is about to be used, and load the state that the job has for it.
+
+        A scaler that was added before is left alone.
+        """
         if any(seen is scaler for seen in self._seen):
             return
         number = len(self._seen)
@@ -54,10 +58,15 @@ class Scalers:
             scaler.load_state_dict(self._awaiting[number])
 
     def states(self) -> list[dict[str, Any]]:
+        """Return the states of all scalers, also of those that the script has not used here yet."""
         known = [scaler.state_dict() for scaler in self._seen]
         return known + self._awaiting[len(known) :]
 
     def load(self, states: Sequence[dict[str, Any]]) -> None:
+        """Load the states of the job's scalers, in the order of :meth:`states`.
+
+        The state of a scaler that is not used here yet is kept until it is.
+        """
         self._awaiting = list(states)
         theirs = self._awaiting + self._fresh[len(self._awaiting) :]
         for scaler, state in zip(self._seen, theirs, strict=False):

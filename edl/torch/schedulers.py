@@ -1,8 +1,8 @@
-"""LR schedulers follow the job by themselves, if they are of PyTorch's base class.
+"""Share the states of a script's LR schedulers, if they are of PyTorch's base class.
 
 A script makes its scheduler as with PyTorch alone; a newcomer, and a job that is resumed, must go
-on with the learning rate where the job is. And one kind is warned of: a schedule that ends after a
-number of steps, for a job whose size changes has no such number.
+on with the learning rate of the job. The module also warns of schedules that end after a number of
+steps, because a job whose size changes has no fixed number of steps.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _counting_samples: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
 
 
 def watch_schedulers() -> None:
-    """Remember the schedulers that the script makes in this process, from now on; called once.
+    """Remember each LR scheduler that the script makes in this process from now on; call it once.
 
-    PyTorch has no hook for that, and not every scheduler calls the constructor of the base class.
+    It replaces ``LRScheduler.__new__``, because PyTorch has no hook for that, and not every
+    scheduler calls the constructor of the base class.
     """
 
     def new(kind: type[LRScheduler], *_: Any, **__: Any) -> LRScheduler:
@@ -49,28 +50,40 @@ def watch_schedulers() -> None:
 
 
 class Schedulers:
-    """Those of some optimizers, in the order in which the script has made them.
+    """The LR schedulers of some optimizers, in the order in which the script has made them.
 
-    One that is part of another (of a SequentialLR) travels with it. A scheduler that the script
-    drops is none of them any more: a script may make one for each of its stages.
+    A scheduler that is part of another one (of a SequentialLR) is sent with that. A scheduler that
+    the script drops is no longer among them, as a script may make one for each of its stages.
     """
 
     def __init__(self) -> None:
         self._optimizers: list[torch.optim.Optimizer] = []
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """Its schedulers are the job's, those that exist and those that the script will make."""
+        """Include the schedulers of ``optimizer``, also those that the script will make later."""
         self._optimizers.append(optimizer)
 
     def states(self, but: Collection[Any]) -> list[dict[str, Any]]:
-        """A state of each that is not one of ``but``; what of it cannot travel is left out."""
+        """Return the class name and the state of each scheduler, without what cannot be sent.
+
+        Args:
+            but: objects to leave out, such as schedulers that are tracked by name.
+        """
         return [
             {"kind": type(scheduler).__name__, "state": _portable(scheduler.state_dict())}
             for scheduler in self._mine(but)
         ]
 
     def load(self, states: Sequence[dict[str, Any]], but: Collection[Any]) -> list[str]:
-        """Take over the states; returns the kinds of those that fit no scheduler of this script."""
+        """Load states of the job into the schedulers of the same classes, the newest first.
+
+        Args:
+            states: what :meth:`states` has returned on another worker.
+            but: objects to leave out, such as schedulers that are tracked by name.
+
+        Returns:
+            The class names of the states for which this script has no scheduler.
+        """
         mine, unfit = self._mine(but), []
         for theirs in reversed(states):  # the newest first: an earlier one may be of another stage
             fits = [one for one in mine if type(one).__name__ == theirs["kind"]]
@@ -82,7 +95,10 @@ class Schedulers:
         return unfit[::-1]
 
     def _mine(self, but: Collection[Any]) -> list[LRScheduler]:
-        """Those of the optimizers; compared by identity, for an optimizer has no other equality."""
+        """Return the schedulers of the optimizers, without those in ``but`` and parts of others.
+
+        Objects are compared by identity, because an optimizer has no other equality.
+        """
         optimizers, others = {id(each) for each in self._optimizers}, {id(each) for each in but}
         found = [one for one in _alive() if id(getattr(one, "optimizer", None)) in optimizers]
         parts = {id(part) for one in found for part in getattr(one, "_schedulers", ())}
@@ -90,12 +106,12 @@ class Schedulers:
 
 
 def schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
-    """Those that the script has made for ``optimizer``."""
+    """Return the LR schedulers that the script has made for ``optimizer``."""
     return [one for one in _alive() if getattr(one, "optimizer", None) is optimizer]
 
 
 def warn_of_counted_steps(epochs: int) -> None:
-    """Warn, once, of schedulers that count steps, for they have more of them than ``epochs``."""
+    """Warn once of each OneCycleLR that counts steps, as it has more steps than ``epochs``."""
     for scheduler in _alive():
         if not isinstance(scheduler, OneCycleLR) or scheduler in _warned_of:
             continue
@@ -111,16 +127,21 @@ def warn_of_counted_steps(epochs: int) -> None:
 
 
 def counts_samples(scheduler: LRScheduler) -> None:
-    """``scheduler`` follows the samples of the job, so no change of the batch moves it."""
+    """Note that ``scheduler`` follows the samples of the job.
+
+    No warning names it when the global batch changes.
+    """
     _counting_samples.add(scheduler)
 
 
 def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
-    """Name, once each, the schedulers that count steps, as the global batch has changed.
+    """Warn, once for each, of the schedulers that count steps, as the global batch has changed.
 
     Args:
-        before: samples of the global batch; ``now``: the same after the change.
-        epochs: that the job has begun. Who counts more than these counts steps.
+        before: samples of the global batch before the change.
+        now: samples of the global batch after the change.
+        epochs: how many epochs the job has begun. A scheduler that has counted more than these
+            counts steps.
     """
     alive = _alive()
     parts = {id(part) for one in alive for part in getattr(one, "_schedulers", ())}
@@ -142,26 +163,33 @@ def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
 
 
 def counted(scheduler: LRScheduler) -> int:
-    """How often its step() was called; a ChainedScheduler says it by its parts."""
+    """Return how often ``step()`` of ``scheduler``, or of its parts if chained, was called."""
     while isinstance(scheduler, ChainedScheduler):
         scheduler = scheduler._schedulers[0]
     return int(scheduler.last_epoch)
 
 
 def _alive() -> list[LRScheduler]:
-    """In the order in which they were made."""
+    """Return all LR schedulers of this process that still exist, in the order of their creation."""
     _made[:] = [ref for ref in _made if ref() is not None]
     return [one for ref in _made if (one := ref()) is not None]
 
 
 def _portable(state: dict[str, Any]) -> Any:
-    """What of a state is numbers, text and tensors: a scheduler may hold functions and objects."""
+    """Return ``state`` with a marker in the place of each value that cannot be sent.
+
+    Numbers, texts, arrays and tensors can be sent. A scheduler may also hold functions and objects.
+    """
     values = (*PLAIN, np.ndarray, np.generic, torch.Tensor)
     return map_leaves(state, lambda leaf, _: leaf if isinstance(leaf, values) else STAYS)
 
 
 def _load(scheduler: LRScheduler, state: dict[str, Any]) -> None:
-    """The inverse. Counters (MultiStepLR has one) have become dicts on their way."""
+    """Load ``state``, which :func:`_portable` has returned elsewhere, into ``scheduler``.
+
+    What could not be sent stays as it is here. Counters (MultiStepLR has one) have become dicts on
+    their way, and become counters again.
+    """
     whole = _overlaid(scheduler.state_dict(), state)
     own = vars(scheduler)
     counters = {name: Counter(whole[name]) for name in whole if type(own.get(name)) is Counter}
@@ -169,7 +197,7 @@ def _load(scheduler: LRScheduler, state: dict[str, Any]) -> None:
 
 
 def _overlaid(mine: Any, theirs: Any) -> Any:
-    """``theirs``, and mine where it stays with each worker."""
+    """Return ``theirs``, with the values of ``mine`` in the place of the markers in it."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
         return {name: _overlaid(mine.get(name), value) for name, value in theirs.items()}
     lists = isinstance(mine, list | tuple) and isinstance(theirs, list | tuple)

@@ -1,10 +1,11 @@
 """Seed the random generators by (seed, epoch, sample) while a sample is loaded.
 
 So the augmentation of a sample is the same whichever worker and loader process loads it, also after
-a death and a resize, and it differs between epochs. Each sample seeds the global generators of
-Python, NumPy and PyTorch (6 µs, measured with Python 3.11 and torch 2.13), and so does the function
-that makes a batch of the samples. Without loader processes the generators of the training thread
-are put aside meanwhile, once a batch (15 µs). Data sets that draw nothing are loaded as they are.
+the death of a worker and after a resize, and it differs between epochs. Each sample seeds the
+global generators of Python, NumPy and PyTorch (6 µs, measured with Python 3.11 and torch 2.13), and
+so does the function that makes a batch of the samples. Without loader processes the generators of
+the training thread are saved meanwhile and restored, once a batch (15 µs). Data sets that draw no
+random numbers are loaded as they are.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def generators_aside() -> Iterator[None]:
-    """Put the generators of this thread back at the end, as they were at the beginning."""
+    """Save the random generators at the start of the ``with`` block, and restore them at its end.
+
+    These are the global generators of Python, NumPy and PyTorch's CPU.
+    """
     python, numpy_, torch_ = random.getstate(), _global.get_bit_generator(), torch.get_rng_state()
     _global.set_bit_generator(_aside)
     try:
@@ -76,8 +80,9 @@ def draws_nothing(dataset: Any) -> bool:
 class Seeded(torch.utils.data.Dataset[Any]):
     """A data set that seeds the random generators for each sample of another one.
 
-    Where the other data set reads all samples of a batch at once (``__getitems__``), the first
-    sample of the batch seeds them.
+    Where the other data set reads all samples of a batch at once (``__getitems__``), the generators
+    are seeded once, for the first sample of the batch. Any other attribute is that of the other
+    data set.
 
     Args:
         dataset: the other data set.
@@ -128,13 +133,19 @@ class Seeded(torch.utils.data.Dataset[Any]):
 
 
 class _Last:
-    """Holds the seed of the batch that this process has read last, for the collate function."""
+    """A holder of the seed of the batch that this process has read last, for collating."""
 
     batch = 0
 
 
 class SeededCollate:
-    """A collate function that is seeded for each batch, as mixup and MLM masks draw in it."""
+    """A collate function that is seeded for each batch, as mixup and MLM masks draw numbers in it.
+
+    Args:
+        collate: the collate function to call.
+        in_thread: whether batches are loaded in the training thread, whose own random numbers must
+            not change.
+    """
 
     def __init__(self, collate: Callable[[list[Any]], Any], in_thread: bool) -> None:
         self._collate, self._in_thread = collate, in_thread

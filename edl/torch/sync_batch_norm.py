@@ -1,26 +1,26 @@
 """Normalise batches over the samples of all workers: ``SyncBatchNorm`` in the job's ring.
 
 ``torch.nn.SyncBatchNorm`` asks ``torch.distributed`` for the other workers and is a local layer
-without a process group; Horovod's wants a GPU, and its collectives are not repaired when a worker
-dies. While edl trains, both compute what follows here, in the job's ring.
+without a process group; Horovod's layer needs a GPU, and its collectives are not repaired when a
+worker dies. While edl trains, both layers compute the following instead, in the job's ring.
 
 Let worker i have n_i samples that count in this batch (0 for padding), and L_i be the mean of its
-losses. edl multiplies its gradients by n_i / N, with N = sum n_i, so the job's loss is
-sum_i n_i / N L_i. With g the derivative of L_i by an output y = gamma xhat + beta, xhat =
-(x - mean) / sigma, and M elements a channel in the batches of all workers, the derivative of the
-job's loss by an input of worker i is
+losses. edl multiplies its gradients by n_i / N, with N = sum n_i, so the job's loss is sum_i n_i /
+N L_i. With g the derivative of L_i by an output y = gamma xhat + beta, xhat = (x - mean) / sigma,
+and M elements a channel in the batches of all workers, the derivative of the job's loss by an input
+of worker i is
 
     gamma / sigma * (n_i / N g - 1/M sum_j n_j / N S_j - xhat/M sum_j n_j / N Q_j)
 
 where S_j = sum g and Q_j = sum g xhat over the elements of worker j. This layer returns it divided
-by n_i / N, in which N cancels. A worker with padding gets something finite that counts for nothing.
+by n_i / N, in which N cancels. A worker with padding gets finite numbers that count for nothing.
 
 Each exchange is protected as gradients are (:mod:`edl.worker.exchange`): survivors of a broken ring
 go on with the same statistics. In evaluation, in a warm-up, in a job of one and between two steps
 the statistics are local.
 
 A script with an elastic state has Horovod's optimizer, whose loss is the mean of all L_i: n_i / N
-is 1 / size then, and a broken ring breaks the script off, as in any collective of its own.
+is 1 / size then, and a broken ring interrupts the script, as in any of its own collectives.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Exchange = Callable[[bytes], list[bytes]]
 
 
 def synchronise_batch_norm(exchange_of_step: Callable[[], Exchange | None]) -> None:
-    """Let PyTorch's and Horovod's ``SyncBatchNorm`` use the job's ring; to be called once.
+    """Let PyTorch's and Horovod's ``SyncBatchNorm`` use the job's ring; call it once.
 
     Args:
-        exchange_of_step: a function that returns the exchange of the open step, or None where
+        exchange_of_step: a function that returns the exchange of the current step, or None where
             statistics are to be local.
     """
     for kind in (torch.nn.SyncBatchNorm, hvd.SyncBatchNorm):
@@ -50,6 +50,7 @@ def synchronise_batch_norm(exchange_of_step: Callable[[], Exchange | None]) -> N
 
 
 def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> None:
+    """Replace the forward pass of the layer class ``kind`` by one that uses the job's ring."""
     alone = kind.forward
 
     def forward(self: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -73,7 +74,8 @@ def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> 
 def _exchange(exchange_of_step: Callable[[], Exchange | None]) -> tuple[Exchange | None, int]:
     """Return the exchange with the other workers, and the weight of this worker's batch in it.
 
-    In a script with an elastic state all weights are 1, as Horovod's optimizer averages.
+    The exchange is None where statistics are to be local. In a script with an elastic state all
+    weights are 1, as Horovod's optimizer averages.
     """
     worker = current_worker()
     if (exchange := exchange_of_step()) is not None:
@@ -101,7 +103,10 @@ def _track(layer: Any, moments: Moments) -> None:
 
 
 class _Normalise(torch.autograd.Function):
-    """Normalises with the moments of all workers; the module explains the backward pass."""
+    """The autograd function that normalises a batch with the moments of all workers.
+
+    The module's docstring has the formula of the backward pass.
+    """
 
     @staticmethod
     def forward(
@@ -113,6 +118,23 @@ class _Normalise(torch.autograd.Function):
         weight: int,
         exchange: Exchange,
     ) -> tuple[torch.Tensor, Moments]:
+        """Normalise ``inputs`` over the samples of all workers, then scale and shift them.
+
+        Args:
+            ctx: autograd's context.
+            inputs: the batch of this worker, with channels in its second dimension.
+            gamma: the scale of each channel; None: 1.
+            beta: the shift of each channel; None: 0.
+            eps: a small number that is added to the variance.
+            weight: how many samples of the batch count; 0 for padding.
+            exchange: a function that sends bytes to all workers and returns the bytes of all.
+
+        Returns:
+            The outputs, and the moments of all workers' batches.
+
+        Raises:
+            ValueError: the channels have one element only, in the batches of all workers together.
+        """
         x = inputs.to(_wide(inputs.dtype))
         own = _moments(x, weight)
         moments = combined([Moments.decode(each) for each in exchange(own.encode())])
@@ -135,6 +157,10 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, _moments_gradient: Any) -> tuple[Any, ...]:
+        """Return the derivatives by the inputs of :meth:`forward`; None for those that have none.
+
+        All workers exchange sums of their gradients; the module's docstring has the formula.
+        """
         normal, gamma, beta, scale = ctx.saved_tensors
         g = gradient.to(normal.dtype)
         others = [axis for axis in range(g.dim()) if axis != 1]
@@ -159,7 +185,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _moments(x: torch.Tensor, weight: int) -> Moments:
-    """Return the moments of a batch over all axes but the second; empty for padding."""
+    """Return the moments of the batch ``x`` for each channel; empty moments for padding."""
     channels = x.shape[1]
     if weight == 0 or x.numel() == 0:
         return Moments(0.0, np.zeros(channels), np.zeros(channels))

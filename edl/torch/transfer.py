@@ -1,4 +1,4 @@
-"""PyTorch's tensors on their way through the ring; see :mod:`edl.framework.state`."""
+"""Send PyTorch's tensors through the ring, by broadcasts; see :mod:`edl.framework.state`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,16 @@ from edl.torch.collectives import broadcast_start, finish
 
 
 class TorchArrays:
-    """See :class:`edl.framework.state.Arrays`."""
+    """The operations of PyTorch with which tensors of a state are sent and received.
+
+    It implements :class:`edl.framework.state.Arrays`.
+    """
 
     def refer(self, value: Any, index: int) -> tuple[torch.Tensor, Reference] | None:
+        """Return ``value`` as it is sent, with a reference to it by the number ``index``.
+
+        None if the value is no tensor.
+        """
         if not isinstance(value, torch.Tensor):
             return None
         tensor = value.detach()
@@ -25,6 +32,7 @@ class TorchArrays:
         return tensor, Reference(index, tuple(tensor.shape), dtype, size, tensor.device.type)
 
     def empty(self, reference: Reference) -> torch.Tensor:
+        """Return a tensor without elements, which is never sent, for ``reference``."""
         dtype, device = getattr(torch, reference.dtype), _own_device(reference.device)
         return torch.empty(reference.shape, dtype=dtype, device=device)
 
@@ -35,11 +43,24 @@ class TorchArrays:
         root: int,
         keep: bool,
     ) -> dict[int, torch.Tensor]:
-        """Send ``arrays``, or take part; returns those received by index, if they are to be kept.
+        """Send the tensors of a state from rank ``root`` to all workers, or take part in that.
 
-        Everything is under way at once. A large tensor goes as it is, without a copy on either
-        side; small ones share a piece. Who has the state already lets all of it run into one
-        scratch buffer: touching new memory would cost it more than the transfer.
+        All broadcasts are started at once. A large tensor is sent as it is, without a copy on
+        either side; small ones share a broadcast. A worker that has the state already receives
+        everything in one scratch buffer, because touching new memory would cost it more than the
+        transfer.
+
+        Args:
+            sent: references to all tensors of the state.
+            arrays: the tensors, on the sender; None on the others.
+            root: the rank of the sender.
+            keep: whether this worker keeps what it receives.
+
+        Returns:
+            The received tensors by index; empty unless ``keep``.
+
+        Raises:
+            CollectiveFailed: the ring is broken.
         """
         parts_sent = list(transfers(sent))
         buffers: list[torch.Tensor] = []

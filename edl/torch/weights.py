@@ -1,4 +1,4 @@
-"""``edl.torch.load_weights``: what a job has trained, for a script that only uses it."""
+"""Provide ``edl.torch.load_weights``, which loads what a job has trained into another script."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ EXTRA = "_extra_state"  # the last part of the name of what get_extra_state() gi
 def load_weights(
     path: str | os.PathLike[str], model: torch.nn.Module | None = None, prefix: str = ""
 ) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint, on the CPU, as ``state_dict()`` has them. Needs no job.
+    """Return the weights in a checkpoint, on the CPU, by the names that ``state_dict()`` has.
+
+    It needs no job and no ``edl.init()``.
 
     Args:
         path: a checkpoint, a directory with checkpoints (the newest good one is taken), or a file
             of ``edl checkpoint export``.
-        model: gets them, on the device where it is; None: they are only returned.
-        prefix: only names that begin with it, without it: `1.` for the second of several models,
-            in the order of their optimizers.
+        model: a model into which the weights are loaded, on the device where it is; None: the
+            weights are only returned.
+        prefix: load only names that begin with it, and remove it from them: ``1.`` is for the
+            second of several models, in the order of their optimizers.
 
     Raises:
         CheckpointError: there is no good file, or the model has other names or shapes.
