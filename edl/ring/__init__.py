@@ -1,1 +1,1 @@
-"""Horovod: the ring of one generation is built, used, closed and, if need be, broken here."""
+"""Build, use, close and, if need be, break the ring (Horovod's communicator) of one generation."""

@@ -17,7 +17,7 @@ WORD_BYTES = 8  # of an integer of a Table
 
 
 def pack(payload: bytes | memoryview) -> Table:
-    """Return a frame: a vector of integers with the length of ``payload`` in bytes, and its bytes.
+    """Return a vector of integers with the length of ``payload`` in bytes, and its bytes.
 
     The last integer is filled up with zeros.
     """

@@ -1,6 +1,6 @@
-"""Horovod's ring over Gloo: what its init reads, the connections it makes, and how they are cut.
+"""Build Horovod's ring over Gloo: set the environment of its init, and cut its connections.
 
-Its members find each other through the rendezvous store in the daemon of rank 0
+The members of a ring find each other through the rendezvous store in the daemon of rank 0
 (:mod:`edl.ring.rendezvous`), under the generation's own scope.
 """
 
@@ -32,16 +32,26 @@ NO_FILE_YET = "DYNAMIC"  # a timeline that waits for hvd.start_timeline()
 
 
 class Binding(Collectives, Protocol):
-    """One of Horovod's framework bindings."""
+    """One of Horovod's framework bindings, as far as a ring needs it."""
 
     def init(self) -> None:
-        """hvd.init(); raises :class:`CollectiveFailed`."""
+        """Build the ring that the environment describes, by ``hvd.init()``.
 
-    def shutdown(self) -> None: ...
+        Raises:
+            CollectiveFailed: Horovod could not build the ring.
+        """
+
+    def shutdown(self) -> None:
+        """Leave the ring, by ``hvd.shutdown()``."""
 
 
 def gloo_ring(binding: Binding, address: str, go_timeout_s: float = 10.0) -> Ring:
-    """A ring of Horovod's whose connections are at ``address`` of this host.
+    """Return a ring of Horovod over Gloo, which is not built yet.
+
+    Args:
+        binding: the binding of the script's framework.
+        address: the address of this host at which the ring's connections are made.
+        go_timeout_s: the timeout for the message to newcomers that a switch begins, in seconds.
 
     Raises:
         ConfigError: the environment lets Horovod communicate by something else than Gloo.
@@ -51,7 +61,15 @@ def gloo_ring(binding: Binding, address: str, go_timeout_s: float = 10.0) -> Rin
 
 
 class GlooConnection:
-    """See :class:`edl.ring.ring.Connection`. ``go_timeout_s``: to say that a switch begins."""
+    """A connection of this worker to its ring by Horovod over Gloo.
+
+    It implements :class:`edl.ring.ring.Connection`.
+
+    Args:
+        binding: the binding of the script's framework.
+        address: the address of this host at which the ring's connections are made.
+        go_timeout_s: the timeout for the message to newcomers that a switch begins, in seconds.
+    """
 
     def __init__(self, binding: Binding, address: str, go_timeout_s: float) -> None:
         self._binding = binding
@@ -60,6 +78,15 @@ class GlooConnection:
         self._go_timeout_s = go_timeout_s
 
     def open(self, where: Place, generation: Generation | None) -> None:
+        """Build the ring of ``generation`` with ``hvd.init()``, as the rank that ``where`` says.
+
+        Args:
+            where: the rank of this worker and its place among the hosts.
+            generation: the generation whose members form the ring; None: a ring of one.
+
+        Raises:
+            CollectiveFailed: Horovod could not build the ring.
+        """
         rendezvous: dict[str, str] = {}
         store_port, user = 0, config.environment()
         if generation is not None and where.size > 1:
@@ -101,13 +128,20 @@ class GlooConnection:
         config.set_environment({"HOROVOD_ELASTIC": "1"})
 
     def close(self) -> None:
+        """Leave the ring with ``hvd.shutdown()``."""
         self._binding.shutdown()
         self._sockets.forget()
 
     def cut(self) -> None:
+        """Break all connections, also of a ring that is being built. Safe from any thread."""
         self._sockets.shut()
 
     def announce_switch(self, generation: Generation) -> None:
+        """Tell newcomers, by the daemon of rank 0, that the switch to ``generation`` begins.
+
+        Raises:
+            RendezvousFailed: the worker of rank 0 is gone.
+        """
         root = generation.members[0]
         path = client.rendezvous_path(root.port, generation.scope, GO)
         try:
@@ -116,6 +150,7 @@ class GlooConnection:
             raise RendezvousFailed(generation.number, f"w{root.id} is gone: {error}") from error
 
     def wait_for_announcement(self, generation: Generation) -> bool:
+        """Wait up to 2 s, and return whether the switch to ``generation`` was announced."""
         root = generation.members[0]
         path = client.rendezvous_path(root.port, generation.scope, GO)
         try:
@@ -127,11 +162,18 @@ class GlooConnection:
 
 
 def files_of_ring(user: Mapping[str, str], generation: int | None) -> dict[str, str | None]:
-    """Return what the variables of FILES are while a ring is built.
+    """Return the values of the variables in ``FILES`` while a ring is built.
 
-    Horovod empties a file that it opens, which each ring does. So the file of a ring has the number
-    of its generation in its name: ``timeline.json`` becomes ``timeline.g3.json``. A world of one
-    (``generation`` is None) sends nothing, and writes none.
+    Horovod empties a file that it opens, and each ring opens its files. So the file of a ring has
+    the number of its generation in its name: ``timeline.json`` becomes ``timeline.g3.json``. A ring
+    of one sends nothing, and writes no file.
+
+    Args:
+        user: the environment that the user has set.
+        generation: the number of the ring's generation; None: a ring of one.
+
+    Returns:
+        For each variable its value; None: it is to be unset.
     """
     values: dict[str, str | None] = {}
     for name in FILES:
@@ -162,10 +204,11 @@ def refuse_other_libraries(user: Mapping[str, str]) -> None:
 
 
 def _interface_for(address: str) -> str:
-    """What makes Gloo use ``address``: the interface that has it as its first one.
+    """Return the network interface by which Gloo uses ``address``, or ``address`` itself.
 
-    Of an interface with several, Gloo takes the first; to name another one instead needs a patch
-    of Horovod. Without that the ring is at the first address of that interface.
+    Gloo takes the first address of an interface. For another address of the interface it must be
+    given the address itself, which needs a patch of Horovod. Without the patch the ring is at the
+    first address of that interface.
     """
     for name, entries in psutil.net_if_addrs().items():
         own = [entry.address for entry in entries if entry.family == socket.AF_INET]

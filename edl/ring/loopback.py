@@ -1,22 +1,23 @@
-"""A ring inside one process: its members are threads, its breaks are chosen.
+"""Simulate rings inside one process, for tests: their members are threads, their breaks are chosen.
 
-For tests. It fails as Horovod over Gloo does (docs/explanation/failures.md), which the workers
+A loopback ring fails as Horovod over Gloo does (docs/explanation/failures.md), which the workers
 rely on:
 
-1. All members execute the collectives of a ring in one order. When a member dies in the midst of
-   one, some of the others may have its result and the others not; nobody is behind by two.
-2. Whoever is in a collective that cannot be completed any more fails in it; so does everybody else
-   as soon as one member cuts its connections. A frozen member breaks nothing: the others wait for
-   it, until they are cut or Gloo's time-out ends it.
-3. A collective that all have contributed to is completed although a member leaves in order.
-4. What does not fit (another shape or type under the same name) is refused on all members, and the
-   ring stays whole.
-5. A rendezvous is complete when all members have come. It fails when it is aborted by the daemon of
-   the first member, when that one's process is gone, or at the time-out.
+1. All members execute the collectives of a ring in one order. When a member dies during a
+   collective, some of the others may have its result and the others not; no member is behind by
+   two.
+2. A member in a collective that cannot be completed any more fails in it; so do all others as soon
+   as one member cuts its connections. A frozen member breaks nothing: the others wait for it, until
+   they are cut or Gloo's time-out ends the wait.
+3. A collective that all members have contributed to is completed although a member leaves in order.
+4. Contributions that do not fit together (another shape or type under the same name) are refused on
+   all members, and the ring stays whole.
+5. A rendezvous is complete when all members have come. It fails when the daemon of the first member
+   aborts it, when that member's process is gone, or at the time-out.
 
-What is left open in these rules is decided by the ``choose`` of the :class:`LoopbackNetwork`, and
-its ``disturb`` is called before and after each contribution: there a test delays, kills, cuts, or
-raises :class:`CollectiveFailed`.
+The ``choose`` of the :class:`LoopbackNetwork` decides what these rules leave open. Its ``disturb``
+is called before and after each contribution: there a test delays, kills, cuts, or raises
+:class:`CollectiveFailed`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ INIT = "init"  # the name of the rendezvous and the connections, for `disturb`
 
 
 class Killed(BaseException):
-    """Raised in the thread of a member that was lost: a dead process does nothing any more."""
+    """The exception that ends the thread of a lost member, as a dead process does nothing."""
 
 
 class Phase(Enum):
@@ -55,7 +56,14 @@ class Phase(Enum):
 
 
 class CollectivePoint(NamedTuple):
-    """A member is at a point of a collective, or of the init of a generation's ring."""
+    """A point of a collective, or of the building of a ring, that a member has reached.
+
+    Attributes:
+        worker: the id of the member.
+        generation: the number of the generation of its ring.
+        name: the name of the collective; ``INIT`` for the building of a ring.
+        phase: how far the member is in it.
+    """
 
     worker: int
     generation: int
@@ -74,7 +82,12 @@ class _Operation:
 
 
 class _Wire:
-    """The connections of one ring, and the collectives in them."""
+    """The connections of one ring, with the collectives that are under way in it.
+
+    Args:
+        generation: the number of the ring's generation.
+        members: worker ids by rank.
+    """
 
     def __init__(self, generation: int, members: dict[int, int]) -> None:
         self.generation = generation
@@ -101,7 +114,11 @@ class _Wire:
         return bool(self.broken) or (self.closing and operation.index < 0)
 
     def break_(self, reason: str, choose: Callable[[int], int]) -> None:
-        """Nothing is contributed any more; who has the result of the last one is ``choose``-n."""
+        """Break the ring for ``reason``; it takes no contributions any more.
+
+        A number from ``choose`` decides how many of the complete collectives the members have
+        results of.
+        """
         if self.broken:
             return
         self.broken = reason
@@ -114,7 +131,15 @@ class _Wire:
 
 @dataclass
 class _Room:
-    """The rendezvous of one generation, kept by the daemon of its first member."""
+    """The rendezvous of one generation, which the daemon of its first member keeps.
+
+    Attributes:
+        keeper: the worker id of the first member.
+        size: how many members must come.
+        arrived: the worker ids that have come, by rank.
+        wire: the ring, once all members have come; else None.
+        aborted: why the rendezvous has failed; empty if it has not.
+    """
 
     keeper: int
     size: int
@@ -124,12 +149,15 @@ class _Room:
 
 
 class LoopbackNetwork:
-    """All rings of one process.
+    """All loopback rings of one process, with their members and rendezvous.
 
     Args:
-        clock: by which its members wait.
-        choose: a number below the one given; decides what the rules leave open.
-        disturb: called at each :class:`CollectivePoint` by the thread of a member, without a lock.
+        clock: the clock by which members wait.
+        choose: a function that returns a number below the given one; it decides what the rules
+            leave open.
+        disturb: a function that the thread of a member calls at each :class:`CollectivePoint`,
+            without a lock.
+        timeout_s: how long a member waits in a collective or a rendezvous, in seconds.
     """
 
     def __init__(
@@ -152,12 +180,12 @@ class LoopbackNetwork:
         self._gone_to: set[int] = set()  # generations whose old members are switching
 
     def ring(self, worker: int) -> Ring:
-        """The end of ``worker``, whose thread alone may use it."""
+        """Return a ring for ``worker``, not built yet, which only its own thread may use."""
         member = self.member(worker)
         return Ring(member, member)
 
     def member(self, worker: int) -> LoopbackMember:
-        """The same as collectives, for gradients."""
+        """Return the member of ``worker``, whose collectives also average gradients."""
         if worker not in self._members:
             self._members[worker] = LoopbackMember(self, worker)
         return self._members[worker]
@@ -165,7 +193,7 @@ class LoopbackNetwork:
     # --- what happens to members, and to the daemons that keep a rendezvous
 
     def lose(self, worker: int) -> None:
-        """The process of ``worker`` is gone, and with it its connections and its rendezvous."""
+        """Simulate the death of ``worker``, which ends its connections and its rendezvous."""
         with self.changed:
             self.lost.add(worker)
             if worker in self._members:
@@ -176,16 +204,20 @@ class LoopbackNetwork:
             self.changed.notify_all()
 
     def freeze(self, worker: int) -> None:
-        """Its process stands still, its connections stay. The caller stops its thread."""
+        """Simulate that the process of ``worker`` stands still, while its connections stay.
+
+        The caller stops the thread of the worker.
+        """
         self.frozen.add(worker)
 
     def thaw(self, worker: int) -> None:
+        """Let the frozen ``worker`` go on."""
         with self.changed:
             self.frozen.discard(worker)
             self.changed.notify_all()
 
     def serve(self, keeper: int, generation: int) -> None:
-        """The daemon of ``keeper`` serves the rendezvous of ``generation``, and none before it."""
+        """Let the daemon of ``keeper`` serve the rendezvous of ``generation``, no earlier one."""
         with self.changed:
             self._served[keeper] = max(generation, self._served.get(keeper, 0))
             for number, room in self._rooms.items():
@@ -194,7 +226,7 @@ class LoopbackNetwork:
             self.changed.notify_all()
 
     def abort(self, keeper: int, generation: Generation) -> None:
-        """The daemon of ``keeper`` closes the rendezvous of ``generation``, if it keeps it."""
+        """Let the daemon of ``keeper`` abort the rendezvous of ``generation``, if it keeps it."""
         with self.changed:
             room = self._room_of(generation)
             if room.keeper == keeper:
@@ -204,7 +236,11 @@ class LoopbackNetwork:
     # --- for members
 
     def enter(self, generation: Generation, rank: int, worker: int) -> _Room:
-        """A member comes to the rendezvous; who is the last one completes it."""
+        """Let a member come to the rendezvous of ``generation``, and return the rendezvous.
+
+        The last member to come completes the rendezvous, which makes the ring. It is called with
+        the lock held.
+        """
         room = self._room_of(generation)
         keeper = room.keeper
         if keeper in self.lost:
@@ -223,6 +259,11 @@ class LoopbackNetwork:
         return self._rooms.setdefault(generation.number, room)
 
     def announce_switch(self, worker: int, generation: Generation) -> None:
+        """Note that ``worker`` and the other old members of ``generation`` switch to its ring now.
+
+        Raises:
+            RendezvousFailed: the first member is lost or frozen.
+        """
         keeper = generation.members[0].id
         if keeper in self.lost or (keeper in self.frozen and keeper != worker):
             raise RendezvousFailed(generation.number, f"w{keeper} does not answer")
@@ -231,6 +272,7 @@ class LoopbackNetwork:
             self.changed.notify_all()
 
     def wait_for_announcement(self, generation: Generation) -> bool:
+        """Wait up to 2 s, and return whether the switch to ``generation`` was announced."""
         number, keeper = generation.number, generation.members[0].id
         with self.changed:
             self.changed.wait_for(
@@ -243,9 +285,14 @@ class LoopbackNetwork:
 
 
 class LoopbackMember:
-    """One worker's end: :class:`edl.ring.ring.Collectives` and :class:`edl.ring.ring.Connection`.
+    """One worker's end of its loopback ring.
 
+    It implements :class:`edl.ring.ring.Collectives` and :class:`edl.ring.ring.Connection`.
     Gradients are averaged by :meth:`average_start` and :meth:`average_finish`.
+
+    Args:
+        network: the network that the ring belongs to.
+        worker: the id of the worker.
     """
 
     def __init__(self, network: LoopbackNetwork, worker: int) -> None:
@@ -258,7 +305,11 @@ class LoopbackMember:
         self._cut = False
 
     def is_missed_in(self, name: str) -> bool:
-        """Whether others wait for this worker in a collective whose name begins with ``name``."""
+        """Return whether other members wait for this one in a collective with this name.
+
+        Args:
+            name: the beginning of the collective's name.
+        """
         open_ = self._wire.open.values() if self._wire is not None else ()
         return any(
             each.name.startswith(name) and self._rank not in each.contributions for each in open_
@@ -267,6 +318,16 @@ class LoopbackMember:
     # --- the connection
 
     def open(self, where: Place, generation: Generation | None) -> None:
+        """Connect to the other members of ``generation``, as the rank that ``where`` says.
+
+        Args:
+            where: the rank of this worker and its place among the hosts.
+            generation: the generation whose members form the ring; None: a ring of one.
+
+        Raises:
+            CollectiveFailed: the rendezvous has failed.
+            Killed: this member was lost meanwhile.
+        """
         network = self._network
         self._rank, self._wire, self._cut = where.rank, None, False
         self._generation = generation.number if generation is not None else 0
@@ -293,7 +354,13 @@ class LoopbackMember:
         self._reach(INIT, Phase.DONE)
 
     def _connected(self, room: _Room) -> _Wire:
-        """The ring that has come about. All others may have it, and this member not."""
+        """Return the ring that the rendezvous ``room`` has made.
+
+        If the ring broke at once, this member may fail although all others have it.
+
+        Raises:
+            CollectiveFailed: there is no ring, or this member could not connect.
+        """
         wire = room.wire
         if self._cut or wire is None:
             why = "this worker has cut it" if self._cut else room.aborted
@@ -303,6 +370,7 @@ class LoopbackMember:
         return wire
 
     def close(self) -> None:
+        """Leave the ring in order; for the other members this is its end, too."""
         network, wire = self._network, self._wire
         self._check_alive()
         if wire is None:
@@ -317,12 +385,16 @@ class LoopbackMember:
         self._wire = None
 
     def cut(self) -> None:
+        """Break all connections of this member, also of a ring that is being built."""
         with self._network.changed:
             self.let_go(f"w{self._worker} has cut its connections")
             self._network.changed.notify_all()
 
     def let_go(self, reason: str) -> None:
-        """Its connections are gone: of the ring that it is in, and of the one it waits for."""
+        """Break this member's ring, or leave the rendezvous that it waits in, for ``reason``.
+
+        It is called with the network's lock held.
+        """
         self._cut = True
         choose = self._network.choose
         if self._wire is not None:
@@ -337,31 +409,55 @@ class LoopbackMember:
         self._network.changed.notify_all()
 
     def announce_switch(self, generation: Generation) -> None:
+        """Announce that the old members of ``generation`` switch to its ring now.
+
+        Raises:
+            RendezvousFailed: the first member is lost or frozen.
+        """
         self._check_alive()
         self._network.announce_switch(self._worker, generation)
 
     def wait_for_announcement(self, generation: Generation) -> bool:
+        """Wait up to 2 s, and return whether the switch to ``generation`` was announced."""
         self._check_alive()
         return self._network.wait_for_announcement(generation)
 
     # --- collectives
 
     def allgather_start(self, row: Array, name: str) -> Any:
+        """Contribute ``row`` to an allgather, and return a handle for :meth:`allgather_finish`."""
         return self._start("allgather", name, row, row.dtype, row.shape[1:])
 
     def allgather_finish(self, handle: Any) -> Array:
+        """Wait for an allgather, and return the rows of all members in rank order.
+
+        Raises:
+            CollectiveFailed: the ring is broken.
+            UsageError: the rows of the members do not fit together.
+        """
         rows: Array = self._finish(handle)
         return rows
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
+        """Return the ``payload`` of rank ``root``; the payload of the other members is ignored.
+
+        Raises:
+            CollectiveFailed: the ring is broken.
+        """
         data = np.frombuffer(payload, dtype=np.uint8)
         return bytes(self._finish(self._start("broadcast", name, data, root)).tobytes())
 
     def average_start(self, array: Array, name: str) -> Any:
-        """Start averaging ``array`` over the ring."""
+        """Contribute ``array`` to an average; return a handle for :meth:`average_finish`."""
         return self._start("average", name, array, array.dtype, array.shape)
 
     def average_finish(self, handle: Any) -> Array:
+        """Wait for an average, and return it.
+
+        Raises:
+            CollectiveFailed: the ring is broken.
+            UsageError: the arrays of the members do not fit together.
+        """
         average: Array = self._finish(handle)
         return average
 
@@ -409,11 +505,13 @@ class LoopbackMember:
         return self._wire
 
     def _reach(self, name: str, phase: Phase) -> None:
-        """Let a test interfere. A failure that it raises is the end of this member's connections.
+        """Call ``disturb``, by which a test interferes at this point of a collective.
+
+        A failure that the test raises also cuts this member's connections.
 
         Raises:
             Killed: this member was lost meanwhile.
-            CollectiveFailed: by the test.
+            CollectiveFailed: the test has raised it.
         """
         self._check_alive()
         try:
@@ -430,7 +528,10 @@ class LoopbackMember:
 
 
 def _carry_out(operation: _Operation) -> None:
-    """All have contributed: the result, or why there is none."""
+    """Compute the result of a collective to which all members have contributed.
+
+    If the contributions do not fit together, the reason is noted in ``operation.refusal`` instead.
+    """
     data = [operation.contributions[rank] for rank in sorted(operation.contributions)]
     forms = _differing(form for _, form in data)
     if len(forms) > 1:

@@ -1,15 +1,18 @@
-"""What all members of a mesh have stored, in one answer for each member.
+"""Compute what all members of a mesh have stored, in one answer for each member.
 
-Horovod's client asks for each key by itself, and for the addresses that each member has published
-for all others. With the patch bulk-rendezvous it asks once each for
+A mesh is a set of Gloo processes that are all connected to each other. Horovod's client asks for
+each key by itself, and for the addresses that each member has published for all others. With the
+patch bulk-rendezvous it asks once each for
 
 - ``<horovod scope>/edl-hosts/<size>``: the values of ``rank_0`` to ``rank_<size - 1>``;
-- ``<horovod scope>/edl-addresses/<size>/<rank>``: of the values of ``0`` to ``<size - 1>`` the part
-  that is meant for ``rank``. Gloo's value of rank i holds one address for each other rank, in the
-  order of ranks and all equally long; none for i itself, so ``rank``'s own part is empty.
+- ``<horovod scope>/edl-addresses/<size>/<rank>``: from each of the values of ``0`` to ``<size -
+  1>`` the part that is meant for ``rank``. Gloo's value of rank i holds one address for each other
+  rank, in the order of ranks and all equally long; it has none for i itself, so ``rank``'s own part
+  is empty.
 
 An answer is the length of each of the ``size`` parts (32 bits, the high byte first), then the
-parts: 4 + 136 bytes a member. All is computed from values; :mod:`edl.ring.rendezvous` waits.
+parts: 4 + 136 bytes a member. All is computed from values; :mod:`edl.ring.rendezvous` waits for
+them.
 """
 
 from __future__ import annotations
@@ -31,7 +34,16 @@ _QUESTION = re.compile(r"(.+)/(?:edl-hosts/([0-9]{1,9})|edl-addresses/([0-9]{1,9
 
 @dataclass(frozen=True)
 class Question:
-    """What ``rank`` asks of a mesh: where each other one awaits it; rank -1: the hosts of all."""
+    """A question of one member to the rendezvous store about a whole mesh.
+
+    It asks for the addresses at which each other member waits for ``rank``, or, with rank -1, for
+    the hosts of all members.
+
+    Attributes:
+        scope: Horovod's scope of the mesh, within the scope of the generation.
+        size: how many members the mesh has.
+        rank: the rank of the member that asks; -1: the hosts are asked for.
+    """
 
     scope: str  # Horovod's, within the generation's own
     size: int
@@ -39,11 +51,11 @@ class Question:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The key of each member, by rank."""
+        """The keys of the values that the answer needs, one for each member in rank order."""
         return _keys(f"{self.scope}/{'rank_' if self.rank < 0 else ''}", self.size)
 
     def answer(self, values: Sequence[bytes]) -> bytes:
-        """The answer, from the values of :attr:`keys`.
+        """Return the answer in bytes, from the values of :attr:`keys`.
 
         Raises:
             RingError: the values do not hold one address for each other member.
@@ -66,7 +78,7 @@ class Question:
 
 
 def question(key: str) -> Question | None:
-    """What ``key`` asks of a mesh; None: it is the key of one value.
+    """Return the question about a mesh that ``key`` is; None if it is the key of a single value.
 
     Raises:
         RingError: there is no such mesh, or it has no such rank.

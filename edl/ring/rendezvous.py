@@ -1,23 +1,23 @@
-"""The rendezvous store: where the processes of one ring find each other's addresses.
+"""Store the addresses by which the processes of one ring find each other.
 
 Horovod's C++ client asks over plain HTTP, one connection a request: PUT, GET and DELETE of
-``/<horovod scope>/<key>``. A GET of a key that is not there yet is *held* until it arrives, so
-nobody polls (8 ranks: 5.6 s -> 0.65 s, docs/adr/0004). Our patched client asks once for what all
-members have stored, and is held until that is complete (:mod:`edl.ring.mesh`): five requests a
-member, whatever their number.
+``/<horovod scope>/<key>``. A GET of a key that is not there yet is *held* until the key arrives, so
+no process polls (8 ranks: 5.6 s -> 0.65 s, docs/adr/0004). Our patched client asks once for what
+all members have stored, and is held until that is complete (:mod:`edl.ring.mesh`): five requests a
+member, whatever the number of members.
 
 Horovod's client cannot authenticate itself. So each generation has its own unguessable *scope* in
-front of that path, which only those learn who may read the generation, and a daemon serves no
-scope but that of the newest generation that it knows. It needs no change to Horovod: that builds
+front of that path. Only processes that may read the generation learn it, and a daemon serves no
+scope but that of the newest generation that it knows. This needs no change to Horovod, which builds
 its URL as ``http://ADDR:PORT/<horovod scope>/<key>`` and takes the host to end at the first slash.
 So with ``ADDR`` = ``127.0.0.1:4711/SCOPE`` and ``PORT`` = ``4711`` it asks 127.0.0.1:4711 for
-``/SCOPE:4711/<horovod scope>/<key>``. A third variable names the same store as one that answers
-for all members at once; Horovod may meet others, such as horovodrun's, which do not.
+``/SCOPE:4711/<horovod scope>/<key>``. A third variable says that this store answers for all members
+at once; Horovod may meet other stores, such as horovodrun's, which do not.
 
 A member may come here before this daemon has heard of its generation: then its request is held
-until that has happened. A scope that was closed, or is of an earlier generation, answers 410 for
-ever, at once to those who are held: our patched Horovod gives up on 410 (patch gone-is-final), a
-stock one after three tries.
+until that has happened. A scope that was closed, or is of an earlier generation, is answered with
+410 from then on, also to requests that are held: our patched Horovod stops asking on 410 (patch
+gone-is-final), a stock one after three tries.
 """
 
 from __future__ import annotations
@@ -56,12 +56,18 @@ _SCOPE = re.compile(r"g([0-9]{1,15})-[0-9a-f]+")
 
 
 def new_scope(generation: int) -> str:
-    """A name for the rendezvous of ``generation`` that nobody can guess."""
+    """Return a name for the rendezvous of ``generation`` that cannot be guessed."""
     return f"g{generation}-{secrets.token_hex(16)}"
 
 
 def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str, str]:
-    """The variables that make Horovod's next init use ``scope`` of the daemon at that port."""
+    """Return the environment variables that make Horovod's next init use ``scope`` of a daemon.
+
+    Args:
+        seat_address: the address of the daemon, which is that of rank 0.
+        port: the port of the daemon.
+        scope: the scope of the generation.
+    """
     store = f"{seat_address}:{port}/{scope}"
     return {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": store,
@@ -72,7 +78,12 @@ def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str
 
 @dataclass
 class _Gathering:
-    """Requests that wait until no key is ``missing``."""
+    """Requests that wait until all of several keys are stored.
+
+    Attributes:
+        missing: the keys that are not stored yet.
+        held: the futures of the requests that wait.
+    """
 
     missing: set[str]
     held: set[asyncio.Future[None]] = field(default_factory=set)
@@ -87,7 +98,11 @@ class _Scope:
 
 
 class RendezvousStore:
-    """The keys of the newest generation's scope. To be used on one event loop only."""
+    """A store of the keys in the newest generation's scope, for use on one event loop only.
+
+    Args:
+        hold_s: how long a request is held before it is answered without a value, in seconds.
+    """
 
     def __init__(self, hold_s: float = HOLD_S) -> None:
         self.hold_s = hold_s
@@ -99,7 +114,10 @@ class RendezvousStore:
         self._refused: set[str] = set()  # why, of this scope: each is logged once
 
     def announce(self, scope: str) -> None:
-        """Serve ``scope`` from now on, and none of an earlier generation any more."""
+        """Serve ``scope`` from now on, and close the scope of an earlier generation.
+
+        A scope of a generation that is not newer is ignored.
+        """
         number = _generation(scope)
         if number is None or number <= self._newest:
             return
@@ -109,9 +127,12 @@ class RendezvousStore:
         self._look_again()
 
     async def put(self, scope: str, key: str, value: bytes) -> int:
-        """Store a value and answer all who are held for it; 200, 410, or 413 when full.
+        """Store a value, and answer all requests that are held for its key.
 
-        503 when no such generation came up for ``hold_s``: Horovod would take 404 for success.
+        Returns:
+            200; 410 if the scope is closed; 413 if the store is full; 404 if ``scope`` is no scope;
+            503 if its generation was not announced for ``hold_s``, because Horovod would take 404
+            for success.
         """
         try:
             async with asyncio.timeout(self.hold_s):
@@ -132,10 +153,15 @@ class RendezvousStore:
         return OK
 
     async def get(self, scope: str, key: str) -> tuple[int, bytes]:
-        """200 and the value, waiting for it up to ``hold_s``, then 404; 410 once closed.
+        """Return 200 and the value of ``key``, waiting up to ``hold_s`` for the value.
 
-        Of a question to a mesh (:mod:`edl.ring.mesh`) 200 and the answer, as soon as all values
-        are there; 409 when there can be no such mesh, or the values are not those of one.
+        A question about a mesh (:mod:`edl.ring.mesh`) is answered as soon as all its values are
+        there.
+
+        Returns:
+            The status and the value, which is empty unless the status is 200: 404 after the wait;
+            410 if the scope is closed; 409 if there can be no such mesh, or the values are not
+            those of one; 503 if too many requests wait for their generation.
         """
         try:
             async with asyncio.timeout(self.hold_s):
@@ -155,7 +181,12 @@ class RendezvousStore:
         return (GONE, b"") if value is None else (OK, value)
 
     def delete(self, scope: str, key: str) -> int:
-        """Forget a key; 200 whether it was there or not, 410 when closed, 404 when not open."""
+        """Delete a key.
+
+        Returns:
+            200 whether the key was there or not, 410 if the scope is closed, 404 if it is not open
+            yet.
+        """
         room = self._find(scope)
         if isinstance(room, int):
             return room
@@ -165,7 +196,7 @@ class RendezvousStore:
         return OK
 
     def close(self, scope: str) -> None:
-        """Give a scope up: frees its memory, and everyone is told 410. Idempotent."""
+        """Close ``scope``: free its memory, and answer all its requests with 410. Idempotent."""
         if scope != self._scope or self._room is None:
             return
         room, self._room = self._room, None
@@ -175,20 +206,23 @@ class RendezvousStore:
             _answer_all(gathering.held, None)
 
     def close_all(self) -> None:
-        """Give all scopes up, those to come too."""
+        """Close the present scope and all later ones."""
         self.close(self._scope)
         self._newest, self._scope = sys.maxsize, ""
         self._look_again()
 
     @property
     def held(self) -> int:
-        """How many requests wait for a key or for several, or for a generation to be announced."""
+        """How many requests wait: for one key, for several, or for a generation to be announced."""
         room = self._room or _Scope()
         gathering = sum(len(each.held) for each in room.gatherings.values())
         return len(self._early) + gathering + sum(map(len, room.held.values()))
 
     def _find(self, scope: str) -> _Scope | int | None:
-        """The scope, or how to answer; None when its generation is not known yet."""
+        """Return the open scope, or an HTTP status: 404 for no scope, 410 for a closed one.
+
+        None means that the generation of the scope is not known yet.
+        """
         number = _generation(scope)
         if number is None:
             return NOT_FOUND
@@ -199,7 +233,12 @@ class RendezvousStore:
         return self._room
 
     async def _enter(self, scope: str) -> _Scope | int:
-        """The scope, waiting for its generation without a limit, or how to answer."""
+        """Wait without a limit for the generation of ``scope``, and return the open scope.
+
+        Returns:
+            The scope, or the HTTP status to answer with: 404, 410, or 503 if too many requests
+            wait.
+        """
         while (room := self._find(scope)) is None:
             if len(self._early) >= EARLY:
                 return UNAVAILABLE
@@ -212,12 +251,14 @@ class RendezvousStore:
         return room
 
     def _look_again(self) -> None:
+        """Wake the requests that wait for their generation to be announced."""
         _answer_all(self._early, None)
 
     async def _ask_mesh(self, room: _Scope, asked: mesh.Question) -> tuple[int, bytes]:
-        """The answer, from values that are waited for. Between two answers the loop sees to others.
+        """Wait for the values of a mesh, and return the status and the answer to ``asked``.
 
-        The last value lets all members go; 1,024 answers at once would hold the loop up.
+        The last value releases the requests of all members. The event loop does other work between
+        two answers, because 1,024 answers at once would block it.
         """
         await _gather(room, asked.keys)
         async with self._turn:
@@ -232,13 +273,14 @@ class RendezvousStore:
 
 
 def _answer_all(futures: Iterable[asyncio.Future[Answered]], value: Answered) -> None:
+    """Set the result of each future to ``value``, unless it is done already."""
     for future in futures:
         if not future.done():
             future.set_result(value)
 
 
 async def _gather(room: _Scope, keys: tuple[str, ...]) -> None:
-    """Wait until all ``keys`` are there, or the scope is closed."""
+    """Wait until all ``keys`` are stored in ``room``, or the scope is closed."""
     gathering = room.gatherings.get(keys)
     if gathering is None:
         missing = set(keys) - room.values.keys()
@@ -256,7 +298,7 @@ async def _gather(room: _Scope, keys: tuple[str, ...]) -> None:
 
 
 async def _arrival(room: _Scope, key: str) -> bytes | None:
-    """The value of ``key`` as soon as it comes; None when the scope is closed before."""
+    """Wait for the value of ``key`` and return it; None if the scope is closed before."""
     future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
     room.held.setdefault(key, set()).add(future)
     try:
@@ -270,12 +312,23 @@ async def _arrival(room: _Scope, key: str) -> bytes | None:
 
 
 def _generation(scope: str) -> int | None:
+    """Return the number of the generation in the name of a scope; None if it is no such name."""
     match = _SCOPE.fullmatch(scope)
     return int(match[1]) if match else None
 
 
 class RendezvousServer(DaemonServer):
-    """A daemon's port that also answers ``/<scope>:<port>/<horovod scope>/<key>``."""
+    """The HTTP server of a daemon that also answers requests for a rendezvous.
+
+    Their paths are ``/<scope>:<port>/<horovod scope>/<key>``.
+
+    Args:
+        address: the address to listen on.
+        port: the port to listen on; 0: any free port.
+        health: a function that returns what the server says of the worker's health.
+        store: the store of the rendezvous; None: a new one.
+        guard: the check of who may ask for what needs the job's secret.
+    """
 
     def __init__(
         self,
@@ -289,18 +342,18 @@ class RendezvousServer(DaemonServer):
         self.store = store or RendezvousStore()
 
     def announce(self, scope: str) -> None:
-        """Serve the rendezvous of a new generation, and no earlier one. From any thread."""
+        """Serve ``scope``, of a new generation, and close earlier ones. Safe from any thread."""
         self.in_loop(lambda: self.store.announce(scope))
 
     def close_scope(self, scope: str) -> None:
-        """Give up a rendezvous: those who are held in it, and latecomers, are told 410.
+        """Close the rendezvous ``scope``: answer all its requests, held and later, with 410.
 
-        From any thread; returns at once.
+        Safe from any thread; it returns at once.
         """
         self.in_loop(lambda: self.store.close(scope))
 
     async def answer_other(self, request: Request) -> Answer:
-        """An answer to Horovod's own client."""
+        """Return the answer to a request of Horovod's own client for a rendezvous."""
         match = _PATH.fullmatch(request.path)
         if match is None:
             return Answer(404)
@@ -314,5 +367,5 @@ class RendezvousServer(DaemonServer):
         return Answer(405)
 
     def let_go(self) -> None:
-        """Those who are held in a rendezvous are told 410."""
+        """Close the store, so that requests held in a rendezvous are answered with 410."""
         self.store.close_all()

@@ -1,7 +1,7 @@
-"""One worker's end of the communicator: build it, use it, close it, break it.
+"""Build, use, close and break one worker's end of the communicator, the ring.
 
-A ring belongs to one generation. How its members find each other and connect is a
-:class:`Connection`: Horovod's over Gloo (:mod:`edl.ring.gloo`), or one in this process
+A ring belongs to one generation. A :class:`Connection` defines how its members find each other and
+connect: Horovod's over Gloo (:mod:`edl.ring.gloo`), or one in this process
 (:mod:`edl.ring.loopback`).
 """
 
@@ -21,53 +21,72 @@ logger = logging.getLogger(__name__)
 
 
 class Collectives(Protocol):
-    """The collectives that edl itself needs.
+    """The interface of the collectives that edl itself needs.
 
     Every method raises :class:`CollectiveFailed` when the ring is broken.
     """
 
     def allgather_start(self, row: Table, name: str) -> Any:
-        """Send ``row``; the first dimension may differ between the members."""
+        """Start to send ``row`` to all members, and return a handle for :meth:`allgather_finish`.
 
-    def allgather_finish(self, handle: Any) -> Table: ...
+        The first dimension of ``row`` may differ between the members.
+        """
 
-    def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes: ...
+    def allgather_finish(self, handle: Any) -> Table:
+        """Wait for an allgather, and return the rows of all members in rank order."""
+
+    def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
+        """Return the ``payload`` of rank ``root``; the payload of the other members is ignored."""
 
 
 class Connection(Protocol):
-    """How the members of a ring find each other, connect and part."""
+    """The interface by which the members of a ring find each other, connect and part."""
 
     def open(self, where: Place, generation: Generation | None) -> None:
-        """Connect to the other members of ``generation``; None: a world of one.
+        """Connect to the other members of ``generation``, as the rank that ``where`` says.
+
+        Args:
+            where: the rank of this worker and its place among the hosts.
+            generation: the generation whose members form the ring; None: a ring of one.
 
         Raises:
-            CollectiveFailed: a member did not come, or the generation was aborted. Nothing is
+            CollectiveFailed: a member did not come, or the generation was aborted. No connection is
                 open then.
         """
 
     def close(self) -> None:
-        """Part from the others; for them it is the end of the ring, too."""
+        """Disconnect from the other members; for them the ring ends, too."""
 
     def cut(self) -> None:
-        """Break all connections, of a ring that is being built, too. Safe from any thread."""
+        """Break all connections, also of a ring that is being built. Safe from any thread."""
 
     def announce_switch(self, generation: Generation) -> None:
-        """Tell newcomers that the old members of ``generation`` are on their way into its ring.
+        """Tell newcomers that the old members of ``generation`` switch to its ring now.
 
         Raises:
-            RendezvousFailed: who keeps its rendezvous is gone.
+            RendezvousFailed: the worker that keeps the rendezvous is gone.
         """
 
     def wait_for_announcement(self, generation: Generation) -> bool:
-        """Whether the old members of ``generation`` have said so; waits for it, briefly."""
+        """Wait briefly, and return whether the switch to ``generation`` was announced."""
 
 
 class CollectiveFailed(Exception):
-    """A collective or an init failed; the text is Horovod's where it is there."""
+    """The error of a collective or an init that failed, with Horovod's text if there is one."""
 
 
 class Ring:
-    """The communicator of this process. Not thread-safe, except for :meth:`break_`."""
+    """The communicator of this worker with the others. Only :meth:`break_` is safe from any thread.
+
+    Args:
+        collectives: the collectives of a framework.
+        connection: how the members connect.
+
+    Attributes:
+        generation: the number of the generation whose ring is open, or was last; 0: a ring of one.
+        place: the rank of this worker, the size of the ring, and the place among the hosts.
+        is_open: whether the ring is built and not closed.
+    """
 
     def __init__(self, collectives: Collectives, connection: Connection) -> None:
         self._collectives = collectives
@@ -79,11 +98,11 @@ class Ring:
 
     @property
     def alone(self) -> bool:
-        """No other worker is in this ring: nothing needs to be sent."""
+        """Whether no other worker is in this ring, so that nothing needs to be sent."""
         return self.place.size == 1
 
     def build_alone(self) -> None:
-        """A world of one, without any rendezvous: for warm-ups and jobs of one worker."""
+        """Build a ring of one, without any rendezvous: for warm-ups and jobs of one worker."""
         self._open(Place(0, 1, 0, 1, 0, 1, 0), None)
 
     def build(self, generation: Generation, rank: int) -> None:
@@ -97,7 +116,7 @@ class Ring:
         self._open(where, generation)
 
     def close(self) -> None:
-        """Leave the ring; for the others this is the end of it too. Harmless when not open."""
+        """Leave the ring, which ends it for the other members, too. Harmless when not open."""
         if self.is_open:
             self._connection.close()
             self.is_open = False
@@ -105,19 +124,24 @@ class Ring:
 
     @property
     def is_building(self) -> bool:
-        """:meth:`build` is under way."""
+        """Whether :meth:`build` is under way."""
         return self._membership[0] > 0 and not self.is_open
 
     @property
     def membership(self) -> tuple[int, tuple[int, ...]]:
-        """Number and members of the generation whose ring stands or is being built; () if none."""
+        """The number and the worker ids of the generation whose ring is open or being built.
+
+        It is ``(0, ())`` if there is none.
+        """
         return self._membership
 
     def break_(self, generation: int | None = None) -> None:
         """Cut all connections of the ring, so that every member fails now instead of waiting.
 
-        Safe from any thread; the owner still has to :meth:`close`. With ``generation`` only if
-        it is that generation's ring.
+        Safe from any thread; the thread that owns the ring still has to :meth:`close` it.
+
+        Args:
+            generation: cut only the ring of this generation; None: whichever ring there is.
         """
         if generation is None or self._membership[0] == generation:
             self._connection.cut()
@@ -126,22 +150,26 @@ class Ring:
         """Tell the newcomers of ``generation`` that its old members are switching now.
 
         Raises:
-            RendezvousFailed: who keeps its rendezvous is gone.
+            RendezvousFailed: the worker that keeps the rendezvous is gone.
         """
         self._connection.announce_switch(generation)
 
     def wait_for_announcement(self, generation: Generation) -> bool:
-        """Whether they have said so; waits for it, briefly."""
+        """Wait briefly, and return whether the switch to ``generation`` was announced."""
         return self._connection.wait_for_announcement(generation)
 
     def start_record(self, record: StepRecord) -> Any:
-        """Send this worker's row of a step; :meth:`finish_record` returns everybody's."""
+        """Start to send this worker's step record; return a handle for :meth:`finish_record`.
+
+        Raises:
+            RingBroken: a worker is gone.
+        """
         if self.alone:
             return record
         return self._call(self._collectives.allgather_start, record.encode(), "edl.step_record")
 
     def finish_record(self, handle: Any) -> StepRecords:
-        """Wait for the rows of all workers, in rank order.
+        """Wait for the step records of all workers, and return them in rank order.
 
         Raises:
             RingBroken: a worker is gone.
@@ -151,13 +179,22 @@ class Ring:
         return StepRecords(self._call(self._collectives.allgather_finish, handle))
 
     def barrier(self, record: StepRecord) -> None:
-        """Return when every member has called it. ``record`` only gives the call its shape."""
+        """Return when every member has called it.
+
+        Args:
+            record: any step record; it only gives the collective its shape.
+
+        Raises:
+            RingBroken: a worker is gone.
+        """
         if not self.alone:
             handle = self._call(self._collectives.allgather_start, record.encode(), "edl.barrier")
             self._call(self._collectives.allgather_finish, handle)
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Return the payloads of all members, in rank order; each of any size.
+        """Send ``payload`` to all members, and return the payloads of all in rank order.
+
+        The sizes of the payloads may differ.
 
         Raises:
             RingBroken: a worker is gone.
@@ -169,18 +206,33 @@ class Ring:
         return frames.unpack(self._call(self._collectives.allgather_finish, handle))
 
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
-        """``payload`` of the rank ``root``; the others' payload is ignored."""
+        """Return the ``payload`` of rank ``root``; the payload of the other members is ignored.
+
+        Args:
+            payload: the message of this worker.
+            root: the rank of the sender.
+            name: the name of the collective, the same on all members.
+
+        Raises:
+            RingBroken: a worker is gone.
+        """
         if self.alone:
             return payload
         return bytes(self._call(self._collectives.broadcast_bytes, payload, root, name))
 
     def _call(self, function: Any, *arguments: Any) -> Any:
+        """Call a collective, and turn :class:`CollectiveFailed` into ``RingBroken``."""
         try:
             return function(*arguments)
         except CollectiveFailed as error:
             raise RingBroken(self.generation, str(error)) from error
 
     def _open(self, where: Place, generation: Generation | None) -> None:
+        """Connect as ``where`` says, and note the new ring.
+
+        Raises:
+            RendezvousFailed: the connection could not be made.
+        """
         number, started = generation.number if generation is not None else 0, time.monotonic()
         try:
             self._connection.open(where, generation)

@@ -1,8 +1,8 @@
-"""The connections of the ring, found from outside Horovod, so that it can be broken on purpose.
+"""Find the connections of the ring from outside Horovod, so that they can be cut on purpose.
 
-A worker that waits for a *living* neighbour in a ring with a dead member sits there until Gloo's
-time-out of 30 s. ``shutdown(SHUT_RDWR)`` on the ring's sockets frees it, and everybody behind it,
-in milliseconds. Horovod does not tell its sockets, so they are recognised:
+A worker that waits for a *living* neighbour in a ring with a dead member waits until Gloo's
+time-out of 30 s. ``shutdown(SHUT_RDWR)`` on the ring's sockets frees this worker, and everyone who
+waits for it, in milliseconds. Horovod does not tell which sockets it has, so they are recognised:
 
 - they appeared while the ring was built;
 - Gloo (transport/tcp/pair.cc) sets SO_REUSEADDR on all its sockets, on connecting ones too, and
@@ -10,13 +10,13 @@ in milliseconds. Horovod does not tell its sockets, so they are recognised:
   neither, and Python keeps its time-outs to itself. What our own HTTP server accepts inherits
   SO_REUSEADDR only.
 
-While a ring is being built, the one other thing to wait in vain for is the rendezvous store of a
-worker that is frozen or cut off: Horovod's client has no time-out at all. Its connections are told
+While a ring is being built, a worker can also wait in vain for the rendezvous store of a worker
+that is frozen or cut off: Horovod's client has no time-out at all. Its connections are recognised
 by the store's port, which they go to (or are still trying to: a connection under way has no peer
 yet, so the kernel's table is read).
 
-A socket is identified by its inode, which is not used again while the socket is open, so a file
-descriptor that was closed and given to somebody else meanwhile is never touched.
+A socket is identified by its inode, which is not used again while the socket is open. So a file
+descriptor that was closed and given to another file meanwhile is never touched.
 """
 
 from __future__ import annotations
@@ -33,7 +33,15 @@ _TIMEVAL = struct.Struct("@ll")
 
 @dataclass(frozen=True)
 class Seen:
-    """A TCP socket of this process, as it was when we looked."""
+    """A record of a TCP socket of this process, as it was when it was looked at.
+
+    Attributes:
+        descriptor: its file descriptor.
+        port: its local port.
+        listening: whether it listens for connections.
+        reuses_address: whether SO_REUSEADDR is set.
+        receive_timeout: whether SO_RCVTIMEO is set.
+    """
 
     descriptor: int
     port: int  # the local one
@@ -43,14 +51,15 @@ class Seen:
 
     @property
     def of_ring(self) -> bool:
-        """A connection that Gloo has made."""
+        """Whether the socket is a connection that Gloo has made."""
         return self.reuses_address and self.receive_timeout
 
 
 class RingSockets:
-    """The sockets of one ring: ``before()`` its build, ``remember()`` after it, then ``shut()``.
+    """A record of the sockets of one ring, by which they can be cut.
 
-    All methods may be called from any thread.
+    Call :meth:`before` right before the ring is built, :meth:`remember` after it, and :meth:`shut`
+    to cut the ring. All methods may be called from any thread.
     """
 
     def __init__(self) -> None:
@@ -60,9 +69,11 @@ class RingSockets:
         self._ring: frozenset[int] = frozenset()
 
     def before(self, store_port: int = 0) -> frozenset[int]:
-        """The inodes of all TCP sockets of this process; call it just before hvd.init().
+        """Return the inodes of all TCP sockets of this process, right before ``hvd.init()``.
 
-        ``store_port``: where the rendezvous store listens, on whichever host; 0: nowhere.
+        Args:
+            store_port: the port on which the rendezvous store listens, on whichever host; 0: no
+                store.
         """
         with self._lock:
             self._store_port = store_port
@@ -71,7 +82,11 @@ class RingSockets:
             return self._before
 
     def remember(self, before: frozenset[int]) -> None:
-        """Keep the connections of the ring that was built since ``before``."""
+        """Note the connections of the ring that was built.
+
+        Args:
+            before: what :meth:`before` has returned.
+        """
         found = open_sockets()
         with self._lock:
             self._before = None
@@ -80,17 +95,17 @@ class RingSockets:
             )
 
     def forget(self) -> None:
-        """The ring was closed; nothing is left to shut."""
+        """Forget the sockets of a ring that was closed."""
         with self._lock:
             self._before, self._ring = None, frozenset()
 
     def shut(self) -> int:
-        """Cut the ring's connections; how many there were. No descriptor is closed.
+        """Cut the ring's connections, and return how many were cut. No descriptor is closed.
 
-        While the ring is being built, what Gloo listens on and is connecting is cut as well, so
-        that the build fails now: new sockets with SO_REUSEADDR whose port no older socket of
-        this process listens on, as it does for what our HTTP server accepts. So are new
-        connections to the rendezvous store.
+        While the ring is being built, the sockets on which Gloo listens or connects are cut as
+        well, so that the build fails now. They are new sockets with SO_REUSEADDR whose port no
+        older socket of this process listens on; the sockets that our HTTP server accepts have such
+        a port. New connections to the rendezvous store are cut, too.
         """
         with self._lock:
             before, ring, store_port = self._before, self._ring, self._store_port
@@ -112,7 +127,7 @@ class RingSockets:
 
 
 def open_sockets() -> dict[int, Seen]:
-    """Every TCP socket of this process, by inode."""
+    """Return every TCP socket of this process, by inode."""
     found: dict[int, Seen] = {}
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)
@@ -132,7 +147,10 @@ def open_sockets() -> dict[int, Seen]:
 
 
 def _going_to(port: int) -> frozenset[int]:
-    """Inodes of this machine's TCP sockets whose other end is ``port``, connected or not yet."""
+    """Return the inodes of this machine's TCP sockets whose other end is ``port``.
+
+    Sockets that are still connecting are in it, too.
+    """
     found = set()
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         try:
@@ -148,6 +166,7 @@ def _going_to(port: int) -> frozenset[int]:
 
 
 def _look(one: socket.socket, descriptor: int) -> Seen:
+    """Return the record of a socket with its options and its file descriptor."""
     timeout = one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.size)
     return Seen(
         descriptor,
@@ -159,7 +178,11 @@ def _look(one: socket.socket, descriptor: int) -> Seen:
 
 
 def _shut(descriptor: int, inode: int) -> bool:
-    """Cut the connection behind a descriptor, if it is still that one's."""
+    """Cut the connection behind a descriptor, if its inode is still ``inode``.
+
+    Returns:
+        Whether it was cut.
+    """
     try:
         one = _duplicate(descriptor, inode)
         if one is None:
@@ -172,9 +195,13 @@ def _shut(descriptor: int, inode: int) -> bool:
 
 
 def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
-    """A duplicate of a socket; None if the descriptor belongs to another one by now.
+    """Return a duplicate of a socket; None if the descriptor belongs to another file by now.
 
-    The check is made on the duplicate: that one cannot be closed and given away under us.
+    The check of the inode is made on the duplicate, which no other thread can close or reuse.
+
+    Args:
+        descriptor: the file descriptor of the socket.
+        inode: the inode that the socket had.
 
     Raises:
         OSError: the descriptor is closed, or is no socket.

@@ -105,6 +105,12 @@ class Seeded(torch.utils.data.Dataset[Any]):
         return self.dataset[item]
 
     def __getitems__(self, items: list[Any]) -> list[Any]:
+        """Return the samples of a batch, with the generators seeded for each of them.
+
+        Args:
+            items: the indices of the samples, with their seeds. Without seeds the samples are
+                loaded as they are.
+        """
         if not isinstance(items, Items) or items.epoch_seed < 0:
             return self._read(items)
         if not self.in_thread:
