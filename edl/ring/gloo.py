@@ -204,11 +204,12 @@ def refuse_other_libraries(user: Mapping[str, str]) -> None:
 
 
 def _interface_for(address: str) -> str:
-    """Return the network interface by which Gloo uses ``address``, or ``address`` itself.
+    """Return the value of HOROVOD_GLOO_IFACE with which Gloo uses ``address`` of this host.
 
-    Gloo takes the first address of an interface. For another address of the interface it must be
-    given the address itself, which needs a patch of Horovod. Without the patch the ring is at the
-    first address of that interface.
+    It is the name of the network interface whose first address is ``address``, because Gloo takes
+    the first address of an interface. For another address it is ``address`` itself, which needs a
+    patch of Horovod; without the patch it is the interface that has ``address``, and the ring is at
+    the first address of that interface.
     """
     for name, entries in psutil.net_if_addrs().items():
         own = [entry.address for entry in entries if entry.family == socket.AF_INET]

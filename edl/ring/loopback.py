@@ -48,7 +48,7 @@ class Killed(BaseException):
 
 
 class Phase(Enum):
-    """How far a member is in a collective."""
+    """How far a member is in a collective: not begun, contributed, or done with the result."""
 
     BEFORE = "before"  # it has contributed nothing
     CONTRIBUTED = "contributed"
@@ -217,7 +217,10 @@ class LoopbackNetwork:
             self.changed.notify_all()
 
     def serve(self, keeper: int, generation: int) -> None:
-        """Let the daemon of ``keeper`` serve the rendezvous of ``generation``, no earlier one."""
+        """Let the daemon of ``keeper`` serve the rendezvous of ``generation``.
+
+        The rendezvous of earlier generations that this daemon keeps are aborted.
+        """
         with self.changed:
             self._served[keeper] = max(generation, self._served.get(keeper, 0))
             for number, room in self._rooms.items():
@@ -226,7 +229,10 @@ class LoopbackNetwork:
             self.changed.notify_all()
 
     def abort(self, keeper: int, generation: Generation) -> None:
-        """Let the daemon of ``keeper`` abort the rendezvous of ``generation``, if it keeps it."""
+        """Let the daemon of ``keeper`` abort the rendezvous of ``generation``.
+
+        It does nothing if the daemon of another worker keeps this rendezvous.
+        """
         with self.changed:
             room = self._room_of(generation)
             if room.keeper == keeper:
@@ -305,10 +311,10 @@ class LoopbackMember:
         self._cut = False
 
     def is_missed_in(self, name: str) -> bool:
-        """Return whether other members wait for this one in a collective with this name.
+        """Return whether a collective waits for this member, to which others have contributed.
 
         Args:
-            name: the beginning of the collective's name.
+            name: the beginning of the collective's name; other collectives are not looked at.
         """
         open_ = self._wire.open.values() if self._wire is not None else ()
         return any(

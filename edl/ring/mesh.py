@@ -4,15 +4,15 @@ A mesh is a set of Gloo processes that are all connected to each other. Horovod'
 each key by itself, and for the addresses that each member has published for all others. With the
 patch bulk-rendezvous it asks once each for
 
-- ``<horovod scope>/edl-hosts/<size>``: the values of ``rank_0`` to ``rank_<size - 1>``;
-- ``<horovod scope>/edl-addresses/<size>/<rank>``: from each of the values of ``0`` to ``<size -
-  1>`` the part that is meant for ``rank``. Gloo's value of rank i holds one address for each other
-  rank, in the order of ranks and all equally long; it has none for i itself, so ``rank``'s own part
-  is empty.
+- ``<horovod scope>/edl-hosts/<size>``: the values of the keys ``rank_0`` to ``rank_<last rank>``;
+- ``<horovod scope>/edl-addresses/<size>/<rank>``: from the value of each key ``0`` to ``<last
+  rank>`` the part that is meant for ``rank``. Gloo's value of rank i holds one address for each
+  other rank, in the order of ranks and all equally long; it has none for i itself, so ``rank``'s
+  own part is empty.
 
 An answer is the length of each of the ``size`` parts (32 bits, the high byte first), then the
-parts: 4 + 136 bytes a member. All is computed from values; :mod:`edl.ring.rendezvous` waits for
-them.
+parts: 4 + 136 bytes a member. This module only computes; :mod:`edl.ring.rendezvous` waits for the
+values.
 """
 
 from __future__ import annotations

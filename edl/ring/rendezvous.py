@@ -130,9 +130,9 @@ class RendezvousStore:
         """Store a value, and answer all requests that are held for its key.
 
         Returns:
-            200; 410 if the scope is closed; 413 if the store is full; 404 if ``scope`` is no scope;
-            503 if its generation was not announced for ``hold_s``, because Horovod would take 404
-            for success.
+            The HTTP status: 200 if the value is stored; 404 if ``scope`` is no scope; 410 if the
+            scope is closed; 413 if the store is full; 503 if the scope's generation was not
+            announced for ``hold_s``, because Horovod would take 404 for success.
         """
         try:
             async with asyncio.timeout(self.hold_s):
@@ -153,15 +153,15 @@ class RendezvousStore:
         return OK
 
     async def get(self, scope: str, key: str) -> tuple[int, bytes]:
-        """Return 200 and the value of ``key``, waiting up to ``hold_s`` for the value.
+        """Return the value of ``key``, waiting up to ``hold_s`` seconds for the value.
 
         A question about a mesh (:mod:`edl.ring.mesh`) is answered as soon as all its values are
         there.
 
         Returns:
-            The status and the value, which is empty unless the status is 200: 404 after the wait;
-            410 if the scope is closed; 409 if there can be no such mesh, or the values are not
-            those of one; 503 if too many requests wait for their generation.
+            The HTTP status, and the value or an empty one: 200 with the value; 404 after the wait;
+            409 if there can be no such mesh, or the values are not those of one; 410 if the scope
+            is closed; 503 if too many requests wait for their generation.
         """
         try:
             async with asyncio.timeout(self.hold_s):
@@ -184,8 +184,8 @@ class RendezvousStore:
         """Delete a key.
 
         Returns:
-            200 whether the key was there or not, 410 if the scope is closed, 404 if it is not open
-            yet.
+            The HTTP status: 200 whether the key was there or not; 404 if the scope is not open yet;
+            410 if the scope is closed.
         """
         room = self._find(scope)
         if isinstance(room, int):
@@ -206,7 +206,7 @@ class RendezvousStore:
             _answer_all(gathering.held, None)
 
     def close_all(self) -> None:
-        """Close the present scope and all later ones."""
+        """Close the scope that is open, and answer requests for any scope with 410 from now on."""
         self.close(self._scope)
         self._newest, self._scope = sys.maxsize, ""
         self._look_again()
@@ -233,11 +233,11 @@ class RendezvousStore:
         return self._room
 
     async def _enter(self, scope: str) -> _Scope | int:
-        """Wait without a limit for the generation of ``scope``, and return the open scope.
+        """Wait, as long as it takes, for the generation of ``scope``, and return the open scope.
 
         Returns:
-            The scope, or the HTTP status to answer with: 404, 410, or 503 if too many requests
-            wait.
+            The scope, or the HTTP status to answer with: 404 for no scope, 410 for a closed one, or
+            503 if too many requests wait.
         """
         while (room := self._find(scope)) is None:
             if len(self._early) >= EARLY:
@@ -312,22 +312,22 @@ async def _arrival(room: _Scope, key: str) -> bytes | None:
 
 
 def _generation(scope: str) -> int | None:
-    """Return the number of the generation in the name of a scope; None if it is no such name."""
+    """Return the number of the generation in the name ``scope``; None for any other name."""
     match = _SCOPE.fullmatch(scope)
     return int(match[1]) if match else None
 
 
 class RendezvousServer(DaemonServer):
-    """The HTTP server of a daemon that also answers requests for a rendezvous.
+    """The HTTP server of a worker's daemon, which also answers Horovod's requests for a rendezvous.
 
-    Their paths are ``/<scope>:<port>/<horovod scope>/<key>``.
+    The paths of these requests are ``/<scope>:<port>/<horovod scope>/<key>``.
 
     Args:
         address: the address to listen on.
         port: the port to listen on; 0: any free port.
-        health: a function that returns what the server says of the worker's health.
+        health: a function that returns the answer to ``GET /health``; None: there is no such path.
         store: the store of the rendezvous; None: a new one.
-        guard: the check of who may ask for what needs the job's secret.
+        guard: the authenticator of requests that need the job's secret.
     """
 
     def __init__(
@@ -353,7 +353,11 @@ class RendezvousServer(DaemonServer):
         self.in_loop(lambda: self.store.close(scope))
 
     async def answer_other(self, request: Request) -> Answer:
-        """Return the answer to a request of Horovod's own client for a rendezvous."""
+        """Return the answer to a request of Horovod's client, by its path and method.
+
+        The status is 404 for a path that is none of a rendezvous, 405 for a method other than GET,
+        PUT and DELETE.
+        """
         match = _PATH.fullmatch(request.path)
         if match is None:
             return Answer(404)

@@ -69,7 +69,9 @@ class RingSockets:
         self._ring: frozenset[int] = frozenset()
 
     def before(self, store_port: int = 0) -> frozenset[int]:
-        """Return the inodes of all TCP sockets of this process, right before ``hvd.init()``.
+        """Note that a ring is about to be built, and return all TCP sockets' inodes.
+
+        It is called right before ``hvd.init()``; the result is for :meth:`remember`.
 
         Args:
             store_port: the port on which the rendezvous store listens, on whichever host; 0: no
@@ -166,7 +168,7 @@ def _going_to(port: int) -> frozenset[int]:
 
 
 def _look(one: socket.socket, descriptor: int) -> Seen:
-    """Return the record of a socket with its options and its file descriptor."""
+    """Return the record of the socket ``one``, which has the file descriptor ``descriptor``."""
     timeout = one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.size)
     return Seen(
         descriptor,

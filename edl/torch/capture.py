@@ -16,10 +16,9 @@ KIND = "torch"
 
 
 class Copier:
-    """A copier of model state into host memory that is used again.
+    """A copier of model state into host memory, which it uses again for each copy.
 
-    Each :meth:`copy` overwrites the memory of the copy before, so the caller must be done with
-    that.
+    Each :meth:`copy` overwrites the copy before, so the caller must be done with that.
     """
 
     def __init__(self) -> None:

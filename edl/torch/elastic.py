@@ -51,7 +51,7 @@ class TorchState(State):
     def restore(self) -> None:
         """Restore the state that was saved last, and set all gradients to None.
 
-        The gradients are of batches that the script trains again.
+        The gradients belong to batches that the script trains again.
         """
         super().restore()
         for name in self._names:
@@ -59,7 +59,7 @@ class TorchState(State):
                 parameter.grad = None
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the learning rates of all optimizers in the state, by their names for errors."""
+        """Return the learning rate of each optimizer in the state, by a name for error messages."""
         things = (getattr(self, name) for name in self._names)
         return rates_of([thing for thing in things if isinstance(thing, torch.optim.Optimizer)])
 

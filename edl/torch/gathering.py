@@ -89,12 +89,12 @@ def sum(value: torch.Tensor) -> torch.Tensor: ...
 def sum(
     value: torch.Tensor | Mapping[str, torch.Tensor] | float,
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Return the sum of the tensors of all workers, the same on all, in the type of the given one.
+    """Return the sum of the tensors of all workers, the same on all, in the type of ``value``.
 
     All workers call it at the same point, between two steps, with tensors of one shape. Integers
-    are added exactly, and so are booleans, which are counted as int64; other types are added in
-    double precision. While a newcomer warms up, and in a job of one worker, the result is the
-    worker's own value.
+    are added exactly, and so are booleans, whose sum is an int64; other types are added in double
+    precision. While a newcomer warms up, and in a job of one worker, the result is the worker's own
+    value.
 
     Args:
         value: a tensor, a number, or a dict of these with the same keys on all workers.

@@ -57,7 +57,7 @@ class Gradient:
     pieces_of: int = -1  # the number of the step that they belong to
 
     def is_local(self, step: int) -> bool:
-        """Return whether this worker has computed the gradient in ``step`` but not averaged it."""
+        """Return whether the gradient is this worker's own in ``step``, not yet the job's mean."""
         if self.pending is not None:
             return True
         if self.parameter.grad is None or self.mean_in == step:
@@ -65,17 +65,17 @@ class Gradient:
         return self.computed == step or not self.is_leftover()
 
     def is_leftover(self, since: int = 0) -> bool:
-        """Return whether the gradient is still that of the step before.
+        """Return whether the gradient is still the one of the step before.
 
         Args:
-            since: how often it was written to since the end of that step.
+            since: how often the gradient was written to since the end of that step.
         """
         if self.left is None or (gradient := self.parameter.grad) is None:
             return False
         return self.left() is gradient and gradient._version == self.left_version + since
 
     def refuse_leftover(self, since: int = 0) -> None:
-        """Raise UsageError if the gradient is still that of the step before.
+        """Raise UsageError if the gradient is still the one of the step before.
 
         Such a gradient is the mean of another step, and a newcomer does not have it.
 
@@ -200,10 +200,9 @@ class Gradient:
     def refuse_changed(self, step: int) -> None:
         """Raise UsageError if the script has changed the gradient while it is the mean of ``step``.
 
-        It is called before something else is reduced in the same step.
-
-        If the ring broke after that, the survivors would reduce the local gradient again, and the
-        script's change would be lost.
+        It is called before something else is reduced in the same step. If the ring broke after
+        that, the survivors would reduce the local gradient again, and the script's change would be
+        lost.
         """
         if self.mean_in == step and not self.is_leftover() and not self._is_forgotten():
             raise UsageError(

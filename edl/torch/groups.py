@@ -51,12 +51,12 @@ class ParameterGroups:
         return [[next(named)[0] for _ in each["params"]] for each in self._optimizer.param_groups]
 
     def begin(self) -> None:
-        """Note the groups with which the script's loop begins. Only the first call does."""
+        """Note the groups with which the script's loop begins; further calls do nothing."""
         if self._at_start is None:
             self._at_start = self.names
 
     def state(self) -> dict[str, Names]:
-        """Return the names in each group ``now``, and ``at_start`` of the script's loop."""
+        """Return the parameter names of each group, ``now`` and ``at_start`` of the epoch loop."""
         self.begin()
         assert self._at_start is not None
         return {"now": self.names, "at_start": self._at_start}

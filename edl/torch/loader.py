@@ -70,8 +70,8 @@ class DataLoader:
         seed: the seed of that order, and of the random numbers with which samples are loaded.
         num_workers: how many processes load samples, as in ``torch.utils.data.DataLoader``; 0: the
             training thread loads them.
-        max_global_batch: the largest global batch, in samples; so many workers that their batches
-            would be more divide this number among them.
+        max_global_batch: the largest global batch, in samples; None: no limit. Where all workers
+            together would train more, each of them trains fewer than ``batch_size``.
         global_batch: in place of ``batch_size``, the samples of all workers together in a step,
             whatever the number of workers. With two numbers, the smallest and the largest, the job
             chooses between them by its goodput.
@@ -209,7 +209,12 @@ class DataLoader:
             yield from self
 
     def _resized(self, before: int, now: int) -> None:
-        """Handle a change of the number of workers from ``before`` to ``now``."""
+        """Warn of LR schedulers that count steps, if a new job size changes the global batch.
+
+        Args:
+            before: how many workers the job had.
+            now: how many workers the job has.
+        """
         batching = self._worker.loader.progress.source.batching
         self._batch_changed(batching.of_all(before), batching.of_all(now))
 

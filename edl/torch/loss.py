@@ -126,7 +126,18 @@ def terms_of(loss: torch.Tensor, samples: int) -> Iterator[LossTerm]:
 
 
 def _term(node: Any, kind: str, samples: int, divisor: float, factor: float) -> LossTerm | None:
-    """Return the term that ``node`` computes from a batch; None if it is none, or unknown."""
+    """Return the term of a loss that ``node`` computes from a batch.
+
+    Args:
+        node: a node of the autograd graph.
+        kind: the name of the node's function.
+        samples: how many samples the batch has.
+        divisor: what the result of the node is divided by.
+        factor: the product of the factors below 1 that it is multiplied by.
+
+    Returns:
+        The term; None if the node computes none, or one that may well be a mean.
+    """
     reduction = getattr(node, "_saved_reduction", NOTHING)
     if kind == "Sum":
         reduction = SUM

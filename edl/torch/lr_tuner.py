@@ -94,7 +94,11 @@ class LRTuner(LRScheduler):
         return self._tuner.reason
 
     def step(self, batch: Any) -> None:  # type: ignore[override]
-        """Measure or tune after the update of ``batch``; all workers call it before the next batch.
+        """Let the tuner act after the update of ``batch``; all workers call it.
+
+        Call it before the next batch. If the update before was kept to be measured, the losses
+        along it are evaluated in ``batch``, and the learning rate may change. Otherwise this update
+        may be kept, to be measured in the next batch.
 
         Args:
             batch: the batch of the update, as ``loss_of`` takes it.

@@ -21,6 +21,8 @@ LEAST_STEPS = 5  # before that Adam's v is of too few gradients
 class TorchNoise(NoiseMeter):
     """A meter of the squared gradient norms of one optimizer.
 
+    Of a large gradient only a part is looked at in a step (see the base class).
+
     Args:
         worker: the worker of this process.
         optimizer: the optimizer whose gradients are measured.

@@ -96,7 +96,7 @@ class Optimizers:
         several: whether there is more than one optimizer, or one that takes two backward passes for
             an update. It is no property, because it is read once for each parameter.
         scaler: the GradScaler that has scaled a loss last; None without one.
-        backward_end: calls back at the end of the current backward pass.
+        backward_end: the watcher that calls back at the end of the current backward pass.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -205,7 +205,7 @@ class Optimizers:
         """Handle a backward pass that an exception has broken off, if there was one.
 
         All optimizers that have gradients of this pass void what they have sent. The script may
-        have caught the exception, so it is looked for at the next call of edl.
+        have caught the exception, so edl looks for such a pass at its next chances.
         """
         if not self.backward_end.failed:
             return
@@ -240,9 +240,7 @@ class Optimizers:
     def begin_anew(self) -> None:
         """Begin the next step on the current batch, if an update was made with this batch.
 
-        It is called when more gradients are to be reduced.
-
-        With one optimizer it does nothing.
+        It is called when more gradients are to be reduced. With one optimizer it does nothing.
 
         Raises:
             UsageError: see :meth:`edl.worker.loader_steps.LoaderSteps.next_part`.
@@ -284,7 +282,8 @@ class Optimizers:
         """End the current step without an update, with or without a backward pass before.
 
         Raises:
-            UsageError: an exception has broken off its backward pass, on this worker alone.
+            UsageError: an exception has broken off the backward pass of the step, on this worker
+                alone.
         """
         self._refuse_broken_off()
         if not self._is_decided:
@@ -297,7 +296,8 @@ class Optimizers:
         """Prepare for the next batch; a step that is reduced and not applied counts as skipped.
 
         Raises:
-            UsageError: an exception has broken off its backward pass, on this worker alone.
+            UsageError: an exception has broken off the backward pass of the step, on this worker
+                alone.
         """
         if self.worker.loader.open:
             self._refuse_broken_off()

@@ -195,9 +195,9 @@ class TorchReplica(FrameworkReplica):
         }
 
     def signature(self) -> dict[str, str]:
-        """Return the shape of each parameter and buffer, by name, as a text.
+        """Return the shape of each parameter and buffer as a text, by the tensor's name.
 
-        A newcomer whose shapes differ from the job's cannot take over its state.
+        A newcomer must have the same shapes to take over the job's state.
         """
         return {name: str(tuple(one.shape)) for name, one in self._model_tensors().items()}
 
@@ -208,7 +208,7 @@ class TorchReplica(FrameworkReplica):
         return digests(parts)
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the learning rates of all optimizers, by their names for errors."""
+        """Return the learning rate of each optimizer's groups, by a name for error messages."""
         return rates_of([each.optimizer for each in self._trained])
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:

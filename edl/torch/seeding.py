@@ -157,6 +157,7 @@ class SeededCollate:
         self._collate, self._in_thread = collate, in_thread
 
     def __call__(self, samples: list[Any]) -> Any:
+        """Return what the collate function makes of ``samples``, with seeded generators."""
         if not self._in_thread:
             seed_all(_Last.batch)
             return self._collate(samples)

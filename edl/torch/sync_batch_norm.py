@@ -5,10 +5,13 @@ without a process group; Horovod's layer needs a GPU, and its collectives are no
 worker dies. While edl trains, both layers compute the following instead, in the job's ring.
 
 Let worker i have n_i samples that count in this batch (0 for padding), and L_i be the mean of its
-losses. edl multiplies its gradients by n_i / N, with N = sum n_i, so the job's loss is sum_i n_i /
-N L_i. With g the derivative of L_i by an output y = gamma xhat + beta, xhat = (x - mean) / sigma,
-and M elements a channel in the batches of all workers, the derivative of the job's loss by an input
-of worker i is
+losses. edl multiplies its gradients by n_i / N, with N = sum n_i. So the loss of the job is
+
+    sum_i n_i / N L_i
+
+With g the derivative of L_i by an output y = gamma xhat + beta, xhat = (x - mean) / sigma, and M
+elements a channel in the batches of all workers, the derivative of the job's loss by an input of
+worker i is
 
     gamma / sigma * (n_i / N g - 1/M sum_j n_j / N S_j - xhat/M sum_j n_j / N Q_j)
 
