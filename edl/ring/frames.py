@@ -13,7 +13,7 @@ import numpy as np
 
 from edl.core.step.step_record import Table
 
-WORD_BYTES = 8  # of an integer of a Table
+WORD_BYTES = 8  # the size of an integer in a Table
 
 
 def pack(payload: bytes | memoryview) -> Table:

@@ -76,7 +76,7 @@ class _Operation:
     name: str
     kind: str
     contributions: dict[int, tuple[Array, tuple[object, ...]]] = field(default_factory=dict)
-    index: int = -1  # in the order of the ring, once all have contributed
+    index: int = -1  # its place in the order of the ring, once complete
     refusal: str = ""
     result: Any = None
 
@@ -94,10 +94,10 @@ class _Wire:
         self.members = members  # rank -> worker
         self.size = len(members)
         self.open: dict[str, _Operation] = {}
-        self.complete = 0  # collectives that all have contributed to
-        self.executed = dict.fromkeys(members, 0)  # rank -> how many of those it has completed
+        self.complete = 0  # how many collectives all members have contributed to
+        self.executed = dict.fromkeys(members, 0)  # rank -> how many it has results of
         self.closing = False  # a member has left in order
-        self.broken = ""  # why
+        self.broken = ""  # why the ring broke; empty: it did not
 
     def contribute(self, rank: int, operation: _Operation) -> None:
         if len(operation.contributions) == self.size:
@@ -305,7 +305,7 @@ class LoopbackMember:
         self._network = network
         self._worker = worker
         self._wire: _Wire | None = None
-        self._room: _Room | None = None  # while it waits there
+        self._room: _Room | None = None  # the rendezvous that it waits in
         self._rank = 0
         self._generation = 0
         self._cut = False
@@ -410,7 +410,7 @@ class LoopbackMember:
                 room.wire.break_(reason, choose)
             else:
                 room.arrived.pop(self._rank, None)
-                if not room.aborted and choose(2):  # the others see it, or wait in vain
+                if not room.aborted and choose(2):  # the others notice, or wait in vain
                     room.aborted = reason
         self._network.changed.notify_all()
 
@@ -473,7 +473,7 @@ class LoopbackMember:
         operation = _Operation(name, kind)
         with self._network.changed:
             if wire.unrecoverable(operation):
-                if self._network.choose(2):  # Horovod says so now, or when it is waited for
+                if self._network.choose(2):  # Horovod raises now, or in the wait
                     raise CollectiveFailed(f"{name}: {wire.broken or 'a member has shut down'}")
                 return operation
             operation = wire.open.setdefault(name, operation)

@@ -45,7 +45,7 @@ class Question:
         rank: the rank of the member that asks; -1: the hosts are asked for.
     """
 
-    scope: str  # Horovod's, within the generation's own
+    scope: str  # Horovod's scope, within the generation's
     size: int
     rank: int
 

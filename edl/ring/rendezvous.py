@@ -106,12 +106,12 @@ class RendezvousStore:
 
     def __init__(self, hold_s: float = HOLD_S) -> None:
         self.hold_s = hold_s
-        self._newest = 0  # generation
+        self._newest = 0  # the newest generation's number
         self._scope = ""
         self._room: _Scope | None = None  # None: closed
         self._early: set[asyncio.Future[None]] = set()
-        self._turn = asyncio.Lock()  # to answer for a whole mesh
-        self._refused: set[str] = set()  # why, of this scope: each is logged once
+        self._turn = asyncio.Lock()  # held while one answer for a whole mesh is made
+        self._refused: set[str] = set()  # reasons, of this scope; each is logged once
 
     def announce(self, scope: str) -> None:
         """Serve ``scope`` from now on, and close the scope of an earlier generation.

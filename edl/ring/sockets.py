@@ -44,7 +44,7 @@ class Seen:
     """
 
     descriptor: int
-    port: int  # the local one
+    port: int  # the local port
     listening: bool
     reuses_address: bool
     receive_timeout: bool

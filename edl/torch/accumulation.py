@@ -36,7 +36,7 @@ class Contribution:
     parameter: torch.nn.Parameter
     begin: Callable[[], None]  # called before something is added
     weighted_in: int = -1  # the number of the backward pass in which it was weighted
-    is_padding: bool = False  # it is of padding, and there was nothing that it is added to
+    is_padding: bool = False  # from a padding batch, and not added to anything
     node: Any = None  # of autograd, which does the addition; kept alive with its hooks
 
 
@@ -63,7 +63,7 @@ class Accumulation:
         self._reduction = reduction
         self._no_sync = False
         self._per_step = passes_per_step
-        self._left = passes_per_step  # of this step
+        self._left = passes_per_step  # backward passes of this step
         self._parts: list[Contribution] = []
         self.counts_passes = self.expected = passes_per_step > 1
         self.is_watched = self.expected
@@ -153,7 +153,7 @@ class Accumulation:
         left, self._left = self._left, self._per_step
         return left < self._per_step
 
-    # --- what they add
+    # --- what the passes add
 
     def watch(self, parameter: torch.nn.Parameter, begin: Callable[[], None]) -> Contribution:
         """Register ``parameter``, so that each addition to its gradient can be weighted.

@@ -40,21 +40,21 @@ class Gradient:
 
     parameter: torch.nn.Parameter
     part: Contribution
-    name: str = ""  # no name: the optimizer does not have it any more
-    collective: str = ""  # under which name it is sent
-    computed: int = 0  # the number of the step in which backward has computed it last
-    computed_in: int = -1  # that of the backward pass
+    name: str = ""  # empty: the optimizer does not train it any more
+    collective: str = ""  # the name of its allreduce
+    computed: int = 0  # the step in which backward computed it last
+    computed_in: int = -1  # the number of that backward pass
     pending: PendingAllreduce | None = None
     buffer: torch.Tensor | None = None  # memory for the next average
-    left: weakref.ref[torch.Tensor] | None = None  # when the last step was complete
+    left: weakref.ref[torch.Tensor] | None = None  # the gradient when the last step was complete
     left_version: int = 0
-    local: torch.Tensor | None = None  # with several optimizers: what it was before it was reduced
-    mean_in: int = -1  # the number of the step in which it was, while that goes on
-    is_mixed: bool = False  # something was added to that of an earlier step
-    forgotten_in: int = -1  # the number of the step in which the script began anew with it
-    forgotten: torch.Tensor | None = None  # what it is since: None, or zeros
-    microbatches: torch.Tensor | None = None  # the sum of those of a batch, but the last
-    pieces_of: int = -1  # the number of the step that they belong to
+    local: torch.Tensor | None = None  # with several optimizers: the local gradient
+    mean_in: int = -1  # the step whose mean the gradient is; -1: none
+    is_mixed: bool = False  # a gradient of an earlier step is part of it
+    forgotten_in: int = -1  # the step in which the script cleared it
+    forgotten: torch.Tensor | None = None  # the gradient after that: None, or zeros
+    microbatches: torch.Tensor | None = None  # the sum over all but the last
+    pieces_of: int = -1  # the step that the microbatches belong to
 
     def is_local(self, step: int) -> bool:
         """Return whether the gradient is this worker's own in ``step``, not yet the job's mean."""
@@ -127,7 +127,7 @@ class Gradient:
                 "they are the mean over all workers then"
             )
 
-    # --- a batch in pieces
+    # --- microbatches
 
     def put_aside(self, step: int) -> None:
         """Add the gradient of a microbatch to the sum of its batch, and set the gradient to None.
@@ -162,7 +162,7 @@ class Gradient:
         self.parameter.grad = pieces if own is None else pieces.add_(own)
         self.computed = step
 
-    # --- with several optimizers a backward pass may add to what is the mean already
+    # --- with several optimizers: a backward pass may add to a gradient that is the mean already
 
     def become_mean(self, mean: torch.Tensor, step: int) -> None:
         """Set the gradient to ``mean``, and keep the local gradient until the next step.
@@ -171,7 +171,7 @@ class Gradient:
             mean: the mean over the global batch.
             step: the number of the step whose mean it is.
         """
-        if self.computed != step:  # others have, and what lies here may be of an earlier step
+        if self.computed != step:  # this worker has not: it may be left of an earlier step
             self.is_mixed = self.is_leftover() or (self.is_mixed and not self._is_forgotten())
         self.local, self.parameter.grad, self.mean_in = self.parameter.grad, mean, step
         self.remember()

@@ -270,7 +270,7 @@ def _unfinished() -> str:
     return UNFINISHED if has_optimizer() else NO_OPTIMIZER
 
 
-_NONE = object()  # no batch; None may be one, from a collate_fn
+_NONE = object()  # stands for "no batch"; None may be the result of a collate_fn
 
 
 class _LoaderBatchSource:
@@ -294,10 +294,10 @@ class _LoaderBatchSource:
         self._formed: deque[Batch] = deque()
         try:
             self._loader = loader(self._form)
-        except (TypeError, ValueError) as error:  # an option that does not exist, or cannot be
+        except (TypeError, ValueError) as error:  # an option is unknown, or has a wrong value
             raise UsageError(f"edl.DataLoader: {error}") from error
         self._arriving: Iterator[Any] = iter(())
-        self._first: FirstBatch | None = None  # that is awaited while others train
+        self._first: FirstBatch | None = None  # a newcomer's, loaded while the others train
         self.data: Any = _NONE
 
     def restart(self) -> None:
@@ -356,7 +356,7 @@ class _LoaderBatchSource:
         """Return an iterator over PyTorch's loader, whose processes are started here."""
         if not _forks(self._loader):
             return iter(self._loader)
-        with holding_sigterm():  # until _WorkerInit does
+        with holding_sigterm():  # until _WorkerInit blocks it
             return iter(self._loader)
 
     @staticmethod
@@ -443,9 +443,9 @@ class _WorkerInit:
     def __call__(self, number: int) -> None:
         parent = os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        worker = multiprocessing.parent_process()  # not the parent: that may be a fork server
+        worker = multiprocessing.parent_process()  # the trainer; getppid() may be a fork server
         assert worker is not None
-        if os.getppid() != parent or not worker.is_alive():  # also before that was asked for
+        if os.getppid() != parent or not worker.is_alive():  # it died before prctl()
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_obey, args=(worker.pid,), daemon=True).start()

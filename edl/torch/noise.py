@@ -15,13 +15,14 @@ from edl.framework.noise_meter import Looked, NoiseMeter
 from edl.torch.gradient import Gradient
 from edl.worker.worker import Worker
 
-LEAST_STEPS = 5  # before that Adam's v is of too few gradients
+LEAST_STEPS = 5  # with fewer, Adam's v is a mean of too few gradients
 
 
 class TorchNoise(NoiseMeter):
     """A meter of the squared gradient norms of one optimizer.
 
-    Of a large gradient only a part is looked at in a step (see the base class).
+    Of a large gradient it measures an eighth in a step, see
+    :class:`edl.framework.noise_meter.NoiseMeter`.
 
     Args:
         worker: the worker of this process.
@@ -96,10 +97,10 @@ class TorchNoise(NoiseMeter):
         squares, steps = state.get("exp_avg_sq"), float(state.get("step", 0))
         if squares is None or squares.shape != parameter.shape or steps < LEAST_STEPS:
             return None
-        if squares.is_complex():  # those of the real and of the imaginary parts
+        if squares.is_complex():  # squares of the real and of the imaginary parts
             return None
         group = next(g for g in self._optimizer.param_groups if _has(g["params"], parameter))
-        if not {"betas", "eps"} <= group.keys():  # somebody's own, which may use it otherwise
+        if not {"betas", "eps"} <= group.keys():  # not Adam: exp_avg_sq may mean something else
             return None
         correction = 1.0 - float(group["betas"][1]) ** steps
         part, _ = self._looked_at(squares.numel())

@@ -105,7 +105,7 @@ class Optimizers:
         self.several = False
         self.scaler: torch.amp.GradScaler | None = None
         self._reductions: list[OptimizerReduction] = []
-        self._computed: list[OptimizerReduction] = []  # in the backward pass that runs
+        self._computed: list[OptimizerReduction] = []  # in the current backward pass
         self._skipped = 0  # batches in a row without an update
         self._owners: dict[torch.nn.Parameter, OptimizerReduction] = {}
         self.backward_end = BackwardEnd(self._backward_ended)

@@ -21,7 +21,7 @@ from edl.torch.collectives import WIRE_DTYPE, average_start, finish
 from edl.torch.gradient import Gradient, PendingAllreduce
 from edl.worker.worker import Worker
 
-PRESENT = "edl.present"  # the collective in which workers say who has a gradient
+PRESENT = "edl.present"  # the collective that says which parameters have a gradient
 
 
 class PendingAllreduces:
@@ -36,7 +36,7 @@ class PendingAllreduces:
         self._worker = worker
         self._gradients: list[Gradient] = []
         self.is_void = False
-        self._failed: RingBroken | None = None  # one could not be sent; for who waits for it
+        self._failed: RingBroken | None = None  # from an early send; raised by the wait
 
     def send_early(self, gradient: Gradient, reduction: StepReduction) -> None:
         """Send ``gradient`` while backward runs; let :meth:`with_gradient` raise any error.
@@ -100,7 +100,7 @@ class PendingAllreduces:
             raise self._failed
         step, samples = reduction.step.number, reduction.weights.share.samples
         mine = presence(samples, [each.is_local(step) for each in gradients], self.is_void)
-        # Of the kind that gradients are, so that Horovod sends it along with the last of them.
+        # An average of float32, as gradients are, so that Horovod sends it with the last of them.
         row = torch.tensor(mine)
         handle = self._guard(average_start, row, torch.empty_like(row), f"{PRESENT}{suffix}")
         shares, is_void = present(self._wait(handle).tolist())

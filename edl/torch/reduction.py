@@ -97,9 +97,9 @@ class GradientReduction:
         self._model = model
         self._last_step = last_step
         self._listed: list[torch.nn.Parameter] = []  # the optimizer's, in its order
-        self._gradients: list[Gradient] = []  # theirs
-        self._broken_off_in = -1  # the number of the step in which a backward pass failed last
-        self._summed_in = -1  # the number of the step in which gradients were added up last
+        self._gradients: list[Gradient] = []  # of the parameters in _listed
+        self._broken_off_in = -1  # the step in which a backward pass failed last
+        self._summed_in = -1  # the step in which gradients were added up last
         self._hooked: dict[torch.nn.Parameter, Gradient] = {}
         self._pending = PendingAllreduces(self._worker)
         self._reduction = StepReduction(
@@ -108,7 +108,7 @@ class GradientReduction:
         self._reduction.repeat = self._reduce_again
         self.accumulation = Accumulation(self._worker, self._reduction, passes_per_step)
         self._noise = TorchNoise(self._worker, optimizer, optimizers.loss_scale)
-        self._suffix = str(self._reduction.number or "")  # of the names of collectives
+        self._suffix = str(self._reduction.number or "")  # the end of the names of collectives
         optimizers.add(self, is_sharpness_aware(optimizer))
         self._hook_new()
 
@@ -134,7 +134,7 @@ class GradientReduction:
         if not self._optimizers.several:
             number = self._reduction.step.number
             for gradient in self._gradients:
-                gradient.take_back(number)  # without one in the last piece
+                gradient.take_back(number)  # if the last microbatch had no gradient
                 if gradient.computed != number:
                     gradient.refuse_leftover()
         self._reduce()
@@ -234,7 +234,8 @@ class GradientReduction:
         finite.
         """
         if self._reduction.step.state is StepState.REDUCED:
-            # By a scaler, perhaps; or it had no turn, and was computed with another one's.
+            # A scaler may have skipped the update. Or the script made none with this optimizer,
+            # whose gradients were computed along with those of another optimizer.
             gradients = [p.grad for p in self._listed if p.grad is not None]
             self._last_step.skipped = _not_finite(gradients) if gradients else False
         self.accumulation.begin_step()
@@ -373,7 +374,7 @@ class GradientReduction:
                 "torch.utils.checkpoint needs use_reentrant=False if it runs a module twice"
             )
         if not several:
-            gradient.refuse_leftover(since=1)  # what autograd has added
+            gradient.refuse_leftover(since=1)  # one write: autograd's addition
         gradient.computed, gradient.computed_in = step.number, accumulation.passes
         self._optimizers.computed(self)
         padding = accumulation.is_watched and accumulation.is_padding(gradient.part, gradient.name)
@@ -382,12 +383,12 @@ class GradientReduction:
             return
         local = gradient.parameter.grad
         assert local is not None
-        if local.is_sparse:  # also alone: the optimizer's state must be that of a ring
+        if local.is_sparse:  # also on one worker: the optimizer's state must be as in a ring
             gradient.parameter.grad = local.to_dense()
         if gradient.microbatches is not None and not accumulation.adds_up:
             gradient.take_back(step.number)
         if gradient.pending is not None:
-            return  # it was sent in a pass that failed, and is sent once more at the end of this
+            return  # it was sent in a pass that failed; it is sent again at the end of this pass
         if reduction.weights.sends_early and not accumulation.adds_up:
             self._pending.send_early(gradient, reduction)
 
@@ -421,7 +422,7 @@ class GradientReduction:
         Without a backward pass before it, this worker leaves the microbatch out.
         """
         if not self._worker.loader.step_input.may_grow:
-            self._worker.loader.accumulate()  # this worker leaves the piece out
+            self._worker.loader.accumulate()  # this worker leaves the microbatch out
 
     # --- what comes back
 
@@ -475,10 +476,10 @@ class GradientReduction:
             local = parameter.grad
             dtype = parameter.dtype if local is None else local.dtype
             mean = average.to(dtype)
-            # The next average goes to the memory of this gradient, if it has the form of one.
+            # The next average is received in the memory of this gradient, if the layout fits.
             spare = local if mean is average else average
             if several:
-                # Of the step before: that of this one is needed as long as it goes on.
+                # The local gradient of the step before. That of this step is needed until its end.
                 spare = gradient.local if gradient.local is not local else None
                 gradient.become_mean(mean, step)
             else:

@@ -38,7 +38,7 @@ from edl.worker.progress import Receive
 
 logger = logging.getLogger(__name__)
 
-GROUPS = "edl: groups"  # in the state of an optimizer; a checkpoint from before has none
+GROUPS = "edl: groups"  # a key in the state of an optimizer; missing in old checkpoints
 
 
 @dataclass(frozen=True)
@@ -280,8 +280,8 @@ class TorchReplica(FrameworkReplica):
         """
         groups, own = theirs.pop(GROUPS, None), each.optimizer
         if receive is Receive.STEP:
-            # The learning rate and its like belong to the script's place in its loop, and this
-            # script's schedulers have yet to do what the sender's have done. So do its groups.
+            # Learning rates and other options depend on how far the script is in its loop, and this
+            # script's schedulers have yet to make the sender's changes. So do its groups.
             if groups is not None and groups["now"] != each.groups.names:
                 theirs["state"] = _renumbered(theirs["state"], groups["now"], each.groups.names)
             theirs = with_own_options(own, theirs)

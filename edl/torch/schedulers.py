@@ -27,7 +27,7 @@ from edl.framework.state import map_leaves
 
 logger = logging.getLogger(__name__)
 
-STAYS = "edl: stays with each worker"  # in the place of what cannot travel
+STAYS = "edl: stays with each worker"  # takes the place of a value that cannot be sent
 
 _made: list[weakref.ref[LRScheduler]] = []
 _warned_of: weakref.WeakSet[LRScheduler] = weakref.WeakSet()

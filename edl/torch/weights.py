@@ -58,7 +58,7 @@ def _load(
 ) -> None:
     mine = model.state_dict(keep_vars=True)
     theirs = {plain_name(name): value for name, value in found.items()}
-    firsts: dict[int, str] = {}  # of each tensor, a name under which the file has it
+    firsts: dict[int, str] = {}  # by id of a tensor: a name of it in the file
     for name, value in mine.items():
         if plain_name(name) in theirs:
             firsts.setdefault(id(value), plain_name(name))
