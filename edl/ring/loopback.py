@@ -114,10 +114,10 @@ class _Wire:
         return bool(self.broken) or (self.closing and operation.index < 0)
 
     def break_(self, reason: str, choose: Callable[[int], int]) -> None:
-        """Break the ring for ``reason``; it takes no contributions any more.
+        """Break the ring for ``reason``, so that no collective is completed in it any more.
 
-        A number from ``choose`` decides how many of the complete collectives the members have
-        results of.
+        Some members may already have results that others lack; numbers from ``choose`` decide which
+        members have the results of the last collectives.
         """
         if self.broken:
             return

@@ -352,7 +352,9 @@ class GradientReduction:
                 gradient.expect_more(self._reduction.step.number)
 
     def _accumulated(self, gradient: Gradient) -> None:
-        """Start to reduce ``gradient``, which autograd has just accumulated.
+        """Start to reduce ``gradient``, which autograd has just accumulated in the parameter.
+
+        A gradient that is only added up on this worker, or comes from a padding batch, is not sent.
 
         Raises:
             UsageError: the gradient was computed twice in a step, or is left of the step before.

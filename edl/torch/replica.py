@@ -133,7 +133,7 @@ class TorchReplica(FrameworkReplica):
         return {n: thing for n, thing in things if not isinstance(thing, torch.amp.GradScaler)}
 
     def see_scaler(self, scaler: torch.amp.GradScaler) -> None:
-        """Share the state of ``scaler``, which the script is about to use.
+        """Include the state of ``scaler``, which the script is about to use, in what is shared.
 
         It does nothing for a scaler that the script tracks itself.
         """

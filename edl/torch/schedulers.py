@@ -111,7 +111,14 @@ def schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
 
 
 def warn_of_counted_steps(epochs: int) -> None:
-    """Warn once of each OneCycleLR that counts steps, as it has more steps than ``epochs``."""
+    """Warn, once for each, of OneCycleLR schedulers that count steps and not epochs.
+
+    PyTorch's OneCycleLR fails after its number of steps, and a job makes more steps when workers
+    leave.
+
+    Args:
+        epochs: how many epochs the job trains; a scheduler with more steps than these counts steps.
+    """
     for scheduler in _alive():
         if not isinstance(scheduler, OneCycleLR) or scheduler in _warned_of:
             continue
