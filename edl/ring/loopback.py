@@ -478,7 +478,7 @@ class LoopbackMember:
                 return operation
             operation = wire.open.setdefault(name, operation)
             if self._rank in operation.contributions:
-                raise UsageError(f"{name}: another collective with the same name as another")
+                raise UsageError(f"{name}: this rank has begun a collective of this name already")
             operation.contributions[self._rank] = data.copy(), (kind, *form)
             wire.contribute(self._rank, operation)
             self._network.changed.notify_all()

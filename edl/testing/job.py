@@ -508,7 +508,7 @@ class Job(Run):
 
         The job needs ``options=["--chaos"]``.
         """
-        self.edl("chaos", "--expire", name)
+        self.edl("chaos", "--expire-session", name)
 
 
 @contextmanager

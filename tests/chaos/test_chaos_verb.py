@@ -35,6 +35,10 @@ def test_faults_and_what_they_caused(model: dict[str, str], tmp_path: Path, zk_h
         faults = struck(job, *what, *every)
         assert len(faults) == 4
         assert {fault["action"] for fault in faults} <= {"cut", "expire-session", "freeze"}
+
+        name = job.wait_for_size(3, START_S)["members"][0]["id"]
+        job.expire(name)
+        job.cut(name)
         job.prove()
 
 
