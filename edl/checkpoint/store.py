@@ -295,12 +295,13 @@ class Checkpoints:
 
     # --- saving
 
-    def save_if_due(self, at: Place, replica: Durable) -> None:
+    def save_if_due(self, at: Place, replica: Durable, at_once: bool = False) -> None:
         """Save if it is time; rank 0 calls this at each boundary between two steps.
 
         The state of the first step is saved at once. Later saves follow every ``every_s`` seconds,
-        also across a change of rank 0. A save that is due while the one before is still being
-        written is made at a later boundary.
+        also across a change of rank 0. With ``at_once`` it is time now, however new the newest
+        checkpoint is. A save that is due while the one before is still being written is made at a
+        later boundary.
         """
         now = time.monotonic()
         if self._due_at is None:
@@ -309,6 +310,8 @@ class Checkpoints:
                 files.remove_leftovers(self._config.directory)
             else:
                 self._due_at = now + (self._config.every_s - self._age_of_newest())
+        if at_once:
+            self._due_at = -math.inf
         if now < self._due_at or (self._writing is not None and self._writing.is_alive()):
             return
         self._due_at = now + self._config.every_s

@@ -230,11 +230,12 @@ class Checkpointing:
 
     # --- while it trains
 
-    def save_if_due(self, rank: int, generation: int) -> None:
+    def save_if_due(self, rank: int, generation: int, at_once: bool = False) -> None:
         """Let rank 0 save a checkpoint at a boundary between two steps, when one is due.
 
-        ``rank`` is this worker's rank in the ring of ``generation``. In a job of one worker, a
-        SIGTERM ends the process here (SystemExit 143), after a last save.
+        ``rank`` is this worker's rank in the ring of ``generation``. With ``at_once`` a checkpoint
+        is due however recent the one before is. In a job of one worker, a SIGTERM ends the process
+        here (SystemExit 143), after a last save.
 
         Raises:
             JobFailed: another ring of the job has begun to save into the directory.
@@ -251,7 +252,7 @@ class Checkpointing:
             self.save_last()
             raise SystemExit(STOPPED_EXIT)
         try:
-            self._checkpoints.save_if_due(self._loader.place, self.replica)
+            self._checkpoints.save_if_due(self._loader.place, self.replica, at_once)
         except EdlError as error:
             self._end_job(str(error))
             raise
@@ -262,8 +263,7 @@ class Checkpointing:
         ``rank`` is this worker's rank in the ring of ``generation``. While another checkpoint is
         being written, the save is put off until the next boundary.
         """
-        self.save_soon()
-        self.save_if_due(rank, generation)
+        self.save_if_due(rank, generation, at_once=True)
 
     # --- at the end
 

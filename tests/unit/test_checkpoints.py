@@ -282,6 +282,16 @@ def test_a_new_rank_0_saves_when_the_newest_is_old_enough(
     assert successor.saved == [11] * due
 
 
+def test_a_new_rank_0_saves_at_the_end_of_a_fit(tmp_path: Path) -> None:
+    """The old one died in the last step of the fit, so no boundary came before its end."""
+    Start(tmp_path).save(10)
+    successor = Start(tmp_path)
+    successor.progress.step = 11
+    successor.checkpoints.save_if_due(successor.at, successor.replica, at_once=True)
+    successor.checkpoints.wait_for_writes(10)
+    assert successor.saved == [11]
+
+
 @pytest.mark.parametrize("now_s", [0.1, 0.3])  # 0.1 + 1000 - 1000 is not 0.1
 def test_a_new_rank_0_of_a_job_that_was_never_saved(
     now_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
