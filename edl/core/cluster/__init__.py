@@ -1,1 +1,4 @@
-"""Who gets how many slots, and where: one policy a file; they decide from values only."""
+"""Decide how many slots each job of a cluster gets, and on which nodes.
+
+Each policy is a pure function in a file of its own: it decides from the values that it is given.
+"""

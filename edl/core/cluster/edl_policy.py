@@ -1,36 +1,37 @@
-"""Ours: slots by goodput and by what is left, at the measured cost of a resize.
+"""Choose slots and batches for the least mean JCT, without starving any job: edl's own policy.
 
-The aim is the least mean completion time, without starving anybody.
+Slots go by goodput and by the remaining work, at the measured cost of a resize.
 
 1. **Goodput.** On k slots a job trains with the batch b of its range that makes most progress, R(k)
-   = max b * efficiency(b) / step_s(k, b), its efficiency being that of now (Pollux, OSDI 2021,
-   section 3). Batches are the smallest one, doubled up to the largest. Sizes up to a node are all
-   tried, beyond that whole nodes only: so jobs seldom lie on more nodes than they need. The speed
-   of a job is s(k) = k_min * R(k) / R(k_min), its size x the slot-seconds left on k_min slots.
+   = max b * efficiency(b) / step_s(k, b), with its present efficiency (Pollux, OSDI 2021, section
+   3). Batches are the smallest one, doubled up to the largest. Sizes up to a node are all tried,
+   beyond that only whole nodes, so that jobs seldom lie on more nodes than they need. The speed of
+   a job is s(k) = k_min * R(k) / R(k_min). Its size x is the slot-seconds left on k_min slots.
 2. **Price.** With w_j the weight of job j and y_j = x_j / w_j, a slot-second of work on it is worth
 
-       v_j = W_j^p        W_j = sum over all jobs i, j too, of  w_i y_i / (y_i + y_j)
+       v_j = W_j^p        W_j = sum over all jobs i, including j, of  w_i y_i / (y_i + y_j)
 
    W_j is the weight that can be expected to be behind j: y_i / (y_i + y_j) would be the chance that
    j ends first if lengths were exponentially distributed around x, and is 1/2 among equals. p says
    how jobs scale as a rule, speed = k^p. The slots are those that make sum v_j s_j(k_j) largest,
    exactly, by the program of :mod:`edl.core.cluster.jsa_program`.
 
-   If all lengths were certain, all jobs scaled as k^p and nobody else came, the least sum of
+   If all lengths were certain, all jobs scaled as k^p and no other job came, the least sum of
    completion times would be sum v_j x_j / K^p, with v_j nearly proportional to the p-th power of
    j's rank, 1 for the largest (heSRPT: Berg, Vesilo and Harchol-Balter, Performance Evaluation
-   2020). A rank makes much of small differences; the W_j that stands for it here is ours.
-3. **Resizes.** Of a job that has slots, any other number counts for less by the part resize_s /
-   min(horizon_s, what would be left then); a change has to repay within that time. To take all of
-   its slots costs as much, for it will have to begin again.
-4. **Starvation.** A job is due once it has been there for ``patience`` times what it takes alone on
-   the slots that it requested, by what was known when it was first seen. Due jobs come before all
-   others, in the order in which they became due, and have at least k_min until their ends. While
-   one of them waits, nobody starts who may not be preempted and is not due before it. So from then
-   on a job waits only for those due before it, which are all known by then and train at least at
-   their slowest, and for those that may not be preempted; its turn is seen at the next decision.
+   2020). A rank exaggerates small differences of length. W_j, which replaces it here, is edl's own.
+3. **Resizes.** If a job has slots, the value of any other number is reduced by the fraction
+   resize_s / min(horizon_s, what would be left then): a change has to repay within that time. To
+   take all of its slots costs as much, for it will have to begin again.
+4. **Starvation.** A job is *due* (past its fair wait) once it has been there for ``patience`` times
+   what it takes alone on the slots that it requested, as estimated when it was first seen. Due jobs
+   come before all others, in the order in which they became due, and have at least k_min until they
+   end. While a due job waits, no job starts that may not be preempted, unless it became due
+   earlier. So from then on a job waits only for jobs that became due before it, which are all known
+   by then and train at least at their slowest, and for jobs that may not be preempted. The policy
+   sees that a job is due at the next decision.
 
-The lengths of jobs are taken as the model says; where it is wrong, so is the order.
+The policy trusts the model's lengths of jobs; where the model is wrong, so is the order.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ TINY = 1e-9  # slot-seconds; no job is shorter
 
 @dataclass(frozen=True)
 class EdlPolicy:
-    """Policy ``edl``. It notes when each job is due."""
+    """The cluster policy ``edl``: least mean JCT by goodput, remaining work and resize cost.
+
+    Between decisions it keeps the time at which each job is past its fair wait: ``patience`` times
+    what the job takes alone, after its arrival.
+    """
 
     exponent: float = setting(0.5, "p: as a rule k slots are k^p times as fast as one", least=0)
     resize_s: float = setting(30.0, "what a change of slots costs")
@@ -60,7 +65,10 @@ class EdlPolicy:
     patience: float = setting(0.1, "times what it takes alone, a job is there until it is due")
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """See :class:`edl.core.cluster.state.Policy`."""
+        """Return the allocation with the largest sum of prices times speeds of all jobs.
+
+        Jobs past their fair wait get at least their fewest slots first, while slots last.
+        """
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
         curves = [
@@ -78,7 +86,7 @@ class EdlPolicy:
             if one.job.name in first:
                 of[1] = -math.inf
             values.append(of)
-        # The program gives each job at least one slot: here one more than it has, so 1 is none.
+        # The program gives each job at least one slot, so each count is one too high: 1 is none.
         chosen = best_sizes(values, left + len(curves))
         assert chosen is not None, "those that are due fit, and the others may have none"
         sizes, batches = dict(fixed), {}
@@ -95,7 +103,11 @@ class EdlPolicy:
         return Allocation(pack(sizes, cluster), reasons, {"due_s": due_s}, batches)
 
     def _due(self, cluster: ClusterState, curves: Sequence[Curve]) -> dict[str, float]:
-        """When each job is due, as it was first seen."""
+        """Return the time in seconds at which each job is past its fair wait, by its name.
+
+        The time of a job is computed once, from its curve when it is first seen. A job that can
+        have no number of slots gets none.
+        """
         known: Mapping[str, float] = cluster.state.get("due_s", {})
         due_s = {job.name: known[job.name] for job in cluster.jobs if job.name in known}
         for one in curves:
@@ -104,7 +116,7 @@ class EdlPolicy:
         return due_s
 
     def _prices(self, curves: Sequence[Curve]) -> dict[str, float]:
-        """v of each job that can have slots."""
+        """Return the worth v_j of a slot-second of work on each job that can have slots, by name."""
         able = [one for one in curves if one.least]
         weights = np.array([one.job.weight for one in able])
         lengths = np.array([max(one.size_slot_s, TINY) for one in able]) / weights
@@ -113,7 +125,17 @@ class EdlPolicy:
         return {one.job.name: float(price) for one, price in zip(able, prices, strict=True)}
 
     def _values(self, one: Curve, price: float, held: bool) -> Values:
-        """What each number of slots is worth, shifted by one: 0 of them comes second."""
+        """Return the value of each number of slots to a job, less the cost of a change.
+
+        Args:
+            one: the curve of the job.
+            price: v_j, the worth of a slot-second of the job's work.
+            held: whether the job may not be started now.
+
+        Returns:
+            An array in which entry k + 1 is the value of k slots. Entry 0 is minus infinity, as the
+            dynamic program gives each job at least one slot.
+        """
         worth = price * one.speeds
         if held:
             worth[1:] = -math.inf
@@ -130,14 +152,15 @@ class EdlPolicy:
 
 @dataclass(frozen=True)
 class Curve:
-    """What each number of slots is to a job, by that number from 0 on.
+    """The speed, the remaining time and the batch of one job, by its number of slots from 0 on.
 
     Attributes:
-        had: slots that it has now, if it may have as many again; else 0.
-        least: the fewest that it can have; 0: it cannot have any.
-        speeds: s(k); minus infinity: it cannot have so many, or they are not tried.
-        left_s: seconds until its end; infinite where it cannot be.
-        batches: the one that makes most progress.
+        had: the slots that it has now, if it may have as many again; else 0.
+        least: the fewest slots that it can have; 0 if it cannot have any.
+        speeds: the speeds s(k); minus infinity where it cannot have so many slots, or where that
+            number is not tried.
+        left_s: the seconds until its end; infinite where it cannot have so many slots.
+        batches: the global batch that makes most progress, in samples.
     """
 
     job: ClusterJob
@@ -149,17 +172,27 @@ class Curve:
 
     @property
     def size_slot_s(self) -> float:
-        """Slot-seconds that are left on the fewest slots; infinite if it can have none."""
+        """The slot-seconds of work that are left on the job's fewest slots.
+
+        It is not a number (NaN) if the job can have no slots.
+        """
         return float(self.left_s[self.least]) * self.least
 
     @property
     def requested_s(self) -> float:
-        """What is left on the slots that it requested, or on the next fewer that are tried."""
+        """The seconds until the job's end on the slots that it requested.
+
+        If that number of slots was not tried, the next smaller number that was tried counts. The
+        job must be able to have slots.
+        """
         known = self.left_s[self.least : max(self.job.requested_slots, self.least) + 1]
         return float(known[np.isfinite(known)][-1])
 
     def reason(self, slots: int, price: float) -> str:
-        """A sentence."""
+        """Return the sentence that says why the job has ``slots`` slots, or why it waits.
+
+        ``price`` is the worth of a slot-second of its work.
+        """
         worth = f"a slot-second of its work is worth {price:.2f}"
         if not self.least:
             needs = counted(self.job.min_slots, "slot")
@@ -171,11 +204,13 @@ class Curve:
 
 
 def curve(job: ClusterJob, had: int, slots_a_node: int, slots: int) -> Curve:
-    """The curve of one job.
+    """Return the speed, the remaining time and the best batch of a job by its number of slots.
 
     Args:
-        had: slots that it has now.
-        slots: of all nodes.
+        job: the job.
+        had: the number of slots that it has now.
+        slots_a_node: the slots of the largest node.
+        slots: the number of slots of all nodes.
     """
     most = min(job.max_slots, slots)
     candidates = [(batch, batch * job.model.efficiency(batch)) for batch in _batches(job)]
@@ -208,13 +243,17 @@ def curve(job: ClusterJob, had: int, slots_a_node: int, slots: int) -> Curve:
 
 
 def _sizes(least: int, most: int, had: int, slots_a_node: int) -> list[int]:
-    """All up to a node, and whole nodes; what the job has, and the most that it may have."""
+    """Return the numbers of slots to try, from ``least`` to ``most``, ascending.
+
+    They are all numbers up to a node of ``slots_a_node`` slots, whole nodes beyond that, the number
+    ``had`` that the job has now, and both limits.
+    """
     sizes = {*range(least, slots_a_node + 1), *range(0, most + 1, slots_a_node), least, had, most}
     return sorted(size for size in sizes if least <= size <= most)
 
 
 def _batches(job: ClusterJob) -> list[int]:
-    """The smallest one, doubled, and the largest."""
+    """Return the global batches to try: the smallest, its doublings, and the largest, ascending."""
     smallest, largest = job.batches
     doublings = (largest // smallest).bit_length()
     return sorted({min(smallest << doubling, largest) for doubling in range(doublings)} | {largest})
@@ -223,7 +262,18 @@ def _batches(job: ClusterJob) -> list[int]:
 def _first(
     curves: Sequence[Curve], due_s: Mapping[str, float], now_s: float, slots: int
 ) -> tuple[set[str], str]:
-    """Those that are due and have their fewest slots in any case, and the first that has not."""
+    """Choose the due jobs that get their fewest slots before all other jobs.
+
+    Args:
+        curves: the curves of all jobs whose slots may change.
+        due_s: the time at which each job is past its fair wait, by its name.
+        now_s: the time of the decision, on the same clock.
+        slots: the number of slots that can be given.
+
+    Returns:
+        The names of the due jobs that fit, taken in the order in which they became due up to the
+        first that does not fit, and the name of that job; empty if all fit.
+    """
     due = [one for one in curves if one.least and due_s[one.job.name] <= now_s]
     first: set[str] = set()
     for one in sorted(due, key=lambda one: due_s[one.job.name]):

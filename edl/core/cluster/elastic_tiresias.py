@@ -1,21 +1,24 @@
-"""Elastic-Tiresias: two queues by attained service; who can use more slots gets those left over.
+"""Serve jobs from two queues by attained service, and give spare slots to the jobs that gain most.
 
-As EDL (Wu et al., IEEE TPDS 33(1), 2022) has it, in the form of the one public implementation that
-names the paper (Voda scheduler, elastic_tiresias.go), whose constants are the defaults here:
+This is Elastic-Tiresias of EDL (Wu et al., IEEE TPDS 33(1), 2022), in the form of the one public
+implementation that names the paper (Voda scheduler, elastic_tiresias.go). Its constants are the
+defaults here:
 
-1. A job begins in the first queue and goes to the second when it has attained one slot-hour there.
-   One of the second queue that has waited 8 times as long as it last ran goes back to the first.
-   A queue is in the order in which its jobs first started; those that never did come last, as
-   submitted.
+1. Queues: a job begins in the first queue and goes to the second when it has attained one slot-hour
+   there. A job of the second queue that has waited 8 times as long as it last ran goes back to the
+   first. A queue is in the order in which its jobs first started. Jobs that never started come
+   last, in the order of submission.
 2. Basic portion: in this order each job gets the slots that it requested, if so many are left.
-3. Compaction: while more than 10 jobs have none, those of the second queue have their minimum.
-4. Expansion: each slot left goes to the job with the largest gain, S(n + 1) - S(n), S being its
-   speedup over one slot; one without slots gets its minimum at once, and its gain is S(min) / min.
-   Ties go to the first queue, then to who was submitted first. Where nobody gains, slots stay free.
+3. Compaction: while more than 10 jobs have no slots, the jobs of the second queue that have slots
+   have only their minimum.
+4. Expansion: each slot that is left goes to the job with the largest gain, S(n + 1) - S(n), where S
+   is the job's speedup over one slot. A job without slots gets its minimum at once, and its gain is
+   S(min) / min. Ties go to the first queue, then to the job that was submitted first. Where no job
+   gains, slots stay free.
 
-The sources are silent on jobs whose minimum is above 1: here S counts as linear up to the minimum,
-since nobody knows how fast they are with less. They keep the service of a promoted job apart; here
-service counts anew from the promotion on. A job's wait is bounded only by its promotion.
+The sources say nothing about jobs whose minimum is above 1. Here S counts as linear up to the
+minimum, since the speed with fewer slots is not known. The sources keep the service of a promoted
+job apart; here service counts anew from the promotion on. Only its promotion bounds a job's wait.
 """
 
 from __future__ import annotations
@@ -36,7 +39,11 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class ElasticTiresias:
-    """Policy ``elastic_tiresias``. It notes who is in the second queue, and who ran when."""
+    """The cluster policy ``elastic_tiresias``: two queues by attained service, with elastic jobs.
+
+    Between decisions it keeps which jobs are in the second queue, the service of promoted jobs at
+    their promotion, and the times at which jobs started and stopped.
+    """
 
     demotion_slot_hours: float = setting(
         1.0, "attained service at which a job goes to the second queue", least=0
@@ -49,7 +56,7 @@ class ElasticTiresias:
     )
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """See :class:`edl.core.cluster.state.Policy`."""
+        """Return the allocation of both queues in order, with spare slots given by speedup."""
         second, served = self._queues(cluster)
         started: Mapping[str, float] = cluster.state.get("started", {})
         order = sorted(
@@ -71,7 +78,12 @@ class ElasticTiresias:
         return Allocation(place(sizes, cluster), reasons, noted)
 
     def _queues(self, cluster: ClusterState) -> tuple[set[str], dict[str, float]]:
-        """Who is in the second queue, and the service that promoted jobs had when they were."""
+        """Demote and promote jobs by their service and their wait, and return the new queues.
+
+        Returns:
+            The names of the jobs in the second queue, and by name the slot-seconds that each
+            promoted job had attained when it was promoted.
+        """
         names = {job.name for job in cluster.jobs}
         second = names.intersection(cluster.state.get("second", ()))
         served = {
@@ -95,7 +107,11 @@ class ElasticTiresias:
 
 
 def speedup(job: ClusterJob, slots: int, slots_a_node: int) -> float:
-    """How many times as fast as with one slot; linear up to the job's minimum."""
+    """Return how many times as fast ``job`` is on ``slots`` slots as on one slot.
+
+    The slots lie on as few nodes of ``slots_a_node`` slots as possible. Up to the job's minimum the
+    speedup is taken to be linear, since the speed with fewer slots is not known.
+    """
     if slots <= job.min_slots:
         return float(slots)
     least_s = job.model.step_s(compact(job.min_slots, slots_a_node), job.batch)
@@ -109,7 +125,15 @@ def _expand(
     left: int,
     largest: int,
 ) -> None:
-    """Give what is left to who gains most."""
+    """Add ``left`` spare slots to ``sizes``, each to the job whose speedup grows most by it.
+
+    Args:
+        jobs: the jobs whose number of slots may change, in the order of submission.
+        second: the names of the jobs in the second queue, which lose ties.
+        sizes: the number of slots of each job that has any, by its name; changed in place.
+        left: the number of spare slots; some stay free if no job gains by them.
+        largest: the slots of the largest node.
+    """
 
     def gain(job: ClusterJob) -> float:
         has = sizes.get(job.name, 0)
@@ -133,7 +157,15 @@ def _expand(
 
 
 def _ran(cluster: ClusterState, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Since when who runs, when it first did, and when who stopped after how long a run."""
+    """Return when each job started, runs and stopped, for the policy's next decision.
+
+    ``sizes`` has the jobs that run from now on.
+
+    Returns:
+        Three dictionaries by job name, with times in seconds: ``started``, when a job first ran;
+        ``began``, since when a running job runs; ``stopped``, when a waiting job last stopped, and
+        how long it had run by then.
+    """
     started, began, stopped = {}, {}, {}
     for job in cluster.jobs:
         name = job.name
@@ -151,6 +183,11 @@ def _ran(cluster: ClusterState, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _reason(job: ClusterJob, has: int, demoted: bool, compacted: bool) -> str:
+    """Return the sentence that says why ``job`` has ``has`` slots, or why it waits.
+
+    ``demoted`` says whether the job is in the second queue, and ``compacted`` whether the jobs of
+    that queue were cut down to their minima.
+    """
     queue = "queue 2" if demoted else "queue 1"
     if not has:
         requested = counted(job.requested_slots, "slot")

@@ -1,12 +1,12 @@
-"""First in, first out: in the order of submission, and nobody loses the slots that it has.
+"""Start jobs in the order of submission, and let each keep its slots until it ends (FIFO).
 
-Each job has the slots that it requested. Without backfilling the first job that does not fit holds
-all later ones up: it starts as soon as enough slots are free, so no job waits for one submitted
-after it. With backfilling those behind it that fit start before it. No slots are reserved for it,
-so there is no bound on its wait while smaller ones arrive.
+Each job gets the slots that it requested. Without backfilling, the first job that does not fit
+holds up all later jobs. It starts as soon as enough slots are free, so no job waits for a job that
+was submitted after it. With backfilling, later jobs that fit start before it. No slots are reserved
+for it, so its wait has no bound while smaller jobs arrive.
 
-By weight, heavier ones come first among those that wait, so a light one may wait without bound: the
-"priority" scheduler that VirtualFlow (MLSys 2022) compares itself with.
+By weight, heavier jobs come first among the waiting jobs, so a light job may wait without bound.
+This is the "priority" scheduler that VirtualFlow (MLSys 2022) is compared with by its authors.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from edl.core.settings import setting
 
 @dataclass(frozen=True)
 class Fifo:
-    """Policies ``fifo``, ``fifo_backfill`` and ``priority``."""
+    """The cluster policies ``fifo``, ``fifo_backfill`` and ``priority``, which take no slots away.
+
+    Waiting jobs start with the slots that they requested, in the order of submission or by weight.
+    """
 
     backfill: bool = setting(False, "whether a job that fits may start before an earlier one")
     by_weight: bool = setting(False, "whether heavier jobs come before lighter ones")
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """See :class:`edl.core.cluster.state.Policy`."""
+        """Return the allocation that keeps running jobs and starts waiting jobs in order."""
         running = [
             Ranked(job, "it runs to its end") for job in cluster.jobs if job.name in cluster.present
         ]
@@ -38,9 +41,10 @@ class Fifo:
 
     @property
     def in_order(self) -> bool:
-        """See :class:`edl.core.cluster.state.QueuePolicy`."""
+        """Whether no job starts before an earlier one; False with ``backfill`` or ``by_weight``."""
         return not (self.backfill or self.by_weight)
 
     def _why(self, job: ClusterJob, now_s: float) -> str:
+        """Return the clause that explains a waiting job's rank: its age, and any weight."""
         submitted = f"submitted {now_s - job.arrival_s:.0f} s ago"
         return f"weight {job.weight:g}, {submitted}" if self.by_weight else submitted

@@ -1,27 +1,27 @@
-"""JSA: batch and slots of all jobs at once, so that together they train fastest.
+"""Choose the batch and the slots of all jobs at once, so that together they train fastest (JSA).
 
-The job scaling and autoscaling of Saxena et al. (MASCOTS 2020, arXiv 2006.13878):
+This is the job scaling and autoscaling of Saxena et al. (MASCOTS 2020, arXiv 2006.13878):
 
-1. A job trains as well with any batch of its range, and with none of which a slot's share does not
-   fit into its memory (nothing is accumulated). On k slots it would take the batch with the highest
-   throughput:
+1. A job trains equally well with any batch of its range. A batch is not possible if a slot's share
+   does not fit into the slot's memory (nothing is accumulated). On k slots the job takes the batch
+   with the highest throughput:
 
        F_j(k) = max over b of  P_j(b, k) / P_j(b_dev, 1)
 
-   P_j(b, k) being its samples a second, and b_dev what fits into one slot: one slot that is fully
-   used is the unit in which jobs are compared.
+   P_j(b, k) is its throughput in samples a second, and b_dev the batch that fits into one slot. So
+   one slot that is fully used is the unit in which jobs are compared.
 2. The slots of all jobs are those with the largest sum of F_j(k_j), each job having at least as
    many as its batch needs (:mod:`edl.core.cluster.jsa_program`).
-3. While not all jobs fit, the one that came last is put aside. It waits, or, if whoever asks turns
-   such jobs away (drop mode), it is gone. So jobs begin in the order of submission, and the first
-   that waits holds up all later ones; it waits as long as it takes until enough of them have ended.
+3. While not all jobs fit, the job that was submitted last is left out. It waits, or is rejected if
+   the caller rejects jobs without slots (drop mode). So jobs begin in the order of submission, and
+   the first waiting job holds up all later ones, until enough jobs have ended.
 
 Its baselines have one batch: the largest, the smallest, or a random one of each job's range. They
-are elastic like it, or fixed: then a job has the fewest slots that hold its batch.
+are elastic like JSA, or fixed: a job then has the fewest slots that hold its batch.
 
 The objective knows no statistical efficiency and no cost of a resize. Batches are searched on a
-geometric grid of at most 12 in the range that fits, its ends included; random ones are the smallest
-one times a power of two. Which batches the authors tried is not known.
+geometric grid of at most 12 in the range that fits, its ends included. Random batches are the
+smallest batch times a power of two. Which batches the authors tried is not known.
 """
 
 from __future__ import annotations
@@ -45,14 +45,17 @@ BEST, LARGEST, SMALLEST, RANDOM = "best", "largest", "smallest", "random"
 
 @dataclass(frozen=True)
 class Jsa:
-    """Policy ``jsa``, and its baselines."""
+    """The cluster policy ``jsa``, and its baselines with one batch a job."""
 
     batch: str = setting(BEST, "of each job", choices=(BEST, LARGEST, SMALLEST, RANDOM))
     elastic: bool = setting(True, "whether a job may have more slots than its batch needs")
     seed: int = setting(0, "of random batches")
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """See :class:`edl.core.cluster.state.Policy`."""
+        """Return the allocation with the largest sum of relative throughputs of the admitted jobs.
+
+        Jobs are admitted in the order of submission, until the minimum of one does not fit.
+        """
         fixed = cluster.fixed
         slots, largest = cluster.slots - sum(fixed.values()), cluster.per_node
         reasons: dict[str, str] = {}
@@ -82,7 +85,11 @@ class Jsa:
         return Allocation(place(sizes, cluster), reasons, cluster.state, batches)
 
     def _scaling(self, job: ClusterJob, slots_a_node: int, slots: int) -> Scaling:
-        """F_j(k), with the batches of this policy."""
+        """Return the relative throughput F_j(k) of ``job`` on 0 to ``slots`` slots.
+
+        The result also has the batch that reaches each throughput, among the batches that this
+        policy allows. A number of slots lies on as few nodes of ``slots_a_node`` slots as possible.
+        """
         low, high = self._range(job)
         scaling = Scaling(job)
         unit = job.batches[1]
@@ -100,7 +107,7 @@ class Jsa:
         return scaling
 
     def _range(self, job: ClusterJob) -> tuple[int, int]:
-        """The batches that this policy allows the job."""
+        """Return the smallest and the largest global batch that this policy allows the job."""
         low, high = job.batches
         if job.local_batches is not None:
             high = max(low, min(high, job.max_slots * job.local_batches[1]))
@@ -116,10 +123,14 @@ class Jsa:
 
 @dataclass
 class Scaling:
-    """F_j(k) of one job, and the batch that it is reached with, for k = 0, 1, 2 and so on.
+    """The relative throughput F_j(k) of one job on k slots, and the batch that reaches it.
 
     Attributes:
-        least: the fewest slots that it can have; 0: it cannot have any number.
+        least: the fewest slots that the job can have; 0 if it cannot have any number.
+        rates: the relative throughput by the number of slots, from 0 on; minus infinity where the
+            job cannot have so many. The throughput of one slot that is fully used is 1.
+        batches: the global batch by the number of slots, from 0 on; 0 where the job cannot have so
+            many.
     """
 
     job: ClusterJob
@@ -128,7 +139,12 @@ class Scaling:
     batches: list[int] = field(default_factory=lambda: [0])
 
     def add(self, rate: float, batch: int) -> None:
-        """What one slot more makes of it; minus infinity: it cannot have so many."""
+        """Append the throughput and the batch of the next number of slots.
+
+        Args:
+            rate: the relative throughput; minus infinity if the job cannot have so many slots.
+            batch: the global batch in samples.
+        """
         if rate > -math.inf and not self.least:
             self.least = len(self.rates)
         self.rates.append(rate)
@@ -136,18 +152,18 @@ class Scaling:
 
     @property
     def values(self) -> Values:
-        """The rates, for the program."""
+        """The relative throughput by the number of slots, as an array for the dynamic program."""
         return np.array(self.rates)
 
     def reason(self, count: int) -> str:
-        """A sentence."""
+        """Return the sentence that says what the job gains by ``count`` slots."""
         slots = counted(count, "slot")
         rate = f"{self.rates[count]:.2f} times as fast as one full slot"
         return f"has {slots} and a batch of {self.batches[count]}: {rate}"
 
 
 class Choice(NamedTuple):
-    """A batch, and the samples a second with it."""
+    """A global batch in samples, and the throughput that it reaches in samples a second."""
 
     batch: int
     rate: float
@@ -156,9 +172,11 @@ class Choice(NamedTuple):
 def best_batch(
     job: ClusterJob, slots: int, slots_a_node: int, low: int, high: int
 ) -> Choice | None:
-    """The batch from ``low`` to ``high`` with the highest throughput; None: none fits.
+    """Return the batch from ``low`` to ``high`` with the highest throughput, or None if none fits.
 
-    Of equal ones it is the smallest.
+    The job has ``slots`` slots on as few nodes of ``slots_a_node`` slots as possible, and each slot
+    must be able to hold its share of the batch. Of batches with equal throughput the result is the
+    smallest.
     """
     if job.local_batches is not None:
         fewest, most = job.local_batches
@@ -175,7 +193,11 @@ def best_batch(
 
 
 def _grid(low: int, high: int, slots: int) -> list[int]:
-    """Both ends, and multiples of the slots between them: shares are then equal."""
+    """Return the global batches to try for a job on ``slots`` slots, ascending, at most 12.
+
+    They are both ends of the range, and in geometric steps multiples of ``slots`` between them, so
+    that all slots have equal shares.
+    """
     steps = min(GRID - 1, high - low)
     grid = {low, high}
     for step in range(1, steps):

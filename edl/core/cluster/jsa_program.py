@@ -1,19 +1,22 @@
-"""JSA's dynamic program: the size of each job with which the sum of their values is largest.
+"""Choose the number of slots of each job with the largest sum of values, by JSA's dynamic program.
 
-With F_j(g) the value of job j on g slots, minus infinity where it cannot have so many, and at least
-one slot for each (Saxena et al., MASCOTS 2020):
+F_j(g) is the value of job j on g slots, minus infinity where the job cannot have so many. Each job
+gets at least one slot. P(j, k) is the largest sum of the first j jobs on k slots (Saxena et al.,
+MASCOTS 2020):
 
     P(0, 0) = 0        P(j, k) = max over g of  F_j(g) + P(j - 1, k - g)
 
-The answer is the largest P(J, k) of all k <= K: slots may stay free (the one public implementation
-takes P(J, K), by which a job may be given slots that slow it down).
+The answer is the largest P(J, k) of all k <= K, where J is the number of jobs and K the number of
+slots. So slots may stay free. (The one public implementation takes P(J, K), by which a job may be
+given slots that slow it down.)
 
-For each job and g one vector operation covers all k. What is left out changes no answer: sizes of a
-job that a smaller one equals, and those k that the jobs so far cannot use, or that leave too few
-slots for the minima of the others. Nothing relies on diminishing gains: with a batch range they
-do not diminish (the first slots that synchronise gain least). Time and memory grow as J * K * sizes
-and J * K. For 1,000 jobs and 10,000 slots it takes 0.08 s where a job may have 10, and 0.5 s where
-it may have 64, and 0.1 GB (one core of an AMD EPYC).
+For each job and g one vector operation covers all k. The program leaves out what changes no answer:
+the sizes of a job that have no larger value than a smaller size, and each k that the jobs so far
+cannot use, or that leaves too few slots for the minima of the other jobs. It does not assume
+diminishing gains: with a batch range gains do not diminish (the first slots that synchronise gain
+least). Time and memory grow as J * K * sizes and J * K. For 1,000 jobs and 10,000 slots it takes
+0.08 s where a job may have 10, and 0.5 s where it may have 64, and 0.1 GB (one core of an AMD
+EPYC).
 """
 
 from __future__ import annotations
@@ -29,26 +32,31 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Row:
-    """P(j, k) of one j, for all k from ``low`` on."""
+    """The largest sums P(j, k) of the first j jobs, for one j and all k from ``low`` on."""
 
     low: int
     values: Values
 
     @property
     def high(self) -> int:
-        """The last k."""
+        """The largest number of slots k that the row covers."""
         return self.low + len(self.values) - 1
 
 
 def best_sizes(values: Sequence[Values], slots: int) -> list[int] | None:
-    """The size of each job; None: there are too few slots for all of them.
+    """Return the number of slots of each job with which the sum of the jobs' values is largest.
 
-    Of several answers of the same sum it is one with fewest slots, and of those the one in which
-    the last job has fewest, then the one before it, and so on.
+    Among answers of the same sum, the result has the fewest slots in total. Among these, the last
+    job has the fewest, then the job before it, and so on.
 
     Args:
-        values: of each job by its number of slots, from 0 on; minus infinity: not so many. That of
-            0 is ignored.
+        values: one array a job, with its value by the number of slots, from 0 on; minus infinity
+            where the job cannot have so many. The value of 0 slots is ignored: each job gets some.
+        slots: the number of slots that all jobs together may use.
+
+    Returns:
+        The number of slots of each job, in the order of ``values``; None if there are too few
+        slots for all jobs, or if a job can have no number of slots.
     """
     worth = [_worth(of) for of in values]
     if any(len(sizes) == 0 for sizes in worth):
@@ -65,7 +73,10 @@ def best_sizes(values: Sequence[Values], slots: int) -> list[int] | None:
 
 
 def _worth(values: Values) -> npt.NDArray[np.int64]:
-    """The sizes that have a larger value than every smaller one."""
+    """Return the numbers of slots that have a larger value than every smaller number.
+
+    The number 0 is left out: each job gets at least one slot.
+    """
     above = values[1:] > np.maximum.accumulate(np.concatenate(([-np.inf], values[1:-1])))
     return np.flatnonzero(above) + 1
 
@@ -73,7 +84,15 @@ def _worth(values: Values) -> npt.NDArray[np.int64]:
 def _next(
     before: Row, values: Values, sizes: npt.NDArray[np.int64], most: int, scratch: Values
 ) -> Row:
-    """The row of one job more, for k up to ``most``."""
+    """Return the row of the dynamic program with one more job.
+
+    Args:
+        before: the row of the jobs so far.
+        values: the values of the new job by its number of slots.
+        sizes: the numbers of slots that are tried for the new job, ascending.
+        most: the largest k that the new row covers.
+        scratch: an array for intermediate sums, as long as the longest row; it is overwritten.
+    """
     low = before.low + int(sizes[0])
     high = min(before.high + int(sizes[-1]), most)
     row = np.full(high - low + 1, -np.inf)
@@ -91,7 +110,13 @@ def _next(
 def _trace_back(
     rows: Sequence[Row], values: Sequence[Values], worth: Sequence[npt.NDArray[np.int64]]
 ) -> list[int]:
-    """The sizes that led to the largest sum."""
+    """Return the number of slots of each job that led to the largest sum of the last row.
+
+    Args:
+        rows: the row of no job, of the first job, of the first two jobs, and so on.
+        values: the values of each job by its number of slots.
+        worth: the numbers of slots that were tried for each job, ascending.
+    """
     last = rows[-1]
     used = last.low + int(np.argmax(last.values))
     chosen: list[int] = []

@@ -1,10 +1,14 @@
-"""Max-min fairness of slots: nobody has more while another who could use one has fewer.
+"""Share the slots equally among the jobs, within the limits of each job (max-min fairness).
 
-Each job gets its minimum, in the order of submission; who does not fit waits, and those behind it
-that fit do not. The rest is given one by one to whoever has fewest and may have more, ties by that
-order (progressive filling). So where all minima are 1, no job ever loses a slot when a node is
-added. While there are fewer slots than jobs, who came last waits for others to end; a job of a
-minimum above 1 has no bound on its wait while smaller ones arrive.
+1. Each job gets its minimum, in the order of submission. A job whose minimum does not fit waits;
+   later jobs that fit do not wait for it.
+2. The remaining slots are given one by one to the job that has the fewest and may have more. Ties
+   go to the job that was submitted first (progressive filling).
+
+Beyond the minima, no job gets a slot while a job that could use it has fewer. Where all minima are
+1, no job ever loses a slot when a node is added. While there are fewer slots than jobs, the jobs
+that came last wait for others to end. A job with a minimum above 1 has no bound on its wait while
+smaller jobs arrive.
 """
 
 from __future__ import annotations
@@ -20,10 +24,10 @@ from edl.core.plural import counted
 
 @dataclass(frozen=True)
 class MaxMin:
-    """Policy ``max_min``."""
+    """The cluster policy ``max_min``: equal shares of the slots, within the limits of each job."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """See :class:`edl.core.cluster.state.Policy`."""
+        """Return the allocation with the max-min fair number of slots of each job."""
         fixed = cluster.fixed
         sizes = shares(cluster.jobs, fixed, cluster.slots)
         reasons = {}
@@ -40,10 +44,12 @@ class MaxMin:
 
 
 def shares(jobs: Sequence[ClusterJob], fixed: dict[str, int], slots: int) -> dict[str, int]:
-    """The slots of each job that gets some.
+    """Return the max-min fair number of slots of each job by name, without the jobs that wait.
 
     Args:
-        fixed: of jobs whose number may not change.
+        jobs: all jobs, in the order of submission.
+        fixed: the slots of jobs whose number of slots may not change, by name.
+        slots: the number of slots of all nodes.
     """
     sizes = first_that_fit(jobs, fixed, slots, lambda job: job.min_slots)
     left = slots - sum(sizes.values())

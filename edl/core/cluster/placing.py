@@ -1,4 +1,7 @@
-"""Which slots make up a size: a job keeps those it has, or is put on the emptiest nodes."""
+"""Choose the nodes on which each job has its slots, once the numbers of slots are decided.
+
+A job whose number of slots does not change keeps its slots.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,16 @@ from edl.core.cluster.state import ClusterJob, ClusterState, Placement, Placemen
 
 
 def place(sizes: Mapping[str, int], cluster: ClusterState) -> Placements:
-    """Slots for each job, so many as ``sizes`` says.
+    """Return slots for each job, as many as ``sizes`` says, on the emptiest nodes.
 
-    Who has that many already keeps them. The others are placed in the order of ``sizes``, on the
-    node with most free slots first, ties by the order of the nodes (as Pollux' artifact does for
-    Tiresias and Optimus). So a job of a node's size is spread where no node is empty.
+    A job that already has that many slots keeps them. The other jobs are placed in the order of
+    ``sizes``, each on the node with the most free slots first; ties go by the order of the nodes
+    (as Pollux' artifact does for Tiresias and Optimus). So a job that needs as many slots as a node
+    has is spread over several nodes if no node is empty.
 
     Args:
-        sizes: job -> slots; together not more than the nodes have.
+        sizes: the number of slots of each job, by its name; together not more than the nodes have.
+        cluster: the nodes, and the slots that jobs have now.
     """
     free, placed = _kept(sizes, cluster)
     for job, wanted in sizes.items():
@@ -25,10 +30,16 @@ def place(sizes: Mapping[str, int], cluster: ClusterState) -> Placements:
 
 
 def pack(sizes: Mapping[str, int], cluster: ClusterState) -> Placements:
-    """As :func:`place`, but each on as few nodes as there still can be, the largest first.
+    """Return slots for each job, as many as ``sizes`` says, on as few nodes as possible.
 
-    What fits into a node is put where least stays free, ties to those that the job is on already;
-    else the emptiest node is filled, and the rest is placed likewise.
+    A job that already has that many slots keeps them. The other jobs are placed by size, the
+    largest first. A job that fits into one node gets the node where the fewest slots stay free;
+    ties go to a node that the job is on already. A job that fits into no node fills the emptiest
+    node, and the rest of its slots is placed in the same way.
+
+    Args:
+        sizes: the number of slots of each job, by its name; together not more than the nodes have.
+        cluster: the nodes, and the slots that jobs have now.
     """
     free, placed = _kept(sizes, cluster)
     for job in sorted((job for job in sizes if job not in placed), key=lambda job: -sizes[job]):
@@ -56,13 +67,16 @@ def first_that_fit(
     slots: int,
     wanted: Callable[[ClusterJob], int],
 ) -> dict[str, int]:
-    """The slots of each job that gets as many as ``wanted`` says, one after the other.
-
-    Who does not fit is passed over.
+    """Allocate slots to jobs in the order of ``jobs``, skipping each job that does not fit.
 
     Args:
-        fixed: of jobs whose number may not change; they come before all others.
-        slots: of all nodes.
+        jobs: the jobs that may get slots; the first is served first.
+        fixed: the slots of jobs whose number may not change, by name; they come before all others.
+        slots: the number of slots of all nodes.
+        wanted: returns the number of slots that a job gets if so many are left.
+
+    Returns:
+        The number of slots by job name; a job that was skipped is not in it.
     """
     sizes = dict(fixed)
     left = slots - sum(fixed.values())
@@ -74,7 +88,11 @@ def first_that_fit(
 
 
 def compact(slots: int, per_node: int) -> tuple[int, ...]:
-    """So many slots on as few nodes as there can be: all full but the last."""
+    """Return the slots on each node when ``slots`` slots lie on as few nodes as possible.
+
+    Each node has ``per_node`` slots; all nodes but the last are full: (4, 4, 2) for 10 slots on
+    nodes of 4.
+    """
     full, rest = divmod(slots, per_node)
     return (per_node,) * full + ((rest,) if rest else ())
 
@@ -82,7 +100,14 @@ def compact(slots: int, per_node: int) -> tuple[int, ...]:
 def _kept(
     sizes: Mapping[str, int], cluster: ClusterState
 ) -> tuple[dict[str, int], dict[str, Placement]]:
-    """Slots that stay free on each node, and who keeps which."""
+    """Find the jobs that keep their present slots.
+
+    A job keeps them if it has as many as ``sizes`` says, on nodes that are up.
+
+    Returns:
+        The slots that stay free on each node, by its name, and the placements of the jobs that keep
+        their slots.
+    """
     free = {node.name: node.slots for node in cluster.nodes}
     placed: dict[str, Placement] = {}
     for job, wanted in sizes.items():
@@ -95,6 +120,10 @@ def _kept(
 
 
 def _take(free: dict[str, int], wanted: int) -> Placement:
+    """Remove ``wanted`` slots from ``free`` in place, and return them as a placement.
+
+    ``free`` holds the free slots of each node. The node with the most free slots is used first.
+    """
     taken: list[tuple[str, int]] = []
     while wanted:
         at = max(free, key=lambda node: free[node])

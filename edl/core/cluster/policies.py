@@ -44,13 +44,14 @@ POLICIES: Registry = {
 def policy(
     name: str, seed: int = 0, resize_s: float | None = None, known: Registry = POLICIES
 ) -> Policy:
-    """Return the policy that is registered as ``name``.
+    """Return the policy that is registered as ``name``, with the given parameters.
 
     Args:
         name: a key of ``known``.
-        seed: for a policy with a parameter ``seed``, which draws numbers; 0: the registered one.
-        resize_s: for a policy with a parameter ``resize_s``: the seconds that a change of a job's
-            size is taken to cost. None: the registered ones.
+        seed: the seed of a policy that draws random numbers (one with a parameter ``seed``); 0
+            keeps the registered seed. Other policies ignore it.
+        resize_s: the seconds that the policy takes a change of a job's size to cost, if it has a
+            parameter ``resize_s``; None keeps the registered value. Other policies ignore it.
         known: the registry in which the policy is looked up.
 
     Raises:

@@ -1,4 +1,7 @@
-"""Fixed sizes in an order: what FIFO, SRTF and Tiresias share, who differ in the order only."""
+"""Give each job the slots that it requested, in the order of a ranking.
+
+The policies with fixed sizes share this (FIFO, SRTF, Tiresias); they differ only in the ranking.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,22 @@ from edl.core.plural import counted
 
 @dataclass(frozen=True)
 class Ranked:
-    """A job and the clause that says why it stands where it does."""
+    """A job of a ranking, and the clause that explains its position in the ranking."""
 
     job: ClusterJob
     why: str
 
 
 def admit(ranking: Sequence[Ranked], cluster: ClusterState, overtaking: bool = True) -> Allocation:
-    """Give each job the slots that it requested, in the order of the ranking, while they last.
+    """Return the allocation that gives jobs their requested slots in the order of ``ranking``.
 
-    Those that may not be preempted come before all others, and keep what they have.
+    Jobs are served while slots last. Jobs that have slots and may not be preempted are served
+    before all others, and keep what they have.
 
     Args:
-        overtaking: a job for which too few slots are left does not stop those behind it.
+        ranking: all jobs of the cluster; the first is served first.
+        cluster: the state of the cluster; its policy state is passed on unchanged.
+        overtaking: whether the jobs behind a job for which too few slots are left may get slots.
     """
     fixed, left = cluster.fixed, cluster.slots
     sizes: dict[str, int] = {}

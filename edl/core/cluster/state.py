@@ -1,8 +1,8 @@
-"""What a cluster policy sees and answers: values, the same for live jobs and for simulated ones.
+"""Define what a cluster policy is given and what it returns, for live and simulated jobs alike.
 
-A policy is asked now and then: on every arrival and end, or each so many seconds. It sees all jobs
-that have arrived and have not ended, and says which slots each of them has from now on. Whoever
-asked carries that out, and pays what a change costs.
+A policy is called from time to time: on every arrival and end of a job, or at a fixed interval. It
+sees all jobs that have arrived and have not ended, and decides which slots each of them has from
+now on. The caller carries the decision out, and pays what the changes cost.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ PolicyState = Mapping[str, Any]
 
 
 def size(placement: Placement) -> int:
-    """Slots of a placement."""
+    """Return the number of slots of ``placement``, summed over its nodes."""
     return sum(count for _, count in placement)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine that is up.
+    """A machine of the cluster that is up.
 
     Attributes:
-        kind: of machine, where they differ in speed; empty: they do not.
+        slots: the number of workers that it can run.
+        kind: the kind of machine, where machines differ in speed; empty where they do not.
     """
 
     name: str
@@ -42,46 +43,62 @@ class Node:
 
 
 def total(nodes: Sequence[Node]) -> int:
-    """Slots of all nodes."""
+    """Return the number of slots of all ``nodes`` together."""
     return sum(node.slots for node in nodes)
 
 
 class Model(Protocol):
-    """What is known of how a job trains: measured, fitted, or told by an oracle.
+    """The known speed and remaining work of a job: measured, fitted, or told by an oracle.
 
-    A batch is the global one, in samples: what all slots together take in a step.
+    Every ``batch`` is a global batch in samples: what all slots of the job together train in a
+    step.
     """
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Seconds of a step with so many slots on each node."""
+        """Return the time of one step in seconds.
+
+        Args:
+            slots: the number of the job's slots on each of its nodes.
+            batch: the global batch, in samples.
+        """
 
     def efficiency(self, batch: int) -> float:
-        """What a sample is worth in such a batch, as a part of its worth in the smallest one."""
+        """Return the statistical efficiency of a global batch of ``batch`` samples.
+
+        It is the progress that one sample brings in this batch, divided by the progress that one
+        sample brings in the job's smallest batch.
+        """
 
     def steps_left(self, batch: int) -> float:
-        """Steps of this batch until the job ends."""
+        """Return the number of steps until the job ends, if each has ``batch`` samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterJob:
-    """A job that has arrived and has not ended.
+    """A job that has arrived and has not ended, as a cluster policy sees it.
 
     Attributes:
-        arrival_s: when it was submitted, on the clock of ``now_s``.
-        requested_slots: as its user asked; policies of fixed sizes give just these.
-        min_slots, max_slots: what a policy that chooses the size may give; requested_slots lies
-            between them. How many can share a batch: :meth:`most_slots`.
-        batch: samples of a step now: as its user asked, until a decision says another.
-        batches: the smallest and the largest that the job may be trained with.
-        attained_slot_s: seconds that it had slots, times the slots, changes of size included.
-        preemptible: false: once it has slots, it keeps just these until it ends.
-        local_batches: the fewest samples of a step that a slot can take, and the most that it takes
-            at once: a larger share is accumulated. None: any.
-        steps: that the job has measured, in the order in which it did: each number of slots and
-            nodes with each local batch once.
-        noise_scale: of its gradients, in samples (:mod:`edl.core.step.noise_scale`), as it was
-            last measured; infinite: they are nothing but noise. None: not known.
-        weight: its part of the slots beside others, where a policy shares by weight; above 0.
+        arrival_s: the time at which the job was submitted, on the clock of ``ClusterState.now_s``.
+        requested_slots: the number of slots that its user asked for; policies with fixed sizes give
+            just these.
+        min_slots, max_slots: the fewest and the most slots that a policy which chooses the size may
+            give; ``requested_slots`` lies between them. :meth:`most_slots` says how many of them
+            can share a batch.
+        batch: the samples of a step now: as its user asked, until a decision sets another batch.
+        batches: the smallest and the largest global batch that the job may be trained with.
+        model: what is known about its step time and its remaining work.
+        attained_slot_s: the seconds during which it had slots, times the number of slots, including
+            the time that changes of size took.
+        preemptible: whether its slots may be changed. If False, the job keeps the slots that it
+            was first given until it ends.
+        local_batches: the fewest samples of a step that one slot can train, and the most that it
+            can train at once (a larger share is accumulated). None: there is no limit.
+        steps: the steps that the job has measured, in the order of measurement; each combination of
+            slots, nodes and local batch occurs once.
+        noise_scale: the last measured noise scale of its gradients, in samples
+            (:mod:`edl.core.step.noise_scale`). Infinite: the gradients are nothing but noise. None:
+            the noise scale is not known.
+        weight: its weight in policies that share the slots by weight; above 0.
     """
 
     name: str
@@ -100,7 +117,11 @@ class ClusterJob:
     weight: float = 1.0
 
     def most_slots(self, batch: int) -> int:
-        """How many slots may share a batch of so many samples; at most ``max_slots``."""
+        """Return how many slots can share a global batch of ``batch`` samples.
+
+        Each slot needs at least the smallest local batch of ``local_batches`` (None: any share will
+        do). The result is at most ``max_slots``.
+        """
         if self.local_batches is None:
             return self.max_slots
         return min(self.max_slots, batch // self.local_batches[0])
@@ -108,13 +129,14 @@ class ClusterJob:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """What a policy is asked about.
+    """The jobs and the nodes of a cluster at one time: the input of a cluster policy.
 
     Attributes:
-        jobs: in the order in which they were submitted.
-        nodes: those that are up, in the order in which they are filled.
+        jobs: the jobs that have arrived and have not ended, in the order of submission.
+        nodes: the nodes that are up, in the order in which they are filled.
         present: the slots that jobs have now.
-        notes: of the last decision; empty at first.
+        now_s: the time of the decision, in seconds.
+        state: the ``state`` of the policy's last decision; empty at first.
     """
 
     jobs: Sequence[ClusterJob]
@@ -125,35 +147,36 @@ class ClusterState:
 
     @property
     def slots(self) -> int:
-        """Of all nodes."""
+        """The number of slots of all nodes together."""
         return total(self.nodes)
 
     @property
     def per_node(self) -> int:
-        """Slots of the largest node; at least 1."""
+        """The number of slots of the largest node; 1 if no node is up."""
         return max((node.slots for node in self.nodes), default=1)
 
     @property
     def pinned(self) -> list[ClusterJob]:
-        """Those whose slots nobody may take."""
+        """The jobs that have slots and may not be preempted: their slots must not change."""
         return [job for job in self.jobs if not job.preemptible and job.name in self.present]
 
     @property
     def fixed(self) -> dict[str, int]:
-        """How many slots each of those has."""
+        """The number of slots of each job that has slots and may not be preempted, by its name."""
         return {job.name: size(self.present[job.name]) for job in self.pinned}
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a policy answers.
+    """The decision of a cluster policy: the slots of each job, and the reason for them.
 
     Attributes:
-        allocation: of all jobs; who is not in it has no slots.
-        reasons: one sentence for each job, with or without slots.
-        notes: for the policy's next decision.
-        batches: samples of a step, of jobs that train with another batch than before; who is not in
-            it keeps its batch. That alone costs nothing: no slot changes.
+        placements: the slots of all jobs by name; a job that is not in it has no slots.
+        reasons: one sentence for each job, whether it has slots or not.
+        state: what the policy is given at its next decision.
+        batches: the new global batch, in samples, of each job that shall train with another batch
+            than before; a job that is not in it keeps its batch. A change of the batch alone costs
+            nothing, as no slot changes.
     """
 
     placements: Placements
@@ -163,20 +186,23 @@ class Allocation:
 
 
 class Policy(Protocol):
-    """A policy with its parameters."""
+    """A cluster policy with its parameters: it decides which slots each job has."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Who has which slots from ``cluster.now_s`` on."""
+        """Return which slots each job of ``cluster`` has from ``cluster.now_s`` on, and why."""
 
 
 @runtime_checkable
 class QueuePolicy(Policy, Protocol):
-    """A policy that only starts jobs: who has slots keeps them to the end.
+    """A policy that only starts jobs: a job that has slots keeps them until it ends.
 
-    Whom it starts follows from those that wait and from the slots that are free: asked about no
-    more than these, it answers the same.
+    Which jobs it starts depends only on the waiting jobs and the free slots. So it starts the same
+    jobs if it is asked about these alone, without the running jobs.
     """
 
     @property
     def in_order(self) -> bool:
-        """Nobody starts before those submitted earlier, whose start waits for slots alone."""
+        """Whether no job starts before a job that was submitted earlier.
+
+        If so, the earliest waiting job waits for nothing but free slots.
+        """

@@ -1,10 +1,12 @@
-"""Tiresias, as Pollux' artifact has it: two queues by attained service, no knowledge of the future.
+"""Serve jobs from two queues by attained service, with preemption, as Tiresias does.
 
-A job begins in the first queue. Once it has attained 16 slot-hours, it goes to the end of the
-second, and never comes back (Tiresias' discretised least attained service, NSDI 2019, with its
-promotion switched off as in the artifact of Pollux, OSDI 2021). In either queue jobs stand in the
-order in which they came to it. Slots are given in this order, as many as each job requested; a job
-too large for what is left is overtaken. A job may starve in the second queue.
+This is Tiresias as in the artifact of Pollux. A job begins in the first queue. Once it has attained
+16 slot-hours, it goes to the end of the second queue, and never comes back (Tiresias' discretised
+least attained service, NSDI 2019, with its promotion switched off as in the artifact of Pollux,
+OSDI 2021). Each queue is in the order in which jobs entered it. The first queue is served before
+the second, and each job gets the slots that it requested. A job that is too large for the slots
+that are left is overtaken. A job may starve in the second queue. The policy knows nothing of the
+remaining work of jobs.
 """
 
 from __future__ import annotations
@@ -20,14 +22,18 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Tiresias:
-    """Policy ``tiresias``. It notes who is in the second queue, in its order."""
+    """The cluster policy ``tiresias``: two queues by attained service, with preemption.
+
+    Between decisions it keeps the names of the jobs in the second queue, in the order of that
+    queue.
+    """
 
     demotion_slot_hours: float = setting(
         16.0, "attained service at which a job goes to the second queue", least=0
     )
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """See :class:`edl.core.cluster.state.Policy`."""
+        """Return the allocation that serves the first queue, then the second queue."""
         by_name = {job.name: job for job in cluster.jobs}
         second = [name for name in cluster.state.get("second", ()) if name in by_name]
         before = set(second)
@@ -45,5 +51,6 @@ class Tiresias:
         return replace(admit(ranking, cluster), state={"second": second})
 
     def _why(self, job: ClusterJob, queue: int) -> str:
+        """Return the clause that explains a job's rank: its queue and its attained service."""
         attained = f"{job.attained_slot_s / HOUR_S:.2f} slot-hours attained"
         return f"queue {queue}, {attained}, {self.demotion_slot_hours:g} end the first"

@@ -1,4 +1,7 @@
-"""What every decision must keep, whatever the policy: checked by who carries it out."""
+"""Check a policy's decision against the rules that hold for every policy.
+
+Each decision is checked before it is carried out.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,16 @@ from edl.core.cluster.state import Allocation, ClusterJob, ClusterState, Node, s
 
 
 def violation(decision: Allocation, cluster: ClusterState) -> str | None:
-    """The first rule that the decision breaks, as a sentence; None: it keeps all of them.
+    """Return the first rule that ``decision`` breaks, as a sentence, or None if it keeps all rules.
 
-    No slot is given twice, nor one of a node that is not there; no job has fewer slots than its
-    minimum or more than its maximum, nor more than can share its batch; no batch is outside of the
-    job's range; who may not be preempted keeps its slots; each job has a reason.
+    The rules:
+
+    - No slot is given twice, and no slot of a node that is not up is given.
+    - A job with slots has at least its minimum, at most its maximum, and no more slots than can
+      share its batch.
+    - A batch is within the job's range.
+    - A job that may not be preempted keeps the slots that it has.
+    - Each job has a reason.
     """
     known = {job.name: job for job in cluster.jobs}
     wrong = _slots(decision, known, cluster.nodes) or _batches(decision, known)
@@ -29,6 +37,10 @@ def violation(decision: Allocation, cluster: ClusterState) -> str | None:
 def _slots(
     decision: Allocation, known: Mapping[str, ClusterJob], nodes: Sequence[Node]
 ) -> str | None:
+    """Return the first rule about slots that ``decision`` breaks, as a sentence, or None.
+
+    ``known`` holds the jobs by name.
+    """
     slots = {node.name: node.slots for node in nodes}
     used: Counter[str] = Counter()
     for name, placement in decision.placements.items():
@@ -52,6 +64,10 @@ def _slots(
 
 
 def _batches(decision: Allocation, known: Mapping[str, ClusterJob]) -> str | None:
+    """Return the first rule about batches that ``decision`` breaks, as a sentence, or None.
+
+    ``known`` holds the jobs by name.
+    """
     for name, batch in decision.batches.items():
         job = known.get(name)
         if job is None:
