@@ -3,6 +3,6 @@
 :mod:`edl.simulator.engine` moves time and asks a policy of :mod:`edl.core.cluster`.
 :mod:`edl.simulator.published` has the workloads and the answers of papers, and the policies that
 exist to be compared. :mod:`edl.simulator.registry`, :mod:`edl.simulator.built_in`,
-:mod:`edl.simulator.trace` and :mod:`edl.simulator.runs` bring both together; nothing else here
+:mod:`edl.simulator.trace` and :mod:`edl.simulator.runs` use both; no other module of this package
 imports what is published.
 """

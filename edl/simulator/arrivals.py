@@ -1,4 +1,4 @@
-"""When jobs are submitted, drawn by seed: a Poisson process whose rate may change with time."""
+"""Draw by seed when jobs are submitted: a Poisson process whose rate may change with time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ at 1 a minute."""
 
 
 def times(pieces: Pieces, until_s: float, chance: random.Random) -> Iterator[float]:
-    """The times of arrival before ``until_s``, ascending.
+    """Yield the times of arrival before ``until_s`` in seconds, ascending from 0 on.
 
     Args:
-        pieces: at least one of them takes some time.
+        pieces: the seconds of each period and its arrivals a second; the periods follow one
+            another, over and over. At least one of them must last longer than 0 s.
+        until_s: the time at which arrivals end.
+        chance: the generator from which the times are drawn.
     """
     begun_s, owed = 0.0, chance.expovariate(1.0)
     for seconds, per_s in cycle(pieces):
@@ -45,10 +48,12 @@ def times(pieces: Pieces, until_s: float, chance: random.Random) -> Iterator[flo
 
 
 def shape(text: str) -> Pieces:
-    """The rates of one of SHAPES, or of a number: so many arrivals a minute.
+    """Return the rates of arrival that ``text`` names.
+
+    The text is a key of ``SHAPES``, or a number of arrivals a minute, above 0 and at most 1000.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither.
     """
     if text in SHAPES:
         return SHAPES[text]

@@ -1,4 +1,4 @@
-"""The jobs that come with edl, each set with the cluster and the costs that it is meant for."""
+"""Define the sets of jobs that come with edl, each with its cluster and its costs of a resize."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ POLLUX, JSA, MIX, VIRTUALFLOW = "pollux", "jsa", "mix", "virtualflow"
 
 @dataclass(frozen=True)
 class JobSet:
-    """Where jobs run if nothing else is said.
+    """The cluster, the interval and the costs that a set of jobs has by default.
 
     Attributes:
-        what: for lists.
-        nodes: how many, each of so many ``slots``.
+        what: a description of the set, for lists.
+        nodes: the number of nodes; each has ``slots`` slots.
+        interval_s: the seconds between two decisions; 0: a decision on every event.
+        resize: the cost of each kind of change of a job's slots.
     """
 
     what: str

@@ -1,22 +1,23 @@
-"""Jobs on a cluster under virtual time; a policy says who has which slots.
+"""Run jobs on a simulated cluster under virtual time; a policy decides which slots each job has.
 
-Time moves by these rules, those of Pollux' simulator where a fixed interval is given:
+Time moves by these rules, which are those of Pollux' simulator where a fixed interval is given:
 
-1. The policy is asked at each multiple of the interval, or, without one, whenever a job arrives or
-   ends and a node fails or comes back. It sees the jobs that have arrived by then.
+1. The policy is asked at each multiple of the interval. Without an interval it is asked whenever a
+   job arrives or ends, and whenever a node fails or comes back. It sees the jobs that have arrived
+   by then.
 2. Between two decisions each job advances alone, with the slots that it has. A job that ends leaves
    its slots idle until the next decision.
-3. A job whose slots change does not train for what the change costs (:mod:`edl.simulator.resize`).
-   Another batch costs nothing.
-4. Of jobs on several nodes, those that share a node with another such job are slowed down by
-   ``interference``, a part of their rate.
-5. A node that fails takes the slots of all jobs on it at once; they keep the work done, have none
-   until the next decision, and then pay for a restart.
-6. With ``drop``, a job that the first decision after its arrival gives no slots is turned away.
-7. Time begins shortly before the first submission (:func:`_begin_s`), nodes can fail from then on,
-   and it never goes back.
+3. A job whose slots change does not train for the time that the change costs
+   (:mod:`edl.simulator.resize`). A change of its batch costs nothing.
+4. A job on several nodes that shares one of them with another such job loses the fraction
+   ``interference`` of its speed.
+5. A node that fails takes the slots of all jobs on it at once. These jobs keep the work done, have
+   no slots until the next decision, and then pay for a restart.
+6. With ``drop``, a job is rejected if the first decision after its arrival gives it no slots.
+7. Time begins shortly before the first submission (:func:`_begin_s`) and never goes back. Nodes can
+   fail from the beginning on.
 
-Nothing is random but the failures, and these by seed: the same arguments give the same result.
+Only the failures are random, and they are drawn by seed: the same arguments give the same result.
 """
 
 from __future__ import annotations
@@ -54,14 +55,20 @@ OnTime = Callable[[float, int], None]
 
 @dataclass(frozen=True)
 class Rules:
-    """How time moves.
+    """The rules by which a simulation moves time.
 
     Attributes:
-        interval_s: between two decisions; 0: on every arrival and end.
-        interference: part of its rate that a job on several nodes loses beside another; 0 to 1.
-        whole_seconds: ends of epochs are rounded as published; with an interval only.
-        speeds: kind of node -> its speed, where it is not 1; a job is as fast as its slowest node.
-        drop: jobs for which there are no slots are turned away in place of waiting.
+        interval_s: the seconds between two decisions; 0: a decision on every arrival and end of a
+            job, and on every failure and return of a node.
+        resize: the cost of each kind of change of a job's slots.
+        interference: the fraction of its speed that a job on several nodes loses while it shares a
+            node with another such job; from 0 to below 1.
+        whole_seconds: whether the ends of epochs are rounded to whole seconds, as in Pollux'
+            simulator; only with an interval.
+        speeds: the relative speed of each kind of node, where it is not 1; a job is as fast as its
+            slowest node.
+        failures: the failures of nodes; None: nodes do not fail.
+        drop: whether a job for which there are no slots is rejected instead of waiting.
     """
 
     interval_s: float = 60.0
@@ -88,14 +95,21 @@ def simulate(
     rules: Rules,
     on_time: OnTime | None = None,
 ) -> Result:
-    """Run all jobs to their ends.
+    """Run all jobs to their ends under virtual time, and return what became of each of them.
 
     Args:
-        on_time: is told the virtual time and how many jobs have ended, after each decision.
+        jobs: the jobs to run, with times on the clock of the trace.
+        nodes: the nodes of the cluster.
+        policy: the policy that decides which slots each job has.
+        rules: the rules by which time moves.
+        on_time: is called after each decision, with the time on the clock of the trace and the
+            number of jobs that have ended.
 
     Raises:
-        UsageError: a job asks for more slots than there are, a name comes twice, a placement was
-            not measured, or the policy lets jobs wait for ever.
+        UsageError: a job requests more slots than there are, two jobs have the same name, the step
+            time on a placement was not measured, nodes would fail too often to be computed, or the
+            policy lets jobs wait for ever.
+        AssertionError: a decision of the policy breaks a rule (:mod:`edl.core.cluster.validity`).
     """
     check(jobs, nodes)
     begin_s = _begin_s(jobs, rules.interval_s)
@@ -121,9 +135,11 @@ def simulate(
 def _begin_s(jobs: Sequence[SubmittedJob], interval_s: float) -> float:
     """Return the time of the trace at which the simulated clock is 0.
 
-    A trace may have the clock of a computer, in which seconds since 1970 leave a float no room for
-    what is shorter than a microsecond. The begin is at least one interval before the first
-    submission, and a multiple of the interval, so decisions come when they came without it.
+    A trace may have the clock of a computer, which counts the seconds since 1970. A float of that
+    size cannot tell apart times that differ by less than a microsecond, so the simulated clock
+    begins later. The begin is a multiple of the interval (of a day, if there is none), at least one
+    interval before the first submission, and not below 0. So decisions come at the same times of
+    the trace as if the simulated clock began at 0.
     """
     first_s = min((job.arrival_s for job in jobs), default=0.0)
     unit_s = interval_s or DAY_S
@@ -133,10 +149,12 @@ def _begin_s(jobs: Sequence[SubmittedJob], interval_s: float) -> float:
 def _check_span(
     jobs: Sequence[SubmittedJob], nodes: Sequence[Node], failures: Failures | None
 ) -> None:
-    """Refuse a trace during which nodes would fail more often than can be computed.
+    """Raise an error if nodes would fail more often during a trace than can be computed.
+
+    The limit is ``MOST_FAILURES`` expected failures between the begin and the last submission.
 
     Raises:
-        UsageError: see above.
+        UsageError: more failures are expected.
     """
     if failures is None:
         return
@@ -150,10 +168,10 @@ def _check_span(
 
 
 def check(jobs: Sequence[SubmittedJob], nodes: Sequence[Node]) -> None:
-    """Refuse jobs that could never run.
+    """Raise an error if one of the jobs could never run on the nodes.
 
     Raises:
-        UsageError: see :func:`simulate`.
+        UsageError: a job requests more slots than all nodes have, or two jobs have the same name.
     """
     slots = total(nodes)
     for job in jobs:
@@ -168,7 +186,7 @@ def check(jobs: Sequence[SubmittedJob], nodes: Sequence[Node]) -> None:
 
 
 class _Run:
-    """One run: what :func:`simulate` holds between two moves."""
+    """The state of one simulation between two moves of time, for :func:`simulate`."""
 
     def __init__(
         self,
@@ -203,11 +221,17 @@ class _Run:
 
     @property
     def unfinished(self) -> int:
-        """Jobs that have not ended."""
+        """The number of jobs that have not ended, including jobs that have not arrived yet."""
         return len(self.active) + len(self.coming)
 
     def move(self) -> None:
-        """Let time pass until a decision is due, or a node fails or comes back."""
+        """Advance time and all jobs until a decision is due, or until a node fails or comes back.
+
+        Afterwards ``due`` says whether a decision is due.
+
+        Raises:
+            UsageError: jobs wait, and nothing can happen any more.
+        """
         if self.rules.interference:
             self._let_interfere()
         then_s = self._next_decision_s()
@@ -229,7 +253,11 @@ class _Run:
         self._sort_out()
 
     def decide(self) -> None:
-        """Ask the policy, and give the jobs the slots and the batches that it says."""
+        """Ask the policy, and give the jobs the slots and the batches of its decision.
+
+        Raises:
+            UsageError: the policy has given no slots for so many decisions that jobs wait for ever.
+        """
         if not self.active:
             return
         views = [job.view() for job in self.active]
@@ -246,6 +274,11 @@ class _Run:
             self._refuse_to_wait()
 
     def _decision(self, cluster: ClusterState) -> Allocation:
+        """Return the policy's checked decision on ``cluster``; keep its state and its reasons.
+
+        Raises:
+            AssertionError: the decision breaks a rule (:mod:`edl.core.cluster.validity`).
+        """
         decision = self.policy(cluster)
         wrong = violation(decision, cluster)
         assert wrong is None, f"the policy's decision at {self.now_s} s is wrong: {wrong}"
@@ -253,7 +286,10 @@ class _Run:
         return decision
 
     def _place(self, job: Progress, decision: Allocation) -> None:
-        """Give it the batch and the slots that it has from now on."""
+        """Give ``job`` the batch and the slots that ``decision`` names for it.
+
+        A job without slots in the decision loses the slots that it has.
+        """
         name = job.submission.name
         job.train_with(decision.batches.get(name, job.batch), self.now_s)
         placement = decision.placements.get(name, ())
@@ -262,13 +298,17 @@ class _Run:
             job.speed = self._speed(job)
 
     def _reject(self) -> None:
-        """Drop those that have just been seen by a decision, and were given nothing."""
+        """Reject the active jobs that were never given slots, and stop tracking them."""
         for job in self.active:
             if not job.history:
                 job.reject(self.now_s)
         self.active = [job for job in self.active if not job.dropped]
 
     def _next_decision_s(self) -> float:
+        """Return the virtual time of the next decision in seconds, infinite if there is none.
+
+        A failure of a node that comes earlier is not considered.
+        """
         arrival_s = self.coming[-1].submission.arrival_s if self.coming else math.inf
         interval_s = self.rules.interval_s
         if interval_s:
@@ -281,7 +321,7 @@ class _Run:
         return min(arrival_s, min(ends_s, default=math.inf))
 
     def _sort_out(self) -> None:
-        """Take those that have ended from the active ones, and add those that have arrived."""
+        """Remove jobs that have ended from the active jobs, and add jobs that have arrived."""
         if any(job.end_s is not None for job in self.active):
             self.active = [job for job in self.active if job.end_s is None]
         came = False
@@ -292,6 +332,7 @@ class _Run:
             self.active.sort(key=lambda job: self.order[id(job)])
 
     def _fail_or_repair(self, node: str, up: bool) -> None:
+        """Mark ``node`` as up or down; if it goes down, take the slots of all jobs on it."""
         if up:
             self.down.discard(node)
             return
@@ -301,6 +342,7 @@ class _Run:
                 job.fail(self.now_s, self.rules.resize)
 
     def _let_interfere(self) -> None:
+        """Slow down each job on several nodes that shares a node with another such job."""
         spread = [job for job in self.active if len(job.placement) > 1]
         used = Counter(node for job in spread for node, _ in job.placement)
         for job in self.active:
@@ -308,10 +350,12 @@ class _Run:
             job.slow_down(self.rules.interference if beside else 0.0)
 
     def _speed(self, job: Progress) -> float:
+        """Return the speed of the slowest node that ``job`` is on; 1 if it has no slots."""
         speeds = self.rules.speeds
         return min((speeds.get(self.kinds[node], 1.0) for node, _ in job.placement), default=1.0)
 
     def _refuse_to_wait(self) -> None:
+        """Raise a UsageError that says how many jobs wait for ever, and the policy's reason."""
         names = [job.submission.name for job in self.active]
         why = f" ({names[0]} {self.reasons[names[0]]})" if names[0] in self.reasons else ""
         waiting = counted(len(names), "job")
@@ -322,11 +366,14 @@ class _Run:
 
 
 class _QueueRun(_Run):
-    """The same where nobody loses slots: only jobs that start or end are looked at.
+    """The state of a simulation whose policy takes no slots away: a faster :class:`_Run`.
 
-    The end of a job that starts is known, and the policy is asked about those that wait, on the
-    slots that are free. The time for an event grows with the nodes that have free slots and, unless
-    jobs start in order, with those that wait; not with those that run.
+    It looks only at jobs that start or end: the end of a job is known when the job starts, and the
+    policy is asked about the waiting jobs and the free slots alone. The time for an event grows
+    with the number of nodes that have free slots and, unless jobs start in order, with the number
+    of waiting jobs; it does not grow with the number of running jobs.
+
+    It is used if decisions are made on every event and there is no interference and no failure.
     """
 
     def __init__(
@@ -345,11 +392,15 @@ class _QueueRun(_Run):
 
     @property
     def unfinished(self) -> int:
-        """Jobs that have not ended; ``active`` are those that wait."""
+        """The number of jobs that have not ended: waiting, running, or not yet arrived."""
         return len(self.active) + len(self.running) + len(self.coming)
 
     def move(self) -> None:
-        """Let time pass until a job arrives or ends."""
+        """Advance time until a job arrives or ends, and free the slots of jobs that have ended.
+
+        Raises:
+            UsageError: jobs wait, and nothing can happen any more.
+        """
         end_s = self.running[0][0] if self.running else math.inf
         then_s = min(end_s, self.coming[-1].submission.arrival_s if self.coming else math.inf)
         if then_s == math.inf:
@@ -366,7 +417,10 @@ class _QueueRun(_Run):
             self.active.append(self.coming.pop())
 
     def decide(self) -> None:
-        """Start those of which the policy says so."""
+        """Start the waiting jobs to which the policy gives slots; with ``drop``, reject the others.
+
+        The policy is not asked if nothing has changed by which a job could start.
+        """
         if self.active or self.running:
             self.decisions += 1
         if self.changed:
@@ -378,7 +432,11 @@ class _QueueRun(_Run):
             self.active = []
 
     def _start(self) -> None:
-        """In order, ask about the first one, and about twice as many as long as all start."""
+        """Start waiting jobs, asking the policy about 1, 2, 4, ... of them until one has to wait.
+
+        A policy that starts jobs in order decides the same so, at less cost. Any other policy is
+        asked about all waiting jobs at once.
+        """
         count = 1 if self.in_order else len(self.active)
         while self.active:
             nodes = [node for node in self.free.values() if node.slots]
@@ -401,7 +459,7 @@ class _QueueRun(_Run):
             count *= 2
 
     def _take(self, job: Progress, sign: int) -> None:
-        """Its slots from those that are free, or with -1 back to them."""
+        """Subtract the job's slots from the free slots of its nodes (``sign=-1``: add them)."""
         for name, count in job.placement:
             node = self.free[name]
             self.free[name] = replace(node, slots=node.slots - sign * count)

@@ -1,4 +1,4 @@
-"""When nodes fail and come back, drawn by seed."""
+"""Draw by seed when nodes fail and when they come back."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from edl.core.cluster.state import Node
 
 @dataclass(frozen=True)
 class Failures:
-    """Exponential times between failures of a node, and of its repairs.
+    """The failures of nodes, with exponentially distributed times until a failure and a repair.
 
     Attributes:
-        mean_up_s, mean_down_s: of one node.
-        seed: each node draws from a generator of its own, so another node changes nothing for it.
+        mean_up_s: the mean seconds from the return of a node to its next failure.
+        mean_down_s: the mean seconds from the failure of a node to its return.
+        seed: the seed of the random times. Each node draws from a generator of its own, so another
+            node changes nothing for it.
     """
 
     mean_up_s: float
@@ -24,7 +26,12 @@ class Failures:
     seed: int = 0
 
     def events(self, nodes: Sequence[Node]) -> Iterator[tuple[float, str, bool]]:
-        """Time in seconds, node, and whether it comes up (else it fails); in order, endless."""
+        """Yield the failures and the returns of all ``nodes``, in order of time, without end.
+
+        Yields:
+            The time in seconds, the name of the node, and whether it comes back (True) or fails
+            (False). All nodes are up at time 0.
+        """
         chance = {node.name: random.Random(f"{self.seed} {node.name}") for node in nodes}
         coming = [(self._after(chance[name], True), name, False) for name in chance]
         heapq.heapify(coming)
@@ -34,4 +41,5 @@ class Failures:
             heapq.heapreplace(coming, (at_s + self._after(chance[name], up), name, not up))
 
     def _after(self, chance: random.Random, up: bool) -> float:
+        """Draw the seconds until a node fails (if it is ``up``) or comes back."""
         return chance.expovariate(1 / (self.mean_up_s if up else self.mean_down_s))

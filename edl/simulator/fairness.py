@@ -1,15 +1,15 @@
-"""Finish-time fairness: a job's completion time beside the one on its own part of the cluster.
+"""Compute finish-time fairness: a job's JCT divided by its time on its own share of the cluster.
 
     rho = completion time / time on an isolated 1/N of the slots
 
-with N the mean number of jobs in the cluster while the job is there, itself included: arrived, and
-neither ended nor turned away (Themis, Mahajan et al., NSDI 2020, section 3; N as in the evaluation
-of Sia, SOSP 2023). Up to 1 the job lost nothing by sharing. The largest rho of all jobs says how
-the worst one fared.
+N is the mean number of jobs in the cluster while the job is there, itself included. A job is there
+when it has arrived and has neither ended nor been rejected (Themis, Mahajan et al., NSDI 2020,
+section 3; N as in the evaluation of Sia, SOSP 2023). With a rho up to 1 the job lost nothing by
+sharing. The largest rho of all jobs is the one of the job that was treated worst.
 
-Isolated, the job trains with the batch that its user asked for, on whole slots of as few nodes as
-can be, at most as many as it may have; it begins at once, and nothing is charged for that. Of less
-than its minimum it has that minimum for the part of the time that makes its share.
+In isolation, the job trains with the batch that its user asked for, on whole slots of as few nodes
+as possible, with at most as many slots as it may have. It begins at once, at no cost. If its share
+is less than its minimum, it has that minimum for the fraction of the time that makes its share.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from edl.simulator.work import SubmittedJob
 def with_isolated(
     submissions: Sequence[SubmittedJob], results: Sequence[JobResult], nodes: Sequence[Node]
 ) -> tuple[JobResult, ...]:
-    """The results, with the isolated time of each job that was not turned away.
+    """Return the results with the isolated time of each job that was not rejected.
 
     Args:
-        results: of the submissions, one each, in their order.
+        submissions: the jobs as they were submitted.
+        results: the results of the submissions, one each, in the same order.
+        nodes: the nodes of the cluster.
     """
     beside = mean_beside(results)
     slots, largest = total(nodes), max(node.slots for node in nodes)
@@ -44,7 +46,10 @@ def with_isolated(
 
 
 def mean_beside(results: Sequence[JobResult]) -> list[float]:
-    """The mean number of jobs that are there while each of them is; at least 1."""
+    """Return for each job the mean number of jobs in the cluster while it is there; at least 1.
+
+    The job itself counts. ``results`` has all jobs of the run; the means are in the same order.
+    """
     came, went = [np.sort([getattr(one, at) for one in results]) for at in ("arrival_s", "end_s")]
     times = np.unique(np.concatenate((came, went)))
     there = np.searchsorted(came, times, "right") - np.searchsorted(went, times, "right")
@@ -58,7 +63,16 @@ def mean_beside(results: Sequence[JobResult]) -> list[float]:
 
 
 def isolated_s(job: SubmittedJob, share: float, slots_a_node: int) -> float:
-    """Seconds that the job takes alone on so many slots."""
+    """Return the seconds that ``job`` takes alone on its share of the cluster.
+
+    Args:
+        job: the job as it was submitted.
+        share: the number of slots, not necessarily whole.
+        slots_a_node: the slots of a node; the job lies on as few nodes as possible.
+
+    Raises:
+        UsageError: the job's speed on so many slots was not measured.
+    """
     most = job.max_slots
     if job.local_batches is not None:
         most = min(most, job.batch // job.local_batches[0])

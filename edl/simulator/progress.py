@@ -1,4 +1,4 @@
-"""One job under virtual time: how far it is, what it has, and when it would end."""
+"""Follow one job through virtual time: its progress, its slots, and when it would end."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from edl.simulator.work import SubmittedJob
 
 
 def same_s(at_s: float) -> float:
-    """Return how close two times around ``at_s`` are that count as one, for sums of floats differ.
+    """Return the difference in seconds up to which two times around ``at_s`` count as equal.
 
-    A microsecond, or at late times what a float can tell apart there: to add less changes nothing.
+    Times are sums of floats, so equal times may differ a little. The result is a microsecond, or at
+    late times 4 times the resolution of a float there: to add less would change nothing.
     """
     return max(1e-6, 4 * math.ulp(at_s))
 
 
 class Progress:
-    """What has become of one submission.
+    """The course of one submitted job under virtual time.
 
-    The rules of Pollux' simulator (OSDI 2021 artifact): a change of slots first costs its seconds;
-    then the job progresses at a rate that is constant within an epoch.
+    By the rules of Pollux' simulator (OSDI 2021 artifact), a change of slots first costs its
+    seconds. Then the job progresses at a rate that is constant within an epoch.
 
     Args:
-        whole_seconds: the end of an epoch is rounded to whole seconds, within the time that is
-            moved at once, as published.
+        submission: the job as it was submitted.
+        whole_seconds: whether the end of an epoch is rounded to whole seconds, within the time by
+            which the job is advanced at once, as in Pollux' simulator.
     """
 
     def __init__(self, submission: SubmittedJob, whole_seconds: bool) -> None:
@@ -53,7 +55,7 @@ class Progress:
         self._seen: ClusterJob | None = None
 
     def view(self) -> ClusterJob:
-        """What a policy sees of it."""
+        """Return what a policy sees of the job now."""
         if self._seen is None:
             one = self.submission
             self._seen = ClusterJob(
@@ -75,34 +77,50 @@ class Progress:
         return self._seen
 
     def place(self, placement: Placement, now_s: float, reason: str, cost: ResizeCost) -> None:
-        """Give it other slots, or none, and charge what the change costs."""
+        """Give the job the slots of ``placement``, or none, and charge what the change costs.
+
+        Args:
+            placement: the slots that the job has from now on; empty: none.
+            now_s: the virtual time.
+            reason: the policy's reason, for the history.
+            cost: the seconds that each kind of change costs.
+        """
         change = change_of(self.placement, placement, bool(self.history))
         self._set(AllocationChange(now_s, change, placement, reason), cost)
 
     def train_with(self, batch: int, now_s: float) -> None:
-        """Take another batch from its next step on, which costs nothing."""
+        """Set the global batch of the job from its next step on, which costs nothing.
+
+        ``batch`` is in samples, and ``now_s`` is the virtual time, for the history.
+        """
         if batch != self.batch:
             self.batch, self._rate, self._seen = batch, None, None
             self.batches.append(BatchChange(now_s, batch))
 
     def reject(self, now_s: float) -> None:
-        """End it before it has begun."""
+        """End the job at ``now_s`` before it has begun, and mark it as dropped."""
         self.dropped, self.end_s = True, now_s
 
     def slow_down(self, part: float) -> None:
-        """Lose this part of its rate until told otherwise."""
+        """Reduce the job's speed by the fraction ``part``, until this is called again."""
         if part != self.slowdown:
             self.slowdown, self._rate = part, None
 
     def fail(self, now_s: float, cost: ResizeCost) -> None:
-        """A node of it has failed: it has no slots until the next decision, and keeps its work."""
+        """Take all slots of the job at ``now_s`` because one of its nodes has failed.
+
+        It keeps its progress, and has no slots until the next decision.
+        """
         self._set(AllocationChange(now_s, Change.FAILURE, ()), cost)
 
     def advance(self, now_s: float, seconds: float) -> None:
-        """Move from ``now_s`` on. If it ends meanwhile, its slots are idle until the next decision.
+        """Train the job for ``seconds`` from ``now_s`` on, or until it ends.
+
+        A pause for a change of slots passes first. If the job ends, ``end_s`` is set, and its slots
+        are idle until the next decision.
 
         Raises:
-            UsageError: its step time with these slots was not measured.
+            UsageError: the step time with these slots was not measured.
         """
         if not self._size or self.end_s is not None or seconds <= 0:
             return
@@ -126,7 +144,7 @@ class Progress:
                 self.end_s = now_s
 
     def ends_after_s(self) -> float:
-        """Seconds until its end if nothing changes; infinite without slots."""
+        """Return the seconds until the job ends if nothing changes; infinite if it has no slots."""
         if not self._size:
             return float("inf")
         work, total_s, progress = self.submission.work, self._pause_s, self.progress
@@ -137,7 +155,7 @@ class Progress:
         return total_s
 
     def result(self) -> JobResult:
-        """Once it has ended."""
+        """Return the result of the job, which must have ended."""
         assert self.end_s is not None
         one = self.submission
         return JobResult(
@@ -153,6 +171,10 @@ class Progress:
         )
 
     def _set(self, moment: AllocationChange, cost: ResizeCost) -> None:
+        """Change the job's slots as ``moment`` says, record it, and begin the pause that it costs.
+
+        If the job had slots and still has some, a pause that is not over is not shortened.
+        """
         pending_s = self._pause_s if self.placement and moment.placement else 0.0
         self._pause_s = max(pending_s, cost.of(moment.change))
         self.placement = moment.placement
@@ -162,16 +184,22 @@ class Progress:
         self.history.append(moment)
 
     def _rate_now(self) -> float:
+        """Return the present progress a second; after a change, measure a step, too."""
         if self._rate is None:
             self._rate = self._rate_in(self.epoch)
             self._measure()
         return self._rate
 
     def _measure(self) -> None:
+        """Record the step time and the noise scale that the job measures in its configuration.
+
+        Of each combination of nodes, slots and local batch the first step time is kept.
+        """
         work = self.submission.work
         step, self._noise_scale = work.observed(self._slots, self.batch, self.epoch)
         self._steps.setdefault((step.hosts, step.workers, step.batch), step)
 
     def _rate_in(self, epoch: int) -> float:
+        """Return the progress a second in an epoch, with the present slots, batch and slowdown."""
         rate = self.submission.work.rate(self._slots, self.batch, epoch)
         return rate * (1.0 - self.slowdown) * self.speed

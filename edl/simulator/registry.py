@@ -38,8 +38,9 @@ def policy(name: str, seed: int = 0, resize_s: float | None = None) -> Policy:
 
     Args:
         name: a key of :data:`POLICIES`.
-        seed: see :func:`edl.core.cluster.policies.policy`.
-        resize_s: see :func:`edl.core.cluster.policies.policy`.
+        seed: the seed of a policy that draws random numbers; 0 keeps the registered seed.
+        resize_s: the seconds that the policy takes a change of a job's size to cost, if it has such
+            a parameter; None keeps the registered value.
 
     Raises:
         UsageError: no policy is registered as ``name``.

@@ -1,7 +1,8 @@
-"""What a change of a job's slots costs: for how many seconds nobody of it trains.
+"""Define the cost of a change of a job's slots: the seconds during which the job does not train.
 
-Published simulators charge one constant, for the first start, too (Pollux: 30 s, a stop and a
-restart from a checkpoint). With edl the kinds of change differ by two orders of magnitude.
+Published simulators charge one constant, also for the first start (Pollux: 30 s, for a stop and a
+restart from a checkpoint). With edl the costs of the kinds of change differ by two orders of
+magnitude.
 """
 
 from __future__ import annotations
@@ -14,20 +15,27 @@ from edl.errors import UsageError
 
 
 class Change(StrEnum):
-    """What became of a job's slots."""
+    """The kind of a change of a job's slots: a first start, a restart, more, fewer or no slots, ...
 
-    START = "start"  # the first it ever had
-    RESTART = "restart"  # from a checkpoint: it had none just before
-    JOIN = "join"  # those it had, and more
-    LEAVE = "leave"  # some of those it had
-    MIGRATE = "migrate"  # some others
-    PREEMPT = "preempt"  # none any more, by a decision
-    FAILURE = "failure"  # none any more: a node of it failed
+    ``PREEMPT`` and ``FAILURE`` take all slots, by a decision or because a node failed. ``MIGRATE``
+    is a change that neither only adds nor only removes slots.
+    """
+
+    START = "start"  # the job gets its first slots
+    RESTART = "restart"  # it gets slots after it had none, and starts from a checkpoint
+    JOIN = "join"  # it keeps its slots and gets more
+    LEAVE = "leave"  # it keeps only some of its slots
+    MIGRATE = "migrate"  # any other change
+    PREEMPT = "preempt"  # a decision takes all its slots
+    FAILURE = "failure"  # one of its nodes fails, and it loses all slots
 
 
 @dataclass(frozen=True)
 class ResizeCost:
-    """Seconds by kind of change; slots that are taken away altogether cost nothing then."""
+    """The cost of each kind of change of a job's slots, in seconds without training.
+
+    To lose all slots costs nothing at that time; the restart costs ``restart``.
+    """
 
     start: float = 30.0
     restart: float = 30.0
@@ -36,7 +44,10 @@ class ResizeCost:
     migrate: float = 30.0
 
     def of(self, change: Change) -> float:
-        """Seconds without training."""
+        """Return the seconds without training that ``change`` costs.
+
+        A change that takes all slots costs 0.
+        """
         if change in (Change.PREEMPT, Change.FAILURE):
             return 0.0
         seconds: float = getattr(self, change.value)
@@ -44,20 +55,23 @@ class ResizeCost:
 
     @property
     def resize_s(self) -> float:
-        """What a policy counts with that weighs a change of size: a join or a leave, the mean."""
+        """The seconds that policies take a resize to cost: the mean of ``join`` and ``leave``."""
         return (self.join + self.leave) / 2
 
 
 def constant(seconds: float) -> ResizeCost:
-    """The same for all kinds."""
+    """Return costs of ``seconds`` for every kind of change."""
     return ResizeCost(seconds, seconds, seconds, seconds, seconds)
 
 
 def parse(text: str) -> ResizeCost:
-    """The costs in "30", or in "start=20,restart=25,join=0.3": what is not named costs 30 s.
+    """Return the costs that ``text`` gives, like "30" or "start=20,restart=25,join=0.3".
+
+    A single number is the cost in seconds of every kind of change. With names, a kind that is not
+    named costs 30 s.
 
     Raises:
-        UsageError: it is neither, or a time is negative.
+        UsageError: the text has neither form, or a time is negative or not finite.
     """
     parts = [part.partition("=") for part in text.split(",")]
     names = [one.name for one in fields(ResizeCost)]
@@ -80,10 +94,14 @@ def parse(text: str) -> ResizeCost:
 
 
 def change_of(before: Placement, after: Placement, trained: bool) -> Change:
-    """What a new placement is.
+    """Return the kind of change from the placement ``before`` to the placement ``after``.
+
+    It is never ``FAILURE``: a job without slots afterwards counts as preempted.
 
     Args:
-        trained: the job had slots at some time.
+        before: the slots until now; empty: none.
+        after: the slots from now on; empty: none.
+        trained: whether the job has ever had slots.
     """
     if not after:
         return Change.PREEMPT
@@ -98,6 +116,7 @@ def change_of(before: Placement, after: Placement, trained: bool) -> Change:
 
 
 def _by_node(placement: Placement) -> dict[str, int]:
+    """Return the number of slots of ``placement`` on each node, by the node's name."""
     slots: dict[str, int] = {}
     for node, count in placement:
         slots[node] = slots.get(node, 0) + count

@@ -1,4 +1,4 @@
-"""What a simulated run came to: each job's times, and their summary."""
+"""Hold the result of a simulated run: the times of each job, and their summary."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class AllocationChange:
     """A change of a job's slots.
 
     Attributes:
-        at_s: virtual time.
-        placement: from then on.
-        reason: the policy's; empty where a node failed.
+        at_s: the time of the change, in seconds of virtual time.
+        change: the kind of change.
+        placement: the slots of the job from then on.
+        reason: the policy's reason; empty if a node failed.
     """
 
     at_s: float
@@ -28,7 +29,7 @@ class AllocationChange:
     reason: str = ""
 
     def figures(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the change as a dictionary that can be written as JSON."""
         return {
             "at_s": self.at_s,
             "change": self.change.value,
@@ -40,33 +41,36 @@ class AllocationChange:
 
 @dataclass(frozen=True)
 class BatchChange:
-    """A change of a job's batch.
+    """A change of a job's global batch.
 
     Attributes:
-        at_s: virtual time.
-        batch: samples of a step from then on.
+        at_s: the time of the change, in seconds of virtual time.
+        batch: the samples of a step from then on.
     """
 
     at_s: float
     batch: int
 
     def figures(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the change as a dictionary that can be written as JSON."""
         return {"at_s": self.at_s, "batch": self.batch}
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """A job that has ended; its times are virtual, in seconds on the clock of the trace.
+    """The result of a job that has ended, with virtual times in seconds on the clock of the trace.
 
     Attributes:
-        start_s: when it first had slots.
-        slot_s: seconds that it had slots, times the slots.
+        kind: the kind of job, as it was submitted.
+        arrival_s: the time at which it was submitted.
+        start_s: the time at which it first had slots.
+        end_s: the time at which it ended, or was rejected.
+        slot_s: the seconds during which it had slots, times the number of slots.
         history: all changes of its slots.
-        batches: all changes of its batch, which began as submitted.
-        dropped: it was turned away at ``end_s``, and never had slots.
-        isolated_s: what it would take on its part of the cluster (:mod:`edl.simulator.fairness`);
-            0: not known.
+        batches: all changes of its batch, which begins as submitted.
+        dropped: whether it was rejected, at ``end_s``, without ever having had slots.
+        isolated_s: the seconds that it would take on its own share of the cluster
+            (:mod:`edl.simulator.fairness`); 0: not known.
     """
 
     name: str
@@ -82,7 +86,7 @@ class JobResult:
 
     @property
     def jct_s(self) -> float:
-        """Job completion time: from its submission to its end."""
+        """The job completion time (JCT): the seconds from the job's submission to its end."""
         return self.end_s - self.arrival_s
 
     def later(self, seconds: float) -> JobResult:
@@ -100,17 +104,23 @@ class JobResult:
 
     @property
     def finish_time_fairness(self) -> float:
-        """Its completion time beside the isolated one; 0: that is not known."""
+        """The JCT divided by the isolated time, or 0 if the isolated time is not known."""
         return self.jct_s / self.isolated_s if self.isolated_s else 0.0
 
     @property
     def resizes(self) -> int:
-        """How often it was given other slots after it had started."""
+        """The number of times that the job was given other slots after its start.
+
+        A change that takes all slots does not count; the restart after it does.
+        """
         given = sum(1 for one in self.history if one.placement)
         return max(0, given - 1)
 
     def figures(self, history: bool = False) -> dict[str, Any]:
-        """For JSON."""
+        """Return the job's times as a dictionary that can be written as JSON.
+
+        With ``history`` it includes all changes of the job's slots and of its batch.
+        """
         shown: dict[str, Any] = {
             "name": self.name,
             "kind": self.kind,
@@ -132,37 +142,48 @@ class JobResult:
 
 @dataclass(frozen=True)
 class Result:
-    """A run: all jobs, in the order of submission, and how often the policy was asked."""
+    """The result of a simulated run.
+
+    Attributes:
+        jobs: the result of each job, in the order in which the jobs were given.
+        decisions: the number of times that the policy was asked.
+    """
 
     jobs: tuple[JobResult, ...]
     decisions: int
 
     @property
     def ended(self) -> list[JobResult]:
-        """Those that were not turned away: the times below are theirs."""
+        """The results of the jobs that were not rejected; the summary counts only these."""
         return [job for job in self.jobs if not job.dropped]
 
     @property
     def mean_jct_s(self) -> float:
-        """Mean completion time."""
+        """The mean job completion time of the jobs that were not rejected, in seconds."""
         return fmean(job.jct_s for job in self.ended)
 
     @property
     def makespan_s(self) -> float:
-        """From the first submission to the last end."""
+        """The makespan: the seconds from the first submission to the last end of a job."""
         return max(job.end_s for job in self.ended) - min(job.arrival_s for job in self.jobs)
 
     @property
     def worst_finish_time_fairness(self) -> float:
-        """The largest of all jobs: that of the one that was treated worst."""
+        """The largest finish-time fairness of the jobs that were not rejected; up to 1 is fair."""
         return max(job.finish_time_fairness for job in self.ended)
 
     def jct_percentile_s(self, percent: float) -> float:
-        """Completion time that so many percent of the jobs do not exceed, linear between two."""
+        """Return the JCT in seconds that ``percent`` percent of the jobs do not exceed.
+
+        It is interpolated linearly between two jobs. Rejected jobs do not count.
+        """
         return float(np.percentile([job.jct_s for job in self.ended], percent))
 
     def figures(self, history: bool = False) -> dict[str, Any]:
-        """For JSON: the summary, then every job."""
+        """Return the summary and every job as a dictionary that can be written as JSON.
+
+        With ``history`` it includes all changes of each job's slots and batch.
+        """
         return {
             "mean_jct_s": self.mean_jct_s,
             "p50_jct_s": self.jct_percentile_s(50),

@@ -1,4 +1,4 @@
-"""One run as a value, so that another process can do it; several runs, side by side."""
+"""Compute simulations that are described as values: one, or several in parallel processes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from edl.simulator.work import SubmittedJob
 
 @dataclass(frozen=True)
 class Run:
-    """What is simulated.
+    """The description of a simulation: the jobs, the cluster, the policy and the rules.
 
     Attributes:
-        policy: its name.
-        nodes: how many, each of so many ``slots``.
-        jobs: empty: those of Pollux.
-        seed: of what the policy draws at random.
-        load, workload: of Pollux; of JSA the arrivals and the seed.
-        built_in: name of the set of jobs; empty: a trace.
+        policy: the name of the policy.
+        rules: the rules by which time moves.
+        nodes: the number of nodes; each has ``slots`` slots.
+        load, workload: the load and the number of a workload of Pollux. For the jobs of JSA they
+            hold the arrivals and the seed.
+        jobs: the jobs to simulate; empty: the workload of Pollux.
+        seed: the seed of the policy's random numbers.
+        built_in: the name of the built-in set of jobs; empty: the jobs are from a trace.
     """
 
     policy: str
@@ -43,7 +45,7 @@ class Run:
 
     @property
     def title(self) -> str:
-        """For messages."""
+        """The policy and the jobs in a few words, for messages."""
         jobs = self.built_in or "the trace"
         if self.load:
             jobs += f" {self.load}, {self.workload}"
@@ -51,7 +53,11 @@ class Run:
 
 
 class Outcome(NamedTuple):
-    """A run, its result, and the seconds that it took to compute."""
+    """A simulation that was computed: its description, its result, and how long that took.
+
+    Attributes:
+        took_s: the seconds that the computation took.
+    """
 
     run: Run
     result: Result
@@ -59,10 +65,14 @@ class Outcome(NamedTuple):
 
 
 def do(run: Run, on_time: OnTime | None = None) -> Outcome:
-    """Simulate one run.
+    """Compute the simulation that ``run`` describes.
+
+    ``on_time`` is called after each decision, with the virtual time in seconds and the number of
+    jobs that have ended.
 
     Raises:
-        UsageError: see :func:`edl.simulator.engine.simulate`.
+        UsageError: the jobs, the policy or the measurements do not allow the simulation; see
+            :func:`edl.simulator.engine.simulate`.
     """
     began_s = time.perf_counter()
     jobs = run.jobs or pollux_jobs(run.load, run.workload)
@@ -80,14 +90,17 @@ def equal_nodes(count: int, slots: int) -> list[Node]:
 def do_all(
     runs: Sequence[Run], processes: int = 1, tell: Callable[[str], None] = lambda _: None
 ) -> Iterator[Outcome]:
-    """Simulate several runs, and give them out in their order, each as soon as it can be.
+    """Compute several simulations, and yield their outcomes in the order of ``runs``.
+
+    Each outcome is yielded as soon as it and all earlier ones are computed.
 
     Args:
-        processes: that work at once.
-        tell: is told how far it is.
+        runs: the descriptions of the simulations.
+        processes: the number of processes that compute at the same time.
+        tell: is called with a message whenever there is progress.
 
     Raises:
-        UsageError: see :func:`do`.
+        UsageError: a simulation cannot be computed; see :func:`do`.
     """
     if processes == 1 or len(runs) == 1:
         for number, run in enumerate(runs, 1):
@@ -105,10 +118,17 @@ def do_all(
 
 
 def _leave_interrupts_to_the_parent() -> None:
+    """Ignore SIGINT in this process, so that on Ctrl-C only its parent acts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _teller(run: Run, what: str, tell: Callable[[str], None]) -> OnTime:
+    """Return a function that passes the progress of a simulation to ``tell``, as a message.
+
+    The function takes the virtual time in seconds and the number of jobs that have ended. Each
+    message begins with ``what``.
+    """
+
     def on_time(now_s: float, ended: int) -> None:
         tell(f"{what}: {ended} jobs have ended at {now_s / 3600:.1f} h")
 

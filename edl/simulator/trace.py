@@ -1,19 +1,19 @@
-"""Jobs from a CSV file: one a row, with columns by name, in any order.
+"""Read jobs from a CSV file: one job a row, with columns by name, in any order.
 
 ==================  ============================================================================
-name                of the job; no two are the same
-time_s              of submission, in seconds, 0 or more
-slots               that its user requests
-min_slots           the fewest that an elastic policy may give; default: slots
-max_slots           the most; default: slots
-duration_s          how long it takes with ``slots``
-parallel_fraction   of its work that more slots share (Amdahl's law), 0 to 1; default: 1
-application         a measured one of Pollux, in place of duration_s: bert, cifar10, ...
-batch_size          samples of its step; with application only
-weight              its part beside others, where a policy goes by weight, above 0; default: 1
+name                the name of the job; no two jobs have the same
+time_s              the time of submission, in seconds, 0 or more
+slots               the number of slots that its user requests
+min_slots           the fewest slots that an elastic policy may give; default: slots
+max_slots           the most slots that an elastic policy may give; default: slots
+duration_s          the seconds that the job takes with ``slots``
+parallel_fraction   the fraction of its work that more slots share (Amdahl's law); default: 1
+application         a measured application of Pollux, in place of duration_s: bert, cifar10, ...
+batch_size          the samples of a step; with application only
+weight              the weight in policies that share slots by weight, above 0; default: 1
 ==================  ============================================================================
 
-A job has either a duration or an application and a batch; an empty cell is as a missing column.
+A job has either a duration or an application and a batch. An empty cell counts as a missing column.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ COLUMNS = (*REQUIRED, *OPTIONAL, "batch_size")
 
 
 def read(path: Path, cluster_slots: int) -> list[SubmittedJob]:
-    """The jobs of a file, in its order.
+    """Return the jobs of the CSV file at ``path``, in the order of its rows.
 
     Args:
-        cluster_slots: of all nodes; no job may request more.
+        path: the file, with the columns that the module describes.
+        cluster_slots: the number of slots of all nodes; no job may request more.
 
     Raises:
-        UsageError: the file cannot be read, or is not as the module says; then the message names
-            the line.
+        UsageError: the file cannot be read, or a row is not as the module describes; then the
+            message names the line.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -56,10 +57,15 @@ def read(path: Path, cluster_slots: int) -> list[SubmittedJob]:
 
 
 def parse(lines: Iterable[str], where: str, cluster_slots: int) -> list[SubmittedJob]:
-    """As :func:`read`, of lines.
+    """Return the jobs of the lines of a CSV file, in the order of its rows.
 
     Args:
-        where: they come from, for messages.
+        lines: the lines, the first with the names of the columns.
+        where: the name of the file, for messages.
+        cluster_slots: the number of slots of all nodes; no job may request more.
+
+    Raises:
+        UsageError: a line is not as the module describes, or there is no job.
     """
     reader = csv.DictReader(lines)
     header = reader.fieldnames or ()
@@ -91,18 +97,31 @@ def parse(lines: Iterable[str], where: str, cluster_slots: int) -> list[Submitte
 
 
 def _columns() -> str:
+    """Return the clause of an error message that lists the columns."""
     return f"columns are {', '.join(COLUMNS)}"
 
 
 @dataclass(frozen=True)
 class _Row:
-    """One line, with its place for messages."""
+    """One row of a trace.
+
+    Attributes:
+        cells: the text of each cell, by the name of its column.
+        where: the file and the line, for messages.
+    """
 
     cells: Mapping[str | None, str | list[str] | None]
     where: str
 
     def job(self, cluster_slots: int) -> SubmittedJob:
-        """The job that the line describes."""
+        """Return the job that the row describes.
+
+        Args:
+            cluster_slots: the number of slots of all nodes; the job may not request more.
+
+        Raises:
+            UsageError: the row is not as the module describes.
+        """
         if None in self.cells:
             raise UsageError(f"{self.where}: it has more cells than there are columns")
         name = self._text("name")
@@ -122,6 +141,7 @@ class _Row:
         return replace(work(name, arrival_s, slots), weight=weight)
 
     def _timed(self, name: str, arrival_s: float, slots: int) -> SubmittedJob:
+        """Return a job of the duration in the row; its speed follows Amdahl's law."""
         duration_s = self._number("duration_s")
         fraction = self._number("parallel_fraction", 1.0)
         if duration_s == 0:
@@ -133,6 +153,7 @@ class _Row:
         return SubmittedJob(name, arrival_s, work, slots, least, most)
 
     def _measured(self, name: str, arrival_s: float, slots: int) -> SubmittedJob:
+        """Return a job of a measured application of Pollux, with the batch of the row."""
         known, wanted = measured_applications(), self._text("application")
         if wanted not in known:
             raise UsageError(
@@ -158,6 +179,13 @@ class _Row:
         return replace(job, min_slots=least, max_slots=min(most, widest))
 
     def _limits(self, slots: int) -> tuple[int, int]:
+        """Return the fewest and the most slots that a policy may give the job.
+
+        Both are ``slots``, the requested number, if the row does not say it.
+
+        Raises:
+            UsageError: ``slots`` does not lie between them.
+        """
         least = self._whole("min_slots", slots)
         most = self._whole("max_slots", slots)
         if not least <= slots <= most:
@@ -168,10 +196,16 @@ class _Row:
         return least, most
 
     def _text(self, column: str) -> str:
+        """Return the text in ``column`` without blanks around it; empty if there is none."""
         cell = self.cells.get(column)
         return cell.strip() if isinstance(cell, str) else ""
 
     def _number(self, column: str, default: float | None = None) -> float:
+        """Return the number in ``column``, 0 or more; ``default`` if the cell is empty.
+
+        Raises:
+            UsageError: the cell is not such a number, or is empty without a default.
+        """
         text = self._text(column)
         if not text and default is not None:
             return default
@@ -184,6 +218,11 @@ class _Row:
         return number
 
     def _whole(self, column: str, default: int | None = None) -> int:
+        """Return the whole number in ``column``, 1 or more; ``default`` if the cell is empty.
+
+        Raises:
+            UsageError: the cell is not such a number, or is empty without a default.
+        """
         number = self._number(column, default)
         if number != int(number) or number < 1:
             raise UsageError(

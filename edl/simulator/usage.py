@@ -1,4 +1,4 @@
-"""What a run did with the slots over time: of each job, and of all together."""
+"""Compute how a run used the slots over time, for each job and for the whole cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edl.simulator.results import JobResult, Result
 
 
 class Span(NamedTuple):
-    """A time in which a job had so many slots; 0: it waited."""
+    """A period in which a job had the same number of slots; with 0 slots it waited."""
 
     from_s: float
     to_s: float
@@ -18,11 +18,12 @@ class Span(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """The state of the cluster from ``at_s`` until the next level.
+    """The use of the cluster from ``at_s`` until the next change.
 
     Attributes:
-        used: slots of all jobs.
-        waiting: jobs that have arrived, have not ended, and have no slots.
+        at_s: the begin, in seconds of virtual time.
+        used: the number of slots of all jobs together.
+        waiting: the number of jobs that have arrived, have not ended, and have no slots.
     """
 
     at_s: float
@@ -30,12 +31,15 @@ class Usage(NamedTuple):
     waiting: int
 
     def figures(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields as a dictionary that can be written as JSON."""
         return self._asdict()
 
 
 def spans(job: JobResult) -> list[Span]:
-    """From its submission to its end without a gap, one after the other; none is empty."""
+    """Return the periods of ``job`` with a constant number of slots, in order of time.
+
+    They cover the time from the job's submission to its end without a gap, and none is empty.
+    """
     changes = [(job.arrival_s, 0)] + [(one.at_s, size(one.placement)) for one in job.history]
     ends_s = [at_s for at_s, _ in changes[1:]] + [job.end_s]
     return [
@@ -46,7 +50,10 @@ def spans(job: JobResult) -> list[Span]:
 
 
 def levels(result: Result) -> list[Usage]:
-    """The slots in use and the length of the queue, at each time at which one of them changes."""
+    """Return the slots in use and the number of waiting jobs, whenever one of them changes.
+
+    The list begins at time 0 and is in order of time.
+    """
     used: Counter[float] = Counter()
     waiting: Counter[float] = Counter()
     for job in result.jobs:

@@ -1,4 +1,4 @@
-"""What the simulated cluster knows of a job and a policy does not: what it really takes."""
+"""Define what the simulator knows about a job and a policy does not: the job's true work."""
 
 from __future__ import annotations
 
@@ -13,38 +13,55 @@ Observation = tuple[Measured, float | None]
 
 
 class JobWork(Protocol):
-    """What a job has to do, and how fast it does it with the slots that it has.
+    """The work that a job has to do, and its true speed with the slots that it has.
 
-    Progress has any unit; it begins at 0 and the job ends with its last epoch.
+    Progress has a unit of its own in each kind of work. It begins at 0, and the job ends with its
+    last epoch.
     """
 
     @property
     def epochs(self) -> int:
-        """At least 1."""
+        """The number of epochs of the job, at least 1."""
 
     def end_of(self, epoch: int) -> float:
-        """The progress at which an epoch, counted from 0, ends."""
+        """Return the progress at which epoch number ``epoch``, counted from 0, ends."""
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """Progress a second with so many slots on each node, above 0.
+        """Return the progress a second, above 0.
+
+        Args:
+            slots: the number of the job's slots on each of its nodes.
+            batch: the global batch, in samples.
+            epoch: the epoch that the job is in, counted from 0.
 
         Raises:
-            UsageError: nobody knows: it was not measured.
+            UsageError: the speed is not known, because this was not measured.
         """
 
     def model(self, epoch: int, progress: float) -> Model:
-        """What policies are told."""
+        """Return the model that policies get of a job after ``progress``, in epoch ``epoch``."""
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
-        """What the job itself measures while it trains so, without interference, as published."""
+        """Return the step time and the noise scale that the job itself would measure.
+
+        Interference by other jobs is not part of them, as in the published simulator.
+
+        Args:
+            slots: the number of the job's slots on each of its nodes.
+            batch: the global batch, in samples.
+            epoch: the epoch that the job is in, counted from 0.
+        """
 
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """A job as its user submits it; see :class:`edl.core.cluster.state.ClusterJob` for the fields.
+    """A job as its user submits it, with the work that it really takes.
+
+    All fields but ``work`` and ``kind`` are as in :class:`edl.core.cluster.state.ClusterJob`.
 
     Attributes:
-        kind: of job, for tables.
+        work: the work that the job has to do; policies do not see it.
+        kind: the kind of job (like the name of its application), for tables.
     """
 
     name: str

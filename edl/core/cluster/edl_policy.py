@@ -116,7 +116,10 @@ class EdlPolicy:
         return due_s
 
     def _prices(self, curves: Sequence[Curve]) -> dict[str, float]:
-        """Return the worth v_j of a slot-second of work on each job that can have slots, by name."""
+        """Return the worth v_j of a slot-second of work on each job, by the job's name.
+
+        Jobs that can have no slots are left out.
+        """
         able = [one for one in curves if one.least]
         weights = np.array([one.job.weight for one in able])
         lengths = np.array([max(one.size_slot_s, TINY) for one in able]) / weights
