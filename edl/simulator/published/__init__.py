@@ -1,1 +1,1 @@
-"""Results of papers that edl is compared with: their policies, workloads and answers."""
+"""Hold the results of papers that edl is compared with: their policies, workloads and answers."""

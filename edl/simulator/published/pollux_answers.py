@@ -1,4 +1,4 @@
-"""The published completion times, and whether a run has the same ones.
+"""Read the JCTs that Pollux' artifact published, and compare a run with them.
 
 Tiresias and Optimus are deterministic in Pollux' artifact, so each job must end in the same second.
 """
@@ -19,10 +19,13 @@ EXPERIMENT = "jobload"  # of the policies at the loads, with an interval of 60 s
 
 @dataclass(frozen=True)
 class JctComparison:
-    """A run beside the published one.
+    """The comparison of a run's JCTs with the published JCTs of the same jobs.
 
     Attributes:
-        differing: jobs whose completion time is another one: name, ours, published, in seconds.
+        jobs: the number of jobs.
+        mean_jct_s: the mean JCT of the run, in seconds.
+        published_mean_jct_s: the published mean JCT, in seconds.
+        differing: the jobs whose JCTs differ: name, JCT of the run, published JCT, in seconds.
     """
 
     jobs: int
@@ -32,12 +35,16 @@ class JctComparison:
 
     @property
     def matches(self) -> int:
-        """Jobs that end in the same second."""
+        """The number of jobs whose JCT is the same as the published one."""
         return self.jobs - len(self.differing)
 
 
 @cache
 def _all() -> Mapping[tuple[str, int], Mapping[str, float]]:
+    """Return all published JCTs in seconds, by (run, workload) and by the name of the job.
+
+    A run is named after its policy and its load, like "tiresias-1.0".
+    """
     found: dict[tuple[str, int], dict[str, float]] = {}
     for row in pollux_rows("published_jcts"):
         if row["experiment"] == EXPERIMENT:
@@ -47,10 +54,15 @@ def _all() -> Mapping[tuple[str, int], Mapping[str, float]]:
 
 
 def answers(policy: str, load: str, workload: int) -> Mapping[str, float]:
-    """The completion time of each job, in seconds, by name.
+    """Return the published JCT of each job in seconds, by the job's name.
+
+    Args:
+        policy: the name of the policy.
+        load: the load, like "1.0".
+        workload: the number of the workload.
 
     Raises:
-        UsageError: nothing was published for that policy and load.
+        UsageError: nothing was published for that policy, load and workload.
     """
     found = _all().get((f"{policy}-{load}", workload))
     if found is None:
@@ -62,12 +74,18 @@ def answers(policy: str, load: str, workload: int) -> Mapping[str, float]:
 
 
 def compare(result: Result, published: Mapping[str, float]) -> JctComparison:
-    """The run beside the published answers, which are of the same jobs."""
+    """Compare the JCTs of a run with the published ones of the same jobs.
+
+    ``published`` has the JCT of each job in seconds, by its name.
+    """
     return compare_times({job.name: job.jct_s for job in result.jobs}, published)
 
 
 def compare_times(ours: Mapping[str, float], published: Mapping[str, float]) -> JctComparison:
-    """As :func:`compare`, of the completion time of each job."""
+    """Compare the JCTs in ``ours`` with the JCTs in ``published``, job by job.
+
+    Both have the JCT of each job in seconds, by its name, and must have the same jobs.
+    """
     assert ours.keys() == published.keys()
     differing = tuple(
         (name, ours[name], published[name]) for name in ours if ours[name] != published[name]

@@ -1,4 +1,4 @@
-"""When VirtualFlow's 20 jobs ended on 8 real GPUs, by the authors' two schedulers."""
+"""Read when VirtualFlow's 20 jobs ended on 8 real GPUs, with both of the authors' schedulers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from edl.simulator.published.workloads.virtualflow_workload import virtualflow_r
 
 
 class MeasuredEnds(NamedTuple):
-    """The seconds from the start of the authors' run until a job ended, by each scheduler."""
+    """The measured end of one job with each of the authors' two schedulers.
+
+    Both are in seconds from the start of the authors' run.
+
+    Attributes:
+        priority_end_s: the end with the scheduler by priority.
+        weighted_end_s: the end with the scheduler by weighted fair shares.
+    """
 
     priority_end_s: float
     weighted_end_s: float

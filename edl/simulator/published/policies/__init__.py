@@ -1,1 +1,4 @@
-"""Cluster policies of papers, one a file, that exist to be compared with the product's."""
+"""Decide about slots as papers do, for comparison with the product's policies.
+
+Each policy is in a file of its own.
+"""

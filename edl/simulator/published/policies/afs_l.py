@@ -1,21 +1,22 @@
-"""AFS-L: each slot goes where it is worth most, as long as nobody knows what comes later.
+"""Give each slot to the job where it is worth most, as if no further job came (AFS-L).
 
 The rule is that of Apathetic Future Share with known lengths (Hwang et al., NSDI 2021, section 4).
-Slots are given one by one. The candidate for each is found by comparing jobs pairwise, the winner
-so far with the next, in the order of submission. Of two without slots the shorter one wins. Else,
-let a be the one that would end first with what each has now, b the other, p their speeds now and
-p' those with one slot more: b wins if
+Slots are given one by one. The job that gets a slot is found by comparing jobs pairwise, the winner
+so far with the next job, in the order of submission. Of two jobs without slots the shorter one
+wins. Otherwise let a be the job that would end first with the slots that both have now, and b the
+other. With p their present speeds, and p' their speeds with one more slot, b wins if
 
     (p'_b - p_b) / p'_b  >  (p'_a - p_a) / p_a
 
-else a does. So a short job is preferred, but not if the slot would be of little use to it: what b
-gains now it has for long, while a will soon leave its slots to others anyway.
+and a wins if not. So a short job is preferred, unless the slot would be of little use to it: b
+keeps what it gains now for a long time, while a will soon leave its slots to other jobs anyway.
 
-Theirs are the rule and the loop. They were silent on the following, which is ours: a job without
-slots gets its minimum at once, or none; it counts as longer than one that has some; a job that
-would not be faster with one more is no candidate (they give out all slots); lengths and speeds are
-those of the batch that the user requested, on as few nodes as can be. While there are fewer slots
-than jobs, the longest jobs wait, with no bound while shorter ones arrive.
+The rule and the loop are the authors'. The paper does not say the following, which is edl's own: a
+job without slots gets its minimum at once, or none. Such a job counts as longer than a job that has
+slots. A job that would not be faster with one more slot is no candidate (the authors give out all
+slots). Lengths and speeds are those with the batch that the user requested, on as few nodes as
+possible. While there are fewer slots than jobs, the longest jobs wait, with no bound while shorter
+jobs arrive.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from edl.core.plural import counted
 
 @dataclass(frozen=True)
 class AfsL:
-    """Policy ``afs_l``."""
+    """The cluster policy ``afs_l``: each slot goes to the job where it is worth most (AFS-L)."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """See :class:`edl.core.cluster.state.Policy`."""
+        """Return the allocation in which each slot was given to the job where it is worth most."""
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
         largest = cluster.per_node
@@ -48,13 +49,16 @@ class AfsL:
 
 @dataclass
 class JobShare:
-    """What one job has so far, and what one slot more would be to it.
+    """The slots that one job has been given so far, and the effect of giving it more.
 
     Attributes:
-        slots_a_node: of the largest node.
-        step_s: of a step with these slots; infinite without any.
-        next_s: of a step with ``more`` slots in addition.
-        most: slots that it may have.
+        slots_a_node: the slots of the largest node.
+        slots: the number of slots that the job has been given so far.
+        step_s: the seconds of a step with these slots; infinite without slots.
+        next_s: the seconds of a step with ``more`` additional slots; infinite if the job may not
+            have so many.
+        more: the number of slots that the job is given next: 1, or its minimum if it has none.
+        most: the most slots that it may have.
     """
 
     job: ClusterJob
@@ -70,40 +74,43 @@ class JobShare:
         self._look_ahead()
 
     def take(self) -> None:
-        """Have so many more."""
+        """Give the job the next ``more`` slots."""
         self.slots += self.more
         self.step_s = self.next_s
         self._look_ahead()
 
     def fits(self, left: int) -> bool:
-        """Whether it may have more, there is as much, and it would be faster."""
+        """Return whether the job may have more slots and would be faster with them.
+
+        The ``left`` slots that are free must be enough for it.
+        """
         within = self.slots + self.more <= self.most
         return within and self.more <= left and self.next_s < self.step_s
 
     @property
     def length_s(self) -> float:
-        """Seconds until its end with what it has; infinite without slots."""
+        """The seconds until the job's end with the slots that it has; infinite without slots."""
         if not self.slots:
             return math.inf
         return self.job.model.steps_left(self.job.batch) * self.step_s
 
     @property
     def first_length_s(self) -> float:
-        """Seconds until its end with what it would be given next."""
+        """The seconds until the job's end with the slots that it would have next."""
         return self.job.model.steps_left(self.job.batch) * self.next_s
 
     @property
     def gain_of_next(self) -> float:
-        """(p' - p) / p': the gain as a part of the speed that it would have."""
+        """The gain of the next slots as a fraction of the speed with them: (p' - p) / p'."""
         return 1 - self.next_s / self.step_s
 
     @property
     def gain_of_now(self) -> float:
-        """(p' - p) / p: the gain as a part of the speed that it has."""
+        """The gain of the next slots as a fraction of the present speed: (p' - p) / p."""
         return self.step_s / self.next_s - 1
 
     def reason(self) -> str:
-        """A sentence."""
+        """Return the sentence that says why the job has its slots, or why it waits."""
         if not self.slots:
             needs = counted(self.job.min_slots, "slot")
             return f"waits: it needs {needs}, and shorter jobs have all others"
@@ -114,6 +121,7 @@ class JobShare:
         return f"has {slots}: {self.length_s:.0f} s are left, one more is worth {faster:.1f} %"
 
     def _look_ahead(self) -> None:
+        """Compute how many slots the job would be given next, and the step time with them."""
         self.more = 1 if self.slots else self.job.min_slots
         wanted = self.slots + self.more
         self.next_s = math.inf
@@ -122,7 +130,10 @@ class JobShare:
 
 
 def give(shares: Sequence[JobShare], left: int) -> None:
-    """Give out so many slots."""
+    """Give ``left`` slots to jobs, one by one, each to the preferred job.
+
+    ``shares`` are changed in place. Slots stay free if no job would be faster with more.
+    """
     while left:
         candidates = [one for one in shares if one.fits(left)]
         if not candidates:
@@ -135,7 +146,7 @@ def give(shares: Sequence[JobShare], left: int) -> None:
 
 
 def preferred(one: JobShare, other: JobShare) -> JobShare:
-    """Which of two candidates gets the next slot; the former where they are equal."""
+    """Return which of two candidates gets the next slot; ``one`` if they are equal."""
     if not one.slots and not other.slots:
         return other if other.first_length_s < one.first_length_s else one
     a, b = (other, one) if other.length_s < one.length_s else (one, other)

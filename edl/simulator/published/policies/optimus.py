@@ -1,15 +1,16 @@
-"""Optimus, as Pollux' artifact has it: each slot goes to the job that gains most time by it.
+"""Give each slot to the job that saves most time by it: Optimus, as in Pollux' artifact.
 
-Of a job with k slots and n steps left, one slot more gains
+One more slot saves a job with k slots and n steps left
 
     n * (T(k) - T(k + 1))
 
-seconds, T(k) being the time of a step of the batch that its user requested, on as few nodes as can
-be (the greedy rule of Optimus, EuroSys 2018, with an oracle of n and T in place of its fits). First
-each job gets its minimum, in the order of submission among those of the same minimum, while slots
-last; then slots are given one by one, ties by that order, while somebody gains. All may be resized
-at each decision. Who came when no slot was left waits until others have ended; a job of a larger
-minimum has no bound on its wait while such of smaller ones arrive.
+seconds. T(k) is the time of a step with the batch that its user requested, on as few nodes as
+possible (the greedy rule of Optimus, EuroSys 2018, with an oracle of n and T in place of its fits).
+
+First each job gets its minimum while slots last: smaller minima first, then in the order of
+submission. Then slots are given one by one, ties by that order, until no job gains. All jobs may be
+resized at each decision. A job that came when no slot was left waits until others have ended. A job
+with a larger minimum has no bound on its wait while jobs with smaller ones arrive.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from edl.core.plural import counted
 
 @dataclass(frozen=True)
 class Optimus:
-    """Policy ``optimus``."""
+    """The cluster policy ``optimus``: each slot goes to the job that saves most time by it."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """See :class:`edl.core.cluster.state.Policy`."""
+        """Return the allocation in which each slot beyond the minima saves most time."""
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
         order = sorted(
@@ -48,7 +49,11 @@ class Optimus:
 
 
 def gain_s(job: ClusterJob, slots: int, slots_a_node: int) -> float:
-    """Seconds that one slot more than ``slots`` saves the job; 0: it may not have so many."""
+    """Return the seconds that one slot more than ``slots`` saves the job.
+
+    The result is 0 if the job may not have more slots. The slots lie on as few nodes of
+    ``slots_a_node`` slots as possible.
+    """
     if slots >= job.most_slots(job.batch):
         return 0.0
     now_s = job.model.step_s(compact(slots, slots_a_node), job.batch)
@@ -59,7 +64,18 @@ def gain_s(job: ClusterJob, slots: int, slots_a_node: int) -> float:
 def _give(
     order: Sequence[ClusterJob], sizes: dict[str, int], left: int, largest: int
 ) -> dict[str, float]:
-    """Raise the sizes while slots are left and somebody gains; what each would gain by one more."""
+    """Give ``left`` slots one by one, each to the job that saves most time by it.
+
+    Args:
+        order: the jobs that may be resized; the first wins ties.
+        sizes: the number of slots of each job, by its name; raised in place. A job with 0 slots
+            gets none.
+        left: the number of slots to give; some stay free if no job gains.
+        largest: the slots of the largest node.
+
+    Returns:
+        The seconds that one more slot would save each job that has slots, by its name.
+    """
     gains = {job.name: gain_s(job, sizes[job.name], largest) for job in order if sizes[job.name]}
     most = [(-gains[job.name], at) for at, job in enumerate(order) if job.name in gains]
     heapq.heapify(most)
@@ -76,6 +92,11 @@ def _give(
 def _reasons(
     jobs: Sequence[ClusterJob], sizes: Mapping[str, int], gains: Mapping[str, float]
 ) -> dict[str, str]:
+    """Return the sentence that says why each job has its slots or waits, by the job's name.
+
+    ``gains`` has the seconds that one more slot would save; jobs that are not in ``sizes`` may not
+    be preempted.
+    """
     reasons = {}
     for job in jobs:
         if job.name not in sizes:

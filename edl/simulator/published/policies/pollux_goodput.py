@@ -1,16 +1,17 @@
-"""What a job gains by each number of slots and nodes, with the best batch for each of them.
+"""Compute what a job gains by each number of slots and nodes, with the best batch for each of them.
 
 Goodput is throughput times statistical efficiency (Pollux, OSDI 2021, section 3): samples a second,
-each counted by what it is worth beside one in the smallest batch,
+each counted by what it is worth compared with one in the smallest batch,
 
     (S + b) / (S + B)        S the gradient noise scale, b the smallest batch, B this one
 
 The best of 50 batches is taken, in geometric steps from the smallest that so many slots can share
-to the largest. A share too large for a slot is accumulated in equal parts; one slot alone makes at
-least two of a batch larger than the smallest, for the noise cannot be measured otherwise (all as in
-goodput.py and speedup.py of Pollux' artifact).
+to the largest. A share too large for a slot is accumulated in equal parts. A job on a single slot
+makes at least two parts of a batch larger than the smallest, for the noise cannot be measured
+otherwise (all as in goodput.py and speedup.py of Pollux' artifact).
 
-A *speedup* is a goodput divided by that of the job's fair share of the slots, all on one node.
+A *speedup* is a goodput divided by the goodput on the job's fair share of the slots, all on one
+node.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ TABLES = 128  # that are kept; one takes up to 0.4 MB
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Of a job's batches; see :class:`edl.core.cluster.state.Job`.
+    """The limits of a job's batches; see :class:`edl.core.cluster.state.ClusterJob`.
 
     Attributes:
-        batches: the smallest and the largest.
-        local_batches: the same of a slot's share that is not accumulated; None: the batch does not
-            change, and is shared evenly, whatever the slots.
+        batches: the smallest and the largest global batch.
+        local_batches: the smallest and the largest share of a slot that is not accumulated. None:
+            the batch does not change, and is shared evenly among any number of slots.
     """
 
     batches: tuple[int, int]
@@ -47,18 +48,18 @@ class BatchLimits:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Numbers of nodes and of slots that a job may have together.
+    """The combinations of a number of nodes and a number of slots that a job may have.
 
     Attributes:
-        room: slots of the largest node, of the two largest together, and so on.
-        most: slots.
+        room: the slots of the largest node, of the two largest nodes together, and so on.
+        most: the most slots that the job may have.
     """
 
     room: tuple[int, ...]
     most: int
 
     def pairs(self) -> tuple[Ints, Ints]:
-        """Nodes and slots of each, in one order."""
+        """Return the number of nodes and the number of slots of each combination, as two arrays."""
         pairs = [
             (nodes, slots)
             for nodes, room in enumerate(self.room, 1)
@@ -70,9 +71,10 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Choices:
-    """By numbers of nodes and slots: ``speedups``, and the ``batches`` that they are reached with.
+    """The speedup of a job, and the batch that reaches it, by numbers of nodes and of slots.
 
-    What cannot be is 0.
+    Both arrays have the shape (nodes + 1, slots + 1). Entries of combinations that are not possible
+    are 0.
     """
 
     speedups: Vector
@@ -86,12 +88,16 @@ def choices(
     shapes: Shapes,
     fair_slots: int,
 ) -> Choices:
-    """What a job may choose from.
+    """Return the speedup and the best batch of a job for each combination of nodes and slots.
 
     Args:
-        model: None: the job has never trained, and is taken to be as fast as it has slots.
-        noise_scale: in samples; None: not known, and no sample of a larger batch is worth more.
-        fair_slots: its fair share.
+        model: the fitted step time; None: the job has never trained, and its speed is taken to be
+            proportional to its slots.
+        noise_scale: the gradient noise scale in samples. None: it is not known, and a larger batch
+            is taken to bring no more progress than the smallest.
+        limits: the limits of the job's batches.
+        shapes: the combinations of nodes and slots that are possible.
+        fair_slots: the number of slots of the job's fair share, for which the speedup is 1.
     """
     nodes, slots = shapes.pairs()
     size = len(shapes.room) + 1, max((*shapes.room, 0)) + 1
@@ -110,7 +116,11 @@ def choices(
 
 
 def efficiency(noise_scale: float | None, smallest: int, batch: Vector) -> Vector:
-    """What a sample is worth in each batch, beside one in the smallest."""
+    """Return the statistical efficiency of each batch in ``batch``, relative to the smallest batch.
+
+    It is what a sample is worth compared with one in the batch ``smallest``. Without a noise scale
+    a larger batch is worth no more than the smallest one.
+    """
     if noise_scale is not None and math.isinf(noise_scale):
         return np.ones_like(batch)
     scale = noise_scale or 0.0
@@ -120,7 +130,14 @@ def efficiency(noise_scale: float | None, smallest: int, batch: Vector) -> Vecto
 def _best(
     noise_scale: float | None, limits: BatchLimits, candidates: tuple[Vector, Vector]
 ) -> tuple[Vector, Ints]:
-    """The largest goodput of each column, and its batch; the first of equal ones."""
+    """Return the largest goodput of each column, and the batch that reaches it.
+
+    Args:
+        noise_scale: the gradient noise scale in samples; None: not known.
+        limits: the limits of the job's batches.
+        candidates: the batches and their throughputs, one column for each combination of nodes and
+            slots. Of batches with equal goodput the first is taken.
+    """
     batches, throughputs = candidates
     goodputs = throughputs * efficiency(noise_scale, limits.batches[0], batches)
     at = goodputs.argmax(axis=0), np.arange(goodputs.shape[1])
@@ -129,13 +146,28 @@ def _best(
 
 @lru_cache(maxsize=TABLES)
 def _candidates(model: StepTime, limits: BatchLimits, shapes: Shapes) -> tuple[Vector, Vector]:
+    """Return the batches to try and their throughputs for each combination of ``shapes``.
+
+    Both arrays have one column for each combination. The result is cached.
+    """
     return _evaluated(model, limits, *shapes.pairs())
 
 
 def _evaluated(
     model: StepTime, limits: BatchLimits, nodes: Ints, slots: Ints
 ) -> tuple[Vector, Vector]:
-    """Batches and samples a second, a column for each pair of nodes and slots; 0: not possible."""
+    """Return the batches to try and their throughputs in samples a second.
+
+    Args:
+        model: the fitted step time.
+        limits: the limits of the job's batches.
+        nodes: the number of nodes of each combination.
+        slots: the number of slots of each combination.
+
+    Returns:
+        Two arrays of the same shape, one column for each combination. A throughput of 0 says that
+        the batch is not possible there.
+    """
     smallest, largest = limits.batches
     if limits.local_batches is None:
         shared = smallest / slots

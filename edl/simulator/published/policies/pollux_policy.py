@@ -1,21 +1,23 @@
-"""Pollux, as its artifact has it: slots and batches by goodput, found by a genetic search.
+"""Choose slots and batches by goodput, with a genetic search: Pollux, as in its artifact.
 
-Of each job a model of its step time is fitted to what it has measured so far, and its gradient
-noise scale says what larger batches are worth. So each allocation has a speedup for each job, with
-the best batch that it allows. The search looks for the allocation with the largest harmonic mean
-of the speedups over a fair share: a job's first slots count for most. A job that would be moved
-counts less, by its age A and how often it was moved before, n times of D = 30 s:
+For each job, a model of its step time is fitted to its measurements so far. Its gradient noise
+scale says what larger batches are worth. So each allocation has a speedup for each job, with the
+best batch that the allocation allows. The search looks for the allocation with the largest harmonic
+mean of the speedups over a fair share: the first slots of a job count most. A job that would be
+moved counts less, by its age A and the number n of times that it was moved before, with D = 30 s:
 
     max(A - n D, 0) / (A + D)
 
-So a young job is left alone, and who is moved often, too. No job has more than twice the slots that
-it has tried so far, and no two jobs on several nodes meet on one, as they would disturb each other.
-Jobs that have attained least go first (Pollux, OSDI 2021, section 4.2 and the simulator of its
-artifact; :mod:`edl.simulator.published.policies.pollux_search` and its neighbours have the parts).
+So a young job is seldom moved, nor is a job that was moved often. No job has more than twice the
+slots that it has tried so far. Two jobs on several nodes never share a node, as they would slow
+each other down. Jobs that have attained the least service go first (Pollux, OSDI 2021, section 4.2,
+and the simulator of its artifact; :mod:`edl.simulator.published.policies.pollux_search` and the
+modules beside it have the parts).
 
-All may be resized at each decision. A job without slots makes the mean small, so it is served as
-soon as others can be made smaller; where they cannot, or for a job of a minimum above 1, there is
-no bound on its wait. One that was never measured is taken to be as fast as it has slots.
+All jobs may be resized at each decision. A job without slots makes the mean small, so it is served
+as soon as other jobs can be made smaller. Where they cannot, or for a job with a minimum above 1,
+there is no bound on its wait. The speed of a job that was never measured is taken to be
+proportional to its slots.
 """
 
 from __future__ import annotations
@@ -58,7 +60,11 @@ BEYOND = 2  # times the most slots that a job has tried, it may have
 
 @dataclass(frozen=True)
 class Pollux:
-    """Policy ``pollux``. It notes the models, the moves of each job, and the last population."""
+    """The cluster policy ``pollux``: slots and batches by goodput, found by a genetic search.
+
+    Between decisions it keeps the fitted models, how often each job was moved, and the last
+    population of the search.
+    """
 
     population: int = setting(100, "states of the genetic search", least=2)
     generations: int = setting(100, "of the search, at most", least=1)
@@ -67,7 +73,7 @@ class Pollux:
     seed: int = setting(0, "of the search")
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """See :class:`edl.core.cluster.state.Policy`."""
+        """Return the allocation that the search found fittest, with the best batch of each job."""
         if not cluster.jobs or not cluster.nodes:
             return Allocation(
                 {}, {job.name: "waits: no node is up" for job in cluster.jobs}, cluster.state
@@ -119,7 +125,14 @@ class Pollux:
     def _penalty(
         self, job: ClusterJob, present: Placements, now_s: float, moves: Mapping[str, int]
     ) -> float:
-        """What the job's speedup is multiplied by, if its slots change."""
+        """Return the factor by which the job's speedup is multiplied if its slots change.
+
+        Args:
+            job: the job.
+            present: the slots that jobs have now.
+            now_s: the time of the decision, in seconds.
+            moves: how often each job was moved before, by its name.
+        """
         age_s = max(0.0, now_s - job.arrival_s)
         lost_s = moves.get(job.name, 0) * self.move_s
         penalty = max(age_s - lost_s, 0.0) / (age_s + self.move_s)
@@ -127,6 +140,7 @@ class Pollux:
 
 
 def _retuned(job: ClusterJob, batches: Mapping[str, int]) -> bool:
+    """Return whether the job gets another batch than it has; ``batches`` are by the job's name."""
     return batches.get(job.name, job.batch) != job.batch
 
 
@@ -135,7 +149,14 @@ Models = dict[str, tuple[int, StepTime]]
 
 
 def _models(jobs: Sequence[ClusterJob], before: Mapping[str, Sequence[float]]) -> Models:
-    """Fit those anew that have measured something new."""
+    """Return the step-time model of each job that has trained, by its name.
+
+    A model is fitted anew if the job has new measurements; otherwise the old one is taken.
+
+    Args:
+        jobs: all jobs.
+        before: by job name, the number of measurements of the last model and its parameters.
+    """
     models: Models = {}
     for job in jobs:
         known = before.get(job.name, (0,))
@@ -149,6 +170,14 @@ def _models(jobs: Sequence[ClusterJob], before: Mapping[str, Sequence[float]]) -
 def _choices(
     jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placements, models: Models
 ) -> list[Choices]:
+    """Return what each job gains by each number of slots and nodes, in the order of ``jobs``.
+
+    Args:
+        jobs: all jobs.
+        nodes: the nodes that are up.
+        present: the slots that jobs have now.
+        models: the step-time models of the jobs that have trained.
+    """
     room = tuple(accumulate(sorted((node.slots for node in nodes), reverse=True)))
     fair = math.ceil(total(nodes) / len(jobs))
     found = []
@@ -162,13 +191,17 @@ def _choices(
 
 
 def _most(job: ClusterJob, present: Placements) -> int:
-    """Slots that it may have now; those that it has in any case."""
+    """Return the most slots that the job may have now, at least those that it has.
+
+    It may have twice the most slots that it has tried, within its limits.
+    """
     tried = max((step.workers for step in job.steps), default=0)
     most = min(max(BEYOND * tried, job.min_slots), job.most_slots(job.batches[1]))
     return max(most, size(present.get(job.name, ())))
 
 
 def _state(jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placements) -> Counts:
+    """Return the slots in ``present`` as an array (jobs, nodes), without nodes that are down."""
     column = {node.name: at for at, node in enumerate(nodes)}
     state = np.zeros((len(jobs), len(nodes)), np.int16)
     for row, job in enumerate(jobs):
@@ -179,7 +212,13 @@ def _state(jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placement
 
 
 def _carried(notes: PolicyState, jobs: Sequence[ClusterJob], nodes: Sequence[Node]) -> Counts:
-    """The last population, of the jobs and the nodes that there are now."""
+    """Return the last population, with rows and columns for the present jobs and nodes.
+
+    Args:
+        notes: the policy's state after its last decision.
+        jobs: the present jobs; a job that is new has no slots.
+        nodes: the present nodes; no job has slots on a node that is new.
+    """
     rows = {name: at for at, name in enumerate(notes["jobs"])}
     columns = {name: at for at, name in enumerate(notes["nodes"])}
     packed = np.frombuffer(base64.b64decode(notes["population"]), np.int16)
@@ -198,7 +237,16 @@ def _carried(notes: PolicyState, jobs: Sequence[ClusterJob], nodes: Sequence[Nod
 def _allocation(
     state: Counts, jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placements
 ) -> dict[str, Placement]:
-    """Who keeps its slots keeps their order, too."""
+    """Return the placement of each job that has slots in ``state``, by its name.
+
+    A job that keeps its slots keeps their order, too.
+
+    Args:
+        state: the slots, as an array (jobs, nodes).
+        jobs: the jobs, in the order of the rows.
+        nodes: the nodes, in the order of the columns.
+        present: the slots that jobs have now.
+    """
     allocation = {}
     for job, row in zip(jobs, state.tolist(), strict=True):
         placement = tuple(
@@ -216,7 +264,14 @@ def _moves(
     allocation: Placements,
     moves: Mapping[str, int],
 ) -> dict[str, int]:
-    """How often each job that has started was given other slots since."""
+    """Return how often each job that has started was given other slots since, by its name.
+
+    Args:
+        jobs: all jobs.
+        present: the slots that jobs have until now.
+        allocation: the slots that jobs have from now on.
+        moves: the result of the last decision.
+    """
     counts = {}
     for job in jobs:
         name = job.name
@@ -229,6 +284,14 @@ def _moves(
 def _reasons(
     jobs: Sequence[ClusterJob], found: Sequence[Choices], state: Counts, batches: Mapping[str, int]
 ) -> dict[str, str]:
+    """Return the sentence that says why each job has its slots or waits, by the job's name.
+
+    Args:
+        jobs: the jobs, in the order of the rows.
+        found: the speedups of each job.
+        state: the slots of each job, as an array (jobs, nodes).
+        batches: the batch of each job that has slots.
+    """
     reasons = {}
     for job, one, row in zip(jobs, found, state, strict=True):
         slots, on = int(row.sum()), int(np.count_nonzero(row))

@@ -1,26 +1,28 @@
-"""Pollux' genetic search over allocations: who has how many slots on which node.
+"""Search for an allocation of slots on nodes to jobs with Pollux' genetic algorithm.
 
-A *state* is an array (jobs, nodes) of slots; a population has shape (states, jobs, nodes). What is
-searched for is the largest
+A *state* is an array (jobs, nodes) of slots; a population has shape (states, jobs, nodes). The
+search looks for the largest
 
     fitness = 1 / mean of 1 / (0.001 + penalty * speedup * nodes / slots)        over the jobs
 
-the speedup being that of a fair share (:mod:`edl.simulator.published.policies.pollux_goodput`), and
-the penalty below 1 for jobs whose row is not the present one. Beside it the *utility*, the sum of
-speedups per slot of the nodes in use, keeps the population diverse: of parents and children those
-live on that no other one beats in both, then those that only these beat, and so on; within the last
-such front that has room, those which stand apart (NSGA-II: Deb and others, 2002). The winner is the
-fittest.
+The speedup is relative to a fair share (:mod:`edl.simulator.published.policies.pollux_goodput`).
+The penalty is below 1 for jobs whose row is not the present one. A second value, the *utility*, is
+the sum of the speedups per slot of the nodes in use; it keeps the population diverse.
 
-Each child is made of two parents, each of which beat another one, drawn at random: up to a random
-job it has the rows of one, then those of the other. Then some rows are set to the present ones,
-some slots are taken away, and free slots are given. Last it is made valid: jobs on several nodes do
-not meet on one, none has more than its maximum, no node gives more than it has; who comes first in
-the order of jobs goes first.
+Survivors are chosen from parents and children by NSGA-II (Deb and others, 2002). First come the
+states that no other state beats in both values, then the states that only these beat, and so on.
+Within the last such front that has room, the states that differ most from their neighbours survive.
+The result is the fittest state.
 
-All rates are those of pollux.py in the simulator of Pollux' artifact (OSDI 2021). That searches for
-100 generations, and draws again in place of children that are there already, which here are left
-out.
+Each child is made of two parents, each of which beat another state drawn at random. Up to a random
+job the child has the rows of one parent, then the rows of the other. Then some rows are set to the
+present ones, some slots are taken away, and free slots are given. Finally the child is made valid:
+two jobs on several nodes do not share a node, no job has more than its maximum, and no node gives
+more slots than it has. The first in the order of jobs goes first.
+
+All rates are those of pollux.py in the simulator of Pollux' artifact (OSDI 2021). The artifact
+searches for 100 generations. It draws again in place of children that are there already, which are
+left out here.
 """
 
 from __future__ import annotations
@@ -47,15 +49,16 @@ EPS = 1e-3  # so that a job without slots is bad, and not infinitely so
 
 @dataclass(frozen=True)
 class Problem:
-    """What is searched; jobs are rows, in the order in which they go first.
+    """The input of a search; jobs are rows, in the order in which they go first.
 
     Attributes:
-        slots: of each node.
+        slots: the slots of each node.
         present: the state in force.
-        speedups: (jobs, nodes, slots): by numbers of nodes and of slots.
-        penalties: of each job, 0 to 1: what its speedup is multiplied by if its row changes.
-        most, least: slots of each job that has any.
-        fixed: jobs whose rows may not change; they come before all others.
+        speedups: the speedup of each job by numbers of nodes and of slots: (jobs, nodes, slots).
+        penalties: the factor of each job, 0 to 1, by which its speedup is multiplied if its row
+            changes.
+        most, least: the most and the fewest slots of each job that has any.
+        fixed: whether the row of each job may not change; such jobs come before all others.
     """
 
     slots: Counts
@@ -67,7 +70,7 @@ class Problem:
     fixed: Mask
 
     def values(self, states: Counts) -> Vector:
-        """Fitness and utility of each state: shape (states, 2)."""
+        """Return the fitness and the utility of each of ``states``, in shape (states, 2)."""
         jobs, nodes = self.present.shape
         speedups = self.speedups[np.arange(jobs), by_job(states > 0), by_job(states)]
         total = int(self.slots.sum(dtype=np.int64))
@@ -80,12 +83,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long is searched.
+    """The limits of a search.
 
     Attributes:
-        population: states that live on.
-        generations: at most.
-        patience: generations without a fitter state that end it.
+        population: the number of states that survive each generation.
+        generations: the largest number of generations.
+        patience: the number of generations without a fitter state after which the search ends.
     """
 
     population: int
@@ -96,10 +99,14 @@ class Effort:
 def search(
     problem: Problem, first: Counts, effort: Effort, chance: np.random.Generator
 ) -> tuple[Counts, Counts]:
-    """The fittest state that was found, and the last population.
+    """Search for the fittest state, and return it with the last population.
 
     Args:
-        first: states to begin with; the fittest valid one of them is the least that is found.
+        problem: the input of the search.
+        first: states to begin with. The result is at least as fit as the fittest of them, once they
+            are made valid.
+        effort: the limits of the search.
+        chance: the generator of the random numbers.
     """
     states, keys = _different(repaired(problem, first.copy(), chance), ())
     values = problem.values(states)
@@ -123,19 +130,27 @@ def search(
 
 
 def by_job(of: Counts | Mask) -> Order:
-    """The sums over the nodes: shape (states, jobs). Exact up to 2^24, and fast as a product."""
+    """Return the sum over the nodes for each job, in shape (states, jobs).
+
+    The sums are exact up to 2^24. They are computed as a matrix product, which is fast.
+    """
     sums = of.astype(np.float32) @ np.ones(of.shape[2], np.float32)
     return sums.astype(np.int64)
 
 
 def by_node(of: Counts | Mask) -> Order:
-    """The sums over the jobs: shape (states, nodes)."""
+    """Return the sum over the jobs for each node, in shape (states, nodes), exact up to 2^24."""
     sums = np.ones(of.shape[1], np.float32) @ of.astype(np.float32)
     return sums.astype(np.int64)
 
 
 def repaired(problem: Problem, states: Counts, chance: np.random.Generator) -> Counts:
-    """The states made valid, in place."""
+    """Make ``states`` valid in place, and return them.
+
+    In a valid state fixed rows are the present ones, two jobs on several nodes share no node, each
+    job has 0 slots or from its fewest to its most, and no node gives more slots than it has.
+    ``chance`` draws the nodes on which a job with too many slots loses some.
+    """
     states[:, problem.fixed] = problem.present[problem.fixed]
     _separate(problem, states)
     at = np.nonzero((by_job(states) > problem.most) & ~problem.fixed)
@@ -154,7 +169,7 @@ def repaired(problem: Problem, states: Counts, chance: np.random.Generator) -> C
 
 
 def with_starts(problem: Problem) -> Counts:
-    """The present state, where each job without slots has its least, as far as there is room."""
+    """Return the present state with its minimum for each job without slots, while there is room."""
     state = problem.present.copy()
     for job in np.nonzero(~state.any(axis=1))[0].tolist():
         free = problem.slots - state.sum(axis=0, dtype=np.int64)
@@ -169,7 +184,11 @@ def with_starts(problem: Problem) -> Counts:
 
 
 def surviving(values: Vector, count: int) -> tuple[Order, Vector]:
-    """Who lives on, at most so many, by fronts; and how far each is from others of its front."""
+    """Choose at most ``count`` states that survive, by their fronts and their crowding distances.
+
+    Returns:
+        The indices of the survivors, and the crowding distance of each.
+    """
     front = fronts(values)
     apart = _apart(values, front)
     kept = np.lexsort((-apart, front))[:count]
@@ -177,9 +196,11 @@ def surviving(values: Vector, count: int) -> tuple[Order, Vector]:
 
 
 def fronts(values: Vector) -> Order:
-    """Of each state the number of its front: 0 if no other one is better in both.
+    """Return the number of the Pareto front of each state, from 0 on.
 
-    Better in both: not less in either, and more in one.
+    Front 0 has the states that no other state beats, front 1 the states that only states of front 0
+    beat, and so on. A state beats another if neither its fitness nor its utility is less, and one
+    is more. ``values`` has both, in shape (states, 2).
     """
     order = np.lexsort((-values[:, 1], -values[:, 0]))
     numbers = []
@@ -198,7 +219,11 @@ def fronts(values: Vector) -> Order:
 
 
 def _apart(values: Vector, front: Order) -> Vector:
-    """Crowding distance: between the neighbours in its front; infinite at the ends of one."""
+    """Return the crowding distance of each state: the distance between its neighbours in its front.
+
+    The distance is the sum over fitness and utility, each as a fraction of the range in the front.
+    It is infinite at the two ends of a front.
+    """
     order = np.lexsort((values[:, 1], values[:, 0], front))
     ordered, group = values[order], front[order]
     first = np.concatenate([[True], group[1:] != group[:-1]])
@@ -214,7 +239,7 @@ def _apart(values: Vector, front: Order) -> Vector:
 
 
 def _children(problem: Problem, parents: Counts, chance: np.random.Generator) -> Counts:
-    """Two of each two parents."""
+    """Return two children of each two parents, mutated and made valid."""
     pairs, jobs = len(parents) // 2, parents.shape[1]
     point = chance.integers(0, jobs, size=pairs)
     point[chance.random(pairs) >= CROSSED] = 0
@@ -226,7 +251,12 @@ def _children(problem: Problem, parents: Counts, chance: np.random.Generator) ->
 
 
 def _chosen(values: Vector, apart: Vector, count: int, chance: np.random.Generator) -> Order:
-    """An even number of parents, at least ``count``: each beat one other, or stands more apart."""
+    """Return the indices of an even number of parents, at least ``count``.
+
+    Each parent won against another random state: it beat that state in fitness and utility or, if
+    neither beats the other, has the larger crowding distance. ``values`` has fitness and utility of
+    all states, and ``apart`` their crowding distances.
+    """
     wanted = 2 * (count + count % 2)
     rounds = -(-wanted // len(values))
     pool = np.concatenate([chance.permutation(len(values)) for _ in range(rounds)])[:wanted]
@@ -238,7 +268,10 @@ def _chosen(values: Vector, apart: Vector, count: int, chance: np.random.Generat
 
 
 def _mutate(problem: Problem, states: Counts, chance: np.random.Generator) -> None:
-    """Set rows to the present ones, take slots away, and give free ones, at random."""
+    """Mutate ``states`` at random, in place.
+
+    Some rows are set to the present ones, some slots are taken away, and free slots are given.
+    """
     count, jobs, _ = states.shape
     drawn = chance.random((2, count, jobs))
     state, job = np.nonzero(drawn[0] < RESET)
@@ -260,7 +293,10 @@ def _mutate(problem: Problem, states: Counts, chance: np.random.Generator) -> No
 
 
 def _separate(problem: Problem, states: Counts) -> None:
-    """Of jobs on several nodes that meet on one, only the first keeps its slots there."""
+    """Where jobs on several nodes share a node, take the slots there from all but the first job.
+
+    ``states`` are changed in place. Fixed jobs keep their slots.
+    """
     used = states > 0
     spread = used & (by_job(used) > 1)[:, :, None]
     state, node = np.nonzero(by_node(spread) > 1)
@@ -273,14 +309,17 @@ def _separate(problem: Problem, states: Counts) -> None:
 
 
 def _cut(rows: Counts, most: Order | Counts) -> Counts:
-    """The rows with no more than ``most`` together: what comes last is lost."""
+    """Return the rows with entries reduced from the end until each sum is at most ``most``."""
     sums = np.minimum(rows.cumsum(axis=1, dtype=np.int64), most[:, None])
     kept: Counts = np.diff(sums, axis=1, prepend=0).astype(np.int16)
     return kept
 
 
 def _different(states: Counts, known: Sequence[bytes]) -> tuple[Counts, list[bytes]]:
-    """Those that are not known, each once, and by what they are known from now on."""
+    """Return the states that are new, each once, and their keys.
+
+    ``known`` has the keys of the states that are not new. A key is the bytes of a state.
+    """
     seen, kept, keys = set(known), [], []
     for at, state in enumerate(states):
         key = state.tobytes()

@@ -1,8 +1,9 @@
-"""Shortest remaining time first: who would end soonest has its slots, the others wait.
+"""Give slots to the jobs with the shortest remaining time first (SRTF); the others wait.
 
-The remaining time of a job is that of its remaining steps, each with the slots and the batch that
-its user requested, on as few nodes as can be. Jobs are preempted. A job too large for what is left
-is overtaken. A long job may starve: there is no bound on its wait while shorter ones arrive.
+The remaining time of a job is the time of its remaining steps, each with the slots and the batch
+that its user requested, on as few nodes as possible. Jobs are preempted. A job that is too large
+for the slots that are left is overtaken. A long job may starve: there is no bound on its wait while
+shorter jobs arrive.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 
 @dataclass(frozen=True)
 class Srtf:
-    """Policy ``srtf``."""
+    """The cluster policy ``srtf``: shortest remaining time first, with preemption."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """See :class:`edl.core.cluster.state.Policy`."""
+        """Return the allocation that serves the jobs in order of their remaining time."""
         largest = cluster.per_node
         left_s = {job.name: remaining_s(job, largest) for job in cluster.jobs}
         ranking = [
@@ -30,6 +31,9 @@ class Srtf:
 
 
 def remaining_s(job: ClusterJob, slots_a_node: int) -> float:
-    """Seconds until the job ends, with the slots and the batch that its user requested."""
+    """Return the seconds until the job ends, with the slots and the batch that its user requested.
+
+    The slots lie on as few nodes of ``slots_a_node`` slots as possible.
+    """
     slots = compact(job.requested_slots, slots_a_node)
     return job.model.steps_left(job.batch) * job.model.step_s(slots, job.batch)

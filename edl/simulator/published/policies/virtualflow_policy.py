@@ -1,22 +1,25 @@
-"""VirtualFlow: weighted fair shares, in powers of two, of the jobs that are let in.
+"""Give admitted jobs weighted fair shares of the slots, in powers of two, as VirtualFlow does.
 
-As the scheduler of VirtualFlow (Or et al., MLSys 2022; andrewor14/models, deploy/scheduler.py) has
-it. A job's weight is its priority (1, 5 or 10 there), its demand are the slots that it requested.
+This is the scheduler of VirtualFlow (Or et al., MLSys 2022; andrewor14/models,
+deploy/scheduler.py). A job's weight is its priority (1, 5 or 10 there), its demand is the number of
+slots that it requested.
 
 Shares of a set of jobs:
 
-1. Each has weight / sum of weights of the slots, rounded down to a power of two, at least 1. While
-   the sum is too large, shares are halved, those of the lightest job first.
-2. Who has its demand by that gets it and is done; the others share what is left by rule 1. If
-   nobody has, each gets its share.
-3. Slots left are used to double shares, up to the demand, of the heaviest job first.
+1. Each job has the fraction weight / sum of weights of the slots, rounded down to a power of two,
+   at least 1. While the sum is too large, shares are halved, the lightest job first.
+2. Jobs whose share reaches their demand get their demand and are done; the others share what is
+   left by rule 1. If no job has reached its demand, each gets its share.
+3. Slots that are left are used to double shares, up to the demand, the heaviest job first.
 
-Who is let in: the waiting jobs, heaviest first, then as submitted, up to the first one that does
-not fit, or that would lower the share of a heavier one which runs. A job that was let in keeps
-slots until its end, so the wait of a light job has no bound while heavier ones arrive.
+Admission: the waiting jobs are admitted, heaviest first, then in the order of submission, up to the
+first job that does not fit, or that would lower the share of a heavier running job. A job that was
+admitted keeps slots until its end, so the wait of a light job has no bound while heavier jobs
+arrive.
 
-Ours: a minimum above 1 is kept (a share is at least the next power of two, or the demand); who may
-not be preempted keeps what it has; where nodes were lost, the lightest running jobs wait again.
+These rules are edl's own: a minimum above 1 is kept (a share is at least the next power of two, or
+the demand). A job that may not be preempted keeps what it has. Where nodes were lost, the lightest
+running jobs wait again.
 """
 
 from __future__ import annotations
@@ -31,10 +34,13 @@ from edl.core.plural import counted
 
 @dataclass(frozen=True)
 class VirtualFlow:
-    """Policy ``virtualflow``. It notes in which order jobs were let in: ties follow it."""
+    """The cluster policy ``virtualflow``: weighted fair shares, in powers of two, of admitted jobs.
+
+    Between decisions it keeps the order in which jobs were admitted, by which ties are decided.
+    """
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """See :class:`edl.core.cluster.state.Policy`."""
+        """Return the allocation that admits jobs and shares the slots by weight."""
         fixed, slots = cluster.fixed, cluster.slots
         running = _survivors(_running(cluster), fixed, slots)
         admitted, sizes = list(running), weighted_shares(running, fixed, slots) or {}
@@ -72,11 +78,16 @@ class VirtualFlow:
 def weighted_shares(
     jobs: Sequence[ClusterJob], fixed: Mapping[str, int], slots: int
 ) -> dict[str, int] | None:
-    """The slots of each job; None: there are fewer than their minima.
+    """Return the number of slots of each job by name, in proportion to weights, in powers of two.
 
     Args:
-        jobs: in the order of ties.
-        fixed: of jobs whose number may not change, among ``jobs`` or not.
+        jobs: the jobs that share; the first wins ties.
+        fixed: the slots of jobs whose number may not change, by name, among ``jobs`` or not.
+        slots: the number of slots of all nodes.
+
+    Returns:
+        The slots of all jobs and of the fixed jobs; None if there are fewer slots than the smallest
+        shares of the jobs need.
     """
     sizes = dict(fixed)
     sharing = [job for job in jobs if job.name not in fixed]
@@ -100,7 +111,11 @@ def weighted_shares(
 
 
 def _round(jobs: Sequence[ClusterJob], slots: int) -> dict[str, int]:
-    """Rule 1."""
+    """Return the share of each job by its weight, rounded down to a power of two, by name.
+
+    It is rule 1 of the module: while the sum exceeds ``slots``, shares are halved, the lightest job
+    first.
+    """
     weights = sum(job.weight for job in jobs)
     given = {job.name: max(_least(job), _power_below(slots * job.weight / weights)) for job in jobs}
     excess = sum(given.values()) - slots
@@ -112,22 +127,27 @@ def _round(jobs: Sequence[ClusterJob], slots: int) -> dict[str, int]:
 
 
 def _least(job: ClusterJob) -> int:
-    """The smallest share that a job may have."""
+    """Return the smallest share that a job may have.
+
+    It is its minimum rounded up to a power of two, or the number of slots that it requested if that
+    is less.
+    """
     power = 1 << (job.min_slots - 1).bit_length()
     return min(power, job.requested_slots)
 
 
 def _power_below(share: float) -> int:
-    """The largest power of two that is not above; at least 1."""
+    """Return the largest power of two that is at most ``share``; at least 1."""
     return 1 << (max(1, int(share)).bit_length() - 1)
 
 
 def _by_weight(jobs: Iterable[ClusterJob]) -> list[ClusterJob]:
+    """Return the jobs in descending order of weight; jobs of equal weight keep their order."""
     return sorted(jobs, key=lambda job: -job.weight)
 
 
 def _running(cluster: ClusterState) -> list[ClusterJob]:
-    """Those that have slots, in the order in which they were let in."""
+    """Return the jobs that have slots, in the order in which they were admitted."""
     have = {job.name: job for job in cluster.jobs if job.name in cluster.present}
     known = [have.pop(name) for name in cluster.state.get("order", ()) if name in have]
     return known + _by_weight(have.values())
@@ -136,7 +156,13 @@ def _running(cluster: ClusterState) -> list[ClusterJob]:
 def _survivors(
     running: Sequence[ClusterJob], fixed: Mapping[str, int], slots: int
 ) -> list[ClusterJob]:
-    """All of them, unless there are too few slots now: then the heaviest ones."""
+    """Return the running jobs that can keep slots: all, or the heaviest if there are too few slots.
+
+    Args:
+        running: the running jobs.
+        fixed: the slots of jobs whose number may not change, by name; such jobs always stay.
+        slots: the number of slots of all nodes.
+    """
     left = slots - sum(fixed.values())
     kept = set(fixed)
     for job in _by_weight(running):

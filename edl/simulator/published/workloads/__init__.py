@@ -1,1 +1,1 @@
-"""Jobs as papers submitted them, and what they need of published measurements."""
+"""Make the jobs that papers submitted, from published measurements where the papers have them."""

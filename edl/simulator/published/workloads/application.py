@@ -1,17 +1,18 @@
-"""How fast an application trains, and how far each step brings it, from what was measured.
+"""Compute how fast an application trains, and the progress of its steps, from measurements.
 
 The rules are those of Pollux' simulator (OSDI 2021 artifact, section 5.3 of the paper):
 
-- the time of a step on a placement that was measured is linear in the local batch; on another it is
-  linear over (nodes, slots, local batch) in each simplex of the Delaunay triangulation of all that
-  was measured;
-- a batch larger than fits is made of several, accumulated; only the last of them is synchronised;
-- a step of batch B, m times the initial one, brings the progress
+- The time of a step on a placement that was measured is linear in the local batch. On another
+  placement it is linear over (nodes, slots, local batch) in each simplex of the Delaunay
+  triangulation of all measurements.
+- A batch that does not fit is made of several smaller ones, accumulated; only the last of them is
+  synchronised.
+- A step of batch B, m times the initial one, brings the progress of
 
       (v + s) / (v / m + s)
 
-  of steps of the initial batch, s and v being the squared norm and the variance of the gradient in
-  that epoch: linear between the two nearest batches that were measured.
+  steps of the initial batch. Here s and v are the squared norm and the variance of the gradient in
+  that epoch, interpolated linearly between the two nearest batches that were measured.
 """
 
 from __future__ import annotations
@@ -31,10 +32,14 @@ MOST_NODES = 16  # that were measured; more count as so many, as published
 
 
 class Timed(NamedTuple):
-    """A measurement of a step of one batch.
+    """The measured time of a step without accumulation on a placement.
 
     Attributes:
-        sync_s: the part of ``step_s`` that accumulated batches do not have.
+        slots: the number of slots on each node.
+        local_batch: the samples of a step that each slot trains.
+        step_s: the seconds of the step.
+        sync_s: the seconds of ``step_s`` for synchronisation, which accumulated batches do not
+            need.
     """
 
     slots: tuple[int, ...]  # of each node
@@ -44,7 +49,10 @@ class Timed(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """A measurement on many nodes, of which only the numbers of nodes and slots are known."""
+    """The measured time of a step on many nodes, by the numbers of nodes and slots.
+
+    How the slots lie on the nodes is not known. The times are as in :class:`Timed`.
+    """
 
     nodes: int
     slots: int
@@ -55,12 +63,13 @@ class Scaled(NamedTuple):
 
 @dataclass(frozen=True)
 class Validation:
-    """A training with one batch, epoch by epoch.
+    """The measurements of a training with one batch, epoch by epoch.
 
     Attributes:
-        progress: at the end of each epoch, in steps of the initial batch.
-        steps: the same, in steps of this batch.
-        grad_sqr, grad_var: squared norm and variance of the gradient during each.
+        batch: the global batch, in samples.
+        progress: the progress at the end of each epoch, in steps of the initial batch.
+        steps: the number of steps of this batch until the end of each epoch.
+        grad_sqr, grad_var: the squared norm and the variance of the gradient during each epoch.
     """
 
     batch: int
@@ -71,15 +80,21 @@ class Validation:
 
 
 class Application:
-    """One application; see the module for the rules.
+    """A measured application: its step times, and the progress of its steps, by interpolation.
+
+    The module has the rules.
 
     Args:
-        epochs: after which it is trained.
-        validations: at least one.
-        max_local_batch: that fits into a slot; None: the largest measured.
+        name: the name of the application.
+        epochs: the number of epochs after which it is trained.
+        validations: the trainings that were measured, one a batch; at least one.
+        timed: the step times that were measured by placement.
+        scaled: the step times that were measured by numbers of nodes and slots.
+        max_local_batch: the largest local batch that fits into a slot; None: the largest measured.
 
     Attributes:
-        batches: the initial one, and the largest that it may be trained with.
+        batches: the initial batch, and the largest that it may be trained with.
+        min_local_batch: the smallest local batch that was measured.
     """
 
     def __init__(
@@ -110,17 +125,23 @@ class Application:
         self._rates: dict[tuple[tuple[int, ...], int, int], float] = {}
 
     def end_of(self, epoch: int) -> float:
-        """Progress at the end of an epoch, counted from 0."""
+        """Return the progress at the end of epoch number ``epoch``, counted from 0."""
         return self._ends[epoch]
 
     def split(self, slots: int, batch: int, always: bool = False) -> tuple[int, int]:
-        """The local batch, and how many are accumulated before the last of a step.
+        """Divide a global batch among ``slots`` slots, and into parts that fit into a slot.
 
-        One slot alone accumulates at least one where the batch is larger than the initial one: the
-        noise of the gradient needs two to be estimated.
+        A single slot accumulates at least once if the batch is larger than the initial one, because
+        two gradients are needed to estimate the noise.
 
         Args:
-            always: it does so for the initial batch, too.
+            slots: the number of slots.
+            batch: the global batch, in samples.
+            always: whether a single slot accumulates at least once with the initial batch, too.
+
+        Returns:
+            The local batch, and the number of local batches that each slot accumulates before the
+            last one of a step.
         """
         smallest, largest = self.batches
         local = math.ceil(batch / slots - EPS)
@@ -131,7 +152,17 @@ class Application:
         return min(local, largest // (slots * (more + 1))), more
 
     def predicted_step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Seconds of a step, as the published oracle of Optimus has it: with ``always``."""
+        """Return the seconds of a step, as the published oracle of Optimus predicts it.
+
+        A single slot accumulates with the initial batch, too.
+
+        Args:
+            slots: the number of slots on each node.
+            batch: the global batch, in samples.
+
+        Raises:
+            UsageError: the placement with that batch is outside of what was measured.
+        """
         key = slots, batch
         if key not in self._step_s:
             local, more = self.split(sum(slots), batch, always=True)
@@ -140,10 +171,15 @@ class Application:
         return self._step_s[key]
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """Progress a second.
+        """Return the progress a second, in steps of the initial batch.
+
+        Args:
+            slots: the number of slots on each node.
+            batch: the global batch, in samples.
+            epoch: the number of the epoch, from 0.
 
         Raises:
-            UsageError: that placement with that batch is outside of what was measured.
+            UsageError: the placement with that batch is outside of what was measured.
         """
         key = slots, batch, epoch
         if key not in self._rates:
@@ -155,17 +191,26 @@ class Application:
         return self._rates[key]
 
     def gain(self, batch: int, epoch: int) -> float:
-        """Progress of a step of this batch."""
+        """Return the progress of a step of ``batch`` samples, in steps of the initial batch.
+
+        Raises:
+            UsageError: the batch is outside of what was measured.
+        """
         sqr, var = self._gradients(batch, epoch)
         return (var + sqr) / (var / (batch / self._batches[0]) + sqr)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> tuple[Measured, float]:
-        """A step of this batch as the job itself times it, and its noise scale in samples.
+        """Return a step of this batch as the job itself times it, and its noise scale in samples.
 
-        Infinite: the gradients are nothing but noise.
+        An infinite noise scale says that the gradients are nothing but noise.
+
+        Args:
+            slots: the number of slots on each node.
+            batch: the global batch, in samples.
+            epoch: the number of the epoch, from 0.
 
         Raises:
-            UsageError: see :meth:`rate`.
+            UsageError: the placement with that batch is outside of what was measured.
         """
         local, more = self.split(sum(slots), batch)
         step_s, sync_s = self.parts(slots, local)
@@ -174,7 +219,11 @@ class Application:
         return Measured(sum(slots), len(slots), local, step_s, step_s - sync_s), scale
 
     def steps_at(self, batch: int, epoch: int) -> float:
-        """Steps of this batch until the end of an epoch, from the first on."""
+        """Return the steps of ``batch`` samples from the first epoch to the end of ``epoch``.
+
+        Raises:
+            UsageError: the batch is outside of what was measured.
+        """
         key = batch, epoch
         if key not in self._steps:
             low, high = self._around(batch)
@@ -182,12 +231,16 @@ class Application:
         return self._steps[key]
 
     def parts(self, slots: tuple[int, ...], local_batch: int) -> tuple[float, float]:
-        """Seconds of a step of one batch, and of its synchronisation.
+        """Return the seconds of a step without accumulation, and of its synchronisation.
 
-        Placements that are rotations of one another are one.
+        Placements that are rotations of one another count as the same.
+
+        Args:
+            slots: the number of slots on each node.
+            local_batch: the samples that each slot trains.
 
         Raises:
-            UsageError: see :meth:`rate`.
+            UsageError: the placement with that batch is outside of what was measured.
         """
         key = slots, local_batch
         if key not in self._parts:
@@ -206,13 +259,20 @@ class Application:
         return self._parts[key]
 
     def _gradients(self, batch: int, epoch: int) -> tuple[float, float]:
-        """Their squared norm, and their variance in the initial batch."""
+        """Return the squared norm of the gradient, and its variance in the initial batch."""
         smaller, larger = self._around(batch)
         sqr = _between(batch, smaller.batch, larger.batch, smaller.grad_sqr, larger.grad_sqr, epoch)
         var = _between(batch, smaller.batch, larger.batch, smaller.grad_var, larger.grad_var, epoch)
         return sqr, var
 
     def _around(self, batch: int) -> tuple[Validation, Validation]:
+        """Return the trainings with the two measured batches around ``batch``.
+
+        Both are the same if the batch itself was measured.
+
+        Raises:
+            UsageError: the batch is outside of what was measured.
+        """
         smallest, largest = self.batches
         if not smallest <= batch <= largest:
             raise UsageError(
@@ -224,6 +284,11 @@ class Application:
         return self._validated[smaller], self._validated[larger]
 
     def _interpolate(self, nodes: int, slots: int, local_batch: int) -> tuple[float, float] | None:
+        """Return the seconds of a step and of its synchronisation, by interpolation.
+
+        The times are interpolated between all measurements. They are NaN outside of what was
+        measured.
+        """
         if self._interpolator is None:
             coordinates = [point[:3] for point in self._points]
             values = [point[3:] for point in self._points]
@@ -234,7 +299,9 @@ class Application:
 
 
 def interpolator() -> Any:
-    """scipy's LinearNDInterpolator; it is imported when it is needed, for it takes a while.
+    """Return scipy's class LinearNDInterpolator.
+
+    It is imported only when it is needed, because the import takes a while.
 
     Raises:
         UsageError: scipy is not installed.
@@ -250,10 +317,11 @@ def interpolator() -> Any:
 
 
 def _points(timed: Sequence[Timed], scaled: Sequence[Scaled]) -> list[tuple[float, ...]]:
-    """(nodes, slots, local batch, step_s, sync_s), each once, in the published order.
+    """Return the points to interpolate: (nodes, slots, local batch, step_s, sync_s) of each.
 
-    Of placements with the same numbers it is the mean. The order decides how a set of points on one
-    sphere is triangulated, of which the measurements have many.
+    Placements with the same numbers are one point, with the mean of their times. The points are in
+    the published order, which decides how a set of points on one sphere is triangulated; the
+    measurements have many such sets.
     """
     alike: dict[tuple[int, int, int], list[Timed]] = defaultdict(list)
     for one in timed:
@@ -270,7 +338,11 @@ def _points(timed: Sequence[Timed], scaled: Sequence[Scaled]) -> list[tuple[floa
 
 
 def _along(measured: Sequence[Timed], local_batch: int) -> tuple[float, float] | None:
-    """Linear in the local batch; None: it lies outside."""
+    """Return the seconds of a step and of its synchronisation, linear in the local batch.
+
+    ``measured`` has the measurements on one placement, in ascending order of the local batch. The
+    result is None if ``local_batch`` lies outside of them.
+    """
     batches = [one.local_batch for one in measured]
     if not batches[0] <= local_batch <= batches[-1]:
         return None
@@ -292,6 +364,16 @@ def _between(
     high: Sequence[float],
     epoch: int,
 ) -> float:
+    """Return the value in an epoch for ``batch``, linear between two measured batches.
+
+    Args:
+        batch: the batch, from ``smaller`` to ``larger``.
+        smaller: the smaller measured batch.
+        larger: the larger measured batch.
+        low: the values with the smaller batch, one an epoch.
+        high: the values with the larger batch, one an epoch.
+        epoch: the number of the epoch, from 0.
+    """
     if smaller == larger:
         return low[epoch]
     part = (batch - smaller) * high[epoch] + (larger - batch) * low[epoch]

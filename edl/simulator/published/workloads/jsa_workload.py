@@ -1,11 +1,13 @@
-"""Jobs as in JSA's evaluation: four kinds, that differ in what limits them, and a batch range each.
+"""Draw jobs as in JSA's evaluation: four kinds, each with its own bottleneck and its batch range.
 
-After Saxena et al. (MASCOTS 2020): 40 slots, a decision each 10 minutes, 8 hours of arrivals, one
-kind of job bound by computing, one by communication, one by neither, one with a small largest
-batch; and their model of a step: what the samples of one slot take, and an allreduce of the
-weights. None of their measurements is public: the constants here are ours, and so are at most 10
-slots for a job, 30 to 60 minutes, evenly distributed, on one slot that is fully used, and half a
-minute for a job that is halted and resumed.
+The evaluation (Saxena et al., MASCOTS 2020) has 40 slots, a decision each 10 minutes, and 8 hours
+of arrivals. One kind of job is bound by computing, one by communication, one by neither, and one
+has a small largest batch. The model of a step is also theirs: the time for the samples of one slot,
+and an allreduce of the weights.
+
+The authors published no measurements, so the constants here are edl's own. So are these rules: a
+job has at most 10 slots, it takes 30 to 60 minutes, evenly distributed, on one slot that is fully
+used, and half a minute is lost when a job is halted and resumed.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ WEIGHT_BYTES = 4
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of job.
+    """A kind of job, and its model of a step.
 
     Attributes:
-        weights: numbers that an allreduce sums up.
-        start_s, sample_s: a step takes the former, and the latter for each sample of a slot.
-        local_batch: samples that fit into a slot.
-        batches: the smallest and the largest that it trains as well with.
+        weights: the number of weights that an allreduce sums up.
+        start_s: the seconds that each part of a step takes, whatever its samples.
+        sample_s: the seconds that each sample of a slot adds.
+        local_batch: the most samples that fit into a slot.
+        batches: the smallest and the largest batch of the range in which it trains equally well.
     """
 
     name: str
@@ -49,12 +52,18 @@ class Kind:
     batches: tuple[int, int]
 
     def step_s(self, slots: int, batch: int) -> float:
-        """Seconds of a step: computing, and an allreduce of so many slots."""
+        """Return the seconds of a step: computing, and an allreduce among ``slots`` slots.
+
+        ``batch`` is the global batch, in samples.
+        """
         ring_s = 2 * (slots - 1) / slots * WEIGHT_BYTES * self.weights / BANDWIDTH_BYTES_S
         return self.computing_s(slots, batch) + ring_s + HOP_S * math.log2(slots)
 
     def computing_s(self, slots: int, batch: int) -> float:
-        """Seconds that the slowest slot computes in a step, in parts that fit where need be."""
+        """Return the seconds that the slowest slot computes in a step of ``batch`` samples.
+
+        A share that does not fit into the slot is computed in parts.
+        """
         share = math.ceil(batch / slots)
         return self.start_s * math.ceil(share / self.local_batch) + self.sample_s * share
 
@@ -69,30 +78,37 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Samples:
-    """The work of a job: so many samples, each worth the same in any batch."""
+    """The work of a job: a number of samples, each worth the same in any batch.
+
+    Attributes:
+        count: the number of samples.
+    """
 
     kind: Kind
     count: float
 
     @property
     def epochs(self) -> int:
-        """See :class:`edl.simulator.work.JobWork`."""
+        """The number of epochs, which is 1."""
         return 1
 
     def end_of(self, epoch: int) -> float:
-        """See :class:`edl.simulator.work.JobWork`."""
+        """Return the number of samples, which is the progress at the end of the only epoch."""
         return self.count
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """See :class:`edl.simulator.work.JobWork`: wherever the slots are."""
+        """Return the samples a second on ``slots``; only the total number of slots counts."""
         return batch / self.kind.step_s(sum(slots), batch)
 
     def model(self, epoch: int, progress: float) -> SamplesModel:
-        """See :class:`edl.simulator.work.JobWork`."""
+        """Return the model that policies get of the job after ``progress`` samples."""
         return SamplesModel(self.kind, self.count - progress)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
-        """See :class:`edl.simulator.work.JobWork`. A larger batch loses nothing: all is noise."""
+        """Return the step time that the job would measure, and an infinite noise scale.
+
+        The noise scale is infinite because a larger batch loses no progress here.
+        """
         count, kind = sum(slots), self.kind
         step_s, computing_s = kind.step_s(count, batch), kind.computing_s(count, batch)
         return Measured(count, len(slots), batch / count, step_s, computing_s), math.inf
@@ -100,26 +116,33 @@ class Samples:
 
 @dataclass(frozen=True)
 class SamplesModel:
-    """What policies are told of such work: the truth."""
+    """The model that policies get of a job of :class:`Samples`: the truth.
+
+    Attributes:
+        left: the number of samples that are left.
+    """
 
     kind: Kind
     left: float
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """See :class:`edl.core.cluster.state.Model`."""
+        """Return the seconds of a step of ``batch`` samples; only the sum of ``slots`` counts."""
         return self.kind.step_s(sum(slots), batch)
 
     def efficiency(self, batch: int) -> float:
-        """See :class:`edl.core.cluster.state.Model`."""
+        """Return 1: a sample brings the same progress in any batch."""
         return 1.0
 
     def steps_left(self, batch: int) -> float:
-        """See :class:`edl.core.cluster.state.Model`."""
+        """Return the number of steps of ``batch`` samples until the job ends."""
         return self.left / batch
 
 
 def job_of_kind(name: str, arrival_s: float, kind: Kind, duration_s: float) -> SubmittedJob:
-    """A job that takes so long on one slot that is fully used, which is what its user requests."""
+    """Return a job that takes ``duration_s`` seconds on one slot that is fully used.
+
+    Its user requests just that slot; an elastic policy may give it up to 10.
+    """
     work = Samples(kind, duration_s * kind.local_batch / kind.step_s(1, kind.local_batch))
     return SubmittedJob(
         name=name,
@@ -136,13 +159,14 @@ def job_of_kind(name: str, arrival_s: float, kind: Kind, duration_s: float) -> S
 
 
 def jsa_jobs(arrivals: str, seed: int) -> list[SubmittedJob]:
-    """The jobs of eight hours.
+    """Return jobs that arrive within eight hours, drawn by ``seed``.
 
     Args:
-        arrivals: see :func:`edl.simulator.arrivals.shape`.
+        arrivals: the rates of arrival, as :func:`edl.simulator.arrivals.shape` takes them.
+        seed: the seed of the arrivals, the kinds and the durations.
 
     Raises:
-        UsageError: see there, or nobody comes.
+        UsageError: there are no such arrivals, or no job arrives within eight hours.
     """
     chance = random.Random(f"jsa {seed}")
     made = []

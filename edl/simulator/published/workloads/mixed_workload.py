@@ -1,7 +1,7 @@
-"""Jobs of Pollux' measured applications, drawn by seed: any mix of them, at any rate of arrival.
+"""Draw jobs of Pollux' measured applications by seed, in any mix and at any rate of arrival.
 
-Slots and batch of a job are those that a user of its application had in the published workloads at
-load 1.0, drawn from all of them.
+A job's slots and batch are drawn from those that users of its application had in all published
+workloads at load 1.0.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ ARRIVALS = "0.333"  # a minute: 160 jobs in 8 hours, as at load 1.0
 
 
 def mixed_jobs(arrivals: str, seed: int, mix: str = "") -> list[SubmittedJob]:
-    """The jobs of eight hours.
+    """Return jobs that arrive within eight hours, drawn by ``seed``.
 
     Args:
-        arrivals: see :func:`edl.simulator.arrivals.shape`.
-        mix: see :func:`application_weights`; empty: as published.
+        arrivals: the rates of arrival, as :func:`edl.simulator.arrivals.shape` takes them.
+        seed: the seed of the arrivals, the applications, the slots and the batches.
+        mix: the frequencies of the applications, as :func:`application_weights` takes them; empty:
+            the published frequencies at load 1.0.
 
     Raises:
-        UsageError: see there, or nobody comes.
+        UsageError: there are no such arrivals or applications, or no job arrives within eight
+            hours.
     """
     users: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for row in pollux_rows("jobs"):
@@ -51,10 +54,13 @@ def mixed_jobs(arrivals: str, seed: int, mix: str = "") -> list[SubmittedJob]:
 
 
 def application_weights(text: str) -> Mapping[str, float]:
-    """How often each application comes beside the others: "cifar10=3,bert" is three to one.
+    """Return the relative frequency of each application that ``text`` names.
+
+    With "cifar10=3,bert" there are three jobs of cifar10 for one of bert.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the text has another form, an application is not known, or a number is not above
+            0.
     """
     known, found = measured_applications(), dict[str, float]()
     for part in text.split(","):

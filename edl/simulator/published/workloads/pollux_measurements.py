@@ -1,4 +1,4 @@
-"""The published measurements and workloads of Pollux, as they lie in the package.
+"""Read the published measurements and workloads of Pollux, which are files of the package.
 
 ``data/pollux/NOTICE`` says where they come from and what the columns are.
 """
@@ -24,14 +24,20 @@ Row = dict[str, str]
 
 
 def pollux_rows(table: str) -> Iterator[Row]:
-    """The rows of one table, by the names of its columns, as text."""
+    """Return an iterator over the rows of a published table: the text of each cell by its column.
+
+    ``table`` is the name of a file in ``data/pollux`` without its ending, like "jobs".
+    """
     packed = (files("edl.simulator.published") / "data" / "pollux" / f"{table}.csv.gz").read_bytes()
     return csv.DictReader(io.StringIO(gzip.decompress(packed).decode()))
 
 
 @cache
 def measured_applications() -> dict[str, Application]:
-    """All that were measured, by name."""
+    """Return all applications that were measured, by name.
+
+    They are read once, and then kept.
+    """
     timed: dict[str, list[Timed]] = defaultdict(list)
     for row in pollux_rows("placements"):
         slots = tuple(int(digit) for digit in row["placement"])
@@ -50,10 +56,12 @@ def measured_applications() -> dict[str, Application]:
 
 
 def _times(row: Row) -> tuple[float, float]:
+    """Return the step time and the synchronisation time of a row, in seconds."""
     return float(row["step_time"]), float(row["sync_time"])
 
 
 def _validations() -> dict[str, list[Validation]]:
+    """Return the measured trainings of each application, by its name; one a batch."""
     epochs: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in pollux_rows("validation"):
         epochs[row["application"], int(row["batch_size"])].append(row)

@@ -1,7 +1,8 @@
-"""The published workloads of Pollux: jobs of six applications, as their users tuned them.
+"""Make the jobs of Pollux' published workloads: six applications, with slots and batch as tuned.
 
-Each load has eight workloads of 8 hours of submissions; load 1.0 is 160 jobs, the others are so
-many times as many, "realistic" has other sizes and batches. They ran on 16 nodes of 4 slots.
+Each load has eight workloads of 8 hours of submissions. Load 1.0 is 160 jobs; load 0.5 is half as
+many, and so on. Load "realistic" has other slots and batches. The workloads ran on 16 nodes of 4
+slots.
 """
 
 from __future__ import annotations
@@ -28,21 +29,31 @@ UNTUNED = "ncf"
 
 @dataclass(frozen=True)
 class Oracle:
-    """What policies are told of a job: the measurements themselves, and the epoch that it is in."""
+    """The model that policies get of a job: the measurements themselves, at the epoch it is in."""
 
     application: Application
     epoch: int
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """See :class:`edl.core.cluster.state.Model`."""
+        """Return the measured seconds of a step of ``batch`` samples, with ``slots`` on each node.
+
+        Raises:
+            UsageError: the placement with that batch is outside of what was measured.
+        """
         return self.application.predicted_step_s(slots, batch)
 
     def efficiency(self, batch: int) -> float:
-        """See :class:`edl.core.cluster.state.Model`."""
+        """Return the measured statistical efficiency of a global batch in this epoch.
+
+        It is relative to the initial batch: what a sample brings, divided by what it brings there.
+        """
         return self.application.gain(batch, self.epoch) * self.application.batches[0] / batch
 
     def steps_left(self, batch: int) -> float:
-        """Those of whole epochs from the next one on, 1 in the last: as published for Optimus."""
+        """Return the steps of ``batch`` samples in all epochs after this one; 1 in the last epoch.
+
+        So the published oracle of Optimus counts them.
+        """
         last = self.application.epochs - 1
         if self.epoch >= last:
             return 1.0
@@ -52,36 +63,57 @@ class Oracle:
 
 @dataclass(frozen=True)
 class ApplicationWork:
-    """The work of a job of one application."""
+    """The work of a job of a measured application; progress is in steps of the initial batch."""
 
     application: Application
 
     @property
     def epochs(self) -> int:
-        """See :class:`edl.simulator.work.JobWork`."""
+        """The number of epochs after which the application is trained."""
         return self.application.epochs
 
     def end_of(self, epoch: int) -> float:
-        """See :class:`edl.simulator.work.JobWork`: in steps of the initial batch."""
+        """Return the progress at the end of an epoch, in steps of the initial batch.
+
+        Epochs are counted from 0.
+        """
         return self.application.end_of(epoch)
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """See :class:`edl.simulator.work.JobWork`."""
+        """Return the measured progress a second, with ``slots`` on each node.
+
+        Raises:
+            UsageError: the placement with that batch is outside of what was measured.
+        """
         return self.application.rate(slots, batch, epoch)
 
     def model(self, epoch: int, progress: float) -> Oracle:
-        """See :class:`edl.simulator.work.JobWork`."""
+        """Return the model that policies get of the job; ``progress`` does not matter."""
         return Oracle(self.application, epoch)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
-        """See :class:`edl.simulator.work.JobWork`."""
+        """Return the step time and the noise scale that the job would measure.
+
+        Raises:
+            UsageError: the placement with that batch is outside of what was measured.
+        """
         return self.application.observed(slots, batch, epoch)
 
 
 def application_job(
     name: str, arrival_s: float, application: Application, slots: int, batch: int
 ) -> SubmittedJob:
-    """A job of a measured application, with the limits that it has there."""
+    """Return a job of a measured application, with the limits of that application.
+
+    It may have up to 64 slots; jobs of ncf may not be scaled up or get another batch.
+
+    Args:
+        name: the name of the job.
+        arrival_s: the time of submission, in seconds.
+        application: the application.
+        slots: the number of slots that its user requests.
+        batch: the global batch that its user requests, in samples.
+    """
     batches = application.batches
     most = min(batches[1] // application.min_local_batch, MOST_SLOTS)
     if application.name == UNTUNED:
@@ -101,7 +133,7 @@ def application_job(
 
 
 def pollux_jobs(load: str, workload: int) -> list[SubmittedJob]:
-    """The jobs of one workload, in the order of their submission.
+    """Return the jobs of one published workload, in the order of submission.
 
     Args:
         load: one of LOADS.
@@ -122,10 +154,10 @@ def pollux_jobs(load: str, workload: int) -> list[SubmittedJob]:
 
 
 def check_measured(slots: int) -> None:
-    """Refuse what was not measured, before anything runs.
+    """Raise an error, before anything runs, if the measurements cannot be used with a cluster.
 
     Args:
-        slots: of a node.
+        slots: the number of slots of a node.
 
     Raises:
         UsageError: nodes are larger than those measured, or scipy is missing.

@@ -1,11 +1,12 @@
-"""VirtualFlow's 20 jobs on 8 slots of one node.
+"""Make VirtualFlow's 20 jobs, which ran on 8 slots of one node.
 
-``data/virtualflow/NOTICE`` says where they come from. A job's work is what it took with all its
-slots, without its start. With fewer its virtual nodes take turns: by how much that is slower is
-fitted to the run by weighted fair shares, kind by kind (Amdahl's law). To start took 64 to 105 s
-there, 80 s in the mean; a resize stopped a job for 0.1 to 1.2 s. New workers boot for 60 to 90 s
-beside it until they join, and slots are kept for 10 s after their job has ended: neither is
-simulated.
+``data/virtualflow/NOTICE`` says where they come from. A job's work is the time that it took with
+all its slots, without its start. With fewer slots its virtual nodes take turns. How much slower
+that is was fitted to the run by weighted fair shares, for each kind of job (Amdahl's law). A start
+took 64 to 105 s there, 80 s in the mean; a resize stopped a job for 0.1 to 1.2 s.
+
+Two things are not simulated: new workers boot for 60 to 90 s, beside the job, until they join, and
+slots are kept for 10 s after their job has ended.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PARALLEL = {
 
 
 def virtualflow_jobs() -> list[SubmittedJob]:
-    """The jobs, in the order of their submission."""
+    """Return VirtualFlow's 20 jobs, in the order of submission."""
     made = []
     for row in virtualflow_rows():
         slots = int(row["slots"])
@@ -54,6 +55,6 @@ def virtualflow_jobs() -> list[SubmittedJob]:
 
 
 def virtualflow_rows() -> list[dict[str, str]]:
-    """Return the published table, one row a job: column name -> text."""
+    """Return the rows of the published table, one a job: the text of each cell by its column."""
     text = (files("edl.simulator.published") / "data" / "virtualflow" / "jobs.csv").read_text()
     return list(csv.DictReader(text.splitlines()))
