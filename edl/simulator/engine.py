@@ -48,7 +48,7 @@ from edl.simulator.results import Result
 from edl.simulator.work import SubmittedJob
 
 DAY_S = 86_400.0
-MOST_FAILURES = 1e7  # that are drawn before the last submission: some ten seconds of computing
+MOST_FAILURES = 1e7  # before the last submission; to draw so many takes some ten seconds
 PATIENCE = 1000  # decisions in a row that start nothing, while nothing else can happen
 OnTime = Callable[[float, int], None]
 
@@ -202,8 +202,8 @@ class _Run:
         whole = rules.whole_seconds and rules.interval_s > 0
         self.jobs = [Progress(job, whole) for job in jobs]
         submitted = sorted(self.jobs, key=lambda job: job.submission.arrival_s)
-        self.coming = submitted[::-1]  # the next one last
-        self.active: list[Progress] = []  # arrived and not ended, as submitted
+        self.coming = submitted[::-1]  # the next one to arrive is the last
+        self.active: list[Progress] = []  # arrived and not ended, in order of submission
         self.order = {id(job): at for at, job in enumerate(submitted)}
         self.down: set[str] = set()
         failures = rules.failures
@@ -217,7 +217,7 @@ class _Run:
         self.ticks = 0
         self.due = False
         self.decisions = 0
-        self.idle = 0  # decisions in a row after which nobody had slots
+        self.idle = 0  # decisions in a row after which no job had slots
 
     @property
     def unfinished(self) -> int:
@@ -313,7 +313,7 @@ class _Run:
         interval_s = self.rules.interval_s
         if interval_s:
             ticks = self.ticks + 1
-            if not self.active:  # nothing to decide before somebody arrives
+            if not self.active:  # nothing to decide before a job arrives
                 ticks = max(ticks, math.ceil(arrival_s / interval_s))
             return ticks * interval_s
         least_s = same_s(self.now_s)
@@ -388,7 +388,7 @@ class _QueueRun(_Run):
         self.in_order = policy.in_order
         self.free = {node.name: node for node in nodes}  # each with the slots that are free
         self.running: list[tuple[float, int, float, Progress]] = []  # end, tie, start: a heap
-        self.changed = True  # so that somebody may start
+        self.changed = True  # whether something has changed by which a job may start
 
     @property
     def unfinished(self) -> int:

@@ -65,6 +65,8 @@ def mean_beside(results: Sequence[JobResult]) -> list[float]:
 def isolated_s(job: SubmittedJob, share: float, slots_a_node: int) -> float:
     """Return the seconds that ``job`` takes alone on its share of the cluster.
 
+    It trains with the batch that its user asked for. The module has the other rules.
+
     Args:
         job: the job as it was submitted.
         share: the number of slots, not necessarily whole.

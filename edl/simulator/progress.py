@@ -36,7 +36,7 @@ class Progress:
         self.submission = submission
         self.batch = submission.batch
         self.placement: Placement = ()
-        self.dropped = False  # turned away
+        self.dropped = False  # rejected
         self.end_s: float | None = None
         self.attained_slot_s = 0.0
         self.epoch = 0
@@ -44,7 +44,7 @@ class Progress:
         self.history: list[AllocationChange] = []
         self.batches: list[BatchChange] = []
         self.speed = 1.0  # of the slowest of its nodes
-        self.slowdown = 0.0  # by interference, as a part of its rate
+        self.slowdown = 0.0  # by interference, as a fraction of its rate
         self._whole = whole_seconds
         self._pause_s = 0.0
         self._steps: dict[tuple[int, int, float], Measured] = {}

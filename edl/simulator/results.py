@@ -154,7 +154,10 @@ class Result:
 
     @property
     def ended(self) -> list[JobResult]:
-        """The results of the jobs that were not rejected; the summary counts only these."""
+        """The results of the jobs that were not rejected.
+
+        Means and percentiles of the JCT are taken over these.
+        """
         return [job for job in self.jobs if not job.dropped]
 
     @property

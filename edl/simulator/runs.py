@@ -113,7 +113,7 @@ def do_all(
         for number, outcome in enumerate(pool.map(do, runs), 1):
             tell(f"{number} of {len(runs)} runs are done")
             yield outcome
-    finally:  # after Ctrl-C, no run is begun any more
+    finally:  # after Ctrl-C, no further run begins
         pool.shutdown(cancel_futures=True)
 
 

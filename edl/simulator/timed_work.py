@@ -46,8 +46,8 @@ class TimedWork:
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
         """Return the step time that the job would measure, as one step of the whole work.
 
-        The step computes all the time, and each slot has an equal share of ``batch``. The noise
-        scale is None: not known.
+        All of the step is computing, and each slot has an equal share of ``batch``. The noise scale
+        is None: not known.
         """
         whole_s = self.whole_s(sum(slots))
         return Measured(sum(slots), len(slots), batch / sum(slots), whole_s, whole_s), None

@@ -265,7 +265,7 @@ def _batches(job: ClusterJob) -> list[int]:
 def _first(
     curves: Sequence[Curve], due_s: Mapping[str, float], now_s: float, slots: int
 ) -> tuple[set[str], str]:
-    """Choose the due jobs that get their fewest slots before all other jobs.
+    """Choose the jobs past their fair wait that get their fewest slots before all other jobs.
 
     Args:
         curves: the curves of all jobs whose slots may change.
@@ -274,8 +274,8 @@ def _first(
         slots: the number of slots that can be given.
 
     Returns:
-        The names of the due jobs that fit, taken in the order in which they became due up to the
-        first that does not fit, and the name of that job; empty if all fit.
+        The names of the jobs past their fair wait that fit, taken in the order in which they passed
+        it up to the first that does not fit, and the name of that job; empty if all fit.
     """
     due = [one for one in curves if one.least and due_s[one.job.name] <= now_s]
     first: set[str] = set()

@@ -2,8 +2,8 @@
 
 Each job gets the slots that it requested. Without backfilling, the first job that does not fit
 holds up all later jobs. It starts as soon as enough slots are free, so no job waits for a job that
-was submitted after it. With backfilling, later jobs that fit start before it. No slots are reserved
-for it, so its wait has no bound while smaller jobs arrive.
+was submitted after it. With backfilling, later jobs that fit start before that job. No slots are
+reserved for that job, so its wait has no bound while smaller jobs arrive.
 
 By weight, heavier jobs come first among the waiting jobs, so a light job may wait without bound.
 This is the "priority" scheduler that VirtualFlow (MLSys 2022) is compared with by its authors.
@@ -29,7 +29,10 @@ class Fifo:
     by_weight: bool = setting(False, "whether heavier jobs come before lighter ones")
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation that keeps running jobs and starts waiting jobs in order."""
+        """Return the allocation that keeps running jobs and starts waiting jobs in order.
+
+        Each job that starts gets the slots that it requested.
+        """
         running = [
             Ranked(job, "it runs to its end") for job in cluster.jobs if job.name in cluster.present
         ]

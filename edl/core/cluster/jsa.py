@@ -45,7 +45,11 @@ BEST, LARGEST, SMALLEST, RANDOM = "best", "largest", "smallest", "random"
 
 @dataclass(frozen=True)
 class Jsa:
-    """The cluster policy ``jsa``, and its baselines with one batch a job."""
+    """The cluster policy ``jsa``, which maximises the total throughput, and its baselines.
+
+    The baselines take the largest, the smallest or a random batch of each job's range, and may give
+    each job a fixed size.
+    """
 
     batch: str = setting(BEST, "of each job", choices=(BEST, LARGEST, SMALLEST, RANDOM))
     elastic: bool = setting(True, "whether a job may have more slots than its batch needs")

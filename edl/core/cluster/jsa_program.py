@@ -75,7 +75,8 @@ def best_sizes(values: Sequence[Values], slots: int) -> list[int] | None:
 def _worth(values: Values) -> npt.NDArray[np.int64]:
     """Return the numbers of slots that have a larger value than every smaller number.
 
-    The number 0 is left out: each job gets at least one slot.
+    ``values`` are by the number of slots, from 0 on. The number 0 is left out: each job gets at
+    least one slot.
     """
     above = values[1:] > np.maximum.accumulate(np.concatenate(([-np.inf], values[1:-1])))
     return np.flatnonzero(above) + 1

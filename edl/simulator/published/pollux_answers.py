@@ -14,7 +14,7 @@ from edl.errors import UsageError
 from edl.simulator.published.workloads.pollux_measurements import pollux_rows
 from edl.simulator.results import Result
 
-EXPERIMENT = "jobload"  # of the policies at the loads, with an interval of 60 s
+EXPERIMENT = "jobload"  # the experiment with the policies at the loads, at an interval of 60 s
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class JobShare:
         self._look_ahead()
 
     def take(self) -> None:
-        """Give the job the next ``more`` slots."""
+        """Give the job the next ``more`` slots, and compute what it would be given after them."""
         self.slots += self.more
         self.step_s = self.next_s
         self._look_ahead()

@@ -1,11 +1,11 @@
 """Give each slot to the job that saves most time by it: Optimus, as in Pollux' artifact.
 
-One more slot saves a job with k slots and n steps left
+The seconds that one more slot saves a job with k slots and n steps left are
 
     n * (T(k) - T(k + 1))
 
-seconds. T(k) is the time of a step with the batch that its user requested, on as few nodes as
-possible (the greedy rule of Optimus, EuroSys 2018, with an oracle of n and T in place of its fits).
+T(k) is the time of a step with the batch that its user requested, on as few nodes as possible (the
+greedy rule of Optimus, EuroSys 2018, with an oracle of n and T in place of its fits).
 
 First each job gets its minimum while slots last: smaller minima first, then in the order of
 submission. Then slots are given one by one, ties by that order, until no job gains. All jobs may be
@@ -29,7 +29,10 @@ class Optimus:
     """The cluster policy ``optimus``: each slot goes to the job that saves most time by it."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation in which each slot beyond the minima saves most time."""
+        """Return the allocation in which each slot beyond the minima saves most time.
+
+        Each job gets its minimum first, while slots last; the other jobs wait.
+        """
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
         order = sorted(

@@ -29,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 CANDIDATES = 50
 EPS = 1e-8  # so that a quotient of whole numbers is rounded up only if it is not whole
-TABLES = 128  # that are kept; one takes up to 0.4 MB
+TABLES = 128  # the most that are cached; one takes up to 0.4 MB
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ from edl.simulator.published.policies.pollux_search import (
     with_starts,
 )
 
-START = 0.01  # what a job without slots counts for at least, so that its start is better than none
-BEYOND = 2  # times the most slots that a job has tried, it may have
+START = 0.01  # least factor of a job without slots, so that to start it is worth something
+BEYOND = 2  # a job may have so many times the most slots that it has tried
 
 
 @dataclass(frozen=True)

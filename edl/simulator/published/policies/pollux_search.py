@@ -40,11 +40,11 @@ Counts = npt.NDArray[np.int16]
 Mask = npt.NDArray[np.bool_]
 Order = npt.NDArray[np.int64]
 
-RESET = 0.1  # of rows that are set to the present ones
-THINNED = 0.1  # of rows that lose slots
-TAKEN = 0.1  # of the nodes of such a row
-CROSSED = 0.9  # of children that have two parents
-EPS = 1e-3  # so that a job without slots is bad, and not infinitely so
+RESET = 0.1  # the fraction of rows that are set to the present ones
+THINNED = 0.1  # the fraction of rows that lose slots
+TAKEN = 0.1  # the fraction of nodes on which such a row loses its slots
+CROSSED = 0.9  # the fraction of children that have two parents
+EPS = 1e-3  # so that a job without slots does not make the fitness 0
 
 
 @dataclass(frozen=True)
@@ -130,16 +130,20 @@ def search(
 
 
 def by_job(of: Counts | Mask) -> Order:
-    """Return the sum over the nodes for each job, in shape (states, jobs).
+    """Return the sum of ``of`` over the nodes for each job, in shape (states, jobs).
 
-    The sums are exact up to 2^24. They are computed as a matrix product, which is fast.
+    The shape of ``of`` is (states, jobs, nodes). The sums are exact up to 2^24. They are computed
+    as a matrix product, which is fast.
     """
     sums = of.astype(np.float32) @ np.ones(of.shape[2], np.float32)
     return sums.astype(np.int64)
 
 
 def by_node(of: Counts | Mask) -> Order:
-    """Return the sum over the jobs for each node, in shape (states, nodes), exact up to 2^24."""
+    """Return the sum of ``of`` over the jobs for each node, in shape (states, nodes).
+
+    The shape of ``of`` is (states, jobs, nodes). The sums are exact up to 2^24.
+    """
     sums = np.ones(of.shape[1], np.float32) @ of.astype(np.float32)
     return sums.astype(np.int64)
 
@@ -169,7 +173,10 @@ def repaired(problem: Problem, states: Counts, chance: np.random.Generator) -> C
 
 
 def with_starts(problem: Problem) -> Counts:
-    """Return the present state with its minimum for each job without slots, while there is room."""
+    """Return the present state with slots added for jobs that have none, while there is room.
+
+    Each such job gets its fewest slots, on the nodes with most free slots.
+    """
     state = problem.present.copy()
     for job in np.nonzero(~state.any(axis=1))[0].tolist():
         free = problem.slots - state.sum(axis=0, dtype=np.int64)
@@ -204,7 +211,7 @@ def fronts(values: Vector) -> Order:
     """
     order = np.lexsort((-values[:, 1], -values[:, 0]))
     numbers = []
-    # In this order a state is beaten by nobody behind it, and by a front if its last one beats it.
+    # In this order no later state beats a state, and a front beats it if the front's last one does.
     lasts: list[float] = []
     before, number = (float("nan"), float("nan")), 0
     for fitness, utility in values[order].tolist():
@@ -280,7 +287,7 @@ def _mutate(problem: Problem, states: Counts, chance: np.random.Generator) -> No
     rows = states[at]
     rows[chance.random(rows.shape) < TAKEN] = 0
     states[at] = rows
-    # Of each node with free slots, about one job at random has more, and one of those on it.
+    # On each node with free slots, about one random job gets more, and one random job of it, too.
     free = problem.slots > by_node(states)
     has = states > 0
     anyone = 1.0 / jobs

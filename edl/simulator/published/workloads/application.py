@@ -28,7 +28,7 @@ from edl.core.policy.step_time import Measured
 from edl.errors import UsageError
 
 EPS = 1e-8  # so that a quotient of whole numbers rounds up only if it is not whole; as published
-MOST_NODES = 16  # that were measured; more count as so many, as published
+MOST_NODES = 16  # the most that were measured; more nodes count as so many, as published
 
 
 class Timed(NamedTuple):
@@ -42,7 +42,7 @@ class Timed(NamedTuple):
             need.
     """
 
-    slots: tuple[int, ...]  # of each node
+    slots: tuple[int, ...]  # on each node
     local_batch: int
     step_s: float
     sync_s: float
@@ -259,7 +259,10 @@ class Application:
         return self._parts[key]
 
     def _gradients(self, batch: int, epoch: int) -> tuple[float, float]:
-        """Return the squared norm of the gradient, and its variance in the initial batch."""
+        """Return the squared norm of the gradient, and its variance in the initial batch.
+
+        Both are of the given epoch, interpolated between the measured batches around ``batch``.
+        """
         smaller, larger = self._around(batch)
         sqr = _between(batch, smaller.batch, larger.batch, smaller.grad_sqr, larger.grad_sqr, epoch)
         var = _between(batch, smaller.batch, larger.batch, smaller.grad_var, larger.grad_var, epoch)

@@ -22,7 +22,7 @@ from edl.simulator.arrivals import HOUR_S, MINUTE_S, shape, times
 from edl.simulator.work import Observation, SubmittedJob
 
 NODES, SLOTS = 10, 4
-MOST_SLOTS = 10  # of a job
+MOST_SLOTS = 10  # the most of a job
 INTERVAL_S = 10 * MINUTE_S
 RESIZE_S = 0.5 * MINUTE_S
 UNTIL_S = 8 * HOUR_S
@@ -139,7 +139,7 @@ class SamplesModel:
 
 
 def job_of_kind(name: str, arrival_s: float, kind: Kind, duration_s: float) -> SubmittedJob:
-    """Return a job that takes ``duration_s`` seconds on one slot that is fully used.
+    """Return a job of ``kind`` that takes ``duration_s`` seconds on one slot that is fully used.
 
     Its user requests just that slot; an elastic policy may give it up to 10.
     """

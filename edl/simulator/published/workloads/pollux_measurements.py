@@ -15,8 +15,8 @@ from importlib.resources import files
 
 from edl.simulator.published.workloads.application import Application, Scaled, Timed, Validation
 
-# Epochs after which each application is trained, and the local batch that fits where it is not the
-# largest measured: of the artifact's applications.py.
+# The number of epochs after which each application is trained, and the largest local batch that
+# fits, where it is not the largest measured. Source: applications.py of the artifact.
 EPOCHS = {"bert": 2, "cifar10": 100, "deepspeech2": 80, "imagenet": 90, "ncf": 10, "yolov3": 50}
 MAX_LOCAL_BATCH = {"yolov3": 8}
 

@@ -18,12 +18,12 @@ from edl.simulator.work import Observation, SubmittedJob
 LOADS = ("0.5", "1.0", "1.5", "2.0", "realistic")
 WORKLOADS = tuple(range(1, 9))
 NODES = 16
-SLOTS = 4  # of a node, at most: no larger one was measured
-MOST_SLOTS = 64  # of a job: no more were measured
+SLOTS = 4  # the most of a node: no larger node was measured
+MOST_SLOTS = 64  # the most of a job: no more were measured
 INTERVAL_S = 60.0
 RESIZE = constant(30.0)
-# Too short to be scaled or tuned: elastic policies give it one slot, and the batch that its user
-# requested, as published.
+# Jobs of this application are too short to be scaled or tuned: as published, elastic policies give
+# them one slot, and the batch that the user requested.
 UNTUNED = "ncf"
 
 
@@ -52,7 +52,7 @@ class Oracle:
     def steps_left(self, batch: int) -> float:
         """Return the steps of ``batch`` samples in all epochs after this one; 1 in the last epoch.
 
-        So the published oracle of Optimus counts them.
+        The published oracle of Optimus counts the steps in the same way.
         """
         last = self.application.epochs - 1
         if self.epoch >= last:
@@ -80,7 +80,9 @@ class ApplicationWork:
         return self.application.end_of(epoch)
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """Return the measured progress a second, with ``slots`` on each node.
+        """Return the measured progress a second in an epoch, in steps of the initial batch.
+
+        ``slots`` are the slots on each node, and ``batch`` is the global batch in samples.
 
         Raises:
             UsageError: the placement with that batch is outside of what was measured.

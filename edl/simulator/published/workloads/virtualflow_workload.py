@@ -21,8 +21,9 @@ from edl.simulator.work import SubmittedJob
 NODES, SLOTS = 1, 8
 START_S = 80.0
 RESIZE = ResizeCost(start=START_S, restart=START_S, join=0.5, leave=0.5, migrate=0.5)
-# Of the work of a kind, what more slots share: least squares of the logarithm of the work that its
-# jobs did in that run, by the sizes that they had and for how long. BERT gains little by more.
+# The fraction of the work of each kind that more slots share (Amdahl's law). It was fitted by least
+# squares to the logarithm of the work that jobs of the kind did in the run by weighted fair shares,
+# by the sizes that they had and for how long. BERT gains little by more slots.
 PARALLEL = {
     "resnet-imagenet": 0.93,
     "resnet-cifar10": 0.93,  # one job, with one slot
