@@ -15,10 +15,12 @@ from edl.errors import UsageError
 
 
 class Change(StrEnum):
-    """The kind of a change of a job's slots: a first start, a restart, more, fewer or no slots, ...
+    """The kind of a change of a job's slots.
 
-    ``PREEMPT`` and ``FAILURE`` take all slots, by a decision or because a node failed. ``MIGRATE``
-    is a change that neither only adds nor only removes slots.
+    ``START``: the job gets its first slots. ``RESTART``: it gets slots after it had none. ``JOIN``:
+    it keeps its slots and gets more. ``LEAVE``: it keeps only some of them. ``PREEMPT`` and
+    ``FAILURE``: it loses all slots, by a decision or because a node failed. ``MIGRATE``: any other
+    change.
     """
 
     START = "start"  # the job gets its first slots

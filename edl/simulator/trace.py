@@ -7,7 +7,7 @@ slots               the number of slots that its user requests
 min_slots           the fewest slots that an elastic policy may give; default: slots
 max_slots           the most slots that an elastic policy may give; default: slots
 duration_s          the seconds that the job takes with ``slots``
-parallel_fraction   the fraction of its work that more slots share (Amdahl's law); default: 1
+parallel_fraction   the fraction of its work that more slots share (Amdahl), 0 to 1; default: 1
 application         a measured application of Pollux, in place of duration_s: bert, cifar10, ...
 batch_size          the samples of a step; with application only
 weight              the weight in policies that share slots by weight, above 0; default: 1

@@ -67,7 +67,7 @@ class EdlPolicy:
     def __call__(self, cluster: ClusterState) -> Allocation:
         """Return the allocation with the largest sum of prices times speeds of all jobs.
 
-        Jobs past their fair wait get at least their fewest slots first, while slots last.
+        Jobs past their fair wait get their fewest slots before all other jobs, while slots last.
         """
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())

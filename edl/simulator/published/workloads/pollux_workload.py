@@ -90,7 +90,10 @@ class ApplicationWork:
         return self.application.rate(slots, batch, epoch)
 
     def model(self, epoch: int, progress: float) -> Oracle:
-        """Return the model that policies get of the job; ``progress`` does not matter."""
+        """Return the model that policies get of the job: the measurements, at epoch ``epoch``.
+
+        ``progress`` within the epoch does not matter.
+        """
         return Oracle(self.application, epoch)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
