@@ -1,1 +1,1 @@
-"""Starting workers: the agent of ``edl run`` and ``edl join``, its processes and their output."""
+"""Start and supervise workers: agents, the processes under horovodrun, and the workers' output."""

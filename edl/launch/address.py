@@ -1,5 +1,7 @@
-"""The address under which other hosts of the job reach this one, chosen once, by `edl run` and
-`edl join`. It is a number: nobody ever has to resolve the name of a host of the job.
+"""Choose the address under which other hosts of the job reach this host.
+
+`edl run` and `edl join` choose it once. The result is always an IP address, never a host name, so
+no process of the job has to resolve the name of another host.
 """
 
 from __future__ import annotations
@@ -14,20 +16,25 @@ from edl.errors import UsageError
 
 
 def address_of(interface: str) -> str | None:
-    """The first IPv4 address of a network interface; None: it has none, or does not exist."""
+    """Return the first IPv4 address of a network interface, or None if there is no such address."""
     return next(iter(_addresses().get(interface, ())), None)
 
 
 def own_address(configured: str, interface: str, zookeeper: str) -> str:
-    """What was configured, else the address of the interface that leads to ZooKeeper.
+    """Return the configured address, or else the address of the interface that leads to ZooKeeper.
+
+    If the search for that interface finds nothing but loopback, the result is the loopback address.
 
     Args:
-        configured: an address of this host, or a name of it; empty: nothing was configured.
-        interface: the network interface that must have it; empty: any.
-        zookeeper: where ZooKeeper is. Nothing is sent to find the way there.
+        configured: an address of this host, or a name of it; empty if none was configured.
+        interface: the network interface that must have the address; empty for any interface.
+            Without ``configured``, its first address is returned.
+        zookeeper: the ZooKeeper servers (``host:port,...``, perhaps with a path). Nothing is sent
+            to them: only the route to them is looked up.
 
     Raises:
-        UsageError: there is no such interface, or no such address here.
+        UsageError: this host has no such interface or no such address, or ``configured`` is a name
+            that cannot be resolved.
     """
     given = _resolved(configured) if configured else ""
     if interface:
@@ -39,7 +46,11 @@ def own_address(configured: str, interface: str, zookeeper: str) -> str:
 
 
 def _on(interface: str, given: str) -> str:
-    """The address of an interface: the one that is ``given``, else its first."""
+    """Return ``given`` if the interface has that address; if ``given`` is empty, its first address.
+
+    Raises:
+        UsageError: the interface has no IPv4 address, or ``given`` is not one of its addresses.
+    """
     there = _addresses()
     own = there.get(interface, ())
     if not own:
@@ -56,6 +67,11 @@ def _on(interface: str, given: str) -> str:
 
 
 def _usable(address: str) -> str:
+    """Return ``address`` if a socket can be bound to it on this host.
+
+    Raises:
+        UsageError: ``address`` is not an address of this host.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((address, 0))
@@ -67,6 +83,11 @@ def _usable(address: str) -> str:
 
 
 def _resolved(name: str) -> str:
+    """Return the IPv4 address that ``name`` resolves to on this host.
+
+    Raises:
+        UsageError: the name cannot be resolved.
+    """
     try:
         # IPv4, for Horovod's rendezvous client knows nothing else.
         return str(socket.getaddrinfo(name, None, family=socket.AF_INET)[0][4][0])
@@ -78,7 +99,11 @@ def _resolved(name: str) -> str:
 
 
 def _towards(server: str) -> str | None:
-    """The address from which this host would speak to a server; None: loopback, or no way."""
+    """Return the address of this host from which it would send to ``server``.
+
+    The result is None if that address is loopback, or if the server cannot be resolved or reached.
+    ``server`` is ``host`` or ``host:port``.
+    """
     name = server.rpartition(":")[0] if ":" in server else server
     name = name.strip("[]")
     try:
@@ -94,7 +119,7 @@ def _towards(server: str) -> str | None:
 
 
 def _addresses() -> dict[str, tuple[str, ...]]:
-    """The IPv4 addresses of each network interface that has any, in the kernel's order."""
+    """Return the IPv4 addresses of each network interface that has any, in the kernel's order."""
     found = {
         name: tuple(str(one.address) for one in entries if one.family == socket.AF_INET)
         for name, entries in psutil.net_if_addrs().items()
@@ -103,4 +128,5 @@ def _addresses() -> dict[str, tuple[str, ...]]:
 
 
 def _listed(addresses: dict[str, tuple[str, ...]]) -> str:
+    """Return a list of network interfaces and their addresses as text for an error message."""
     return ", ".join(f"{name} ({', '.join(own)})" for name, own in addresses.items())

@@ -1,10 +1,10 @@
-"""The workers that an agent left behind when it was killed: found, and taken over by the next one.
+"""Find the workers that a killed agent left running, so that the next agent can take them over.
 
-A worker carries in its environment which job it belongs to, the secret of that start of the job,
-its host's name, its slot, and the token of its start. So do the helpers that it has started, also
-those with a session of their own: which process is the worker itself was written down beside its
-log. That needs no ZooKeeper: it also finds workers that have not registered yet, and frozen ones
-whose session is over.
+A worker has in its environment the name of its job, the secret of that start of the job, the name
+of its host, its slot, and the id of its start attempt. The helper processes that a worker started
+have the same variables, even if they have a session of their own. Therefore the launcher writes
+the identity of the worker process itself into a file beside its log. None of this needs ZooKeeper:
+workers that have not registered yet, and frozen workers whose session has expired, are found too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ _STARTED = 19  # in /proc/PID/stat, after the name: in ticks since the machine c
 
 @dataclass(frozen=True)
 class Found:
-    """A worker process that somebody else has started."""
+    """A running worker process that an earlier agent started, and this agent found.
+
+    Attributes:
+        process: the operating system's process.
+        attempt_id: the id of the attempt that started the worker.
+        slot: the slot on this host in which the worker runs.
+    """
 
     process: psutil.Process
     attempt_id: str
@@ -34,14 +40,20 @@ class Found:
 
     @property
     def pid(self) -> int:
+        """The process id of the worker."""
         return self.process.pid
 
     @property
     def age_s(self) -> float:
+        """The time since the worker process was created, in seconds."""
         return max(0.0, time.time() - self.process.create_time())
 
     def poll(self) -> int | None:
-        """UNKNOWN_EXIT once it has ended: only its parent gets the exit code."""
+        """Return None while the process runs, and ``UNKNOWN_EXIT`` once it has ended.
+
+        The real exit code is not available: the operating system gives it only to the parent
+        process.
+        """
         try:
             ended = not self.process.is_running()
             return UNKNOWN_EXIT if ended or _is_zombie(self.process) else None
@@ -50,7 +62,10 @@ class Found:
 
 
 def identity(pid: int) -> str:
-    """A process, as no later one with its number is called; empty once it is gone."""
+    """Return the pid and start time of a process as text; empty if no process has that pid.
+
+    The text identifies the process even if the operating system uses its pid again later.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -59,10 +74,18 @@ def identity(pid: int) -> str:
 
 
 def find(environment: Mapping[str, str], record_of: Callable[[str], Path]) -> tuple[Found, ...]:
-    """The living workers that belong to the same job and host as workers of ``environment``.
+    """Find the running workers that belong to the same job and host as this agent's workers.
 
-    ``record_of``: where the :func:`identity` of the worker of a launch was written down. If
-    somebody has tidied that up, it is the process that leads a group.
+    Args:
+        environment: the variables that this agent gives its workers; job, secret and host are
+            compared with those of each process.
+        record_of: returns, for the id of a start attempt, the file with the :func:`identity` of the
+            worker process. If the file is missing or empty, the process that leads its process
+            group counts as the worker.
+
+    Returns:
+        The workers, ordered by slot and id of the start attempt. A process that ended meanwhile, or
+        that belongs to another user, is left out.
     """
     wanted = {name: environment.get(name) for name in SAME}
     found = []
@@ -83,7 +106,11 @@ def find(environment: Mapping[str, str], record_of: Callable[[str], Path]) -> tu
 
 
 def _is_worker(pid: int, record: Path) -> bool:
-    """Whether it is the worker itself, and no helper of it."""
+    """Return whether process ``pid`` is the worker itself, and not a helper that it started.
+
+    ``record`` is the file with the worker's :func:`identity`. If the file is missing or empty, the
+    process that leads its process group is taken for the worker.
+    """
     try:
         recorded = record.read_text().strip()
     except OSError:
@@ -92,9 +119,13 @@ def _is_worker(pid: int, record: Path) -> bool:
 
 
 def has_died(former: Host) -> bool:
-    """Whether the agent that ZooKeeper still has for this host is surely gone."""
+    """Return whether the agent that ZooKeeper still lists for this host has certainly ended.
+
+    The answer is False if a process of this host has the pid of that agent.
+    """
     return not psutil.pid_exists(former.pid)
 
 
 def _is_zombie(process: psutil.Process) -> bool:
+    """Return whether a process has ended but has not been waited for by its parent."""
     return bool(process.status() == psutil.STATUS_ZOMBIE)

@@ -1,8 +1,8 @@
-"""What others say to an agent of idle slots: a file that they write, and SIGUSR1.
+"""Let a job borrow idle slots of a host, as requested by a file and by SIGUSR1.
 
-The file holds how many slots of this host the job borrows, and optionally the seconds in which the
-slots that it borrows no longer must be free: "2", or "0 20". A missing file means 0. The signal
-takes back all borrowed slots of this host.
+The program that owns the slots writes the file. It has the number of slots of this host that the
+job borrows, and optionally the time in seconds in which slots that are given back must be free:
+"2", or "0 20". A missing file means 0. SIGUSR1 takes back all borrowed slots of this host.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ LOOK_S = 0.5  # between two looks into the file
 
 
 class BorrowedSlots:
-    """The slots of ``host`` that are borrowed by the job, as the file and the signal have them.
+    """The slots of ``host`` that the job borrows, as a file and SIGUSR1 request them.
 
     Args:
-        file: None: nobody writes one.
-        within_s: to give slots back, where nobody says in how long.
-        say: shows a sentence, the same one once.
+        store: the records of the job.
+        host: the name of this host.
+        file: the file with the number of borrowed slots; None if there is no such file.
+        within_s: the time in seconds in which slots must be given back, if the request does not say
+            it.
+        say: shows a sentence, unless the same one was shown before.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class BorrowedSlots:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """While entered, SIGUSR1 takes the slots back."""
+        """While entered, let SIGUSR1 take the borrowed slots back."""
         with handled([signal.SIGUSR1], self._on_signal):
             yield
 
@@ -71,7 +74,11 @@ class BorrowedSlots:
         self._signalled = True
 
     def follow(self, snapshot: Snapshot) -> bool:
-        """Do what was said since the last call; whether other workers are desired now."""
+        """Carry out what the file or SIGUSR1 requests since the last call.
+
+        Returns:
+            Whether the number of desired workers has changed.
+        """
         if snapshot.job.state is not JobState.RUNNING:
             return False
         if self._signalled:
@@ -86,7 +93,11 @@ class BorrowedSlots:
         return changed
 
     def record_returned(self, snapshot: Snapshot, living: Iterable[Process]) -> bool:
-        """Write down what has been given back; whether anything has. ``living``: this host's."""
+        """Record the borrowed slots that are free again; return whether there are any.
+
+        ``living`` are the worker processes that run on this host. A process that is not registered
+        with the job still occupies its slot.
+        """
         members = {member.id for member in snapshot.members}
         hidden = sum(process.worker not in members for process in living)
         done = returned(snapshot, self._host, hidden)
@@ -95,7 +106,11 @@ class BorrowedSlots:
         return bool(done)
 
     def _read(self) -> tuple[int, float] | None:
-        """Slots and seconds in the file; None: there is nothing new to know."""
+        """Return the number of slots and the seconds that the file requests.
+
+        The result is None if there is nothing new: no file is configured, the file was read less
+        than ``LOOK_S`` ago, or its content is not usable (which is shown once).
+        """
         now_s = time.monotonic()
         if self._file is None or now_s - self._looked_s < LOOK_S:
             return None
@@ -121,7 +136,12 @@ class BorrowedSlots:
         return slots, within_s
 
     def _set(self, snapshot: Snapshot, slots: int, within_s: float, why: str) -> bool:
-        """Let so many slots of this host be borrowed by the job."""
+        """Make ``slots`` the number of slots of this host that the job borrows.
+
+        Slots that are given back must be free within ``within_s`` seconds. ``why`` names the source
+        of the request, for the event log. Returns whether the desired workers have changed; a
+        refused request is shown, and changes nothing.
+        """
         host = self._host
 
         def change(desired: Placement) -> Placement:

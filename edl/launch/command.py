@@ -1,4 +1,4 @@
-"""The user's command: checked before anything is started."""
+"""Check the user's command before any worker is started."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from edl.errors import UsageError
 
 
 def check_command(command: Sequence[str], cwd: Path, search_path: str | None) -> None:
-    """Refuse a command that cannot run here.
+    """Raise an error if the job's command cannot run on this host.
+
+    Args:
+        command: the program and its arguments.
+        cwd: the working directory of the job.
+        search_path: the value of PATH with which the program is looked up; None for that of this
+            process.
 
     Raises:
-        UsageError: the program is not found or not executable, or Python's script does not exist.
+        UsageError: the command is empty, ``cwd`` does not exist, the program is not found or is not
+            executable, or the script that Python is to run does not exist.
     """
     if not command or not command[0]:
         raise UsageError("no command to run; for example: edl run -np 2 python train.py")
@@ -36,6 +43,10 @@ def check_command(command: Sequence[str], cwd: Path, search_path: str | None) ->
 
 
 def _check_program(path: Path, program: str) -> None:
+    """Raise a UsageError if the file ``path`` does not exist or is not executable.
+
+    ``program`` is its name in the message.
+    """
     if not path.exists():
         raise UsageError(f"the program {program} does not exist")
     if path.is_dir() or not os.access(path, os.X_OK):

@@ -1,7 +1,8 @@
-"""Workers of this host that do not answer their agent, and where they hang.
+"""Find the workers of this host that do not answer their agent, and record where they hang.
 
-The agent asks only those that have left ZooKeeper or were evicted. It is on their host, so no
-network stands between: who does not answer it is frozen, or overloaded beyond use.
+The agent asks only workers that have left ZooKeeper or were evicted. Agent and worker are on the
+same host, so the network cannot be the cause: a worker that does not answer is frozen, or too
+overloaded to be of use.
 """
 
 from __future__ import annotations
@@ -25,14 +26,22 @@ from edl.launch.workers import Workers
 logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 0.5
-_OF_A_THREAD = ("comm", "wchan", "syscall")  # in /proc; the last is of who may trace it
+_OF_A_THREAD = (
+    "comm",
+    "wchan",
+    "syscall",
+)  # in /proc; the last one only for a user who may trace it
 
 
 class Frozen:
-    """What one agent knows of workers that do not answer.
+    """The workers of one agent that do not answer it, and how to learn where they hang.
 
     Args:
-        stack_signal: makes a worker write where its threads are; 0: none does.
+        store: the records of the job.
+        host: the name of the agent's host.
+        workers: the worker processes of the agent.
+        stack_signal: the number of the signal that makes a worker write the stacks of its threads;
+            0 if no signal does.
     """
 
     def __init__(self, store: JobStore, host: str, workers: Workers, stack_signal: int) -> None:
@@ -40,16 +49,22 @@ class Frozen:
         self._host = host
         self._workers = workers
         self._signal = stack_signal
-        self._doors: dict[str, tuple[str, int]] = {}  # of each launch
-        self._unreported: dict[Path, Process] = {}  # whose stacks are in that file
+        self._doors: dict[str, tuple[str, int]] = {}  # attempt id -> address and port
+        self._unreported: dict[Path, Process] = {}  # by the file with the stacks of the process
 
     def look(
         self, processes: Sequence[Process], snapshot: Snapshot, now: float
     ) -> tuple[Process, ...]:
-        """The processes, with who does not answer; that may take ASK_TIMEOUT_S.
+        """Ask the suspect workers, and set ``unresponsive_since`` of each process by its answer.
+
+        A process that did not answer keeps its earlier time, or gets ``now``; every other process
+        gets None. The call takes up to ``ASK_TIMEOUT_S``. It also records the stacks that
+        :meth:`write_stacks` has requested before.
 
         Raises:
-            CoordinationError, UnknownJob: what is to be reported could not be; call it again.
+            CoordinationError: ZooKeeper is away, so an event could not be recorded; call it again.
+            UnknownJob: the job is not in ZooKeeper, so an event could not be recorded; call it
+                again.
         """
         for path, process in list(self._unreported.items()):
             worker_frozen(self._store, process, self._host, str(path), snapshot)
@@ -75,7 +90,11 @@ class Frozen:
         )
 
     def write_stacks(self, process: Process) -> None:
-        """Let a silent worker write where its threads are; :meth:`look` reports it."""
+        """Make an unresponsive worker write the stacks of its threads into its file of stacks.
+
+        The next :meth:`look` records the file in the event log. If no signal makes the worker write
+        them, the file holds only what the kernel reports of the threads.
+        """
         path, pid = (
             self._workers.stacks_of(process.attempt_id),
             self._workers.pid_of(process.attempt_id),
@@ -96,7 +115,10 @@ class Frozen:
 
 
 def _native(pid: int) -> list[str]:
-    """What the kernel says of each thread, as far as it may be read."""
+    """Return one line for each thread of a process: what the kernel reports it to be waiting in.
+
+    What this user may not read is left out.
+    """
     lines = []
     for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
         values = []
