@@ -1,7 +1,8 @@
 """The agent: the process of `edl run` or `edl join` that keeps a job's workers running on a host.
 
-Its rules are in :mod:`edl.core.host.agent`. Here is what it does besides: it takes over workers,
-arrives, leaves, and shows what goes on. The workers train on without an agent.
+:mod:`edl.core.host.agent` decides which workers to start and to end. This module carries that out,
+takes over the workers of an earlier agent, lets the host join and leave the job, and shows the
+job's output and events. If an agent dies, its workers train on.
 """
 
 from __future__ import annotations
@@ -49,27 +50,36 @@ _SIGNALS = {
 
 
 class Agent(Supervisor[AgentState]):
-    """One host's part in one job. ``run()`` returns the exit code of `edl run` / `edl join`.
+    """The launcher of one job's workers on one host, as `edl run` and `edl join` run it.
+
+    ``run()`` returns the exit code of `edl run` or `edl join`. It raises a UsageError if another
+    agent is registered under the name of this host.
 
     Args:
-        store: the job; its session is open.
-        host: this host, as the job shall know it.
-        job: what to run.
-        environment: of the workers, besides what the agent adds.
+        store: the records of the job; its session is open.
+        host: this host, as it is registered with the job.
+        job: the record of the job to run.
+        output: shows the output of the workers and the agent's own lines.
+        environment: the variables of the workers, besides those that the agent adds.
         logs: an existing directory for the workers' output.
-        greeting: what to say once this host is registered.
-        np: workers that this host brings: it asks for them when it is registered.
-        guest: the first signal makes this host leave the job instead of ending the job. A host
-            that is needed leaves as soon as others have taken its place.
-        ends_last: but on the last host it ends the job.
-        on_snapshot: called with each new reading of the records.
-        stack_signal: makes a worker write down where its threads are; 0: none does.
-        meanwhile: entered while this host is in the job.
-        borrowed_file: holds how many slots of this host the job borrows; None: there is no file.
-        reclaim_s: to give borrowed slots back, where nobody says in how long.
-        leave_within_s: for the workers to leave, after a signal; None: as long as it takes.
-
-    ``run()`` raises a UsageError when another agent has this host's name.
+        greeting: the line that is shown once this host is registered.
+        limits: how long the agent waits for what.
+        np: the number of workers that this host requests once it is registered; 0 for none.
+        joined: whether the first signal makes this host leave the job instead of ending the job. A
+            host whose slots the job needs leaves as soon as other hosts have replaced its workers.
+        ends_job: whether a signal ends the job, even with ``joined``, if no worker is desired on
+            any other host.
+        on_snapshot: called each time the records were read, with the snapshot; None to call
+            nothing.
+        stack_signal: the number of the signal that makes a worker write the stacks of its threads;
+            0 if no signal does.
+        meanwhile: a context manager that is entered while this host takes part in the job.
+        borrowed_file: the file with the number of slots of this host that the job borrows; None if
+            there is no such file.
+        reclaim_s: the time in seconds in which borrowed slots must be free, if a request to give
+            them back does not say it.
+        leave_within_s: the time in seconds in which the workers must leave after a signal; None for
+            no limit.
     """
 
     def __init__(  # noqa: PLR0913 (a constructor: each argument is a part of the agent)
@@ -127,9 +137,12 @@ class Agent(Supervisor[AgentState]):
             yield
 
     def _await_former(self) -> None:
-        """Wait until ZooKeeper knows that an agent of this name is gone, if it may have died.
+        """Wait while ZooKeeper still lists an agent of this host's name that may have died.
 
-        Perhaps with its machine, which this one replaces under the same name.
+        For an agent that died on this host, the wait ends after ``former_s`` at the latest. An
+        agent at another address may have died with its machine, which this host replaces: then its
+        session expires within ``former_sessions`` session time-outs. The method returns at once if
+        the other agent runs on this host, and at a signal.
         """
         began, limits = time.monotonic(), self._own.limits
         while not self._signals:
@@ -153,7 +166,7 @@ class Agent(Supervisor[AgentState]):
             self._wake.wait(limits.poll_s)
 
     def _take_over(self, now: float) -> None:
-        """Take over the workers that an earlier agent of this host has left behind."""
+        """Take over the workers that an earlier agent of this host left running."""
         for one in self._workers.take_over():
             log = self._workers.log_of(one.attempt_id)
             if log.exists():
@@ -213,7 +226,10 @@ class Agent(Supervisor[AgentState]):
             self._changed.set()
 
     def _look_at_template(self, snapshot: Snapshot) -> None:
-        """See to the template of the workers; say once why there is none, if one was wanted."""
+        """Start or check the template of the workers, and record once why there is none.
+
+        Nothing is recorded if the user did not ask for a template.
+        """
         self._template.look()
         why = self._template.why_none
         if why and why != NOT_WANTED and not self._no_template_told:
@@ -236,7 +252,12 @@ class Agent(Supervisor[AgentState]):
         return process
 
     def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
-        """Want fewer, and say so; whoever asks for more workers here may use the slot."""
+        """Lower the desired number of workers, and record that the slot is disabled.
+
+        If the desired numbers have changed since ``snapshot``, nothing is done, and the slot is
+        judged again in the next turn. A later request for more workers on this host may use the
+        slot again.
+        """
         before, fewer = snapshot.desired.hosts, given_up.desired
         why = f"slot {given_up.slot} of host {self._host.name} is disabled"
         self._changed.set()
@@ -247,9 +268,10 @@ class Agent(Supervisor[AgentState]):
         super()._disable_slot(given_up, snapshot)
 
     def _request_workers(self, snapshot: Snapshot, now: float) -> None:
-        """Ask for the workers that this host brings.
+        """Request the ``requested_np`` workers of this host, as far as the job's sizes allow them.
 
-        For a while: a host in whose place it comes may count as there until its session ends.
+        The request is repeated for ``former_s`` seconds, because the workers of a dead host that
+        this host replaces may count until the dead host's session ends.
         """
         asked, got, name = self._host.requested_np, self._got_np, self._host.name
         if not asked or self._signals or snapshot.job.state is not JobState.RUNNING:
@@ -280,7 +302,12 @@ class Agent(Supervisor[AgentState]):
     # --- signals
 
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
-        """Carry out the first signal, once."""
+        """Carry out the first signal once: the host leaves the job, or the job ends.
+
+        If the job is over, the workers that still run are ended. ``snapshot`` is None while
+        ZooKeeper is away: then the workers are told directly that the job ends, if this agent
+        submitted the job.
+        """
         if not self._signals or self._asked:
             return
         cause = _SIGNALS[next(iter(self._signals))]
@@ -317,7 +344,7 @@ class Agent(Supervisor[AgentState]):
         return exit_after(self._signals)
 
     def _handle_drain(self, snapshot: Snapshot) -> None:
-        """Leave the job if somebody asks this host to."""
+        """Let this host leave the job if `edl drain` has asked for it."""
         here = next((host for host in snapshot.hosts if host.name == self._host.name), None)
         if here is None or not here.leaving or self._own.draining or snapshot.job.state.over:
             return
@@ -350,7 +377,10 @@ class Agent(Supervisor[AgentState]):
         self._changed.set()
 
     def _leave_again(self, snapshot: Snapshot) -> None:
-        """Leave again: who did not know that this host leaves has asked for workers here."""
+        """Set the desired workers of this leaving host to 0 again if they have been raised.
+
+        A process that did not know that this host leaves may have requested workers here.
+        """
         name = self._host.name
         if (
             not self._own.draining
@@ -376,7 +406,11 @@ class Agent(Supervisor[AgentState]):
         self._written = host
 
     def _kill(self) -> int:
-        """A second signal."""
+        """Kill the workers of this host after a second signal, and return the exit code.
+
+        A joined host sets its desired workers to 0. Otherwise the job becomes STOPPED, or STOPPING
+        if workers of other hosts are still registered.
+        """
         self._workers.kill_all(self._own.limits.killed_s)
         self._say("the workers on this host were killed")
         name, code = self._host.name, exit_after(self._signals)
@@ -426,5 +460,8 @@ class Agent(Supervisor[AgentState]):
 
 
 def exit_after(signals: Iterable[signal.Signals]) -> int:
-    """The exit code after the first signal, as a shell has it: 130 after Ctrl-C."""
+    """Return the exit code of a command after ``signals``, as a shell reports it: 130 after Ctrl-C.
+
+    Only the first signal counts.
+    """
     return exit_status(-next(iter(signals)))

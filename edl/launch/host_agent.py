@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Display:
-    """Where an agent shows its job.
+    """The screen or files on which an agent shows its job.
 
     Attributes:
-        output: of the workers' lines and the agent's own.
-        on_snapshot: called with each new reading of the job's records; None: nothing is.
+        output: shows the lines of the workers and of the agent itself.
+        on_snapshot: called each time the agent has read the job's records; None to call nothing.
     """
 
     output: Output
@@ -47,14 +47,15 @@ class Display:
 
 @dataclass(frozen=True)
 class Role:
-    """How a host takes part in a job.
+    """The part that a host takes in a job.
 
     Attributes:
-        greeting: what the agent says once the host is registered.
-        requested_np: workers that the agent asks for once the host is registered.
-        joined: the first signal makes the host leave the job instead of ending the job.
-        ends_job: but on the last host it ends the job.
-        fresh: the job starts now, so logs of an earlier job of its name are put aside.
+        greeting: the line that the agent shows once the host is registered.
+        requested_np: the number of workers that the agent requests once the host is registered.
+        joined: whether the first signal makes the host leave the job instead of ending the job.
+        ends_job: whether a signal ends the job, even with ``joined``, if no worker is desired on
+            any other host.
+        fresh: whether the job starts now, so that logs of an earlier job of its name are put aside.
     """
 
     greeting: str
@@ -65,15 +66,16 @@ class Role:
 
 
 def this_host(settings: Config, slots: int, zookeeper: str) -> Host:
-    """Return this host, as a job's record shall have it.
+    """Return the record of this host with which it is registered with a job.
 
     Args:
-        settings: name, address and network interface of the host.
-        slots: workers that fit on it.
-        zookeeper: servers; without a given address, the one that leads to them is taken.
+        settings: has the name, the address and the network interface of the host.
+        slots: the number of workers that fit on the host.
+        zookeeper: the ZooKeeper servers. If no address is configured, the record has the address
+            from which this host reaches them.
 
     Raises:
-        UsageError: the address or the interface is not this host's.
+        UsageError: the configured address or interface does not exist on this host.
     """
     address = own_address(settings.address, settings.network_interface, zookeeper)
     return Host(settings.host, slots, address, os.getpid())
@@ -88,17 +90,18 @@ def submitter_agent(
     or_join: bool = False,
     replaced_events: str = "",
 ) -> Agent:
-    """Build the agent of the host that has just created a job.
+    """Build the agent of the host that has just created a job; it is not started.
 
     Args:
-        store: the job; its session created it.
-        job: its record.
-        here: this host.
-        settings: of this process.
+        store: the records of the job; its session created the job.
+        job: the record of the job.
+        here: the record of this host.
+        settings: the settings of this process.
         display: where the agent shows the job.
-        or_join: all hosts run `edl run --or-join`, so a signal makes this host leave, and ends the
-            job on the last host.
-        replaced_events: of an earlier job of that name; they are written beside its logs.
+        or_join: whether all hosts run `edl run --or-join`: then a signal makes this host leave, and
+            ends the job only if no worker is desired on any other host.
+        replaced_events: the events of an earlier job of that name, as text; they are written beside
+            its logs. Empty if there are none.
     """
     _keep_events(replaced_events, config.state_dir(), job.name)
     greeting = f"job {job.name} starts with {workers(job.spec.np)}"
@@ -120,19 +123,20 @@ def joining_agent(
     np: int | None,
     ends_job: bool = False,
 ) -> Agent:
-    """Build the agent of a host that adds itself to a job that runs.
+    """Build the agent of a host that joins a running job; it is not started.
 
     Args:
-        store: the job; its session has proved the job's secret.
-        settings: of this process.
+        store: the records of the job; its session has proved the job's secret.
+        settings: the settings of this process.
         display: where the agent shows the job.
-        slots: workers that fit here; None: the job's maximum.
-        np: workers to start here at once; None: none, until somebody asks for more.
-        ends_job: a signal to the last host ends the job.
+        slots: the number of workers that fit on this host; None for the job's maximum.
+        np: the number of workers to start here at once; None to start none until more are
+            requested.
+        ends_job: whether a signal ends the job if no worker is desired on any other host.
 
     Raises:
         UsageError: the job is over or was started by horovodrun, ``slots`` or ``np`` is out of
-            range, or the job's command cannot run here.
+            range, or the job's command cannot run on this host.
     """
     record = store.snapshot().job
     if record.state.over:
@@ -160,14 +164,15 @@ def joining_agent(
 def worker_environment(
     job: Job, hosts: str, here: Host, secret: str, interface: str
 ) -> dict[str, str]:
-    """Return the environment of a worker on this host: the user's, and which job it belongs to.
+    """Return the environment of a worker: the user's variables, and what connects it to its job.
 
     Args:
-        job: the worker's.
+        job: the job of the worker.
         hosts: the ZooKeeper servers.
-        here: this host.
-        secret: of the job.
-        interface: the network interface that was asked for, which NCCL has to be told; empty: none.
+        here: the record of this host.
+        secret: the secret of the job.
+        interface: the network interface that the user has chosen, which is passed on to NCCL; empty
+            if none was chosen.
     """
     return {
         **({"NCCL_SOCKET_IFNAME": interface} if interface else {}),
@@ -186,7 +191,7 @@ def worker_environment(
 def _agent(
     store: JobStore, job: Job, here: Host, settings: Config, display: Display, role: Role
 ) -> Agent:
-    """Build an agent; write down the job's secret and create the directory of its logs."""
+    """Build an agent, store the job's secret on this host, and create the directory of the logs."""
     session = store.session
     assert session.access is not None
     secret = session.access.secret
@@ -220,7 +225,11 @@ def _agent(
 
 
 def _keep_events(events: str, state: Path, job: str) -> None:
-    """Write the events of an earlier job beside its logs, which are put aside next."""
+    """Write the events of an earlier job of the same name beside its logs.
+
+    The logs and that file are put aside next, when the directory for the new job is made. Empty
+    ``events`` are not written; a failure to write is only logged.
+    """
     if not events:
         return
     try:

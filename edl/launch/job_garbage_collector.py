@@ -1,4 +1,7 @@
-"""An agent removes jobs from ZooKeeper that ended long ago: those whose secret is known here."""
+"""Remove jobs that ended long ago from ZooKeeper, in a thread of an agent.
+
+Only jobs whose secret is stored on this host for this user are removed.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,15 @@ END_S = 2.0  # and so long is waited for it
 
 
 class JobGarbageCollector:
-    """Removes what is outdated when it is entered, and then every hour, in a thread of its own.
+    """A context manager that removes outdated jobs when it is entered, and then every hour.
+
+    The work is done in a thread of its own, so entering does not wait.
 
     Args:
-        store: of the agent's job, which tells in a moment how many jobs there are.
-        state: the directory of edl's state, where this user's secrets are.
+        store: the records of the agent's own job, which is never removed. Its session is used to
+            count the jobs.
+        state: the directory of edl's state, with the secrets of this user.
+        retention: how many ended jobs are kept, and for how long.
     """
 
     def __init__(self, store: JobStore, state: Path, retention: Retention) -> None:
@@ -62,12 +69,15 @@ class JobGarbageCollector:
             hourly = True
 
     def _of_this_user(self) -> list[str]:
-        """The names of the jobs whose secrets are known here, without reading the jobs."""
+        """Return the names of the jobs whose secrets are stored here, without reading the jobs."""
         jobs = self._state / "jobs"
         return [name for name in job_names(self._session) if (jobs / name / "secrets").exists()]
 
     def _remove(self) -> None:
-        """In a session of its own, which knows all secrets of this user."""
+        """Remove the outdated jobs through a new ZooKeeper session that has all their secrets.
+
+        The removal stops early when the agent is about to end.
+        """
         near = self._session
         with Session(near.hosts, near.session_timeout_s, near.connect_timeout_s) as session:
             names = [name for name in self._of_this_user() if name != self._own]

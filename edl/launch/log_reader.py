@@ -1,4 +1,7 @@
-"""A worker's log, read on while the worker begins new files (see :mod:`edl.daemon.own_log`)."""
+"""Read a worker's log while the worker writes it and replaces it by new files.
+
+:mod:`edl.daemon.own_log` is the writer.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ _MISSED = b"\nedl: what the worker has written here is gone: nobody read it in t
 
 
 class LogReader:
-    """What is in the log, and then what comes.
+    """A reader that returns the content of a worker's log, and then what the worker adds to it.
 
     Args:
-        path: of the log.
-        from_now: only what comes. Otherwise it begins with the file before this one, if there is
-            one.
+        path: the path of the log.
+        from_now: whether to skip the present content. If False, reading begins with the file that
+            was the log before this one, if there is such a file.
 
     Raises:
-        OSError: it cannot be read; also from :meth:`read`.
+        OSError: the log cannot be read; :meth:`read` raises it, too.
     """
 
     def __init__(self, path: Path, from_now: bool = False) -> None:
@@ -30,7 +33,14 @@ class LogReader:
             self._file.seek(0, os.SEEK_END)
 
     def read(self, most_bytes: int) -> bytes:
-        """The next bytes; empty: there is no more for now."""
+        """Return the next bytes of the log; empty if there are no more now.
+
+        At most ``most_bytes`` are read. If a file was replaced twice before this reader came to it,
+        the result begins with a line that says that output is missing.
+
+        Raises:
+            OSError: the log cannot be read.
+        """
         new = self._has_new_file()  # asked first: what comes later is in the new one
         if (found := self._file.read(most_bytes)) or not new:
             return found
@@ -41,6 +51,7 @@ class LogReader:
         return _MISSED + found if missed else found
 
     def close(self) -> None:
+        """Close the file that is being read."""
         self._file.close()
 
     def _oldest(self) -> BinaryIO:
@@ -53,7 +64,7 @@ class LogReader:
         return self._path.exists() and not self._is_file(self._path)
 
     def _is_file(self, path: Path) -> bool:
-        """Whether the file that is read has the name ``path``."""
+        """Return whether the file that is being read now has the name ``path``."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
         except OSError:  # somebody has tidied up
@@ -61,5 +72,5 @@ class LogReader:
 
 
 def former(path: Path) -> Path:
-    """The file that was the log before ``path``."""
+    """Return the path of the file that was the log ``path`` before the worker began a new one."""
     return path.with_name(path.name + FORMER_LOG)

@@ -1,10 +1,11 @@
-"""What an agent shows: its workers' output line by line with a prefix, and its own notes.
+"""Show the output of an agent: its workers' lines, each with a prefix, and the agent's own lines.
 
-A worker writes to a log file, not to a pipe: it must be able to go on when the agent is gone.
-The agent follows the files, and leaves out Horovod's errors of rings that broke. Only one thread
-writes, and nobody waits for it: who does not read (``edl run | less``, Ctrl-S) holds up no
-decision. What the workers print waits in their files meanwhile, and the newest notes in memory.
-Nothing here raises when the terminal or the pipe is gone.
+A worker writes to a log file, not to a pipe, so that it can go on when the agent has died. The
+agent reads the log files, and leaves out the errors that Horovod prints when a ring breaks. Only
+one thread writes to the terminal, and no other thread waits for it: a terminal or pipe that nobody
+reads (``edl run | less``, Ctrl-S) delays no decision. Meanwhile the workers' lines wait in their
+files, and the newest of the agent's own lines in memory. No function of this module raises an error
+when the terminal or the pipe is closed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,13 @@ _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright
 
 
 class _Note(NamedTuple):
-    """A line of the agent's, and what it is where a worker has said ``sentence`` already."""
+    """A line of the agent's own, with a shorter form in case a worker has said the same.
+
+    Attributes:
+        text: the line.
+        sentence: a sentence that the line repeats.
+        shorter: the line to show if a worker has already printed ``sentence``.
+    """
 
     text: str
     sentence: str = ""
@@ -49,7 +56,7 @@ class _Note(NamedTuple):
 
 
 class _Tail:
-    """Follows one log file."""
+    """A reader of one worker's log, with the prefix of its lines."""
 
     def __init__(self, path: Path, slot: int, from_now: bool) -> None:
         self.path = path
@@ -61,7 +68,11 @@ class _Tail:
         self._rest = b""
 
     def lines(self, finish: bool) -> Iterator[list[str]]:
-        """The lines that are complete by now, chunk by chunk; with ``finish`` what is left, too."""
+        """Yield lists of the lines that are complete by now, one list for each chunk of the log.
+
+        Without ``finish`` about ``_ROUND_BYTES`` are read at most. With ``finish`` everything is
+        read, and the last line is included even if it is not complete.
+        """
         left = _ROUND_BYTES
         while (finish or left > 0) and (chunk := self._reader.read(_CHUNK_BYTES)):
             left -= len(chunk)
@@ -81,16 +92,17 @@ class _Tail:
         return as_shown(self._rest) if b"\r" in self._rest.rstrip(b"\r") else ""
 
     def close(self) -> None:
+        """Close the log file."""
         self._reader.close()
 
 
 class Output:
-    """The agent's standard output and error.
+    """A context manager that writes an agent's standard output and error while it is entered.
 
-    Workers' lines go to standard output, notes and log records to standard error. On a terminal
-    both go through ``console``, in colour, above progress bars and a line that ``live`` renders,
-    which are drawn anew four times a second. Elsewhere a progress bar is a line, every ``bar_s``
-    seconds.
+    Lines of workers go to standard output; the agent's own lines and log records go to standard
+    error. On a terminal both go through ``console``, in colour, above the progress bars and a line
+    that ``live`` renders, which are drawn again four times a second. If standard output is not a
+    terminal, the state of a progress bar is printed as a line every ``bar_s`` seconds.
     """
 
     def __init__(
@@ -140,18 +152,30 @@ class Output:
             self._guard(self._live.stop)
 
     def follow(self, attempt_id: str, path: Path, slot: int, from_now: bool = False) -> None:
-        """Show what appears in the log of a start of a worker, or (``from_now``) what comes."""
+        """Show the lines in the log of one start attempt of a worker.
+
+        Args:
+            attempt_id: the id of the start attempt.
+            path: the log.
+            slot: the slot of the worker, which gives the lines their prefix and colour.
+            from_now: whether to show only lines that are added from now on.
+        """
         with self._lock:
             self._tails[attempt_id] = _Tail(path, slot, from_now)
 
     def name(self, attempt_id: str, name: str) -> None:
-        """From now on its lines begin with ``[name]``."""
+        """Use ``[name]`` as the prefix of the lines of that start attempt from now on."""
         with self._lock:
             if attempt_id in self._tails:
                 self._tails[attempt_id].prefix = f"[{name}]"
 
     def finish(self, attempt_id: str) -> str:
-        """A worker has exited: the rest of its log is shown; the line that says best why."""
+        """Show the rest of the log of a worker that has exited.
+
+        Returns:
+            The line of the log that best explains why the worker exited; empty if there is none or
+                the log of that start attempt is not followed.
+        """
         with self._lock:
             tail = self._tails.get(attempt_id)
             if tail is None:
@@ -163,9 +187,10 @@ class Output:
         """Show a line of the agent itself.
 
         Args:
-            text: of the line.
-            sentence: what the line repeats, if a worker has said it.
-            shorter: the line in the place of ``text``, if a worker has.
+            text: the line.
+            sentence: the sentence that the line repeats, perhaps printed by a worker; empty if
+                none.
+            shorter: the line to show instead of ``text`` if a worker has printed ``sentence``.
         """
         self._put(_Note(f"{_OF_EDL}{text}", f"{_OF_EDL}{sentence}", f"{_OF_EDL}{shorter}"))
 
@@ -179,7 +204,11 @@ class Output:
         self._round(last=True)
 
     def _round(self, last: bool = False) -> None:
-        """Write what there is: first what workers had printed before the notes were made."""
+        """Write the lines that are waiting: first those of workers, then the agent's own.
+
+        A worker's line that was printed before a note was made therefore stands before the note.
+        With ``last`` the logs are read to their end.
+        """
         with self._lock:
             notes, unsaid = list(self._notes), self._unsaid
             self._notes.clear()
@@ -211,7 +240,11 @@ class Output:
         self._wake.set()
 
     def _due_bar(self, tail: _Tail) -> list[str]:
-        """The worker's progress bar as a line, now and then: nobody would see it before its end."""
+        """Return the worker's progress bar as a list of one line, or an empty list.
+
+        The bar is returned only where standard output is not a terminal, if it has changed and
+        ``bar_s`` seconds have passed.
+        """
         shown, at = tail.bar_shown
         now = time.monotonic()
         if self._console.is_terminal or now - at < self._bar_s or tail.bar in ("", shown):
@@ -220,7 +253,7 @@ class Output:
         return [tail.bar]
 
     def _below(self) -> Text:
-        """What is drawn anew below the lines: progress bars, and how far the job is."""
+        """Return the text below the lines of a terminal: progress bars and the state of the job."""
         assert self._render is not None
         bars = [
             Text.assemble((tail.prefix, _colour(tail)), " ", Text.from_ansi(tail.bar))
@@ -259,7 +292,7 @@ class Output:
             self._guard(lambda: _write(sys.stderr, f"{line}\n"))
 
     def _guard(self, write: Callable[[], None]) -> None:
-        """Write, or stop writing for good when nobody listens any more."""
+        """Call ``write``, unless an earlier call failed because the terminal or pipe was closed."""
         if self._gone:
             return
         try:
@@ -270,7 +303,11 @@ class Output:
 
 
 class _Logging(logging.Handler):
-    """Log records as lines of the agent, while it takes over from what writes them to a stream."""
+    """A logging handler that shows log records as lines of the agent.
+
+    After :meth:`take_over` it replaces the handlers that write to a stream; :meth:`give_back`
+    restores them.
+    """
 
     def __init__(self, put: Callable[[str], None]) -> None:
         super().__init__()
@@ -278,6 +315,7 @@ class _Logging(logging.Handler):
         self._streams: list[logging.Handler] = []
 
     def take_over(self) -> None:
+        """Replace the stream handlers of the root logger by this handler."""
         root = logging.getLogger()
         self._streams = [one for one in root.handlers if type(one) is logging.StreamHandler]
         for one in self._streams:
@@ -287,12 +325,14 @@ class _Logging(logging.Handler):
             root.addHandler(self)
 
     def give_back(self) -> None:
+        """Restore the stream handlers of the root logger."""
         root = logging.getLogger()
         root.removeHandler(self)
         for one in self._streams:
             root.addHandler(one)
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Show one log record, formatted, as a line of the agent."""
         try:
             self._put(self.format(record))
         except (TypeError, ValueError, KeyError):  # its arguments do not fit its text
@@ -300,7 +340,10 @@ class _Logging(logging.Handler):
 
 
 def _write(file: IO[str], text: str) -> None:
-    """Write all of ``text``, past any buffer, whose lock would be held until somebody reads."""
+    """Write all of ``text`` directly to the file descriptor of ``file``, without its buffer.
+
+    A buffer's lock would be held until the reader of a full pipe reads on.
+    """
     try:
         descriptor = file.fileno()
     except (io.UnsupportedOperation, AttributeError):  # no file of the system, in a test
@@ -312,7 +355,10 @@ def _write(file: IO[str], text: str) -> None:
 
 
 def _last_lines(path: Path) -> list[str]:
-    """The last lines of a log, as they would be shown."""
+    """Return the last lines of a log, as a terminal would show them; empty if it cannot be read.
+
+    At most ``KEPT`` lines and ``_LAST_BYTES`` are read.
+    """
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LAST_BYTES))
@@ -326,13 +372,19 @@ def _colour(tail: _Tail) -> str:
 
 
 def _newest_state(line: bytes) -> bytes:
-    """A line that is not complete, without the states of a progress bar that are gone."""
+    """Return an incomplete line without the earlier states of a progress bar.
+
+    A progress bar overwrites its line: each state ends with a carriage return.
+    """
     before, _, newest = line.rstrip(b"\r").rpartition(b"\r")
     return b"\r" + newest + line[len(line.rstrip(b"\r")) :] if before else line
 
 
 def wrapped(line: str, width: int, indent: int) -> str:
-    """Return ``line`` broken at words, each further line below the column ``indent``."""
+    """Return ``line`` broken at words to ``width`` columns, with further lines indented.
+
+    ``indent`` is the number of columns of that indentation.
+    """
     return textwrap.fill(
         line,
         max(width, indent + 20),
@@ -343,5 +395,5 @@ def wrapped(line: str, width: int, indent: int) -> str:
 
 
 def as_shown(line: bytes) -> str:
-    """A line as a terminal would show it: the last state of a progress bar."""
+    """Return a line as a terminal would show it: only the last state of a progress bar is left."""
     return line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]

@@ -1,4 +1,4 @@
-"""What ties a process to the one that began it: it dies with it, or sees that nobody listens."""
+"""Tie a process to its parent: end it with the parent, or detect that its output is not read."""
 
 from __future__ import annotations
 
@@ -16,16 +16,22 @@ _libc = ctypes.CDLL(None)
 
 
 def die_with_parent() -> None:
-    """In a child, before its program begins: it is killed when its parent dies, of whatever."""
+    """Let the kernel kill this process with SIGKILL when its parent dies, for whatever reason.
+
+    It is called in a new child process before the child's program begins.
+    """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def behind_a_shell() -> None:
-    """Go on as a child of this process, where no shell stands between it and horovodrun.
+    """Fork, and return in the child; the parent waits for the child as a shell would.
 
-    horovodrun tells the children of what it has started that they are to end, and then freezes and
-    kills that. It means a shell, which Bash as `/bin/sh` is not any more: it has become the last
-    command, this one. So this process waits in the shell's place. Both live as long as each other.
+    It makes a difference only for a direct child of horovodrun's session leader; any other process
+    returns at once. horovodrun sends a signal to the children of the process that it has started,
+    and then freezes and kills that process. It expects that process to be a shell. But Bash as
+    `/bin/sh` replaces itself by the last command, which is this process. So this process waits in
+    the shell's place, passes signals on to the child, and exits with the child's exit code. The
+    child is killed when the parent dies.
     """
     began = os.getpid()
     if os.getppid() != os.getsid(0):  # the leader of the session is horovodrun's
@@ -46,7 +52,10 @@ def behind_a_shell() -> None:
 
 
 def is_unread(output: int) -> bool:
-    """Whether nobody can read any more what is written to a pipe or a socket."""
+    """Return whether the reading end of the pipe or socket ``output`` is closed.
+
+    ``output`` is a file descriptor. If the reading end is closed, nobody can read what is written.
+    """
     look = select.poll()
     look.register(output, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in look.poll(0))

@@ -1,4 +1,4 @@
-"""What a launcher writes down: the end of the job, and the deaths of workers that it has seen."""
+"""Record what a launcher has observed: the end of the job, and events of its workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from edl.core.records import JobState, Snapshot
 
 
 def conclude(store: JobStore, outcome: Outcome, snapshot: Snapshot) -> None:
-    """End the job as ``outcome`` says, unless its state is no longer that of ``snapshot``."""
+    """End the job with the state in ``outcome``, unless its state has changed since ``snapshot``.
+
+    The end is recorded as an event, too.
+    """
     state, before = outcome.state, snapshot.job.state
     if store.set_job_state(state, outcome.reason, outcome.exit_code, only_from=(before,)):
         _add(store, _ENDS[state](), outcome.reason, snapshot)
@@ -39,7 +42,11 @@ _ENDS: Mapping[JobState, type[Details]] = {
 
 
 def worker_ended(store: JobStore, process: Process, host: str, snapshot: Snapshot) -> None:
-    """Log how a worker's process on ``host`` has ended: it failed, or it was to end."""
+    """Record as an event how a worker's process on ``host`` has ended.
+
+    The event says that the worker failed by itself, or that it exited because it was told to or had
+    finished.
+    """
     failed = process.failed or process.deserted
     details = (WorkerFailedDetails if failed else WorkerExitedDetails)(
         worker=None if process.worker is None else process.name,
@@ -52,18 +59,18 @@ def worker_ended(store: JobStore, process: Process, host: str, snapshot: Snapsho
 
 
 def slot_disabled(store: JobStore, host: str, slot: int, reason: str, snapshot: Snapshot) -> None:
-    """Log that no worker is started in a slot of ``host`` any more."""
+    """Record as an event that no more workers are started in a slot of ``host``, and why."""
     _add(store, SlotDisabledDetails(host, slot), reason, snapshot)
 
 
 def no_template(store: JobStore, host: str, why: str, snapshot: Snapshot) -> None:
-    """Log that ``host`` starts its workers without a template."""
+    """Record as an event that ``host`` starts its workers without a template, and why."""
     reason = f"host {host} starts each worker anew, which takes longer than from a template: {why}"
     _add(store, NoTemplateDetails(host), reason, snapshot)
 
 
 def who_ended(event: Event) -> int | None:
-    """The worker of whose end an event tells; None: it tells of none."""
+    """Return the id of the worker whose end ``event`` reports; None for any other event."""
     if not isinstance(event.details, EndedDetails) or event.details.worker is None:
         return None
     return int(event.details.worker[1:])
@@ -72,7 +79,10 @@ def who_ended(event: Event) -> int | None:
 def worker_frozen(
     store: JobStore, process: Process, host: str, stacks: str, snapshot: Snapshot
 ) -> None:
-    """Log that a worker on ``host`` does not answer, and the file that says where it hangs."""
+    """Record as an event that a worker on ``host`` does not answer.
+
+    ``stacks`` is the path of the file that says where its threads are.
+    """
     reason = f"{process.name} on {host} does not answer; where its threads are: {stacks}"
     _add(store, WorkerFrozenDetails(process.name, host, process.slot, stacks), reason, snapshot)
 
