@@ -88,7 +88,7 @@ class _Tail:
 
     @property
     def bar(self) -> str:
-        """A progress bar as it is now; empty without one, and at its end, which is a line."""
+        """The present state of the worker's progress bar; empty if none is being drawn."""
         return as_shown(self._rest) if b"\r" in self._rest.rstrip(b"\r") else ""
 
     def close(self) -> None:
@@ -276,7 +276,10 @@ class Output:
         self._guard(lambda: self._console.print(block, soft_wrap=True))
 
     def _is_news(self, line: str) -> bool:
-        """Return whether no worker has said this before: all are refused in one sentence."""
+        """Return False if ``line`` is a sentence of edl's that a worker has printed before.
+
+        When all workers are refused, each prints the same sentence, and it is shown once.
+        """
         if not line.startswith(_OF_EDL):
             return True
         if line in self._sentences:

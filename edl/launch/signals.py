@@ -1,4 +1,4 @@
-"""Signals that ask a command of ours to end, which then ends in its own way."""
+"""Handle the signals that ask a command to end, so that it can end in its own way."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Handler = Callable[[int, FrameType | None], Any]
 
 @contextmanager
 def handled(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[None]:
-    """``handler`` has these signals; afterwards whoever had them before.
+    """While entered, let ``handler`` handle the signals ``numbers``; then restore the old handlers.
 
-    The end of the terminal stays ignored if it is, for that is what `nohup` is for. Outside of the
-    main thread Python does not allow any of this, and nothing is changed.
+    SIGHUP stays ignored if it is ignored already, as under `nohup`. Outside the main thread nothing
+    is changed, because Python allows signal handlers only there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -34,4 +34,5 @@ def handled(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[Non
 
 
 def _ignored_by_nohup(number: signal.Signals) -> bool:
+    """Return whether ``number`` is SIGHUP and is ignored, as it is under `nohup`."""
     return number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN

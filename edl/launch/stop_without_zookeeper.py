@@ -1,8 +1,9 @@
-"""The end of a job past a ZooKeeper that is away: its workers are told on their own ports.
+"""End a job while ZooKeeper is away, by telling its workers directly on their own ports.
 
-In the records nothing has happened then. They are written when ZooKeeper is back, by the agent that
-has told the workers, if agents of other hosts are there: they start nobody when they see how their
-workers have ended, and wait for that (:func:`edl.core.host.job_end.told_to_end`).
+The job's records in ZooKeeper do not change meanwhile. If agents of other hosts are registered, the
+agent that has told the workers writes the end of the job when ZooKeeper is back. Until then the
+agents of the other hosts wait: they start no worker once they see how their workers have ended
+(:func:`edl.core.host.job_end.told_to_end`).
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ WAITS = (
 
 
 class StopWithoutZooKeeper:
-    """What one agent does about it.
+    """The end of a job while ZooKeeper is away, as the agent that was signalled carries it out.
 
     Args:
-        store: the job.
-        host: of the agent.
-        limits: how long is waited for what.
-        say_once: shows a sentence, unless it was shown.
+        store: the records of the job.
+        host: the name of the agent's host.
+        limits: how long the agent waits for what.
+        say_once: shows a sentence, unless it was shown before.
     """
 
     def __init__(self, store: JobStore, host: str, limits: SupervisorLimits, say_once: Say) -> None:
@@ -45,15 +46,21 @@ class StopWithoutZooKeeper:
 
     @property
     def begun(self) -> bool:
-        """The workers know that the job ends."""
+        """Whether the workers have been told that the job ends."""
         return self._last is not None
 
     def begin(
         self, last: Snapshot | None, living: Sequence[Process], cause: str, now: float
     ) -> None:
-        """Tell the workers ``living`` on this host, who tell all others of their ring.
+        """Tell the workers on this host that the job ends; they tell the rest of their ring.
 
-        ``last``: what was read last.
+        Nothing is done if they were told before. If no worker can be told, a sentence says so.
+
+        Args:
+            last: the newest snapshot that was read; None if there is none.
+            living: the worker processes that run on this host.
+            cause: the signal that ends the job, in words.
+            now: the time by the agent's monotonic clock, in seconds.
         """
         if self.begun:
             return
@@ -74,12 +81,19 @@ class StopWithoutZooKeeper:
         )
 
     def is_late(self, now: float) -> bool:
-        """The ring had time enough to end."""
+        """Return whether the workers have had more time to end than the job's limit for a stop.
+
+        Only valid once :attr:`begun` is True.
+        """
         assert self._last is not None
         return now - self._since >= self._limits.stop_limit_s(self._last.job)
 
     def is_done(self, now: float) -> bool:
-        """Nothing is left to wait for, now that the workers on this host have ended."""
+        """Return whether the agent can end, now that the workers on this host have ended.
+
+        It waits up to ``away_s`` seconds for ZooKeeper if agents of other hosts were registered.
+        The state is shown to the user. Only valid once :attr:`begun` is True.
+        """
         assert self._last is not None
         others = self._last.present - {self._host}
         if others and now - self._since < self._limits.away_s:

@@ -1,6 +1,7 @@
-"""The agent of `edl run`, written down where its workers' logs are.
+"""Record which process of this host is the agent of `edl run` of a job, in the job's log directory.
 
-Who wants to end the job while ZooKeeper is away finds it there, on its own host.
+A command that wants to end the job while ZooKeeper is away finds the agent there, if it runs on the
+same host.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ _RECORD = "run.process"
 
 @contextlib.contextmanager
 def written_down(logs: Path, pid: int) -> Iterator[None]:
-    """While this lasts, process ``pid`` runs the job whose ``logs`` these are."""
+    """While entered, record in the directory ``logs`` that process ``pid`` is the agent of the job.
+
+    Nothing is recorded if the file cannot be written, for example on a full disk.
+    """
     record = logs / _RECORD
     with contextlib.suppress(OSError):  # a full disk: then it is not found
         record.write_text(identity(pid))
@@ -27,7 +31,10 @@ def written_down(logs: Path, pid: int) -> Iterator[None]:
 
 
 def submitters(state: Path, job: str | None) -> dict[str, int]:
-    """The agents of `edl run` that live on this host: job -> process; of ``job`` only, if given."""
+    """Return the agents of `edl run` that run on this host, as a dictionary from job to pid.
+
+    ``state`` is the directory of edl's state. With ``job`` only the agent of that job is returned.
+    """
     found = {}
     for record in (state / "jobs").glob(f"{job or '*'}/logs/{_RECORD}"):
         with contextlib.suppress(OSError, ValueError):

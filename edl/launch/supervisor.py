@@ -1,7 +1,7 @@
-"""The loop of every launcher: read ZooKeeper, look at the processes, decide, act; again.
+"""The loop of every launcher: read ZooKeeper, look at the worker processes, decide, and act.
 
-It survives a ZooKeeper that is away, and the workers survive it: they train on. What is decided
-is pure, in :mod:`edl.core.host`.
+The loop goes on while ZooKeeper is away, and so do the workers: they train on. The decisions are
+pure functions in :mod:`edl.core.host`.
 """
 
 from __future__ import annotations
@@ -51,17 +51,20 @@ ONE_SIGNAL_S = 0.5  # timeout(1) sends a signal to its command, and then to its 
 
 
 class Supervisor(ABC, Generic[State]):
-    """Keeps worker processes of a job at work. ``run()`` returns the exit code of the launcher.
+    """The base class of a launcher: it starts, watches and ends worker processes of one job.
 
-    A launcher says what it decides (:meth:`_decide`) and how it ends (:meth:`_finish`), shows
-    what people are to read (:meth:`_say`), and follows others than its workers: people, a driver
-    (:meth:`_follow`), signals (:meth:`_handle_signal`).
+    ``run()`` returns the exit code of the launcher. A subclass decides (:meth:`_decide`), ends
+    (:meth:`_finish`), shows lines to the user (:meth:`_say`), and follows sources other than its
+    workers: requests of users or of a driver (:meth:`_follow`), and signals
+    (:meth:`_handle_signal`).
 
     Args:
-        store: the job; its session is open.
-        own: what is known at first.
-        command: that the processes run.
-        stack_signal: makes a worker write down where its threads are; 0: none does.
+        store: the records of the job; its session is open.
+        workers: starts and ends the worker processes.
+        own: what the launcher knows at first.
+        command: the command that the worker processes run.
+        stack_signal: the number of the signal that makes a worker write the stacks of its threads;
+            0 if no signal does.
     """
 
     def __init__(
@@ -94,7 +97,10 @@ class Supervisor(ABC, Generic[State]):
         self._reported: set[str] = set()  # launches whose end was logged
 
     def run(self) -> int:
-        """Work until nothing is left to do; the exit code."""
+        """Run the loop until nothing is left to do; return the exit code of the launcher.
+
+        At the end all workers that still run are killed.
+        """
         self._own = replace(self._own, state_since=time.monotonic())
         self._store.session.add_listener(lambda state: self.on_change())
         self._workers.on_exit = self._wake.set
@@ -109,43 +115,53 @@ class Supervisor(ABC, Generic[State]):
             self._workers.close()
 
     def on_change(self) -> None:
-        """Something has changed; from any thread."""
+        """Wake the loop, and let it read the records again; any thread may call this."""
         self._changed.set()
         self._wake.set()
 
     # --- what a launcher adds
 
     def _around(self) -> AbstractContextManager[None]:
-        """Entered before the first turn, left after the last."""
+        """Return a context manager to enter before the first turn and leave after the last."""
         return contextlib.nullcontext()
 
     @abstractmethod
     def _register(self, now: float) -> None:
-        """Write the node of this launcher: its session is new."""
+        """Write the node of this launcher into ZooKeeper.
+
+        It is called when the ZooKeeper session is new, or the job was written again.
+        """
 
     @abstractmethod
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
-        """Carry out what a signal has asked for; None: ZooKeeper is away."""
+        """Carry out what signals have asked for; ``snapshot`` is None while ZooKeeper is away."""
 
     @abstractmethod
     def _follow(self, snapshot: Snapshot, now: float) -> None:
-        """Do what others ask of this launcher, before it decides."""
+        """Carry out what other processes request of this launcher, before it decides."""
 
     @abstractmethod
     def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
-        """What is done now."""
+        """Return what the launcher is to do in this turn."""
 
     @abstractmethod
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
-        """Say how it ends; the exit code, from ``code``; None: it has to go on for now."""
+        """Show how the job or the launcher ends; return the exit code, based on ``code``.
+
+        The result is None if the launcher has to go on for now.
+        """
 
     @abstractmethod
     def _say(self, text: str, for_all: bool = False) -> None:
-        """Show a sentence; ``for_all``: the job's other launchers have the same to say."""
+        """Show a sentence to the user.
+
+        With ``for_all`` the other launchers of the job have the same sentence to show, so one of
+        them is enough.
+        """
 
     @abstractmethod
     def _last_line(self, attempt_id: str) -> str:
-        """The line that says best why a process that has exited did so."""
+        """Return the line of a worker's output that best explains why the process has exited."""
 
     # --- a turn
 
@@ -193,7 +209,11 @@ class Supervisor(ABC, Generic[State]):
                     self._store.members.remove(ended.worker)
 
     def _read(self, now: float) -> Snapshot | None:
-        """The records, read anew when they may have changed; None while ZooKeeper is away."""
+        """Return the records of the job, or None while ZooKeeper is away.
+
+        They are read again if they may have changed, and at least every ``read_s`` seconds. If the
+        session is new, the launcher is registered first.
+        """
         session = self._store.session
         if not session.connected:
             return None
@@ -215,7 +235,11 @@ class Supervisor(ABC, Generic[State]):
         return self._snapshot
 
     def _is_lost(self, error: UnknownJob) -> bool:
-        """Whether the job is missing in ZooKeeper for now; False: it was removed or replaced."""
+        """Return whether ZooKeeper has lost the job for now.
+
+        False means that the job was removed or replaced. The launcher helps to write a lost job
+        again.
+        """
         step = self._snapshot.status.step if self._snapshot is not None else 0
         if not self._lost_job.handle(error, f"host {self._own.host}", step):
             return False
@@ -223,7 +247,7 @@ class Supervisor(ABC, Generic[State]):
         return True
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
-        """Note what a new reading says; write down what has ended."""
+        """Update what this launcher knows by a new snapshot, and record the ends of its workers."""
         own = self._own
         self._own = own = replace(own, processes=observe(own.processes, snapshot, now))
         processes = self._frozen.look(own.processes, snapshot, now)
@@ -240,7 +264,10 @@ class Supervisor(ABC, Generic[State]):
         self._own = noted(replace(own, answering=living), snapshot, now)
 
     def _new_events(self) -> Iterator[Event]:
-        """Those of the job since the last call; the workers that ended are remembered."""
+        """Yield the job's events since the last call.
+
+        The workers whose end these events report are remembered.
+        """
         for number, event in self._store.events.read(self._last_event):
             self._last_event = number
             if (worker := who_ended(event)) is not None:
@@ -248,7 +275,11 @@ class Supervisor(ABC, Generic[State]):
             yield event
 
     def _alone(self, now: float) -> int | None:
-        """A turn without ZooKeeper: the workers train on, nothing else can be done."""
+        """Do a turn without ZooKeeper: the workers train on, and the launcher changes nothing.
+
+        Returns:
+            The exit code if the launcher ends now, else None.
+        """
         if self._away_since is None:
             self._away_since = now
             text = "ZooKeeper is away; training goes on, changes wait for its return"
@@ -256,7 +287,10 @@ class Supervisor(ABC, Generic[State]):
         return self._end_without_zookeeper(now - self._away_since)
 
     def _end_without_zookeeper(self, away_s: float) -> int | None:
-        """The exit code when ZooKeeper is away for too long; None: not yet."""
+        """Return the exit code if the launcher must end because ZooKeeper is away; None to go on.
+
+        It ends when none of its workers is left and ZooKeeper has been away for ``away_s`` seconds.
+        """
         limit_s = self._own.limits.away_s
         if len(self._workers) == 0 and away_s >= limit_s:
             self._say(f"no worker is left and ZooKeeper is away for {limit_s:g} s; giving up")
@@ -306,7 +340,7 @@ class Supervisor(ABC, Generic[State]):
         self._workers.end(ending.attempt_id, ending.kill)
 
     def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
-        """Start nobody in that slot any more, and say so."""
+        """Start no more workers in a slot, and record that as an event."""
         process = self._own.process(given_up.attempt_id)
         self._own = self._own.having(replace(process, used_up=True))
         slot_disabled(self._store, self._own.host, given_up.slot, given_up.reason, snapshot)

@@ -1,4 +1,4 @@
-"""The standard error of a child, passed on as it is, with its last lines kept."""
+"""Pass on the standard error of a child process unchanged, and keep its last lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _REST_S = 2.0  # for what a child wrote last; what it has started may hold the p
 
 
 class Tee:
-    """Copies ``source`` to ``target`` from :meth:`start` on, also when nobody reads that."""
+    """A thread that copies ``source`` to ``target`` and keeps the last lines.
+
+    It begins with :meth:`start`, and reads on when nothing can be written to ``target`` any more.
+    """
 
     def __init__(self, source: IO[bytes], target: IO[bytes]) -> None:
         self._source, self._target = source, target
@@ -23,10 +26,15 @@ class Tee:
         self._thread = threading.Thread(target=self._copy, name="edl-stderr", daemon=True)
 
     def start(self) -> None:
+        """Start the thread that copies."""
         self._thread.start()
 
     def finish(self) -> str:
-        """The child has ended: the line of its output that says best why."""
+        """Return the line that best explains why the child has ended.
+
+        To be called once the child has ended. It waits up to ``_REST_S`` seconds for the rest of
+        the output: a process that the child started may still hold the pipe open.
+        """
         self._thread.join(_REST_S)
         return best(as_shown(line) for line in [*self._newest])
 

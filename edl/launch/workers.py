@@ -1,11 +1,11 @@
-"""The worker processes of one launcher: started, watched, ended; each leads its own process group.
+"""Start, watch and end the worker processes of one launcher; each leads its own process group.
 
-A worker is forked from the template (:mod:`edl.launch.template`) if there is one, else started by
-``exec``.
+If there is a template (:mod:`edl.launch.template`), a worker is forked from it; otherwise the
+command is executed.
 
-No worker of an agent depends on it: it writes to a log file and is not told when the agent dies.
-When a worker has exited, what is left of its process group is killed, so no helper of it stays
-behind.
+A worker of an agent does not depend on the agent: it writes to a log file, and gets no signal when
+the agent dies. When a worker has exited, the rest of its process group is killed, so that none of
+its helper processes stays behind.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ KEPT_RUNS = 5  # before the newest one of a name
 
 @dataclass(frozen=True)
 class End:
-    """How a worker process has ended.
+    """The way in which a worker process has ended.
 
     Attributes:
-        code: its exit code; -9: killed by SIGKILL.
-        trained_s: seconds from its first step to its end; None: it had trained none.
-        said: what it has said of the end of its script; None: nothing, or an earlier agent has
-            started it.
-        forked: it was forked from the template.
+        code: the exit code; -9 if SIGKILL killed the process.
+        trained_s: the time from the worker's first step to its end, in seconds; None if it trained
+            no step.
+        said: what the process reported of the end of its script; None if it reported nothing, or an
+            earlier agent started it.
+        forked: whether the process was forked from the template.
     """
 
     code: int
@@ -55,14 +56,17 @@ class End:
 
 
 class Workers:
-    """All worker processes that this launcher has started, or adopted, and that still run.
+    """The worker processes that this launcher has started, or taken over, and that still run.
 
     Args:
-        logs: an existing directory for their output.
-        template: they are forked from; None: all are started by exec.
+        command: the job's command, which every worker runs.
+        cwd: the working directory of the workers.
+        environment: the variables of all workers; each worker gets some of its own in addition.
+        logs: an existing directory for the workers' output.
+        template: the template from which workers are forked; None to execute the command each time.
 
     Attributes:
-        on_exit: called when a worker has ended, from any thread.
+        on_exit: a function that is called, in any thread, when a worker has ended.
     """
 
     def __init__(
@@ -82,15 +86,15 @@ class Workers:
         self.on_exit: Callable[[], None] = lambda: None
 
     def start(self, attempt_id: str, slot: int, waits_s: float = 0.0) -> None:
-        """Start the command in ``slot``.
+        """Start the job's command in ``slot``.
 
         Args:
-            launch: names this start of a worker.
-            slot: a number of this host, from 0.
-            waits_s: the worker takes part in the job no sooner than in so many seconds.
+            attempt_id: the id of this attempt to start a worker.
+            slot: the number of the slot on this host, from 0.
+            waits_s: the least time in seconds before the worker registers with the job.
 
         Raises:
-            OSError: the operating system cannot start it, or has no room for the log.
+            OSError: the operating system cannot start the process, or has no room for the log.
         """
         own = {
             "EDL_SLOT": str(slot),
@@ -121,13 +125,13 @@ class Workers:
             self._record_of(attempt_id).write_text(f"{identity(pid)}\n")
 
     def _await(self, pid: int) -> None:
-        """Call ``on_exit`` when a child has ended; it stays a zombie until it is reaped."""
+        """Call ``on_exit`` when a child process has ended; the child is not reaped."""
         with contextlib.suppress(ChildProcessError):  # it was reaped before
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             self.on_exit()
 
     def _fork(self, attempt_id: str, environment: Mapping[str, str]) -> Child | None:
-        """Fork the worker from the template; None: there is none now."""
+        """Fork the worker from the template; return None if there is no usable template now."""
         if self.template is None:
             return None
         return self.template.fork(
@@ -135,7 +139,7 @@ class Workers:
         )
 
     def _spawn(self, attempt_id: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start the command; its output goes to its log."""
+        """Execute the command as a new process whose output goes to the log of this attempt."""
         with self.log_of(attempt_id).open("ab") as log:
             return subprocess.Popen(
                 self._command,
@@ -148,13 +152,13 @@ class Workers:
             )
 
     def close(self) -> None:
-        """End the template, for good."""
+        """End the template for good."""
         if self.template is not None:
             self.template.close()
             self.template.remove_imports()
 
     def take_over(self) -> tuple[Found, ...]:
-        """Take over the workers that an earlier agent of this job and host has left."""
+        """Take over the workers that an earlier agent of this job and host left; return them."""
         orphans = tuple(
             one
             for one in find(self._environment, self._record_of)
@@ -164,25 +168,29 @@ class Workers:
         return orphans
 
     def release(self) -> None:
-        """Forget all workers; they go on."""
+        """Forget all workers without ending them."""
         self._running.clear()
 
     def log_of(self, attempt_id: str) -> Path:
+        """Return the path of the log of a start attempt."""
         return self._logs / f"{attempt_id}.log"
 
     def name(self, attempt_id: str, name: str) -> None:
-        """Let people find its log under the name of its worker."""
+        """Create a link to the log of a start attempt that has the name of its worker."""
         link = self._logs / f"{name}.log"
         if not link.is_symlink():
             with contextlib.suppress(OSError):  # somebody tidies up; the log has its own name, too
                 link.symlink_to(self.log_of(attempt_id).name)
 
     def stacks_of(self, attempt_id: str) -> Path:
-        """Where a worker that does not answer writes where its threads are."""
+        """Return the path of the file into which a worker writes the stacks of its threads."""
         return self._logs / f"{attempt_id}.stacks"
 
     def _record_of(self, attempt_id: str) -> Path:
-        """Which process it is, for an agent that adopts it."""
+        """Return the path of the file that says which process a start attempt has started.
+
+        An agent that takes over the worker reads it.
+        """
         return self._logs / f"{attempt_id}.process"
 
     def _trained_of(self, attempt_id: str) -> Path:
@@ -190,12 +198,15 @@ class Workers:
         return self._logs / f"{attempt_id}.trained"
 
     def pid_of(self, attempt_id: str) -> int | None:
-        """Its process, if it runs."""
+        """Return the pid of the worker of a start attempt; None if the worker does not run."""
         process = self._running.get(attempt_id)
         return process.pid if process is not None else None
 
     def reap(self) -> dict[str, End]:
-        """The launches that have ended since the last call, and how."""
+        """Return the workers that have ended since the last call, by the id of their start attempt.
+
+        The files that only a running worker needs are removed.
+        """
         ends = {}
         for attempt_id, process in list(self._running.items()):
             if (end := self._end_of(attempt_id, process)) is not None:
@@ -209,9 +220,9 @@ class Workers:
     def _end_of(
         self, attempt_id: str, process: subprocess.Popen[bytes] | Child | Found
     ) -> End | None:
-        """Return how the worker of ``launch`` has ended; None: it runs.
+        """Return how the worker of a start attempt has ended; None while it runs.
 
-        A child is waited for when it has ended, so the system may give its number to another one.
+        A child that has ended is reaped, so the operating system may use its pid again afterwards.
         """
         if isinstance(process, Found):
             code, said = process.poll(), None
@@ -224,26 +235,29 @@ class Workers:
         return End(code, _age_s(self._trained_of(attempt_id)), said, isinstance(process, Child))
 
     def disable_template(self) -> None:
-        """Fork no more workers: one that was forked has failed by itself before its first step.
+        """Fork no more workers, because a forked one failed by itself before its first step.
 
-        Perhaps because of what a fork has otherwise than a process that is started anew.
+        The cause may be a difference between a forked process and one that is executed.
         """
         if self.template is not None and not self.template.why_none:
             self.template.disable("a worker that was forked from it failed before its first step")
 
     def ended_scripts(self) -> dict[str, ScriptEnd]:
-        """The launches whose script has ended, though the process has not; and what they say."""
+        """Return the ends of scripts whose processes still run, by the id of their attempt."""
         ends = {attempt_id: script_end(one.pid) for attempt_id, one in self._running.items()}
         return {attempt_id: end for attempt_id, end in ends.items() if end is not None}
 
     def end(self, attempt_id: str, kill: bool) -> None:
-        """SIGTERM, or with ``kill`` SIGKILL, for the whole process group of a worker."""
+        """Send SIGTERM, or SIGKILL with ``kill``, to the whole process group of a worker.
+
+        Nothing is sent if the worker of that start attempt does not run.
+        """
         process = self._running.get(attempt_id)
         if process is not None and (not isinstance(process, Found) or _lives(process)):
             signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
     def kill_all(self, timeout_s: float) -> None:
-        """Kill every worker at once, and wait until they are gone."""
+        """Kill every worker at once, and wait up to ``timeout_s`` seconds until they have ended."""
         for attempt_id in self._running:
             self.end(attempt_id, kill=True)
         deadline = time.monotonic() + timeout_s
@@ -257,13 +271,15 @@ class Workers:
 def log_directory(
     state: Path, job: str, fresh: bool, kept_jobs: int = 20, kept_s: float = 86400.0
 ) -> Path:
-    """Where the logs of ``job`` go, created.
+    """Return the directory for the logs of ``job``; it is created if it does not exist.
 
     Args:
-        fresh: the job starts now, so logs of the run before are put aside, and logs of jobs long
-            ago are removed.
-        kept_jobs: how many jobs keep their logs,
-        kept_s: and for how long after the last line all do.
+        state: the directory of edl's state.
+        job: the name of the job.
+        fresh: whether the job starts now, so that the logs of its previous run are put aside, and
+            logs of jobs long ago are removed.
+        kept_jobs: the number of jobs that keep their logs however old these are; the newest do.
+        kept_s: the age in seconds up to which all other jobs keep their logs.
     """
     jobs = state / "jobs"
     logs = jobs / job / "logs"
@@ -275,7 +291,7 @@ def log_directory(
 
 
 def earlier_runs(logs: Path) -> list[Path]:
-    """The directories with the logs of earlier runs of a job, the newest last."""
+    """Return the directories with the logs of earlier runs of a job, the newest last."""
     return [run for _, run in sorted(_numbered(logs).items())]
 
 
@@ -285,7 +301,11 @@ def _numbered(logs: Path) -> dict[int, Path]:
 
 
 def _put_aside(logs: Path) -> None:
-    """What the last run has left goes to a directory of its own: it may have crashed."""
+    """Move the files of the previous run into a directory ``runN``, and remove the oldest runs.
+
+    The previous run may have crashed, so the files are moved when the next run starts.
+    ``KEPT_RUNS`` directories are kept.
+    """
     if left := [path for kind in KINDS for path in logs.glob(kind)]:
         run = logs / f"run{max(_numbered(logs), default=0) + 1}"
         run.mkdir()
@@ -297,7 +317,7 @@ def _put_aside(logs: Path) -> None:
 
 
 def _age_s(path: Path) -> float | None:
-    """Return the seconds since a file was written; None: there is none."""
+    """Return the seconds since a file was written; None if the file does not exist."""
     try:
         return max(0.0, time.time() - path.stat().st_mtime)
     except OSError:
@@ -327,15 +347,18 @@ def has_ended(child: int) -> bool:
 
 
 def exit_code(child: subprocess.Popen[bytes] | Child) -> int:
-    """Return the exit code of a child that has ended, after a kill of its process group's rest."""
+    """Kill the rest of the process group of a child that has ended; return the child's exit code.
+
+    The child is reaped.
+    """
     signal_group(child.pid, signal.SIGKILL)
     return child.wait()
 
 
 def script_end(pid: int) -> ScriptEnd | None:
-    """What a process has said of the end of its script; None: the script runs.
+    """Return how the script of process ``pid`` has ended; None while the script runs.
 
-    See :func:`edl.framework.ending.say_ended`.
+    The process reports it by changing its own name (:func:`edl.framework.ending.say_ended`).
     """
     try:
         name = Path(f"/proc/{pid}/comm").read_text().strip()
@@ -345,11 +368,15 @@ def script_end(pid: int) -> ScriptEnd | None:
 
 
 def _lives(orphan: Found) -> bool:
-    """Whether it can be signalled: once it has ended its number may be another's."""
+    """Return whether a worker that was taken over still runs, so that it can be signalled.
+
+    Once it has ended, its pid may belong to another process.
+    """
     return orphan.poll() is None
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:
+    """Send a signal to the process group that ``pid`` leads; nothing happens if it has ended."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:

@@ -1,10 +1,11 @@
-"""The template: a process that has imported what a job's workers import, to fork workers from.
+"""The template: a process that has imported what a job's workers import, and forks workers.
 
-A worker that is forked needs no second to import its framework. It is a child of the launcher, in a
-process group of its own, and behaves as one that was started by ``exec``. What the template does is
-in :mod:`edl.launch.template.main`; here is the launcher's side of it.
+A forked worker does not spend seconds on importing its framework. It is a child of the launcher
+with a process group of its own, and behaves like a worker that was executed.
+:mod:`edl.launch.template.main` is the program of the template process; this module is the
+launcher's side.
 
-A launcher without a template, or whose template does not answer, starts its workers by ``exec``.
+A launcher without a template, or whose template does not answer, executes the command instead.
 """
 
 from __future__ import annotations
@@ -38,15 +39,18 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class TemplateError(Exception):
-    """No worker can be forked from this template any more."""
+    """The error that no worker can be forked from this template any more."""
 
 
 class TemplateRefused(TemplateError):
-    """Nor from another one with the same imports."""
+    """The error that no worker can be forked from any template with these imports."""
 
 
 def why_none(command: Sequence[str], search_path: str | None) -> str:
-    """Return why the workers of ``command`` cannot be forked from a template; empty: they can."""
+    """Return why the workers of ``command`` cannot be forked from a template; empty if they can.
+
+    ``search_path`` is the PATH with which the interpreter is looked up.
+    """
     python = parse(command)
     if python is None:
         return f"{command[0]} is not Python"
@@ -61,16 +65,16 @@ def why_none(command: Sequence[str], search_path: str | None) -> str:
 
 
 def _is_own_interpreter(program: str) -> bool:
-    """Whether ``program`` is the interpreter of this process, in the same environment."""
+    """Return whether ``program`` is this process's Python interpreter, in the same environment."""
     mine, theirs = Path(sys.executable), Path(program).absolute()
     same_place = mine.parent.resolve() == theirs.parent.resolve()
     return same_place and mine.resolve() == theirs.resolve()
 
 
 class Child:
-    """A child process of this one, by its number, that :mod:`subprocess` has not started.
+    """A child process of this process, known by its pid, that :mod:`subprocess` has not started.
 
-    Its methods do what those of :class:`subprocess.Popen` do, in any thread.
+    Its methods do what the methods of :class:`subprocess.Popen` do. Any thread may call them.
     """
 
     def __init__(self, pid: int) -> None:
@@ -79,22 +83,23 @@ class Child:
         self.returncode: int | None = None  # -9: SIGKILL; None: nobody has seen it end
 
     def poll(self) -> int | None:
-        """Return the exit code; None: it runs."""
+        """Return the exit code, or None while the process runs."""
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int:
-        """Wait for its end; return the exit code."""
+        """Wait until the process has ended, and return its exit code."""
         code = self._reap(0)
         assert code is not None
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal to the process unless it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # another thread has seen its end
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
+        """Send SIGKILL to the process unless it has ended."""
         self.send_signal(signal.SIGKILL)
 
     def _reap(self, options: int) -> int | None:
@@ -111,17 +116,17 @@ class Child:
 
 
 class Template:
-    """A template process of this launcher.
+    """A template process, as its launcher sees it.
 
     Args:
-        command: of the job; :func:`why_none` has nothing against it.
+        command: the command of the job; :func:`why_none` must return an empty string for it.
         cwd: the working directory of the job.
-        environment: of the workers, besides what each has of its own.
-        imports: the file that a worker has written down its imports in.
-        log: for what the imports print.
+        environment: the variables that all workers have.
+        imports: the file into which a worker has written which modules it had imported.
+        log: the file for what the imports print.
 
     Raises:
-        OSError: the operating system cannot start it.
+        OSError: the operating system cannot start the process.
     """
 
     def __init__(
@@ -157,12 +162,13 @@ class Template:
 
     @classmethod
     def inherited(cls, command: Sequence[str], cwd: Path, descriptor: int, pid: int) -> Self:
-        """Return the template that this process was given, which is ready. For tests.
+        """Return the ready template that this process got when it was forked; for tests.
 
         Args:
-            command, cwd: as in the constructor.
-            descriptor: a socket to it.
-            pid: its process.
+            command: the command of the job.
+            cwd: the working directory of the job.
+            descriptor: the file descriptor of a socket to the template.
+            pid: the pid of the template process.
         """
         self = cls.__new__(cls)
         self._command, self._cwd = tuple(command), cwd
@@ -173,13 +179,15 @@ class Template:
 
     @property
     def pid(self) -> int:
+        """The pid of the template process."""
         return self._process.pid
 
     def look(self) -> None:
-        """Hear whether the template is ready; does not wait.
+        """Read a message of the template, if there is one, and set ``ready``; does not wait.
 
         Raises:
-            TemplateError: it cannot be used, with the reason.
+            TemplateError: the template has ended or does not answer.
+            TemplateRefused: no worker can be forked after these imports; the text has the reason.
         """
         self._reap_orphans()
         try:
@@ -204,18 +212,20 @@ class Template:
         cwd: Path | None = None,
         gives_template: bool = False,
     ) -> Child:
-        """Start a worker.
+        """Start a worker by a fork of the template process.
 
         Args:
-            environment: of the worker.
-            log: for its output.
-            started: called with the process before the script begins.
-            command, cwd: others than those of the job.
-            gives_template: the new process gets a template of its own, with the same imports.
+            environment: the variables of the worker.
+            log: the file for the output of the worker.
+            started: a function that is called with the pid of the worker before its script begins.
+            command: a command to run instead of the job's; empty for the job's.
+            cwd: a working directory instead of the job's; None for the job's.
+            gives_template: whether the new process gets a template of its own, with the same
+                imports.
 
         Raises:
-            TemplateError: the template does not do it; no worker was started.
-            OSError: this process has no descriptor left, or the disk no room for the log.
+            TemplateError: the template has not forked a worker; none was started.
+            OSError: this process has no file descriptor left, or the disk has no room for the log.
         """
         python = _parsed(command or self._command)
         order = {
@@ -249,14 +259,14 @@ class Template:
         return child
 
     def close(self) -> None:
-        """End the template process. Its workers are not touched."""
+        """End the template process; the workers that were forked from it go on."""
         self._control.close()
         self._end()
 
     def _reap_orphans(self) -> None:
-        """Let those go that have become children of this process while it adopted a worker.
+        """Reap ended processes that became children of this process while it adopted a worker.
 
-        They were started by workers that died in that moment, and would stay zombies.
+        They were started by workers that died at that moment, and would stay zombies otherwise.
         """
         for pid in list(self._orphans):
             try:
@@ -267,7 +277,10 @@ class Template:
                 self._orphans.discard(pid)
 
     def _end(self) -> int | None:
-        """Kill the process; return its exit code, None: it hangs in the system."""
+        """Kill the template process, and return its exit code.
+
+        The result is None if the process has not ended within ``END_S`` seconds.
+        """
         deadline = time.monotonic() + END_S
         while (code := self._process.poll()) is None and time.monotonic() < deadline:
             self._process.kill()
@@ -276,6 +289,7 @@ class Template:
 
 
 def _parsed(command: Sequence[str]) -> PythonCommand:
+    """Return ``command`` parsed as a command of Python, which it must be."""
     python = parse(command)
     assert python is not None
     return python
@@ -283,7 +297,7 @@ def _parsed(command: Sequence[str]) -> PythonCommand:
 
 @contextmanager
 def _in_memory(text: str) -> Iterator[int]:
-    """The descriptor of a file that is ``text`` and has no place on a disk."""
+    """While entered, provide the file descriptor of a file in memory whose content is ``text``."""
     descriptor = os.memfd_create("edl-order", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
@@ -294,7 +308,7 @@ def _in_memory(text: str) -> Iterator[int]:
 
 
 def _children() -> set[int]:
-    """Return the children of this process, ended ones that nobody has waited for among them."""
+    """Return the pids of the children of this process, with ended ones that were not reaped."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # the thread has ended, or an old kernel has no list
@@ -304,7 +318,11 @@ def _children() -> set[int]:
 
 @contextmanager
 def _adopting_orphans() -> Iterator[None]:
-    """Meanwhile an orphan among the descendants of this process becomes its child."""
+    """While entered, make this process the parent of descendants whose own parent ends.
+
+    Raises:
+        OSError: the operating system does not support that.
+    """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "this system lets no process adopt orphans")

@@ -1,7 +1,7 @@
-"""Keeps one template for a launcher: started when it can be, replaced when it dies, ended with it.
+"""Keep one template process for a launcher: start it, replace it when it dies, and end it.
 
-The template costs the job's first steps nothing: it starts when a worker has trained one, and has
-written down what it had imported by then.
+The template does not slow the job's first steps: it starts only after a worker has trained a step
+and has written down what it had imported by then.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ DEATHS = 3  # after so many in a row, without a worker forked between, no other 
 
 
 class TemplateKeeper:
-    """The template of one launcher, if it can have one.
+    """The template process of one launcher, if the launcher can have one.
 
     Args:
-        command: of the job.
-        cwd: its working directory.
-        environment: of the workers, besides what each has of its own.
-        logs: the directory for the list of imports and for what they print.
+        command: the command of the job.
+        cwd: the working directory of the job.
+        environment: the variables that all workers have.
+        logs: the directory for the list of imports and for what the imports print.
         wanted: whether the user wants a template.
 
     Attributes:
-        why_none: why this launcher has no template and will have none; empty: it may have one.
+        why_none: why this launcher has no template and will not get one; empty if it may have one.
     """
 
     def __init__(
@@ -58,22 +58,25 @@ class TemplateKeeper:
 
     @property
     def imports(self) -> Path | None:
-        """Where a worker is to write down what it has imported; None: nobody needs to know."""
+        """The file into which a worker is to write its imports; None if the list is not needed."""
         known = self.why_none or self._template or self._imports.exists()
         return None if known else self._imports
 
     @property
     def pid(self) -> int | None:
-        """The template process, if there is one."""
+        """The pid of the template process; None if there is none."""
         return self._template.pid if self._template is not None else None
 
     @property
     def ready(self) -> bool:
-        """Whether the next worker can be forked."""
+        """Whether the next worker can be forked from the template."""
         return self._template is not None and self._template.ready
 
     def look(self) -> None:
-        """Start the template when it can be started, and hear of it; does not wait."""
+        """Start the template if it can be started, else read its message; does not wait.
+
+        A template that has died is given up, and the next call may start another one.
+        """
         if self.why_none:
             return
         try:
@@ -87,10 +90,13 @@ class TemplateKeeper:
     def fork(
         self, environment: Mapping[str, str], log: Path, started: Callable[[int], None]
     ) -> Child | None:
-        """Start a worker from the template, as :meth:`Template.fork` does; None: by exec.
+        """Start a worker by a fork of the template, or return None if that is not possible now.
+
+        After None the caller is to execute the command. See :meth:`Template.fork
+        <edl.launch.template.Template.fork>` for the arguments.
 
         Raises:
-            OSError: the worker cannot be started now, in no way.
+            OSError: the worker cannot be started in any way now.
         """
         if self._template is None or not self._template.ready:
             return None
@@ -103,18 +109,18 @@ class TemplateKeeper:
         return child
 
     def disable(self, why: str) -> None:
-        """Start all workers by exec from now on."""
+        """End the template for good, so that all workers are executed; ``why`` is the reason."""
         self.close()
         self.why_none = why
 
     def close(self) -> None:
-        """End the template; the workers that were forked from it go on."""
+        """End the template process; the workers that were forked from it go on."""
         if self._template is not None:
             self._template.close()
             self._template = None
 
     def remove_imports(self) -> None:
-        """Remove the list of imports: it has variables in it that the script has set."""
+        """Remove the list of imports: it contains environment variables that the script set."""
         self._imports.unlink(missing_ok=True)
 
     def _start(self) -> None:

@@ -1,13 +1,13 @@
-"""The template process: imports what the job's workers import, then forks a worker at each order.
+"""The program of the template process: import what a job's workers import, then fork workers.
 
 The launcher runs this file by its path, with the interpreter and the options of the job's command:
 
     python [options] main.py DESCRIPTOR IMPORTS
 
 DESCRIPTOR is the number of a socket to the launcher, which is the parent of this process. IMPORTS
-is the file that the job's first worker has written (:mod:`edl.framework.first_step`). The file
-imports nothing of edl by itself, so that a worker finds the same modules, in the same order, as one
-that was started by ``exec``.
+is the file that the job's first worker has written (:mod:`edl.framework.first_step`). This program
+imports nothing of edl by itself, so that a worker finds the same modules, in the same order, as a
+worker that was started by ``exec``.
 
 Messages on the socket are JSON, one in a packet:
 
@@ -18,8 +18,8 @@ Messages on the socket are JSON, one in a packet:
 3. From the new worker, on that socket: ``{"pid": PID}``. It runs the script when the launcher
    answers, and ends at once when the launcher has closed the socket.
 
-The worker is a child of the launcher, not of this process: it is forked by a process that ends at
-once, while the launcher is the one that adopts orphans (``PR_SET_CHILD_SUBREAPER``).
+The worker is a child of the launcher, not of this process: it is forked by an intermediate process
+that ends at once, while the launcher adopts orphans (``PR_SET_CHILD_SUBREAPER``).
 """
 
 from __future__ import annotations
@@ -52,10 +52,17 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_MAP = 1, 15, 35, 14
 
 
 def serve(descriptor: int, imports: str) -> dict[str, Any]:
-    """Import, tell the launcher, and fork at each order.
+    """Import the modules of a worker, report to the launcher, and fork a worker at each order.
+
+    The template process never returns from this function: it exits when the launcher closes the
+    socket.
+
+    Args:
+        descriptor: the file descriptor of the socket to the launcher.
+        imports: the path of the file with the list of modules.
 
     Returns:
-        In a new worker, and only there: its order.
+        The order to carry out. The function returns only in a new worker.
     """
     launcher = os.getppid()
     control = socket.socket(fileno=descriptor)
@@ -79,7 +86,10 @@ def serve(descriptor: int, imports: str) -> dict[str, Any]:
 
 
 def _fork_at_orders(control: socket.socket, launcher: int) -> dict[str, Any]:
-    """Fork at each order, until ``control`` is closed; returns in a new worker, with its order."""
+    """Fork a worker at each order, until ``control`` is closed; return the order in a new worker.
+
+    The template process itself does not return: it exits. ``launcher`` is the pid of the launcher.
+    """
     while True:
         message, ancillary, _, _ = socket.recv_fds(control, _PACKET, 3)
         if not message or len(ancillary) != 3:
@@ -93,9 +103,10 @@ def _fork_at_orders(control: socket.socket, launcher: int) -> dict[str, Any]:
 
 
 def _yield_to_others(nice: int) -> None:
-    """Lower the priority of this process for a while, if that can be taken back.
+    """Lower the priority of this process for at most ``YIELDS_S``, if it can be restored.
 
-    Without an end, an import beside workers that take all processors would last for minutes.
+    The priority is restored in time because an import beside workers that use all processors would
+    otherwise take minutes. ``nice`` is the priority to restore.
     """
     if (trial := os.fork()) == 0:
         try:
@@ -111,11 +122,13 @@ def _yield_to_others(nice: int) -> None:
 
 
 def _import_all(modules: list[str], environment: dict[str, str | None]) -> str:
-    """Import ``modules`` as a script would that has set ``environment`` before.
+    """Import ``modules`` as a script does that has set the variables in ``environment`` before.
+
+    A module that cannot be imported is skipped with a message. The environment is restored.
 
     Returns:
-        What has started a thread: the first module after whose import there was more than one;
-        empty: nothing.
+        The first module after whose import the process had more than one thread; empty if there is
+            none.
     """
     before = dict(os.environ)
     _set_environment({**before, **environment})
@@ -143,18 +156,20 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 
 
 def _threads() -> int:
+    """Return the number of threads of this process."""
     return len(os.listdir("/proc/self/task"))
 
 
 def _why_no_fork(culprit: str, own: dict[str, str], control: socket.socket) -> str:
-    """Return why no worker can be forked from this process; empty: it can.
+    """Return why no worker can be forked from this process; empty if workers can be forked.
 
-    A library that can be forked although it has threads, as OpenBLAS, ends them before each fork.
+    Some libraries, such as OpenBLAS, end their threads before each fork; they prevent nothing.
 
     Args:
-        culprit: what has started a thread, as :func:`_import_all` says.
-        own: the modules of the script, which a worker must not find imported from other files.
-        control: the socket to the launcher, the only one that may be open.
+        culprit: the module that has started a thread, as :func:`_import_all` returns it.
+        own: the modules of the script with their paths. A worker must not find modules of these
+            names that were imported from other files.
+        control: the socket to the launcher, the only socket that may be open.
     """
     if shadowed := next((name for name, path in own.items() if _is_other(name, path)), ""):
         return f"the script has a module {shadowed}, and an import has imported another one"
@@ -174,7 +189,7 @@ def _why_no_fork(culprit: str, own: dict[str, str], control: socket.socket) -> s
 
 
 def _is_other(name: str, path: str) -> bool:
-    """Whether the module ``name`` is imported, and not from ``path``."""
+    """Return whether the module ``name`` was imported from another file than ``path``."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
     origin = getattr(spec, "origin", None)
     return name in sys.modules and (origin is None or os.path.abspath(origin) != path)
@@ -187,7 +202,11 @@ _OF_A_TRIAL = {
 
 
 def _tried() -> int:
-    """Fork on trial; the exit code of that process."""
+    """Fork a process on trial, and return its exit code.
+
+    The code is 0 if workers can be forked, ``_BAD_CUDA`` if CUDA is in use already, ``_NAMELESS``
+    if the kernel does not let a forked process show another environment.
+    """
     if (trial := os.fork()) == 0:
         code = 2
         try:
@@ -204,7 +223,10 @@ def _tried() -> int:
 
 
 def _shared_descriptors(control: socket.socket) -> Iterator[str]:
-    """Return what the open descriptors of this process are that forks must not share."""
+    """Yield the names of open devices, sockets and pipes that forked workers must not share.
+
+    The socket ``control`` to the launcher is left out.
+    """
     for name in os.listdir("/proc/self/fd"):
         if int(name) == control.fileno():
             continue
@@ -236,7 +258,17 @@ def _fork(launcher: int) -> bool:
 
 
 def _become_worker(order_file: int, log: int, answer: int) -> dict[str, Any]:
-    """Make this new process what ``exec`` would have made of it; its order."""
+    """Give this forked process the state that ``exec`` would have given it; return its order.
+
+    That is its output, its working directory, environment and name, and random numbers of its own.
+    The process exits if the launcher does not confirm within ``DEADLINE_S`` that it knows the
+    process.
+
+    Args:
+        order_file: the file descriptor of the file with the order.
+        log: the file descriptor of the log.
+        answer: the file descriptor of the socket to the launcher.
+    """
     with socket.socket(fileno=answer) as launcher:
         launcher.settimeout(DEADLINE_S)
         try:
@@ -267,10 +299,11 @@ def _become_worker(order_file: int, log: int, answer: int) -> dict[str, Any]:
 
 
 def _give_template(order: dict[str, Any]) -> dict[str, Any]:
-    """Make a template for this process, a launcher, as long as it has one thread; its order.
+    """Fork a template for this process while it still has a single thread; return its order.
 
-    In a worker that is forked from that template later: the order of the worker. For tests, whose
-    launchers are forked from a template themselves (``tests/forked.py``).
+    This is for tests, whose launchers are themselves forked from a template (``tests/forked.py``).
+    In a worker that is forked later from the new template, the function returns the order of that
+    worker.
     """
     launcher, (ours, theirs) = os.getpid(), socket.socketpair(type=socket.SOCK_SEQPACKET)
     pid = os.fork()
@@ -286,7 +319,10 @@ def _give_template(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _draw_anew() -> None:
-    """Give this process random numbers and keys of its own; Python's own generator has them."""
+    """Give this process its own seed for NumPy and its own key for :mod:`multiprocessing`.
+
+    Python's own generator is seeded anew after each fork by itself.
+    """
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
     if processes := sys.modules.get("multiprocessing.process"):
@@ -298,16 +334,18 @@ def _draw_anew() -> None:
 
 
 def _prctl(*arguments: Any) -> int:
+    """Call the system call ``prctl`` and return its result; missing arguments are 0."""
     values = [one if isinstance(one, ctypes.Array) else ctypes.c_ulong(one) for one in arguments]
     values += [ctypes.c_ulong(0)] * (5 - len(values))
     return int(ctypes.CDLL(None, use_errno=True).prctl(*values))
 
 
 def _show_as(command: list[str], environment: dict[str, str]) -> None:
-    """Let ``ps``, ``/proc/PID/cmdline`` and ``/proc/PID/environ`` show what ``exec`` would have.
+    """Make ``ps`` and the files in ``/proc`` show ``command`` and ``environment`` for this process.
 
-    Linux takes both from the memory of the process, at addresses that a process may move. Where a
-    kernel does not allow that, the process goes by the name of its template.
+    Linux reads both from the memory of the process (``/proc/PID/cmdline``, ``/proc/PID/environ``),
+    at addresses that a process may move. If the kernel does not allow that, the process keeps the
+    arguments and environment of its template there.
     """
     global _shown
     words = [os.fsencode(word) for word in command]
@@ -335,7 +373,11 @@ _shown: Any = None  # holds the memory that the system reads
 
 
 def _run(order: dict[str, Any]) -> None:
-    """Run what the command names as ``__main__``, as the interpreter does."""
+    """Run the script, module or code of the order as ``__main__``, as the interpreter does.
+
+    Raises:
+        SystemExit: the script ends the process, or (with code 2) its file cannot be read.
+    """
     module = types.ModuleType("__main__")
     module.__dict__.update(__annotations__={}, __builtins__=sys.modules["builtins"])
     sys.modules["__main__"] = module
@@ -371,7 +413,7 @@ def _run(order: dict[str, Any]) -> None:
 
 
 def _is_importable(path: str) -> bool:
-    """Whether ``path`` is a directory or an archive, whose ``__main__`` is to run."""
+    """Return whether ``path`` is a directory or an archive, so that its ``__main__`` is run."""
     for hook in sys.path_hooks:
         try:
             hook(path)
@@ -387,6 +429,7 @@ def _set_path(first: str, always: bool = False) -> None:
 
 
 def _run_module(name: str, arguments: list[str], alter_argv: bool = True) -> None:
+    """Run the module ``name`` as ``__main__``, as ``python -m`` does."""
     import runpy
 
     if alter_argv:
@@ -396,11 +439,12 @@ def _run_module(name: str, arguments: list[str], alter_argv: bool = True) -> Non
 
 
 def _exec(text: str | bytes, path: str, module: types.ModuleType) -> None:
+    """Compile and run the source ``text`` of the file ``path`` in ``module``."""
     _showing(lambda: exec(compile(text, path, "exec", dont_inherit=True), module.__dict__))
 
 
 def _showing(run: Callable[[], object]) -> None:
-    """Call ``run``; of an error, let the interpreter show nothing of this file."""
+    """Call ``run``; if it raises an error, leave the frames of this file out of the traceback."""
     try:
         run()
     except SystemExit:
