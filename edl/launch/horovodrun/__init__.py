@@ -1,1 +1,1 @@
-"""The launcher of elastic `horovodrun`: its driver, host discovery, the process in each slot."""
+"""Run a job under elastic `horovodrun`: its driver, host discovery, the process of each slot."""

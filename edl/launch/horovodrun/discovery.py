@@ -1,8 +1,8 @@
-"""What `edl-discover` prints: how many workers horovodrun shall start on which host, now.
+"""Decide what `edl-discover` prints: how many workers horovodrun shall start on which host now.
 
-Horovod's driver calls it once a second. They are what is desired of the job, in ZooKeeper; before
-there is a job, what horovodrun was started with. Whatever cannot be asked now is answered as
-before: the last answer is kept in a file, one a driver.
+Horovod's driver calls `edl-discover` once a second. The answer is the number of workers that is
+desired for the job in ZooKeeper; before there is a job, it is what horovodrun was started with. If
+ZooKeeper does not answer, the last answer is repeated: it is kept in a file, one for each driver.
 """
 
 from __future__ import annotations
@@ -29,7 +29,17 @@ KEPT = 20  # files of earlier drivers
 
 @dataclass(frozen=True)
 class Memory:
-    """What one call leaves to the next."""
+    """What one call of `edl-discover` stores in a file for the next call.
+
+    Attributes:
+        desired: the workers desired on each host, as they were printed last.
+        np: the number of workers with which horovodrun was started.
+        min_np: the least number of workers that horovodrun was given.
+        max_np: the largest number of workers that horovodrun was given; None if there is no limit.
+        job: the name of the job; empty until it is known.
+        secret: the secret of the job; empty until it is known.
+        zookeeper: the ZooKeeper servers; empty until they are known.
+    """
 
     desired: Mapping[str, int]
     np: int  # as horovodrun was started, as the next two
@@ -41,10 +51,19 @@ class Memory:
 
 
 def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> Mapping[str, int]:
-    """The workers wanted on each host, of those ``offered`` (empty: as many here as -np may be).
+    """Return the number of workers that are desired on each host.
+
+    Without a horovodrun above this process, the result is ``offered``.
+
+    Args:
+        offered: the slots of each host that the user offers; if empty, this host offers as many
+            slots as horovodrun may start workers.
+        settings: the settings of this process.
+        state: the directory of edl's state, where the last answer is kept.
 
     Raises:
-        UsageError: nothing is offered, and it is not known how many there should be.
+        UsageError: no host is offered and this process was not started by horovodrun, or the
+            options of horovodrun cannot be read.
     """
     launcher = find_launcher()
     if launcher is None:
@@ -67,7 +86,7 @@ def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> 
 
 
 def is_local(host: str) -> bool:
-    """Whether a host name means this machine."""
+    """Return whether a host name resolves to an address of this machine."""
     try:
         address = socket.gethostbyname(host)
     except OSError:
@@ -77,10 +96,10 @@ def is_local(host: str) -> bool:
 
 
 def read_hosts(path: Path) -> list[str]:
-    """The words of a hosts file: one "name:slots" a line; # begins a comment.
+    """Return the entries of a hosts file, which has one "name:slots" a line and comments after #.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the file cannot be read.
     """
     try:
         text = path.read_text()
@@ -90,6 +109,11 @@ def read_hosts(path: Path) -> list[str]:
 
 
 def _first(offered: Mapping[str, int], launcher: Launcher) -> Memory:
+    """Return what the first call remembers: the desired workers by the options of horovodrun.
+
+    Raises:
+        UsageError: the options cannot be read.
+    """
     limits = launcher.limits()
     if limits is None:
         raise UsageError(f"the options of {' '.join(launcher.command)} cannot be read")
@@ -98,11 +122,15 @@ def _first(offered: Mapping[str, int], launcher: Launcher) -> Memory:
 
 
 def _discovered(offered: Mapping[str, int], slots: int) -> dict[str, int]:
+    """Return the ``offered`` slots of each host; if there are none, ``slots`` on localhost."""
     return dict(offered) or {"localhost": slots}
 
 
 def _ask(memory: Memory, offered: Mapping[str, int], settings: Config) -> Memory:
-    """What the job in ZooKeeper says; ``memory`` as it is, while that does not answer."""
+    """Return ``memory`` with the desired workers that the job in ZooKeeper has.
+
+    While ZooKeeper does not answer or has no such job, ``memory`` is returned unchanged.
+    """
     from edl.coordination.access import Access
     from edl.coordination.job_store import JobStore
     from edl.coordination.session import Session
@@ -122,12 +150,17 @@ def _ask(memory: Memory, offered: Mapping[str, int], settings: Config) -> Memory
 
 
 def _file(state: Path, launcher: Launcher) -> Path:
+    """Return the path of the file with the last answer for this horovodrun.
+
+    Its directory is created.
+    """
     directory = state / "horovodrun"
     directory.mkdir(parents=True, exist_ok=True)
     return directory / f"{launcher.pid}-{launcher.started}.json"
 
 
 def _read(file: Path) -> Memory | None:
+    """Return the content of the file with the last answer; None if there is no valid file."""
     try:
         return Memory(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
@@ -135,7 +168,11 @@ def _read(file: Path) -> Memory | None:
 
 
 def _write(file: Path, memory: Memory) -> None:
-    """Readable for this user only (mkstemp: 0600), and whole at any instant."""
+    """Store ``memory`` in ``file`` atomically, readable only for this user (mkstemp: mode 0600).
+
+    Nothing is written if the file is up to date. Only the ``KEPT`` newest files of earlier drivers
+    are kept.
+    """
     if _read(file) == memory:
         return
     for old in sorted(file.parent.glob("*.json"), key=_age)[KEPT:]:
@@ -147,6 +184,7 @@ def _write(file: Path, memory: Memory) -> None:
 
 
 def _age(path: Path) -> float:
+    """Return the negative modification time of a file, which sorts the newest file first."""
     try:
         return -path.stat().st_mtime
     except OSError:

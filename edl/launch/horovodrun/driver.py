@@ -1,15 +1,15 @@
-"""The elastic driver of horovodrun, as the process in one of its slots sees it.
+"""Talk to the elastic driver of horovodrun, for the process in one of its slots.
 
-The driver counts. When the hosts have changed it tells the process with rank 0, and then waits
-until every slot has asked it for its new rank: only after the last one has asked does it place
-the slots anew, start processes in new ones, and answer. Stock Horovod stops training for that.
-Here it is a thread's business, of processes that do not train.
+When the hosts have changed, the driver notifies the process with rank 0. It then waits until every
+slot has asked it for its new rank. Only after the last request does it place the slots anew, start
+processes in new slots, and answer. In stock Horovod the workers stop training for that. Here a
+thread of `edl-worker` asks, and the workers train on.
 
-Whoever was called puts a key into the driver's own key-value store, where all others look. The
-driver empties that store whenever it places the slots anew, so the key means this round and no
-other, for those that were started meanwhile, too. A slot must ask exactly once a round: the
-driver would count a second question as another slot's. (horovod/runner/elastic/driver.py,
-registration.py, rendezvous.py; http/http_server.py.)
+The process that was notified puts a key into the driver's key-value store, where the processes of
+all other slots look for it. The driver empties that store whenever it places the slots anew, so the
+key counts for one round only, also for processes that were started in between. A slot must ask
+exactly once in a round, because the driver would count a second request as another slot's.
+(Sources: horovod/runner/elastic/driver.py, registration.py, rendezvous.py; http/http_server.py.)
 """
 
 from __future__ import annotations
@@ -46,9 +46,13 @@ class DriverLimits:
 
 @dataclass(frozen=True)
 class Answer:
-    """The driver's answer: our rank among ``size`` slots.
+    """An answer of the driver: the rank of this slot in a new placement.
 
-    ``local_size``: slots of this host that it uses; None: not this one.
+    Attributes:
+        rank: the rank of this slot; negative if the driver does not use it.
+        local_size: the number of slots of this host that the driver uses; None if it does not use
+            this slot.
+        size: the number of slots that the driver uses on all hosts.
     """
 
     rank: int
@@ -57,7 +61,18 @@ class Answer:
 
 
 class Driver:
-    """The driver's protocol for ``slot``."""
+    """The client of the driver of horovodrun for one slot, with a thread that follows the driver.
+
+    Args:
+        slot: the slot, and the address of the driver.
+        limits: how often the driver is asked, and how long its answers may take.
+
+    Attributes:
+        newest: the newest answer of the driver.
+        asking: whether a request is waiting for its answer; until then the driver counts on this
+            process.
+        answers: False once the driver has left a request of this slot without an answer.
+    """
 
     def __init__(self, slot: HorovodSlot, limits: DriverLimits | None = None) -> None:
         self._slot = slot
@@ -78,10 +93,12 @@ class Driver:
         self.asking = False  # the driver owes an answer, and counts on this process until then
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Listen to the driver from now on; ``wake`` is called when it has answered.
+        """Register with the driver and start the thread.
+
+        ``wake`` is called, in that thread, after each answer of the driver.
 
         Raises:
-            EdlError: it does not take our address.
+            EdlError: the driver does not accept the address of this process.
         """
         from horovod.runner.elastic.worker import WorkerNotificationManager  # a slow import
 
@@ -96,10 +113,15 @@ class Driver:
         self._thread.start()
 
     def close(self) -> None:
+        """Stop the thread; the call does not wait for it."""
         self._stop.set()
 
     def on_hosts_updated(self, timestamp: int, result: Any) -> None:
-        """Called by Horovod, in a thread of its own. Whole seconds tell nothing: not looked at."""
+        """Let all slots ask for a new placement; Horovod calls this in a thread when hosts change.
+
+        The arguments are not used: ``timestamp`` has whole seconds, which are too coarse to
+        compare.
+        """
         self.ask()
 
     def ask(self) -> None:
@@ -107,13 +129,18 @@ class Driver:
         self._hosts_changed.set()
 
     def begin_no_round(self) -> None:
-        """Tell nobody to ask any more. A round that has begun goes on."""
+        """Ask no slot for a new placement any more; a round that has begun goes on."""
         self._begins.clear()
 
     def allow(self, allowed: bool, answer: Answer) -> None:
-        """Whether a question may be asked now: what the last answer said must be done first.
+        """Allow or forbid this slot to ask the driver for its rank.
 
-        ``answer``: the one that this was decided for; nothing is allowed if it is not the newest.
+        What the last answer says must be carried out before the next request.
+
+        Args:
+            allowed: whether the slot may ask.
+            answer: the answer for which ``allowed`` was decided. If the driver has given a newer
+                one, the slot may not ask.
         """
         with self._answering:
             allowed = allowed and answer is self.newest
@@ -121,24 +148,33 @@ class Driver:
 
     @property
     def gone(self) -> bool:
-        """Whether the driver has ended: nobody listens at its port any more."""
+        """Whether the driver has ended: its port has refused connections for ``gone_s`` seconds."""
         since = self._refused_since
         return since is not None and time.monotonic() - since >= self._limits.gone_s
 
     def asked(self) -> bool:
-        """Whether this slot is to ask, or does."""
+        """Return whether this slot is asked to request its rank, or is waiting for the answer."""
         return self.asking or self._get(ASKED) is not None
 
     # --- which job this driver's is
 
     def identify(self, identity: Mapping[str, str]) -> None:
-        """Let all other processes of this driver know the job; again and again until it has it."""
+        """Publish the job's identity in the driver's store, for all other processes of this driver.
+
+        The thread repeats it until it succeeds, and after each placement, since the driver then
+        empties its store. ``identity`` has the name, the secret and the ZooKeeper servers of the
+        job.
+        """
         self._identity = dict(identity)
         self._identity_due.set()
         self._publish_identity()
 
     def refuse(self, reason: str) -> None:
-        """There will be no job: let nobody wait for it."""
+        """Publish in the driver's store that there will be no job, so that no process waits.
+
+        ``reason`` is shown by the other processes. Nothing is done if :meth:`identify` was called
+        before.
+        """
         if self._identity is not None:
             return
         body = json.dumps({"refused": reason}).encode()
@@ -147,10 +183,13 @@ class Driver:
             time.sleep(self._limits.poll_s)
 
     def identity(self, timeout_s: float) -> dict[str, str] | None:
-        """What :meth:`identify` was given in another process; None: nothing in time.
+        """Wait for the job's identity that another process has published by :meth:`identify`.
+
+        Returns:
+            The identity; None if there is none within ``timeout_s`` seconds.
 
         Raises:
-            EdlError: :meth:`refuse` was called.
+            EdlError: another process has called :meth:`refuse`.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -177,12 +216,21 @@ class Driver:
                 self.answers = self._ask()  # to ask again would count twice
 
     def _publish_identity(self) -> bool:
-        """Put the identity into the driver's store unless it is there; whether it is."""
+        """Put the identity into the driver's store if that is still to be done.
+
+        Returns:
+            Whether nothing is left to be published.
+        """
         if self._identity_due.is_set() and self._put(IDENTITY, json.dumps(self._identity).encode()):
             self._identity_due.clear()
         return not self._identity_due.is_set()
 
     def _ask(self) -> bool:
+        """Request this slot's rank, wait for the answer, and store it in ``newest``.
+
+        Returns:
+            Whether the driver has answered.
+        """
         slot = self._slot
         path = f"/rank_and_size/{slot.host}:{slot.slot}"
         self.asking = True
@@ -211,7 +259,10 @@ class Driver:
         return self._request(put, path, body) is not None
 
     def _request(self, method: Callable[..., tuple[int, bytes]], *words: Any) -> bytes | None:
-        """The body of the answer, if that is a success. Every request may show the end."""
+        """Send a request to the driver, and return the body of a successful answer, else None.
+
+        A refused connection is noted, because it may mean that the driver has ended (:attr:`gone`).
+        """
         try:
             status, body = method(self._slot.address, self._slot.port, *words, REQUEST_S)
         except ConnectionRefusedError:
@@ -225,7 +276,10 @@ class Driver:
 
 
 def read_identity(address: str, port: int) -> dict[str, str] | None:
-    """Which job the driver at that port has; None: it has none yet, or is no driver."""
+    """Return the identity of the job of the driver at that port.
+
+    The result is None if the driver has no job yet, or there is no driver.
+    """
     identity = _fetched(address, port)
     return identity if _is_identity(identity) else None
 
@@ -235,7 +289,7 @@ def _is_identity(identity: Mapping[str, str]) -> bool:
 
 
 def _fetched(address: str, port: int) -> dict[str, str]:
-    """What stands under IDENTITY; empty when nothing does."""
+    """Return the value that a driver's store has under the key ``IDENTITY``; empty without one."""
     try:
         status, body = fetch(address, port, IDENTITY, REQUEST_S)
         identity = json.loads(body) if status == 200 else None

@@ -1,9 +1,9 @@
 """Find out whether horovodrun's driver missed a change of hosts while its rank 0 started.
 
 The driver notifies rank 0 of a change of hosts. A change that comes before rank 0 has registered is
-lost: the driver notifies nobody, and never again. So the process that was started as rank 0 asks
-the driver once to assign the slots again, unless edl-discover says what is desired. Ranks do not
-change in that, and no worker stops for it.
+lost: the driver notifies no process of it later. So the process that was started as rank 0 asks the
+driver once to assign the slots again, unless edl-discover says what is desired. That new assignment
+leaves the ranks as they are, and no worker stops for it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ logger = logging.getLogger(__name__)
 
 
 class LateStart:
-    """Decides once whether the driver must assign its slots again, as rank 0 registered late.
+    """The check that decides once whether the driver must assign its slots again.
+
+    That is so if a change of hosts came before rank 0 had registered.
 
     Args:
         driver: the driver that started this process.
-        discover_s: how long to wait for edl-discover to say what is desired; if it does, there is
-            nothing to ask for.
+        discover_s: how long to wait for edl-discover to say what is desired, in seconds; if it
+            does, the driver is not asked.
     """
 
     def __init__(self, driver: Driver, discover_s: float) -> None:
@@ -34,14 +36,15 @@ class LateStart:
         self._since: float | None = None
 
     def has_missed_hosts(self, snapshot: Snapshot, now: float) -> bool:
-        """Return True at most once: when the driver may know of hosts that it has not used.
+        """Return True at most once: if the driver may know of hosts that it has not used.
 
-        It is decided when all slots of the driver's first assignment have been taken. If the driver
-        has made another assignment meanwhile, it used the newest hosts, and the answer is False.
+        The answer is decided when all slots of the driver's first assignment have been taken. If
+        the driver has made another assignment meanwhile, it used the newest hosts, and the answer
+        is False.
 
         Args:
             snapshot: the job, as it is now.
-            now: a monotonic clock, in seconds.
+            now: the time by a monotonic clock, in seconds.
         """
         self._since = now if self._since is None else self._since
         if self._first is None or now - self._since < self._discover_s:
@@ -59,7 +62,7 @@ class LateStart:
 def _may_be_placed_otherwise(snapshot: Snapshot) -> bool:
     """Return whether a new assignment of slots may differ from the present one.
 
-    Each assignment counts towards `--reset-limit`, so where that is given the host discovery script
+    Each assignment counts towards `--reset-limit`. Where that is given, the host discovery script
     is run first, to see whether anything would change.
     """
     launcher = find_launcher()

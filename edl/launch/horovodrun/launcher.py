@@ -1,4 +1,4 @@
-"""The horovodrun that this process descends from, on its own machine: its limits, its driver."""
+"""Find the horovodrun that started this process on this machine, with its limits and its driver."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ DISCOVERY_S = 30.0  # for a host discovery script
 
 @dataclass(frozen=True)
 class ElasticLimits:
-    """What horovodrun was asked for. ``max_np`` None: as many as there are slots.
+    """The options of horovodrun that limit the number of workers and say which hosts there are.
 
-    ``reset_limit``: how often its driver may place the slots anew; None: as often as it likes.
+    Attributes:
+        np: the number of workers.
+        min_np: the least number of workers.
+        max_np: the largest number of workers; None for as many as there are slots.
+        reset_limit: how often the driver may place the slots anew; None for no limit.
+        discovery: the command line of the host discovery script; empty if there is none.
+        slots: the number of slots of a host for which the script prints no number.
     """
 
     np: int
@@ -33,14 +39,23 @@ class ElasticLimits:
 
 @dataclass(frozen=True)
 class Launcher:
-    """The process of horovodrun."""
+    """The process of horovodrun that is an ancestor of this process.
+
+    Attributes:
+        pid: the process id.
+        started: when it was started, which tells it from another process with that pid.
+        command: the words of its command line.
+    """
 
     pid: int
     started: str  # tells it from another process of that number, here or on another machine
     command: tuple[str, ...]
 
     def limits(self) -> ElasticLimits | None:
-        """-np, --min-np and --max-np, as horovodrun itself reads them; None: it could not."""
+        """Return the options of horovodrun as horovodrun itself reads them.
+
+        The result is None if the command line cannot be parsed or has no number of workers.
+        """
         from horovod.runner.launch import parse_args  # a slow import
 
         words = next(i for i, word in enumerate(self.command) if _is_horovodrun(word)) + 1
@@ -61,11 +76,14 @@ class Launcher:
         )
 
     def may_limit_resets(self) -> bool:
-        """Return whether horovodrun may have been given --reset-limit, or a part of that word."""
+        """Return whether horovodrun may have been given --reset-limit, also in a shortened form."""
         return any(word.startswith("--res") for word in self.command)
 
     def identity(self) -> dict[str, str] | None:
-        """Which job its driver has; None: it has no driver yet, or no job."""
+        """Return the identity of the job of this horovodrun's driver.
+
+        The result is None if there is no driver yet, or the driver has no job yet.
+        """
         try:
             connections = psutil.Process(self.pid).net_connections("tcp4")
         except psutil.Error:
@@ -76,9 +94,10 @@ class Launcher:
 
 
 def discovered(limits: ElasticLimits) -> dict[str, int] | None:
-    """Return the slots by host that the host discovery script offers now; None: it fails.
+    """Return the slots of each host that the host discovery script offers now.
 
-    It runs as the driver runs it once a second.
+    The script is run as the driver runs it once a second. The result is None if the script fails or
+    takes longer than ``DISCOVERY_S`` seconds.
     """
     try:
         done = subprocess.run(
@@ -99,7 +118,7 @@ def discovered(limits: ElasticLimits) -> dict[str, int] | None:
 
 
 def find_launcher() -> Launcher | None:
-    """The horovodrun above this process; None: there is none on this machine."""
+    """Return the horovodrun above this process; None if there is none on this machine."""
     for process in psutil.Process().parents():
         try:
             command, started = tuple(process.cmdline()), _started(process.pid)
@@ -112,9 +131,10 @@ def find_launcher() -> Launcher | None:
 
 
 def _started(pid: int) -> str:
-    """When a process began: the boot of its machine, and clock ticks since then.
+    """Return an id of the start of a process: the boot of its machine, and clock ticks since then.
 
-    The wall clock, which psutil.Process.create_time() follows, may be set while the process runs.
+    The wall clock, which psutil.Process.create_time() follows, may be changed while the process
+    runs.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().partition("-")[0]
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -122,11 +142,13 @@ def _started(pid: int) -> str:
 
 
 def _is_horovodrun(word: str) -> bool:
+    """Return whether a word of a command line names the program horovodrun."""
     return Path(word).name == "horovodrun"
 
 
 @contextmanager
 def _arguments(words: tuple[str, ...]) -> Iterator[None]:
+    """While entered, make ``words`` the command line arguments of this process."""
     before = sys.argv
     sys.argv = list(words)
     try:

@@ -1,7 +1,8 @@
 """`edl-worker`: the process between the driver of horovodrun and the training process of a slot.
 
-Its rules are in :mod:`edl.core.host.horovodrun_slot`. Here is what it does besides: it follows the
-driver, finds edl-workers that have died, and ends only when the driver may take that for an end.
+:mod:`edl.core.host.horovodrun_slot` decides what to do. This module carries that out, follows the
+driver, finds `edl-worker` processes that have died, and ends only when the driver may take that for
+the end of the slot or of the job.
 """
 
 from __future__ import annotations
@@ -48,13 +49,20 @@ STDOUT = 1
 
 
 class SlotSupervisor(Supervisor[SlotState]):
-    """Keeps one slot of a job at work. ``run()`` returns the exit code for the driver.
+    """The launcher of the worker in one slot of horovodrun.
+
+    ``run()`` returns the exit code that the driver gets.
 
     Args:
-        store: the job; its session is open.
-        driver: what it has said last is assigned.
-        command: of the training process, which ``workers`` start.
-        stack_signal: makes a worker write down where its threads are; 0: none does.
+        store: the records of the job; its session is open.
+        driver: the client of the driver; its newest answer at this time is already assigned.
+        host: the name of this host, as horovodrun has it.
+        slot: the number of the slot on this host, from 0.
+        command: the command of the training process.
+        workers: starts the training process.
+        limits: how long this launcher waits for what.
+        stack_signal: the number of the signal that makes a worker write the stacks of its threads;
+            0 if no signal does.
     """
 
     _workers: SlotWorkers
@@ -94,7 +102,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._waits_said = False
 
     def run(self) -> int:
-        """Work until the job is over or the slot is not the job's any more."""
+        """Run until the job is over or the driver has taken the slot back; return the exit code."""
         self._word_since = time.monotonic()
         return super().run()
 
@@ -132,7 +140,10 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- the driver
 
     def _follow_driver(self, snapshot: Snapshot, now: float) -> None:
-        """Assign what the driver has said; let it decide again when that is done."""
+        """Carry out the driver's newest answer; allow the next request once that is done.
+
+        To carry out an answer is to write the number of workers that it assigns to this host.
+        """
         said = self._driver.newest
         if said is not self._word:
             if self._moves(said, snapshot, now):
@@ -170,17 +181,21 @@ class SlotSupervisor(Supervisor[SlotState]):
         return waits and now - self._said_since < self._own.limits.move_s
 
     def _outlive_driver(self, snapshot: Snapshot) -> None:
-        """End the job in an orderly way: ssh does not take the processes of other hosts along."""
+        """Stop the job in order if the driver has ended.
+
+        When horovodrun ends, the processes of other hosts do not end with their ssh.
+        """
         if self._driver.gone and snapshot.job.state is JobState.RUNNING:
             reason = f"horovodrun has ended: nobody listens at {snapshot.job.driver}"
             self._store.set_job_state(JobState.STOPPING, reason, only_from=(JobState.RUNNING,))
             self._changed.set()
 
     def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
-        """Let the driver place the slots anew if a change of hosts has escaped it.
+        """Let the driver place the slots anew if it has missed a change of hosts.
 
-        One does that it finds while its rank 0 starts. What another discovery script than
-        edl-discover says, only the driver knows.
+        The driver misses a change that it finds while its rank 0 starts. The change is visible here
+        only if edl-discover is used: the result of another discovery script is known to the driver
+        alone, except at the start (:class:`~edl.launch.horovodrun.late_start.LateStart`).
         """
         if not snapshot.desired.hosts:
             if self._late_start.has_missed_hosts(snapshot, now):
@@ -198,7 +213,10 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._driver.ask()
 
     def _see_lost_slots(self, snapshot: Snapshot, now: float) -> None:
-        """Find edl-workers that have died; let the driver place the slots anew if that helps."""
+        """Find edl-workers that have died, and let the driver place the slots anew if that helps.
+
+        Workers that are assigned to a host whose edl-workers have all died are no longer assigned.
+        """
         lost_slots, size = self._lost_slots, self._word.size
         if snapshot.job.state.over or not self._counts:
             return
@@ -215,9 +233,10 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- signals
 
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
-        """Carry out a signal: end, and give back a slot of this host.
+        """Carry out a signal: end the worker, and desire one worker less on this host.
 
-        The latter not at once: a horovodrun that is about to end would place the slots anew.
+        The latter waits ``shutdown_s`` seconds, because a horovodrun that is about to end sends
+        signals too, and would place the slots anew.
         """
         own, limits = self._own, self._own.limits
         if self._signals and own.ending_since is None:
@@ -238,9 +257,10 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._released = True
 
     def _look_who_reads(self, now: float) -> None:
-        """See whether the ssh that began this process has ended: to the driver that is our end.
+        """Note whether the ssh that started this process has ended, and then forbid requests.
 
-        From then on it must not be asked: it would count our question as another slot's.
+        The driver takes the end of that ssh for the end of this process, and would count a request
+        of this slot as another slot's.
         """
         if self._unread_since is None and is_unread(STDOUT):
             self._unread_since = now
@@ -273,7 +293,11 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- the end
 
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
-        """The exit code for the driver, from ``code``; None: its end would not count as one yet."""
+        """Show how the job has ended, and return the exit code for the driver, based on ``code``.
+
+        The result is None while the driver waits for requests: it would not take an exit for the
+        end now.
+        """
         if not (snapshot.job.state.over and self._counts and self._asked()):
             return self._say_end(snapshot, code)
         before = self._waits_since
@@ -288,7 +312,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         return decision.exit_code
 
     def _asked(self) -> bool:
-        """Whether the driver waits for our question; if not, none is asked from now on."""
+        """Return whether the driver waits for a request of this slot; if not, forbid one."""
         if self._driver.asked():
             return True
         self._driver.allow(False, self._driver.newest)

@@ -1,7 +1,9 @@
-"""The worker process of one slot: it dies with its `edl-worker`, and writes to where that does.
+"""Start the worker process of one slot of horovodrun.
 
-For the driver counts the slot as failed when `edl-worker` dies. Its standard error passes through
-here, for its last line says why it has ended; so horovodrun shows its output as it always does.
+The worker dies with its `edl-worker`, because the driver counts the slot as failed when
+`edl-worker` dies. The worker has the standard output of `edl-worker`, so that horovodrun shows it
+as usual. Its standard error is copied through `edl-worker`, which keeps the last lines: they say
+why the worker has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from edl.launch.workers import Workers
 
 
 class SlotWorkers(Workers):
-    """At most one process at a time."""
+    """The worker process of one slot of horovodrun; at most one runs at a time."""
 
     def __init__(
         self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], logs: Path
@@ -41,5 +43,8 @@ class SlotWorkers(Workers):
         return process
 
     def termination_message(self, attempt_id: str) -> str:
-        """The line that says best why a process that has exited did so."""
+        """Return the line of standard error that best explains why a process has exited.
+
+        It can be read once for each start attempt.
+        """
         return self._tees.pop(attempt_id).finish()

@@ -150,6 +150,7 @@ def _import_all(modules: list[str], environment: dict[str, str | None]) -> str:
 
 
 def _set_environment(values: Mapping[str, str | None]) -> None:
+    """Make ``values`` the whole environment of this process; None removes a variable."""
     for name in os.environ.keys() - {name for name, value in values.items() if value is not None}:
         del os.environ[name]
     os.environ.update({name: value for name, value in values.items() if value is not None})
@@ -239,7 +240,7 @@ def _shared_descriptors(control: socket.socket) -> Iterator[str]:
 
 
 def _fork(launcher: int) -> bool:
-    """Fork a child of ``launcher``; whether this is that child."""
+    """Fork a child of the process ``launcher``; return True in the child, False in the template."""
     sys.stdout.flush()
     sys.stderr.flush()
     between = os.fork()
@@ -424,6 +425,10 @@ def _is_importable(path: str) -> bool:
 
 
 def _set_path(first: str, always: bool = False) -> None:
+    """Put ``first`` at the head of Python's module search path, unless its options forbid that.
+
+    With ``always`` the options are ignored.
+    """
     if always or (not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated):
         sys.path.insert(0, first)
 
