@@ -1,4 +1,4 @@
-"""`edl.client`: submit jobs and change running ones from Python, for schedulers and notebooks.
+"""`edl.client`: submit jobs and change running jobs from Python, for schedulers and notebooks.
 
 ::
 
@@ -12,8 +12,8 @@
     with submit(["python", "train.py"], {"a": 2, "b": 2}, name="letters", max_np=8):
         ...  # run `edl join --job letters --host a` on host a, and likewise on b
 
-The verbs of the command line are these calls with their results printed. Nothing of a framework
-is imported.
+The commands of the command line make these calls and print the results. No framework (PyTorch,
+TensorFlow) is imported.
 """
 
 from edl.client.borrowing import Reclaimed

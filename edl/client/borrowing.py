@@ -1,4 +1,4 @@
-"""Idle slots are borrowed by a job, and are wanted back within a deadline."""
+"""Let a job borrow idle slots, and take them back within a deadline."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ GRACE_S = 10.0  # after the deadline, for what was done to be read
 
 @dataclass(frozen=True)
 class Reclaimed:
-    """Slots that a job has given back.
+    """The slots that a job has given back.
 
     Attributes:
-        hosts: host -> slots of it.
-        after_s: since they were asked for.
-        np: workers wanted from then on.
+        job: the name of the job.
+        hosts: the number of slots given back, by host.
+        after_s: the time from the request until the slots were free, in seconds.
+        np: the number of workers desired from then on.
     """
 
     job: str
@@ -42,7 +43,7 @@ class Reclaimed:
 
 
 def borrow(store: JobStore, slots: int, host: str | None, limits: ClientLimits = USUAL) -> Resize:
-    """See :meth:`edl.client.job.Job.borrow`."""
+    """Let a job borrow idle slots; see :meth:`edl.client.job.Job.borrow`."""
     now = resizable(store, f"borrow slots for job {store.name}", limits)
     choice = partial(borrowing.borrow, now, slots, host)
     changed = store.set_desired(choice, RequestedBy.PERSON, "edl borrow", LeaseTerms(borrows=True))
@@ -57,7 +58,10 @@ def reclaim(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Reclaimed:
-    """See :meth:`edl.client.job.Job.reclaim`. A KeyboardInterrupt has a note: it goes on."""
+    """Take borrowed slots back from a job; see :meth:`edl.client.job.Job.reclaim`.
+
+    A KeyboardInterrupt that interrupts the wait has a note that the request goes on.
+    """
     if not deadline_s > 0:
         raise UsageError(f"the deadline is {deadline_s:g} s; give more than 0")
     now = resizable(store, f"take slots back from job {store.name}", limits)

@@ -1,4 +1,4 @@
-"""From the name of a job to its store: which ZooKeeper, which job, which secret."""
+"""Find the records of a job by its name: which ZooKeeper, which job, and which secret."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from edl.errors import AccessDenied, UsageError, first
 
 
 def open_session(hosts: str, settings: config.Config, access: Access | None = None) -> Session:
-    """Return a session with the time limits of ``settings``, not yet started."""
+    """Return a ZooKeeper session with the time limits of ``settings``; it is not started.
+
+    ``hosts`` are the ZooKeeper servers; ``access`` is the name and secret of the job, if known.
+    """
     timeout_s = settings.job_settings.session_timeout_s
     return Session(hosts, timeout_s, settings.connect_timeout_s, access)
 
 
 @contextmanager
 def in_session_of_job(store: JobStore) -> Iterator[JobStore]:
-    """Yield the same job in a session that lasts as long as the job's setting says.
+    """Yield the records of the same job, in a session with the session time-out of the job.
 
-    The session of ``store`` was opened before the job could be read. It serves, if it asked
-    ZooKeeper for that time-out; else another session is opened until the end of the block.
+    The session of ``store`` was opened before the job could be read. If it has that time-out
+    already, it is used; otherwise another session is opened until the end of the block.
 
     Raises:
         UnknownJob: the job does not exist.
@@ -44,11 +47,14 @@ def in_session_of_job(store: JobStore) -> Iterator[JobStore]:
 
 @contextmanager
 def connected(zookeeper: str | None) -> Iterator[Session]:
-    """A session with the ZooKeeper that the user means.
+    """While entered, provide a session with the ZooKeeper that the user has configured.
+
+    If ``zookeeper`` (the servers) is None and no setting names any, the local server of this user
+    is used.
 
     Raises:
-        UsageError: none is configured and no local one runs.
-        ZooKeeperUnreachable: it does not answer.
+        UsageError: no ZooKeeper is configured and no local one runs.
+        ZooKeeperUnreachable: ZooKeeper does not answer.
     """
     settings = config.load(zookeeper=zookeeper)
     hosts = settings.zookeeper or find_local()
@@ -64,14 +70,20 @@ def connected(zookeeper: str | None) -> Iterator[Session]:
 def choose_job(
     session: Session, name: str | None, ended: bool = False, secret: str | None = None
 ) -> JobStore:
-    """The job of that name, or the only one that runs; with ``ended`` also the only one.
+    """Return the records of the job ``name``, or of the only running job if ``name`` is None.
 
-    The session then belongs to that job: it proves to know its secret, which is ``secret``,
-    EDL_SECRET, or kept by this user.
+    The session then belongs to that job: it has proved the job's secret.
+
+    Args:
+        session: a session that is connected.
+        name: the name of the job; None for the only job that runs.
+        ended: whether, without a name, the only job may also be one that has ended.
+        secret: the secret of the job; None for EDL_SECRET or the secret that this user has stored.
 
     Raises:
-        AccessDenied: the secret is not known here.
-        UsageError: none or several could be meant. An unknown name is found out by its reader.
+        AccessDenied: the job exists and its secret is not known here.
+        UsageError: no job, or more than one, is meant. A name that does not exist raises no error
+            here; the first read of the records does.
     """
     names = job_names(session)
     store = None if name is None else JobStore(session, name)
@@ -92,10 +104,18 @@ def choose_job(
 
 
 def _known(job: str, secret: str | None) -> list[Access]:
+    """Return all secrets that may open the job, each with the name of the job."""
     return [Access(job, one) for one in candidates(config.state_dir(), job, secret)]
 
 
 def _only(jobs: Sequence[Job], others: Collection[str], ended: bool) -> str:
+    """Return the name of the only running job; with ``ended`` also the only job that has ended.
+
+    ``others`` are the names of jobs whose secret is not known here, for the message.
+
+    Raises:
+        UsageError: there is no such job, or more than one.
+    """
     running = [job.name for job in jobs if not job.state.over]
     if len(running) == 1:
         return running[0]
@@ -117,6 +137,7 @@ def _only(jobs: Sequence[Job], others: Collection[str], ended: bool) -> str:
 
 
 def _locked(job: str, tried: bool) -> str:
+    """Return the error message for a job whose secret is not known here or is wrong (``tried``)."""
     what = "is another than those known here" if tried else "is not known here"
     return (
         f"the secret of job {job} {what}; give EDL_SECRET, or `edl join --secret-file FILE`: on "

@@ -1,4 +1,4 @@
-"""One worker leaves, or one host with all of them."""
+"""Let one worker, or one host with all its workers, leave a running job."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from edl.errors import CoordinationError, TimedOut, UsageError
 def drain_worker(
     store: JobStore, worker: int, timeout_s: float, limits: ClientLimits = USUAL
 ) -> str:
-    """Let one worker leave; what the leader answered.
+    """Let one worker leave the job, and return the leader's answer.
+
+    ``worker`` is the number of the worker: 3 is w3. If a KeyboardInterrupt interrupts the wait, the
+    request is taken back, and the error has a note that says whether that succeeded.
 
     Raises:
         UsageError: the job does not run, or the leader refuses.
-        TimedOut: no leader answered; the request is taken back, or the message says that it is not.
-            So does the note of a KeyboardInterrupt.
-        JobEnded: the job ended before.
+        TimedOut: no leader answered within ``timeout_s`` seconds. The message says whether the
+            request was taken back.
+        JobEnded: the job ended before the leader answered.
+        CoordinationError: ZooKeeper is away; the message says whether the request may be written.
     """
     running(store, f"drain w{worker} of job {store.name}", limits)
     try:
@@ -47,6 +51,12 @@ def drain_worker(
 def _answer(
     store: JobStore, number: int, worker: int, timeout_s: float, limits: ClientLimits
 ) -> Request:
+    """Wait for the leader to answer a request to drain a worker, and return the answered request.
+
+    Raises:
+        TimedOut: no leader answered within ``timeout_s`` seconds.
+        JobEnded: the job ended before.
+    """
     messages = Messages()
     messages(f"no leader of job {store.name} has answered")
     for _ in looks(store, timeout_s, f"draining w{worker}", messages, limits=limits):
@@ -58,7 +68,11 @@ def _answer(
 
 
 def _cancel(store: JobStore, number: int, worker: int) -> tuple[Request | None, str]:
-    """The answer, if it came after all; and what then stands."""
+    """Take back a request to drain a worker.
+
+    Returns:
+        The request, if it was answered after all, else None; and a sentence about what now holds.
+    """
     see = f"see `edl status {store.name}`"
     try:
         request = store.requests.cancel(number)
@@ -68,9 +82,10 @@ def _cancel(store: JobStore, number: int, worker: int) -> tuple[Request | None, 
 
 
 def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimits = USUAL) -> str:
-    """Let a host leave; that it has. Its agent ends when its workers have; without one, they leave.
+    """Let a host leave the job, and return a sentence that it has left.
 
-    Errors: see :meth:`edl.client.job.Job.drain_host`.
+    The agent of the host ends when its workers have left. If the host has no agent, its workers
+    leave all the same. For the errors see :meth:`edl.client.job.Job.drain_host`.
     """
     what = f"drain host {name} of job {store.name}"
     _check_host(running(store, what, limits), name)
@@ -92,6 +107,7 @@ def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimit
 
 
 def _check_host(now: Snapshot, name: str) -> None:
+    """Raise a UsageError if the host is not in the job, or horovodrun places the job's workers."""
     job = now.job
     if now.assigned.by_slot:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""An event for other programs: what `edl events --json` prints."""
+"""Convert an event of a job for other programs, as `edl events --json` prints it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edl.core.events import Event
 
 
 def flat(event: Event) -> dict[str, Any]:
-    """The event as one flat object."""
+    """Return ``event`` as one flat dictionary that can be written as JSON."""
     return {
         "time": datetime.fromtimestamp(event.time, UTC).isoformat(),
         "kind": str(event.kind),

@@ -1,4 +1,4 @@
-"""The size of a job, held while it is profiled: changed again and again, and then given back."""
+"""Hold the size of a job while it is profiled, change it repeatedly, and then restore it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,23 @@ from edl.errors import CoordinationError, RequestError, Superseded, UnknownJob, 
 
 
 class HeldSize:
-    """What is desired of the job: ours to change as long as we have asked for it.
+    """A context manager that holds the desired size of a job while one profile changes it.
 
-    Only one profile holds it, by ``profile/hold``. Who scales or migrates the job meanwhile says so
-    there, and that stays. All other changes are of hosts and workers that come and leave: they
-    keep theirs, and the rest of the job has the workers back that it had.
+    Only one profile of a job at a time can hold it, by the node ``profile/hold``. A user who scales
+    or migrates the job meanwhile is noted in that node, and that request stays in force. Other
+    changes come from hosts and workers that join and leave: these keep what they asked for, and the
+    rest of the job gets the workers back that it had.
+
+    Args:
+        store: the records of the job.
+        now: the newest snapshot of the job.
+        limits: how long a request waits for what.
 
     Attributes:
-        outcome: once it is given back: what then stands; empty while it is not.
-        kept: somebody else has changed it.
+        outcome: what holds once the size was given back, as a sentence; empty until then.
+
+    Raises:
+        UsageError: (on entering) another profile of the job is under way.
     """
 
     def __init__(self, store: JobStore, now: Snapshot, limits: ClientLimits = USUAL) -> None:
@@ -58,6 +66,7 @@ class HeldSize:
         self.give_back()
 
     def _set(self, now: Snapshot) -> None:
+        """Take the desired workers in ``now`` as those that are restored at the end."""
         before: Placement = dict(now.desired.hosts)
         self._now = now
         self._slots = {**before, **_slots_of(now)}
@@ -66,14 +75,16 @@ class HeldSize:
 
     @property
     def before(self) -> Placement:
-        """As it was at first."""
+        """The desired workers by host, as they were before the profile."""
         return self._held.before
 
     @property
     def kept(self) -> bool:
+        """Whether another request has changed the desired workers meanwhile."""
         return self._fate is not Fate.OURS
 
     def _taken(self) -> str:
+        """Return the error message for a job that another profile holds."""
         other = self._store.profile.held()
         by = "another process" if other is None else other.by
         return (
@@ -84,10 +95,11 @@ class HeldSize:
     # --- while it is held
 
     def take(self, np: int) -> None:
-        """Want ``np`` workers from now on.
+        """Make ``np`` the desired number of workers from now on.
 
         Raises:
-            Superseded: somebody else has asked for another size, or a host or worker has.
+            Superseded: a user has requested another size, or hosts or workers came or left.
+            CoordinationError: ZooKeeper is away; the change may have been written.
         """
 
         def change(desired: Placement) -> Placement:
@@ -107,17 +119,25 @@ class HeldSize:
         self._held = replace(self._held, last=stands)
 
     def check(self, now: Snapshot) -> None:
-        """Raises Superseded when somebody else has changed what is desired."""
+        """Raise an error if another request has changed the desired workers.
+
+        Raises:
+            Superseded: the desired workers in ``now`` are not those that this profile has written.
+        """
         self._slots |= _slots_of(now)
         self._check(now.desired.hosts)
 
     def _check(self, desired: Placement) -> None:
+        """Raise Superseded unless this profile has written or found the placement ``desired``."""
         if desired not in self._held.ours:
             raise Superseded(self._job.name, "other workers were asked for while it was profiled")
         self._held = replace(self._held, last=desired)
 
     def _keep(self) -> None:
-        """Raises Superseded when the size is no longer ours to choose."""
+        """Raise Superseded if a user has requested another size, or another profile holds the job.
+
+        A hold that was lost with an expired session is written again first.
+        """
         hold = self._store.profile.held()
         if hold is None:  # gone with a lost session
             overruled = not self._store.profile.hold(self._mine)
@@ -132,11 +152,13 @@ class HeldSize:
     # --- and then
 
     def give_back(self) -> None:
-        """Want the workers again that were wanted at first, if nobody has asked for others.
+        """Restore the desired workers that there were at first, unless a user has requested others.
+
+        While ZooKeeper is away it tries again, for up to ``restore_s`` seconds.
 
         Raises:
-            RequestError: they are not; the message says how to, as does the note of a
-                KeyboardInterrupt.
+            RequestError: the size is not restored; the message says how to do it by hand. A
+                KeyboardInterrupt has a note that says it.
         """
         deadline = time.monotonic() + self._limits.restore_s
         lost = f"job {self._job.name} does not have its size back; {self._way_back()}"
@@ -150,6 +172,12 @@ class HeldSize:
             self._release()
 
     def _is_given_back(self, deadline: float, lost: str) -> bool:
+        """Try once to restore the desired workers; return whether there is nothing left to do.
+
+        Raises:
+            RequestError: ZooKeeper is away and ``deadline`` (monotonic clock) has passed; the
+                message begins with ``lost``.
+        """
         try:
             stands = self._set_desired(self._restored, "edl profile gives the size back")
         except UnknownJob:
@@ -162,7 +190,10 @@ class HeldSize:
         return True
 
     def _restored(self, desired: Placement) -> Placement:
-        """What shall be desired from now on."""
+        """Return the placement that restores the size of the job, as far as that is right.
+
+        A placement that a user has requested meanwhile is returned unchanged.
+        """
         if desired in self._given:  # it was written, and the answer was lost
             return desired
         self._fate = self._held.fate_of(desired, self._store.profile.held())
@@ -175,6 +206,7 @@ class HeldSize:
         return new
 
     def _standing(self, stands: Placement) -> str:
+        """Return a sentence about what is desired after the profile, for the user."""
         now, before, name = sum(stands.values()), sum(self.before.values()), self._job.name
         if self._fate is Fate.ASKED:
             text = (
@@ -189,12 +221,15 @@ class HeldSize:
         return text + back
 
     def _way_back(self) -> str:
+        """Return the command that restores the number of workers that the job had."""
         return f"`edl scale {self._job.name} --np {sum(self.before.values())}`"
 
     def _release(self) -> None:
+        """Remove the hold of this profile; if ZooKeeper is away, it goes with the session."""
         with suppress(CoordinationError, UnknownJob):  # then it goes with our session
             self._store.profile.release(self._mine.token)
 
 
 def _slots_of(now: Snapshot) -> dict[str, int]:
+    """Return the slots of each host that is available, by host."""
     return {host.name: host.slots for host in now.available}

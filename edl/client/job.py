@@ -1,4 +1,4 @@
-"""One running job, for programs: what the verbs of the command line do, as calls."""
+"""One running job, for Python programs: the commands of the command line as methods."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ RECLAIM_S = 30.0  # for borrowed slots to be given back
 
 
 class Job:
-    """The job ``name``; None: the only one that runs.
+    """A client of the job ``name``, or of the only running job if ``name`` is None.
 
-    Each call opens a ZooKeeper session and closes it; as a context manager the job keeps one open
-    for all calls. A job is not to be shared between threads.
+    Each call opens a ZooKeeper session and closes it; as a context manager the job keeps one
+    session open for all calls. An object must not be shared between threads.
 
     Args:
-        name: as in `edl run --job`.
-        zookeeper: "host:port,host:port"; None: EDL_ZOOKEEPER, else the local one of this user.
-        secret: the job's; None: EDL_SECRET, or what this user's state directory has.
+        name: the name of the job, as in `edl run --job`.
+        zookeeper: the ZooKeeper servers, "host:port,host:port"; None for EDL_ZOOKEEPER, or else the
+            local server of this user.
+        secret: the secret of the job; None for EDL_SECRET, or the secret in this user's state
+            directory.
 
-    Every call may raise, besides what it says itself: UnknownJob and AccessDenied,
-    ZooKeeperUnreachable, and CoordinationError when ZooKeeper goes away meanwhile. All errors are
+    Besides the errors that are listed with it, each call may raise UnknownJob, AccessDenied,
+    ZooKeeperUnreachable, and CoordinationError if ZooKeeper goes away meanwhile. All errors are
     EdlErrors.
     """
 
@@ -65,37 +67,43 @@ class Job:
         self._open = resources
 
     def close(self) -> None:
-        """Close the session that the context manager keeps. Idempotent."""
+        """Close the session that the context manager keeps; closing it twice is harmless."""
         self._kept = None
         self._open.close()
 
     # --- how many workers ---
 
     def scale(self, np: int, timeout_s: float | None = None) -> Resize:
-        """Let the job have ``np`` workers.
+        """Set the number of workers that the job shall have.
 
         Args:
-            timeout_s: wait for so long until they train; None: return as soon as it is written
-                down.
+            np: the desired number of workers.
+            timeout_s: the time in seconds to wait until that many train; None to return as soon as
+                the number is written.
+
+        Returns:
+            The desired workers by host, before and after.
 
         Raises:
-            UsageError: the job does not run, or its limits or hosts do not allow that many.
-            TimedOut, JobEnded: they do not train yet; they are still wanted.
-            CoordinationError: it may have been written down or not, the message says so: look at
-                :meth:`status` before you ask for more or fewer again.
+            UsageError: the job does not run, or its limits or hosts do not allow that many workers.
+            TimedOut: not all of them train yet; they are still desired.
+            JobEnded: the job ended before they trained.
+            CoordinationError: the number may have been written or not, which the message says: look
+                at :meth:`status` before you repeat the call.
         """
         wanted = whole(np)
         return self._resize(lambda _: wanted, timeout_s)
 
     def scale_out(self, n: int = 1, timeout_s: float | None = None) -> Resize:
-        """Let the job have ``n`` workers more than are wanted now; otherwise as :meth:`scale`."""
+        """Raise the desired number of workers by ``n``; otherwise this is as :meth:`scale`."""
         more = whole(n, least=1)
         return self._resize(lambda now: now + more, timeout_s)
 
     def scale_in(self, n: int = 1, timeout_s: float | None = None) -> Resize:
-        """Let the job have ``n`` workers fewer than are wanted now; otherwise as :meth:`scale`.
+        """Lower the desired number of workers by ``n``; otherwise this is as :meth:`scale`.
 
-        Those with the highest ranks on the last host by name leave; :meth:`drain` names one.
+        The workers with the highest ranks on the last host by name leave; :meth:`drain` removes a
+        particular worker.
         """
         fewer = whole(n, least=1)
         return self._resize(lambda now: now - fewer, timeout_s)
@@ -105,39 +113,44 @@ class Job:
             return scaling.resize(store, size, timeout_s)
 
     def drain(self, worker: int, timeout_s: float = ANSWER_S) -> str:
-        """Let the worker ``worker`` (3 is w3) leave; the leader's answer.
+        """Let the worker number ``worker`` (3 is w3) leave, and return the leader's answer.
 
         Raises:
             UsageError: the job does not run, or the leader refuses.
-            TimedOut: no leader answered; the message says that the request is taken back, or why
-                it cannot be.
-            JobEnded: the job ended before.
+            TimedOut: no leader answered within ``timeout_s`` seconds; the message says that the
+                request was taken back, or why that was not possible.
+            JobEnded: the job ended before the leader answered.
         """
         with self._store() as store:
             return draining.drain_worker(store, whole(worker), timeout_s)
 
     def drain_host(self, host: str, timeout_s: float = TIMEOUT_S) -> str:
-        """Let the host leave, with its workers and its agent; that it has left.
+        """Let a host leave with its workers and its agent; return a sentence that it has left.
 
         Raises:
-            UsageError: the job does not run, has no such host, or too few workers would be left.
-            TimedOut: it has not left yet, but goes on.
-            JobEnded: the job ended before.
+            UsageError: the job does not run or has no such host, or too few workers would be left.
+            TimedOut: the host has not left within ``timeout_s`` seconds, but goes on leaving.
+            JobEnded: the job ended before the host had left.
         """
         with self._store() as store:
             return draining.drain_host(store, host, timeout_s)
 
     def borrow(self, slots: int, host: str | None = None) -> Resize:
-        """Lend idle slots to the job for a while: it has a worker more for each, as it can.
+        """Let the job borrow idle slots, with one more worker in each, as far as its limits allow.
 
-        Until :meth:`reclaim`, or until fewer workers are wanted there.
+        The slots stay borrowed until :meth:`reclaim`, or until fewer workers are desired there.
 
         Args:
-            host: whose slots; None: of any of the job's hosts.
+            slots: the number of slots, at least 1.
+            host: the host of the slots; None for any of the job's hosts.
+
+        Returns:
+            The desired workers by host, before and after.
 
         Raises:
-            UsageError: the job does not run, no slot is free, or it may not have one more.
-            CoordinationError: as :meth:`scale`.
+            UsageError: the job does not run, no slot is free, or the job may not have one more
+                worker.
+            CoordinationError: ZooKeeper is away; the request may have been written.
         """
         borrowed = whole(slots, least=1)
         with self._store() as store:
@@ -150,20 +163,24 @@ class Job:
         host: str | None = None,
         on_message: OnMessage = ignore,
     ) -> Reclaimed:
-        """Take ``slots`` (None: all) of the borrowed ones back; how long that took.
+        """Take borrowed slots back from the job, and return how long that took.
 
-        Their workers leave with a planned switch. Who has not left 2 s before the deadline (after
-        half of one below 4 s) is evicted, and its process killed: the others train on.
+        The workers in these slots leave with a planned switch. A worker that has not left 2 s
+        before the deadline (or after half of it, if it is below 4 s) is evicted and its process
+        killed: the others train on.
 
         Args:
-            deadline_s: until when the slots have to be free, in seconds from now.
-            host: whose slots; None: of any host.
-            on_message: called with sentences about how far it is.
+            slots: the number of slots; None for all that are borrowed.
+            deadline_s: the time in seconds, from now, in which the slots have to be free.
+            host: the host of the slots; None for any host.
+            on_message: called with sentences about the progress.
 
         Raises:
-            UsageError: the job does not run, not that many are borrowed, or too few would be left.
-            Superseded: somebody has asked for more workers there meanwhile.
-            TimedOut: nobody has seen them leave, 10 s after the deadline; it goes on.
+            UsageError: the job does not run, not that many slots are borrowed, or too few workers
+                would be left.
+            Superseded: more workers were requested on these hosts meanwhile.
+            TimedOut: the slots were not seen to be free 10 s after the deadline; the request goes
+                on.
             JobEnded: the job ended before.
         """
         back = None if slots is None else whole(slots, least=1)
@@ -180,19 +197,24 @@ class Job:
         timeout_s: float = TIMEOUT_S,
         on_message: OnMessage = ignore,
     ) -> Migration:
-        """Move ``np`` workers (None: all) of one host to another, in one switch.
+        """Move workers from one host to another in one switch; return when they have moved.
 
-        Returns when they have moved. When all workers of the job move, one of them brings the
-        state and leaves with the next switch.
+        If all workers of the job move, one of the old workers stays until the new ones have the
+        state, and leaves with the next switch.
 
         Args:
-            on_message: called with sentences about how far it is.
+            from_host: the host that they leave.
+            to_host: the host that they move to.
+            np: the number of workers to move; None for all on that host.
+            timeout_s: the time to wait, in seconds.
+            on_message: called with sentences about the progress.
 
         Raises:
-            UsageError: the job does not run, the hosts or their slots do not allow it.
-            HostLost: the agent of ``to_host`` is gone; who had not moved stays.
-            Superseded: somebody else has changed how many workers the two hosts shall have.
-            TimedOut: it goes on.
+            UsageError: the job does not run, or the hosts or their slots do not allow the move.
+            HostLost: the agent of ``to_host`` is gone; workers that had not moved stay where they
+                are.
+            Superseded: the number of workers on the two hosts was changed by another request.
+            TimedOut: the workers have not moved within ``timeout_s``; the migration goes on.
             JobEnded: the job ended before.
         """
         moving = None if np is None else whole(np)
@@ -202,7 +224,7 @@ class Job:
     # --- what is known ---
 
     def status(self) -> JobStatus:
-        """How the job stands; `edl status --json` prints its ``to_json()``."""
+        """Return the state of the job; `edl status --json` prints its ``to_json()``."""
         with self._store(ended=True) as store:
             return job_status(store.snapshot(), store.session.hosts)
 
@@ -213,29 +235,32 @@ class Job:
         timeout_s: float = TIMEOUT_S,
         on_message: OnMessage = ignore,
     ) -> Curve:
-        """Step the job through ``sizes``, downwards, and measure its throughput in each.
+        """Measure the job's throughput with each number of workers in ``sizes``, the largest first.
 
-        The job trains on all the time; then it has the size back that it had, also after an
-        error or KeyboardInterrupt. One profile of a job at a time.
+        The job trains all the time. Afterwards, and also after an error or KeyboardInterrupt, it
+        gets back the size that it had. Only one profile of a job can run at a time.
 
         Args:
-            steps: measured in each size.
-            timeout_s: for each size, to be reached and measured.
-            on_message: called with sentences about how far it is.
+            sizes: the numbers of workers to measure.
+            steps: the number of steps measured with each size.
+            timeout_s: the time in seconds in which each size has to be reached and measured.
+            on_message: called with sentences about the progress.
 
         Raises:
             UsageError: the job does not run, its limits or hosts do not allow a size, or another
                 profile of it is under way.
-            Superseded: somebody has asked for another size, which stays; or hosts or workers came
-                or left, then the others are wanted again.
-            TimedOut, JobEnded: what was measured until then is kept, see :meth:`curve`.
+            Superseded: another size was requested meanwhile, which stays; or hosts or workers came
+                or left, and then the rest of the size is restored.
+            TimedOut: a size was not measured in time. Like JobEnded it leaves what was measured
+                until then, see :meth:`curve`.
+            JobEnded: the job ended before.
         """
         wanted = [whole(np) for np in sizes]
         with self._store() as store:
             return profiling.profile(store, wanted, whole(steps), timeout_s, on_message)
 
     def curve(self) -> Curve | None:
-        """The newest profile that is kept with the job; None: there is none."""
+        """Return the newest profile that is stored with the job; None if there is none."""
         with self._store(ended=True) as store:
             return store.profile.get()
 
@@ -245,45 +270,47 @@ class Job:
         """Let the job follow the policy in ``text`` (TOML) from now on.
 
         Args:
-            source: named in messages.
+            text: the policy.
+            source: the name of the policy in messages.
 
         Raises:
-            UsageError: it cannot be read, it can reach no other size, or the job does not run.
+            UsageError: the policy cannot be read, cannot reach another size, or the job does not
+                run.
         """
         with self._store() as store:
             return policies.set_policy(store, text, source)
 
     def switch_policy_off(self) -> JobPolicy:
-        """Let the job keep the size that it has.
+        """Switch the policy of the job off, so that the job keeps its present size.
 
         Raises:
-            UsageError: it has no policy, or the policy is off, or the job does not run.
+            UsageError: the job has no policy, its policy is off already, or the job does not run.
         """
         with self._store() as store:
             return policies.switch_off(store)
 
     def resume_policy(self) -> JobPolicy:
-        """Let the policy decide again, which was off, or held by a person's word.
+        """Let a policy decide again that was switched off or held by a user's request.
 
         Raises:
-            UsageError: there is none, or it decides anyway, or the job does not run.
+            UsageError: the job has no policy, its policy is in force, or the job does not run.
         """
         with self._store() as store:
             return policies.resume(store)
 
     def explain_policy(self) -> Explanation:
-        """What the policy decides from now.
+        """Return what the policy of the job decides now, with what it has learned.
 
         Raises:
-            UsageError: the job has none.
+            UsageError: the job has no policy.
         """
         with self._store(ended=True) as store:
             return policies.explain(store)
 
     def history(self) -> History:
-        """The sizes that the job has had, its throughput, and who decided when, by its event log.
+        """Return the job's sizes over time, its throughput, and who decided each change.
 
-        The log keeps the newest events, some thousands.
+        The history is made from the event log, which keeps the newest events, some thousands.
         """
         with self._store(ended=True) as store:
             return history(store.name, [event for _, event in store.events.read()])
@@ -292,7 +319,10 @@ class Job:
 
     @contextmanager
     def _store(self, ended: bool = False) -> Iterator[JobStore]:
-        """``ended``: with no name, the only job may have ended."""
+        """Provide the records of the job in the session that is kept open, or in a new one.
+
+        With ``ended`` and no name, the only job may be one that has ended.
+        """
         if self._kept is not None:
             yield self._kept
             return
@@ -301,5 +331,6 @@ class Job:
 
     @contextmanager
     def _connect(self, ended: bool = True) -> Iterator[JobStore]:
+        """Provide the records of the job in a new ZooKeeper session."""
         with connected(self._zookeeper) as session:
             yield choose_job(session, self._name, ended, self._secret)

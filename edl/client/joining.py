@@ -22,10 +22,11 @@ LIMITS = SupervisorLimits()
 def has_finished(session: Session, own: Access, on_message: OnMessage = ignore) -> bool:
     """Return whether a job that was started with this host's secret has finished.
 
-    The end of a job that stops is waited for: it can be started anew then, and not joined now.
+    If the job is stopping, the function waits until it has ended: it cannot be joined now, and can
+    be started again then.
 
     Args:
-        session: it belongs to that job afterwards, if there is one.
+        session: the ZooKeeper session; afterwards it belongs to that job, if there is one.
         own: the name of the job and this host's secret.
         on_message: called with a sentence when there is something to wait for.
 
@@ -43,18 +44,18 @@ def has_finished(session: Session, own: Access, on_message: OnMessage = ignore) 
 
 
 def same_job(session: Session, own: Access, spec: JobSpec) -> tuple[JobStore, Snapshot]:
-    """Return the job that was started by the same command with the same secret, as it stands.
+    """Return the records and the snapshot of a job that the same command started.
 
     Args:
-        session: it belongs to that job afterwards.
+        session: the ZooKeeper session; afterwards it belongs to that job.
         own: the name of the job and this host's secret.
-        spec: what this host would create. ``np`` and ``resume`` may differ.
+        spec: the specification that this host would create. ``np`` and ``resume`` may differ.
 
     Raises:
         AccessDenied: the job has another secret.
         UsageError: the job was started by another command, in another directory or with other
             settings.
-        UnknownJob: there is none.
+        UnknownJob: there is no such job.
     """
     store = choose_job(session, own.job, secret=own.secret)
     _check_ours(session, own)
@@ -64,7 +65,11 @@ def same_job(session: Session, own: Access, spec: JobSpec) -> tuple[JobStore, Sn
 
 
 def _present(session: Session, own: Access) -> Job | None:
-    """Return the job of that name, if there is one. Raises as :func:`has_finished`."""
+    """Return the record of the job of that name, or None if there is no such job.
+
+    Raises:
+        AccessDenied: the job runs, or has finished, with another secret.
+    """
     try:
         job = choose_job(session, own.job, secret=own.secret).snapshot().job
     except AccessDenied:
@@ -77,10 +82,10 @@ def _present(session: Session, own: Access) -> Job | None:
 
 
 def _check_ours(session: Session, own: Access) -> None:
-    """Refuse a job that another secret of this user opens.
+    """Raise AccessDenied if the session has opened the job with another secret than this host's.
 
-    What this host wrote there would be closed to the job's processes: they would take the job for
-    lost.
+    The job's own processes cannot read what this host would write there with its secret: they would
+    take the job for lost.
     """
     if session.access != own:
         raise AccessDenied(
@@ -91,7 +96,7 @@ def _check_ours(session: Session, own: Access) -> None:
 
 
 def _check_same(running: Job, asked: JobSpec) -> None:
-    """Refuse to join a job that was not started by this very command, in this directory."""
+    """Raise a UsageError if the running job has another command, directory or other settings."""
     for what, (theirs, mine) in running.spec.differences(asked).items():
         raise UsageError(
             f"job {running.name} runs with {what} {_shown(theirs)}, not {_shown(mine)}; with "
@@ -100,6 +105,7 @@ def _check_same(running: Job, asked: JobSpec) -> None:
 
 
 def _shown(value: object) -> str:
+    """Return a value of a job's specification as text for an error message."""
     if value is None:
         return "none"
     return repr(shlex.join(map(str, value))) if isinstance(value, tuple) else str(value)

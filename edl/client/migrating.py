@@ -1,7 +1,8 @@
-"""Workers of one host move to another while the job trains: ask, wait, say what it was.
+"""Move workers of one host to another while the job trains: request it, wait, and describe it.
 
-Whoever asks may go away: what is desired is all that carries a migration. What the waiting adds is
-that a target which has lost its agent is abandoned, and who had not moved is wanted where it is.
+The migration is carried by the desired number of workers alone, so the process that requested it
+may end. While that process waits it adds one thing: if the target host has lost its agent, the
+migration is abandoned, and workers that had not moved stay where they are.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ def migrate(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Migration:
-    """See :meth:`edl.client.job.Job.migrate`. A KeyboardInterrupt has a note: it goes on."""
+    """Move workers to another host; see :meth:`edl.client.job.Job.migrate`.
+
+    A KeyboardInterrupt that interrupts the wait has a note that the migration goes on.
+    """
     now = resizable(store, f"migrate workers of job {store.name}", limits)
     changed = store.set_desired(
         partial(move, now, np, source, target),
@@ -54,12 +58,18 @@ def migrate(
 
 @dataclass
 class _Seen:
-    """What was seen of a job while workers moved."""
+    """The hosts and generations that were seen of a job while workers moved.
+
+    Attributes:
+        hosts: the host of each worker, by name of the worker.
+        generations: the generations, by number.
+    """
 
     hosts: dict[str, str] = field(default_factory=dict)  # worker -> its host
     generations: dict[int, Generation] = field(default_factory=dict)
 
     def look(self, now: Snapshot) -> None:
+        """Add what the snapshot ``now`` contains."""
         generation = now.generation
         if generation is not None:
             self.generations[generation.number] = generation
@@ -71,7 +81,14 @@ class _Seen:
 def _wait(
     store: JobStore, asked: Move, timeout_s: float, on_message: OnMessage, limits: ClientLimits
 ) -> _Seen:
-    """Wait until the workers have moved; what was seen until then."""
+    """Wait until the workers have moved, and return what was seen until then.
+
+    Raises:
+        HostLost: nobody has offered the target host for ``agent_gone_s`` seconds.
+        Superseded: the desired workers of the two hosts were changed by another request.
+        TimedOut: the workers have not moved within ``timeout_s`` seconds.
+        JobEnded: the job ended before.
+    """
     seen, given = _Seen(), list[Placement]()
     messages, seen_at = Messages(on_message), time.monotonic()
     for now in looks(store, timeout_s, f"moving {asked}", messages, _goes_on(asked), limits):
@@ -96,16 +113,21 @@ def _wait(
 
 
 def _goes_on(asked: Move) -> str:
+    """Return a sentence that the migration goes on, with the command that reverses it."""
     back = f"edl migrate {asked.job} --from {asked.target} --to {asked.source} --np {asked.np}"
     return f"the migration goes on; `{back}` takes it back"
 
 
 def _is_short(asked: Move, desired: Placement, stands: Standing) -> bool:
+    """Return whether workers are still missing on the target host."""
     return stands.arrived.get(asked.target, 0) < desired.get(asked.target, 0)
 
 
 def _take_back(store: JobStore, asked: Move, stands: Standing, given: list[Placement]) -> Placement:
-    """Who has not moved stays. ``given`` gets what is written, perhaps without an answer."""
+    """Write a placement in which workers that have not moved stay where they are; return it.
+
+    ``given`` collects the placements that were written, also if ZooKeeper's answer was lost.
+    """
 
     def change(desired: Placement) -> Placement:
         given.append(give_back(desired, asked.target, stands.arrived))
@@ -116,6 +138,7 @@ def _take_back(store: JobStore, asked: Move, stands: Standing, given: list[Place
 
 
 def _lost(asked: Move, now: Snapshot, after: Placement, limits: ClientLimits) -> HostLost:
+    """Return the error that the target host is gone, with the number of workers that stay."""
     stays = after.get(asked.source, 0) - asked.desired.get(asked.source, 0)
     again = to_add(asked.job, now.assigned.by_slot, asked.target)
     return HostLost(
@@ -127,6 +150,7 @@ def _lost(asked: Move, now: Snapshot, after: Placement, limits: ClientLimits) ->
 
 
 def _superseded(asked: Move, desired: Placement, stands: Standing) -> str:
+    """Return the error message that another request has changed the workers of the two hosts."""
     hosts = (asked.source, asked.target)
     then = ", ".join(f"{host}: {desired.get(host, 0)}" for host in hosts)
     return (
@@ -136,7 +160,10 @@ def _superseded(asked: Move, desired: Placement, stands: Standing) -> str:
 
 
 def _outcome(store: JobStore, asked: Move, seen: _Seen, limits: ClientLimits) -> Migration:
-    """Wait until the last switch is in the event log, at most ``limits.log_s``."""
+    """Return what the migration did, once its last switch is in the event log.
+
+    The wait is ``limits.log_s`` seconds at most.
+    """
     last = max(seen.generations)
     events: dict[int, Event] = {}
     deadline = time.monotonic() + (limits.log_s if last > asked.since else 0.0)

@@ -1,4 +1,4 @@
-"""The policy of a job: given, switched off, given back, and explained."""
+"""Set, switch off, resume and explain the policy of a job."""
 
 from __future__ import annotations
 
@@ -26,11 +26,16 @@ from edl.errors import UsageError
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a policy decides from now: ``np`` workers train.
+    """What a policy decides now, with the data that it decides from.
 
     Attributes:
-        verdicts: of a rule that climbs.
-        modelled: samples/s that a model expects of each size.
+        policy: the policy of the job.
+        np: the number of workers that train.
+        learned: the throughput that was measured at each size.
+        verdicts: for a hill-climbing rule, whether more workers pay, for each pair of sizes.
+        says: the newest sentence of the leader about the policy.
+        modelled: for a rule with a model, the throughput (samples/s) or goodput that it expects of
+            each size.
     """
 
     policy: JobPolicy
@@ -42,11 +47,13 @@ class Explanation:
 
 
 def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
-    """Let the job follow the policy in ``text`` from now on.
+    """Let the job follow the policy in ``text`` from now on; return the policy as it is stored.
+
+    ``source`` names the policy in messages.
 
     Raises:
-        UsageError: it cannot be read, it cannot reach another size of the job, its [batch] or
-            [learning_rate] is another one than the job began with, or the job is over.
+        UsageError: the policy cannot be read, it cannot reach another size of the job, its [batch]
+            or [learning_rate] differs from the one that the job began with, or the job is over.
     """
     now = running(store, f"give job {store.name} a policy")
     new = read(text, source, now.job.sizes, now.job.spec.command, Path(now.job.spec.cwd))
@@ -60,17 +67,17 @@ def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
 
 
 def _written(policy: JobPolicy) -> Policy:
-    """As it reads; one that nobody can read says nothing."""
+    """Return the parsed policy; an unreadable one is returned as an empty policy."""
     with suppress(UsageError):
         return parse(policy.text, policy.source)
     return Policy("")
 
 
 def switch_off(store: JobStore) -> JobPolicy:
-    """Let the job keep the size that it has; its policy stays, off.
+    """Switch the policy of the job off; the job keeps its size, and the policy stays stored.
 
     Raises:
-        UsageError: it has none, or it is off already, or the job is over.
+        UsageError: the job has no policy, the policy is off already, or the job is over.
     """
     running(store, f"switch off the policy of job {store.name}")
 
@@ -84,10 +91,10 @@ def switch_off(store: JobStore) -> JobPolicy:
 
 
 def resume(store: JobStore) -> JobPolicy:
-    """Let the policy decide again, which was off or held by a person's word.
+    """Let a policy decide again that was switched off or held by a user's request.
 
     Raises:
-        UsageError: the job has none, or it decides anyway, or the job is over.
+        UsageError: the job has no policy, the policy is in force, or the job is over.
     """
     running(store, f"resume the policy of job {store.name}")
 
@@ -101,10 +108,10 @@ def resume(store: JobStore) -> JobPolicy:
 
 
 def explain(store: JobStore) -> Explanation:
-    """What the policy decides from now.
+    """Return what the policy of the job decides now.
 
     Raises:
-        UsageError: the job has none.
+        UsageError: the job has no policy.
     """
     now, learned = store.snapshot(), store.policy.learned()
     _check_any(store, now.policy)
@@ -119,13 +126,19 @@ def explain(store: JobStore) -> Explanation:
 
 
 def read(text: str, source: str, sizes: Sizes, command: Sequence[str], cwd: Path) -> JobPolicy:
-    """The policy in ``text``, if the job can follow it; nothing of the user's is run for that.
+    """Return the policy in ``text`` if the job can follow it; no code of the user is run for that.
 
     Args:
-        command: of the workers, which run it in ``cwd``: a rule of one's own is found from there.
+        text: the policy, in TOML.
+        source: the name of the policy in messages.
+        sizes: the sizes that the job may have.
+        command: the command of the workers. A custom rule is looked up from the directory of its
+            script.
+        cwd: the working directory of the workers.
 
     Raises:
-        UsageError: it cannot be read, it can reach no other size, or its rule is not there.
+        UsageError: the policy cannot be read, it can reach no other size, or the module or function
+            of its custom rule does not exist.
     """
     policy = parse(text, source)
     check_sizes(policy, sizes, source)
@@ -136,6 +149,10 @@ def read(text: str, source: str, sizes: Sizes, command: Sequence[str], cwd: Path
 
 
 def _find(rule: CustomRule, directories: Sequence[Path], source: str) -> None:
+    """Raise a UsageError if the module or the function of a custom rule does not exist.
+
+    The module is looked up in ``directories`` and among the installed ones; it is parsed, not run.
+    """
     paths: Sequence[str] | None = [*map(str, directories), *sys.path]
     spec = None
     for number, _ in enumerate(rule.module.split("."), 1):
@@ -159,7 +176,7 @@ def _find(rule: CustomRule, directories: Sequence[Path], source: str) -> None:
 
 
 def _names(node: ast.stmt) -> Iterator[str]:
-    """What a statement at the top of a module defines."""
+    """Yield the names that a statement at the top level of a module defines."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         yield node.name
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -172,7 +189,7 @@ def _names(node: ast.stmt) -> Iterator[str]:
 
 
 def stands(policy: JobPolicy) -> str:
-    """Whether a policy counts, in words."""
+    """Return whether a policy is in force, as words for the user."""
     if not policy.text:
         return "no policy"
     if policy.off:
@@ -182,6 +199,7 @@ def stands(policy: JobPolicy) -> str:
 
 
 def _check_any(store: JobStore, policy: JobPolicy) -> None:
+    """Raise a UsageError if the job has no policy."""
     if not policy.text:
         raise UsageError(
             f"job {store.name} has no policy; give it one with `edl policy {store.name} set FILE`"

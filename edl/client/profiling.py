@@ -31,10 +31,10 @@ def profile(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Curve:
-    """The curve of the job over ``sizes``, stored with it point by point.
+    """Measure the throughput of a job over ``sizes``; store each point with the job.
 
-    ``steps`` are measured in each size, after a few that are not. For the rest, see
-    :meth:`edl.client.job.Job.profile`; an error's message says which sizes were measured.
+    ``steps`` are measured in each size, after a few that do not count. For the rest, see
+    :meth:`edl.client.job.Job.profile`. An error's message says which sizes were measured.
     """
     order = in_order(sizes)
     if steps < 1:
@@ -78,7 +78,11 @@ def _measure(
     on_message: OnMessage,
     limits: ClientLimits,
 ) -> tuple[Point, ProgressSample]:
-    """The point of ``np`` workers, and the last reading of it."""
+    """Wait until the throughput with ``np`` workers is measured.
+
+    Returns:
+        The measured point, and the progress sample that completed it.
+    """
     messages = Messages(on_message)
     what = f"profiling job {store.name} with {workers(np)}"
     readings: list[ProgressSample] = []
@@ -97,7 +101,7 @@ def _measure(
 
 
 def _log_start(store: JobStore, before: Placement, order: Sequence[int], now: Snapshot) -> None:
-    """Say which size the job had, for the case that nobody can give it back."""
+    """Record the size of the job as an event, in case this process cannot restore it."""
     had = sum(before.values())
     reason = f"{workers(had)} {verb(had)} wanted; profiled with {', '.join(map(str, order))}"
     number = now.generation.number if now.generation else 0
@@ -108,6 +112,7 @@ def _log_start(store: JobStore, before: Placement, order: Sequence[int], now: Sn
 
 
 def _log(store: JobStore, point: Point, last: ProgressSample) -> None:
+    """Record a measured point as an event."""
     reason = (
         f"{workers_train(point.np)} {point.throughput:.1f} {point.unit}/s, "
         f"{point.step_s:.3g} s a step over {point.steps} steps"

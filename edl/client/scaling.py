@@ -1,4 +1,4 @@
-"""More or fewer workers."""
+"""Change the number of workers of a running job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from edl.errors import CoordinationError
 
 @dataclass(frozen=True)
 class Resize:
-    """How many workers were wanted on each host before, and are after."""
+    """The result of a request: the desired workers by host, before and after it.
+
+    Attributes:
+        job: the name of the job.
+        before: the desired workers by host before the request.
+        after: the desired workers by host after the request.
+    """
 
     job: str
     before: Placement
@@ -33,9 +39,9 @@ def resize(
     timeout_s: float | None = None,
     limits: ClientLimits = USUAL,
 ) -> Resize:
-    """Let the job have ``size(workers wanted now)`` workers.
+    """Set the desired number of workers to ``size(n)``, where ``n`` is the number now desired.
 
-    ``timeout_s`` and errors: see :meth:`edl.client.job.Job.scale`.
+    For ``timeout_s`` and the errors see :meth:`edl.client.job.Job.scale`.
     """
     now, read = resizable(store, f"scale job {store.name}", limits), False
     unsure = f"it may have been written or not, see `edl status {store.name}` before you repeat it"
@@ -64,10 +70,11 @@ def wait_for_size(
     on_message: OnMessage = ignore,
     limits: ClientLimits = USUAL,
 ) -> Snapshot:
-    """Wait until ``np`` workers train in one ring; the job as it then stands.
+    """Wait until ``np`` workers train in one ring, and return the snapshot of the job then.
 
     Raises:
-        TimedOut, JobEnded: they do not.
+        TimedOut: they do not train within ``timeout_s`` seconds.
+        JobEnded: the job ended before.
     """
     messages = Messages(on_message)
     what = f"scaling job {store.name} to {np}"

@@ -1,7 +1,7 @@
 """Create a job: its specification, its secret and its record in ZooKeeper.
 
-Nothing is started here. The workers of a job are started by agents, one on each host: that of
-`edl run` in the process that created the job, those of `edl join` on other hosts.
+No worker is started here. Agents start the workers, one agent on each host: the agent of `edl run`
+in the process that created the job, the agents of `edl join` on other hosts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Submission:
     Attributes:
         access: the name and the secret of the new job.
         earlier: the secrets that this user's state directory has for earlier jobs of that name.
-        replaces: whether ZooKeeper has a job of that name which one of ``earlier`` opens.
+        replaces: whether ZooKeeper has a job of that name that one of ``earlier`` opens.
     """
 
     access: Access
@@ -59,10 +59,10 @@ class CreatedJob:
     """A job that was just created.
 
     Attributes:
-        store: the job in ZooKeeper, in the session that created it.
+        store: the records of the job in ZooKeeper, in the session that created it.
         record: the job's record.
-        replaced_events: the events of the job that it replaced, as `edl events --json` prints
-            them, a line each; empty: it replaced none.
+        replaced_events: the events of the job that it replaced, as `edl events --json` prints them,
+            a line each; empty if no job was replaced.
     """
 
     store: JobStore
@@ -81,7 +81,7 @@ def submit(
     secret: str | None = None,
     **settings: Any,
 ) -> Job:
-    """Create a job as `edl run` does, without starting an agent, and return it.
+    """Create a job as `edl run` does, without starting an agent, and return a client of it.
 
     Each host starts its workers as soon as its agent runs there: `edl join --job NAME --host HOST`.
     Until the first host has joined, the name is reserved only until :meth:`Job.close`, or the end
@@ -89,18 +89,20 @@ def submit(
     are all dead, is replaced, and its events are removed.
 
     Args:
-        command: of each worker, like ``["python", "train.py"]``. It is not checked on this host;
-            each agent checks it on its own.
-        hosts: name of each host -> workers to start there.
-        name: of the job; None: made up from the command, see ``job.status().job``.
-        policy: TOML, as a file of `edl run --policy` has it; None: the job keeps its size.
-        cwd: the working directory of the command on all hosts; None: that of this process.
-        zookeeper: "host:port,host:port"; None: EDL_ZOOKEEPER, else the local server of this user,
-            which is started if it does not run.
-        secret: of the job; None: EDL_SECRET, else that of the job that is replaced, else a new one.
-            It is written to this user's state directory.
-        settings: of the job by name, like ``max_np=8``; those that are left out come from the
-            environment and edl.toml. Without ``max_np`` the job never has more workers than now.
+        command: the command of each worker, like ``["python", "train.py"]``. It is not checked on
+            this host; each agent checks it on its own.
+        hosts: the number of workers to start, by the name of the host.
+        name: the name of the job; None to make one up from the command, see ``job.status().job``.
+        policy: the policy of the job in TOML, as a file of `edl run --policy` has it; None to keep
+            the size.
+        cwd: the working directory of the command on all hosts; None for the one of this process.
+        zookeeper: the ZooKeeper servers, "host:port,host:port"; None for EDL_ZOOKEEPER, or else the
+            local server of this user, which is started if it does not run.
+        secret: the secret of the job; None for EDL_SECRET, or else the secret of the job that is
+            replaced, or else a new one. It is written to this user's state directory.
+        settings: settings of the job by name, like ``max_np=8``; settings that are left out come
+            from the environment and edl.toml. Without ``max_np`` the job never has more workers
+            than at first.
 
     Raises:
         UsageError: the sizes contradict each other, a name is impossible, or the job cannot follow
@@ -151,12 +153,12 @@ def job_spec(
     """Return the specification of a job that starts with ``np`` workers.
 
     Args:
-        command: of each worker.
-        np: workers to start with.
-        settings: the job's settings and sizes. Without ``max_np`` the job may have as many workers
-            as ``np`` or ``slots`` says, whichever is more.
+        command: the command of each worker.
+        np: the number of workers to start with.
+        settings: the job's settings and sizes. Without ``max_np`` the job may have ``np`` or
+            ``slots`` workers, whichever is more.
         cwd: the working directory of the command.
-        slots: of the first host; None: nobody has said how many.
+        slots: the slots of the first host; None if they are not given.
 
     Raises:
         UsageError: the sizes contradict each other, or do not allow ``np`` workers.
@@ -174,7 +176,7 @@ def job_spec(
 
 
 def made_up_name(command: Sequence[str]) -> str:
-    """Return a name for a job without one: that of its script and four random hex digits."""
+    """Return a name for a job without one: the name of its script and four random hex digits."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(title(command)).stem).strip("-_")[:40] or "job"
     return f"{stem}-{uuid.uuid4().hex[:4]}"
 
@@ -183,10 +185,11 @@ def prepare(session: Session, name: str, secret: str | None = None) -> Submissio
     """Choose the secret of a job that is about to be created.
 
     Args:
-        session: it has proved the secrets of earlier jobs of that name afterwards.
-        name: of the job.
-        secret: that the user gave; None: that of the job that ZooKeeper has under that name, if
-            this user has it, else a new one.
+        session: the ZooKeeper session; it has proved the secrets of earlier jobs of that name
+            afterwards.
+        name: the name of the job.
+        secret: the secret that the user gave; None for the secret of the job that ZooKeeper has
+            under that name, if this user has it, or else a new one.
 
     Raises:
         CoordinationError: ZooKeeper is away.
@@ -206,14 +209,14 @@ def create(
 ) -> CreatedJob:
     """Create a job, or replace one that has ended or whose processes are all dead.
 
-    The session then belongs to that job. As long as the session lasts the job counts as alive.
+    The session then belongs to that job. The job counts as alive while the session lasts.
 
     Args:
-        session: the one that ``submission`` was prepared in.
-        submission: the name and the secret.
-        spec: what the job is asked to be.
-        hosts: name of each host -> workers to start there.
-        policy: by which the job finds its own size.
+        session: the session in which ``submission`` was prepared.
+        submission: the name and the secret of the job.
+        spec: the specification of the job.
+        hosts: the number of workers to start, by the name of the host.
+        policy: the policy by which the job finds its own size.
 
     Raises:
         JobExists: a job of that name is alive.
@@ -231,7 +234,7 @@ def create(
 
 
 def _events_of(store: JobStore) -> str:
-    """Return the events of a job that may be replaced, a line each."""
+    """Return the events of a job that may be replaced as lines of JSON; empty if they are lost."""
     try:
         return "".join(f"{json.dumps(flat(event))}\n" for _, event in store.events.read(-1))
     except EdlError as error:

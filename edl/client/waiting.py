@@ -1,4 +1,4 @@
-"""What all requests to a running job share: it must run, and they wait with a deadline."""
+"""Shared parts of all requests to a running job: check that it runs, and wait with a deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OnMessage = Callable[[str], None]  # called with sentences about how far it is
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """How often a request looks at the job, and how long it waits for what, in seconds."""
+    """How often a request reads the job's records, and how long it waits for what, in seconds."""
 
     poll_s: float = 0.2  # between two looks
     discovery_s: float = 5.0  # horovodrun calls its discovery script once a second
@@ -29,11 +29,11 @@ USUAL = ClientLimits()
 
 
 def ignore(_message: str) -> None:
-    """An ``OnMessage`` for callers that want no messages."""
+    """Do nothing with a message: the ``OnMessage`` for callers that want no messages."""
 
 
 class Messages:
-    """Passes messages on, and keeps the last one."""
+    """A callable that passes messages on to ``on_message``, and keeps the last one in ``last``."""
 
     def __init__(self, on_message: OnMessage = ignore) -> None:
         self._on_message = on_message
@@ -45,12 +45,18 @@ class Messages:
 
 
 def running(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapshot:
-    """The job as it stands. ``what``: "scale job digits", for the message.
+    """Return the snapshot of a job that runs.
 
-    Under horovodrun it may just have begun: then the first word of `edl-discover` is waited for.
+    If no worker is desired yet, the job may just have begun under horovodrun: then the function
+    waits up to ``discovery_s`` seconds for `edl-discover` to say how many are desired.
+
+    Args:
+        store: the records of the job.
+        what: the request, for the message, like "scale job digits".
+        limits: how long to wait.
 
     Raises:
-        UsageError: it does not run.
+        UsageError: the job does not run.
     """
     deadline = time.monotonic() + limits.discovery_s
     while True:
@@ -63,10 +69,13 @@ def running(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapsho
 
 
 def resizable(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapshot:
-    """The same of a job whose size can be asked for.
+    """Return the snapshot of a job that runs and whose size may be requested.
+
+    The arguments are those of :func:`running`.
 
     Raises:
-        UsageError: it does not run, or nothing is desired of it: others say how many there are.
+        UsageError: the job does not run, or no worker is desired, because the host discovery script
+            of horovodrun decides the number of workers.
     """
     now = running(store, what, limits)
     if not now.desired.hosts:
@@ -85,13 +94,20 @@ def looks(
     late: str = "",
     limits: ClientLimits = USUAL,
 ) -> Iterator[Snapshot]:
-    """The job as it stands, again and again, until the caller has seen enough.
+    """Yield snapshots of the job repeatedly, until the caller stops or the deadline passes.
 
-    While ZooKeeper does not answer it waits on. For the message when it is late: ``what`` is not
-    done ("moving w3"), the last of ``messages``, and ``late``, which says what then stands.
+    While ZooKeeper does not answer, it goes on waiting.
+
+    Args:
+        store: the records of the job.
+        timeout_s: the time in seconds after which it gives up.
+        what: what the caller waits for, like "moving w3", for the message.
+        messages: has the newest message, which the message of the error repeats.
+        late: how things stand when it gives up, for the message; empty for nothing.
+        limits: has the time between two readings.
 
     Raises:
-        TimedOut: not enough was seen within ``timeout_s``.
+        TimedOut: the caller has not stopped within ``timeout_s``.
         JobEnded: the job has ended.
     """
     deadline = time.monotonic() + timeout_s

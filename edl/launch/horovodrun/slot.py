@@ -172,7 +172,10 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._remind_driver(snapshot, now)
 
     def _moves(self, said: Answer, snapshot: Snapshot, now: float) -> bool:
-        """Whether workers of this host move to others, whose places are not assigned yet."""
+        """Return whether workers move away from this host before the other hosts are ready.
+
+        The answer ``said`` is not carried out meanwhile, for ``move_s`` seconds at most.
+        """
         if said is not self._said:
             self._said, self._said_since = said, now
         assigned = snapshot.assigned
@@ -268,7 +271,7 @@ class SlotSupervisor(Supervisor[SlotState]):
 
     @property
     def _counts(self) -> bool:
-        """Whether the driver counts on this process: it has its slot, and has not ended."""
+        """Whether the driver counts on this process: it uses its slot, and its ssh runs."""
         return self._word.local_size is not None and self._unread_since is None
 
     def _alone(self, now: float) -> int | None:
@@ -319,7 +322,10 @@ class SlotSupervisor(Supervisor[SlotState]):
         return self._driver.asked()
 
     def _say_end(self, snapshot: Snapshot, code: int) -> int:
-        """Say how the job has ended; the exit code for the driver, from ``code``."""
+        """Show how the job has ended, and return the exit code for the driver.
+
+        That is ``code``, or 1 if the driver itself has given up.
+        """
         job, lost_slots = snapshot.job, self._lost_slots
         if job.state is JobState.FAILED:
             self._say(f"job {job.name} has failed: {job.reason}")
