@@ -1,8 +1,9 @@
-"""A job is stepped through sizes while it trains, downwards, and its throughput measured in each.
+"""Measure a running job's throughput at several sizes, from the largest to the smallest.
 
-Downwards, because a worker leaves within a step and a newcomer needs its whole start: only the
-largest size may have to be waited for. Then the job has the size back that it had, whatever
-happened meanwhile, unless somebody has asked for another one. Only kill -9 leaves it as it is.
+The order is downwards because a worker leaves within a step, but a newcomer needs its whole start:
+only the largest size may have to be waited for. Afterwards the job gets back the size that it had,
+whatever happened meanwhile, unless another size was requested. Only kill -9 of the profiling
+process leaves the job at the size that is being measured.
 """
 
 from __future__ import annotations

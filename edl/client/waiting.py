@@ -40,6 +40,7 @@ class Messages:
         self.last = ""
 
     def __call__(self, message: str) -> None:
+        """Pass ``message`` on, and keep it as the last one."""
         self.last = message
         self._on_message(message)
 
