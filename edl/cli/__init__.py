@@ -1,1 +1,1 @@
-"""The command line, one file a verb."""
+"""The command line `edl`: each of its commands has a module of its own."""

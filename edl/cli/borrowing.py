@@ -1,4 +1,4 @@
-"""`edl borrow` and `edl reclaim`: idle slots for a job, for a while."""
+"""`edl borrow` and `edl reclaim`: let a job use idle slots for a while, and take them back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edl build-horovod`: Horovod 0.28.1 for the frameworks of this interpreter."""
+"""`edl build-horovod`: build Horovod 0.28.1 for the frameworks of this interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edl chaos`: faults on the user's own job, to see that it survives them."""
+"""`edl chaos`: inject faults into the user's own job, to see that the job survives them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from edl.client.connection import choose_job, connected
 
 
 def _option(action: Action, what: str) -> typer.models.OptionInfo:
+    """Return the command line option that gives the victims of one kind of fault.
+
+    ``what`` is its help text.
+    """
     option: typer.models.OptionInfo = typer.Option(
         f"--{action}", metavar="WHO", help=what, show_default=False
     )

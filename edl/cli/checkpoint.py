@@ -1,4 +1,4 @@
-"""`edl checkpoint`: what is in the files that a job has saved, and its weights for other tools."""
+"""`edl checkpoint`: list and show the checkpoints of a job, and export the weights of one."""
 
 from __future__ import annotations
 
@@ -89,7 +89,10 @@ def export(
 
 
 def _listed(path: Path) -> dict[str, Any]:
-    """What `--json` says of one file: null where a damaged one does not say; ``error``: why."""
+    """Return the JSON object that `list --json` prints for one checkpoint file.
+
+    For a damaged file, ``error`` says why, and all values that its header should have are null.
+    """
     try:
         return {**_about(path, files.read_manifest(path)), "error": None}
     except CheckpointError as error:
@@ -98,12 +101,14 @@ def _listed(path: Path) -> dict[str, Any]:
 
 
 def _about(path: Path, manifest: Manifest) -> dict[str, Any]:
+    """Return the path, the size and the most important values of the header as a dictionary."""
     about = asdict(manifest)
     kept = {name: about[name] for name in ("job", "step", "epoch", "framework", "saved_at")}
     return {"path": str(path), "bytes": path.stat().st_size, **kept}
 
 
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the cells of one checkpoint in the table of `list`."""
     size = _megabytes(one["bytes"])
     if one["error"] is not None:
         return ("", "", "", "", size, one["error"])
@@ -112,7 +117,7 @@ def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _print_columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Whole names, however long: they are copied to the next command."""
+    """Print a table without shortening any text, because names are copied to other commands."""
     lines = [heads, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -121,6 +126,7 @@ def _print_columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _described(found: Checkpoint) -> list[str]:
+    """Return the lines with which `show` describes a checkpoint, without the list of tensors."""
     manifest, model = found.manifest, found.state["model"]
     values = sum(math.prod(blob.shape) for blob in model.values())
     source = manifest.source
@@ -138,8 +144,10 @@ def _described(found: Checkpoint) -> list[str]:
 
 
 def _megabytes(size: int) -> str:
+    """Return a number of bytes as text in megabytes."""
     return f"{size / 1e6:.1f} MB"
 
 
 def _clock(seconds: float) -> str:
+    """Return a Unix time as text in local time."""
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,4 +1,4 @@
-"""What several verbs share: the texts of options, output on a terminal, checks of what is typed.
+"""Shared parts of several commands: texts of options, output on a terminal, checks of input.
 
 This module imports nothing of :mod:`edl.client`: `edl simulate` uses it and has no job.
 """
@@ -67,15 +67,16 @@ FOLLOW_S = 0.5  # how often --watch, --follow and waiting verbs look again
 
 
 def console() -> Console:
-    """Standard output; colour on a terminal only."""
+    """Return a console for standard output, with colours on a terminal only."""
     return Console(highlight=False)
 
 
 def check_own_name() -> None:
-    """Refuse to start workers that would crash without a word.
+    """Raise an error if workers on this host would crash because its name does not resolve.
 
     Raises:
-        UsageError: this host's name does not resolve, and Horovod needs it to.
+        UsageError: this host's name does not resolve, and the installed Horovod needs it to (a
+            Horovod with edl's patches does not).
     """
     if horovod_build.ADDRESS in horovod_build.applied():
         return
@@ -92,16 +93,19 @@ def check_own_name() -> None:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Show the newest of several sentences on a terminal, beside standard output."""
+    """While entered, provide a function that shows a sentence on the terminal.
+
+    A new sentence replaces the one before. The terminal is that of standard error.
+    """
     with Console(stderr=True, highlight=False).status("", spinner="line") as line:
         yield lambda message: line.update(escape(message))
 
 
 def worker_number(text: str) -> int:
-    """3 for "w3" and for "3".
+    """Return the number of a worker that is written as "w3" or "3".
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither.
     """
     match = re.fullmatch(r"w?(\d+)", text)
     if match is None:

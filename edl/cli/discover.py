@@ -1,4 +1,4 @@
-"""`edl-discover`: a host discovery script for `horovodrun --host-discovery-script`."""
+"""`edl-discover`: print hosts and slots for `horovodrun --host-discovery-script`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from edl.launch.horovodrun.discovery import desired_hosts, is_local, read_hosts
 
 
 def main() -> None:
-    """The console script. It imports little, for it is called once a second."""
+    """Run the console script `edl-discover`.
+
+    This module imports little, because the driver runs the script once a second.
+    """
     try:
         print("\n".join(discover(sys.argv[1:])))
     except (EdlError, OSError) as error:
@@ -23,7 +26,10 @@ def main() -> None:
 
 
 def discover(arguments: Sequence[str]) -> list[str]:
-    """The lines for the driver.
+    """Return the lines that `edl-discover` prints for the driver, such as "node1:4".
+
+    Args:
+        arguments: the words of the command line.
 
     Raises:
         UsageError: the hosts cannot be understood.

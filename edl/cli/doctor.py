@@ -1,4 +1,4 @@
-"""`edl doctor`: whether this machine can run edl, and what to do where it cannot."""
+"""`edl doctor`: show whether this machine can run edl, and what to do if it cannot."""
 
 from __future__ import annotations
 

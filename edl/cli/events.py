@@ -1,4 +1,4 @@
-"""`edl events`: the job's event log."""
+"""`edl events`: show the event log of a job."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def aligned(event: Event, width: int | None = None) -> str:
     """Return the event as one line for people, in local time.
 
     Args:
-        width: of the terminal, in columns: the reason is broken at words, below its column.
+        event: the event.
+        width: the width of the terminal in columns. The reason is broken at words and its further
+            lines are indented to its column; None for no breaks.
     """
     clock = datetime.fromtimestamp(event.time).strftime("%H:%M:%S.%f")[:-3]
     columns = f"{clock}  gen {event.generation:<4d} step {event.step:<8d} {event.kind:<18} "

@@ -1,4 +1,4 @@
-"""The curve of a profile, and the sizes of a job over time, as figures, with matplotlib."""
+"""Draw the curve of a profile, and the sizes of a job over time, as figures, with matplotlib."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from edl.core.policy.history import History
 
 
 def draw(curve: Curve, path: Path) -> None:
-    """Throughput over size, beside what it would be if each worker added all it has."""
+    """Draw throughput over size into the file ``path``.
+
+    A dashed line shows the throughput if each worker added as much as the workers of the first
+    point do.
+    """
     from matplotlib.figure import Figure
 
     sizes = [point.np for point in curve.points]
@@ -37,7 +41,10 @@ COLOURS = {"policy": "C1", "person": "C2", "straggler": "C3"}
 
 
 def draw_history(found: History, path: Path) -> None:
-    """Size and throughput over time, with who decided when."""
+    """Draw a job's size and throughput over time into the file ``path``, with the changes marked.
+
+    The colour of a mark says who decided: a policy, a person, or the handling of stragglers.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 4.5), layout="constrained")

@@ -1,4 +1,4 @@
-"""`edl join`: add this host to a job, with its agent in this process."""
+"""`edl join`: add this host to a job; its agent runs in this process."""
 
 from __future__ import annotations
 

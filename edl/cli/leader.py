@@ -1,4 +1,4 @@
-"""`edl leader`: who leads a job."""
+"""`edl leader`: show which worker leads a job."""
 
 from __future__ import annotations
 

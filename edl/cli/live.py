@@ -1,4 +1,4 @@
-"""The terminal of `edl run` and `edl join`: scrolling lines, and one status line at the bottom."""
+"""Draw the terminal of `edl run` and `edl join`: scrolling lines above one line with the status."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ _BAR = 16  # characters
 
 
 class LiveLine:
-    """Epoch, progress, samples/s, world size and generation of the newest snapshot."""
+    """The status line of a job: epoch, progress, samples/s, world size, generation and step.
+
+    Args:
+        job: the name of the job.
+    """
 
     def __init__(self, job: str) -> None:
         self._job = job
         self._snapshot: Snapshot | None = None
 
     def update(self, snapshot: Snapshot) -> None:
-        """Show this from now on."""
+        """Show the status in ``snapshot`` from now on."""
         self._snapshot = snapshot
 
     def render(self) -> Text:
-        """The line as it stands."""
+        """Return the status line as it is now."""
         snapshot = self._snapshot
         if snapshot is None or snapshot.generation is None:
             ready = sum(m.stage != "preparing" for m in snapshot.members) if snapshot else 0
@@ -54,6 +58,6 @@ class LiveLine:
 
 
 def agent_display(job: str) -> Display:
-    """Return standard output as the place where an agent shows the job of that name."""
+    """Return a display on standard output with which an agent shows the job of that name."""
     line = LiveLine(job)
     return Display(Output(console(), line.render), line.update)

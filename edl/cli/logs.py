@@ -1,4 +1,4 @@
-"""`edl logs`: what the workers of a job on this host have written, every line of it."""
+"""`edl logs`: show everything that the workers of a job on this host have written."""
 
 from __future__ import annotations
 
@@ -63,10 +63,15 @@ def logs(
 
 
 class _Files:
-    """The logs in a directory, and how far they were shown. ``worker``: of that one only.
+    """The logs in a directory, with the position up to which each was shown.
+
+    Args:
+        directory: the directory of the logs.
+        job: the name of the job, for error messages.
+        worker: the name of the one worker whose log is shown; None to show all.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no log, or none of that worker.
     """
 
     def __init__(self, directory: Path, job: str, worker: str | None) -> None:
@@ -102,17 +107,22 @@ class _Files:
                 self._rest[path] = text
 
     def close(self) -> None:
+        """Close all files."""
         for reader in self._readers.values():
             reader.close()
 
     def _echo(self, name: str, lines: list[bytes]) -> None:
+        """Print the lines of one worker, with its name in front if all workers are shown."""
         for line in lines:
             for shown in line.decode(errors="replace").splitlines() or [""]:
                 typer.echo(shown if self._worker else f"[{name}] {shown}")
 
 
 def _named(directory: Path) -> dict[str, Path]:
-    """Logs by worker; of a process that never became one, by its launch."""
+    """Return the logs in a directory by the name of the worker.
+
+    The log of a process that never registered as a worker has the id of its start attempt as name.
+    """
     links = {path.resolve(): path.stem for path in directory.glob("*.log") if path.is_symlink()}
     found = [path for path in directory.glob("*.log") if not path.is_symlink()]
     named = {links.get(path.resolve(), path.stem): path for path in found}
@@ -120,7 +130,11 @@ def _named(directory: Path) -> dict[str, Path]:
 
 
 def _newest(jobs: Path) -> str:
-    """The job whose workers have written here last."""
+    """Return the name of the job whose workers were the last to write on this host.
+
+    Raises:
+        UsageError: there are no logs.
+    """
     written = [(log.stat().st_mtime, log.parent.parent.name) for log in jobs.glob("*/logs/*.log")]
     if not written:
         raise UsageError("no job has run on this host for this user, or its logs are gone")

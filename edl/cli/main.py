@@ -1,7 +1,7 @@
-"""`edl`: the command line's entry. An error is one sentence on standard error, never a traceback.
+"""The entry of the command line `edl`: run a command, and print an error as one sentence.
 
-Exit codes: 0 done, 1 an error, 2 asked for something impossible, 130 interrupted; `edl run` and
-`edl join` end with the code of the job.
+No error is shown as a traceback. Exit codes: 0 done, 1 an error, 2 an impossible request, 130
+interrupted; `edl run` and `edl join` end with the code of the job.
 """
 
 from __future__ import annotations
@@ -54,19 +54,27 @@ OLD_OPTIONS = {"--lent-file": "--borrowed-file"}
 
 
 class Verbs(TyperGroup):
-    """Imports a verb when it is called: `edl status` need not wait for what `edl profile` draws."""
+    """A group of commands that imports the module of a command only when the command is called.
+
+    For example, `edl status` does not wait for the plotting that `edl profile` imports.
+    """
 
     def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands, in the order of the help text."""
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command of that name, or of an old name of it; None if there is none."""
         name = OLD_VERBS.get(cmd_name, cmd_name)
         return verb(name) if name in VERBS else None
 
 
 @cache
 def verb(name: str) -> Any:
-    """The command of that name. ``COMMAND`` in its module: what else typer is to know of it."""
+    """Import the command of that name and return it.
+
+    If its module has a dictionary ``COMMAND``, that holds further arguments for typer.
+    """
     module, attribute = VERBS[name]
     imported = import_module(f"edl.cli.{module}")
     found = getattr(imported, attribute)
@@ -83,7 +91,7 @@ def verb(name: str) -> Any:
 
 
 def _take_old_options(command: Any) -> None:
-    """Let the old name of an option set what the option does, by the setting's variable."""
+    """Let the old name of an option do what the new one does, through an environment variable."""
     known = {name: one for one in command.params for name in one.opts}
     for old, new in OLD_OPTIONS.items():
         if new in known:
@@ -121,7 +129,7 @@ def _take_job_by_option(command: Any) -> None:
 
 
 def _let_know_secret(command: Any) -> None:
-    """Give each verb that opens a job the option that says by which secret."""
+    """Add the option ``--secret-file`` to each command that opens a job."""
     for one in getattr(command, "commands", {}).values():
         _let_know_secret(one)
     if not any("--zookeeper" in parameter.opts for parameter in command.params):
@@ -142,6 +150,7 @@ def _let_know_secret(command: Any) -> None:
 
 def _know_secret(_context: Any, _option: Any, path: str | None) -> None:
     # Imported here, for most verbs are called without it, and `edl simulate` has no job at all.
+    """Make the secret in the file ``path`` the secret of the job in this process."""
     from edl.coordination.secrets import read_file
 
     if path is not None:
@@ -175,12 +184,12 @@ def _options(
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script `edl`."""
     sys.exit(invoke(sys.argv[1:]))
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Run one command line; its exit code."""
+    """Run one command line, given without the word `edl`, and return its exit code."""
 
     def run() -> int:
         code = app(args=list(arguments), prog_name="edl", standalone_mode=False)
@@ -213,6 +222,7 @@ def guarded(command: Callable[[], int]) -> int:
 
 
 def _sentence(error: Any) -> str:
+    """Return the text of a usage error of typer as one sentence, with the help that explains it."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "edl"
     message: str = error.format_message().rstrip(".")
@@ -220,15 +230,18 @@ def _sentence(error: Any) -> str:
 
 
 def _complain(sentence: str, code: int) -> int:
+    """Print a sentence to standard error and return ``code``."""
     print(f"edl: {sentence}", file=sys.stderr)
     return code
 
 
 def configure_logging(verbose: bool = False) -> None:
-    """Log as asked for; to be called once, by the command that was started.
+    """Configure Python's logging; the command that was started calls it once.
+
+    The level is INFO if ``verbose``, or else that of EDL_LOG, or else WARNING.
 
     Raises:
-        ConfigError: EDL_LOG is no level.
+        ConfigError: EDL_LOG is not the name of a level.
     """
     level = "INFO" if verbose else config.environment().get("EDL_LOG") or "WARNING"
     if level.upper() not in logging.getLevelNamesMapping():

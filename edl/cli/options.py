@@ -1,4 +1,4 @@
-"""The options of `edl run` that are settings of the job, made from their declarations."""
+"""Make the options of `edl run` that are settings of the job from the settings' declarations."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)|`")
 
 
 def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give ``verb`` an option for each setting of a job that has one; it gets them as ``given``.
+    """Return ``verb`` with a command line option added for each setting of a job that has one.
 
-    ``given`` has those that were said, for :func:`edl.config.load`.
+    The function gets the options that were given in the dictionary ``given``, which
+    :func:`edl.config.load` takes.
     """
     declared = {
         one.name: _option(one, get_type_hints(kind)[one.name])
@@ -46,6 +47,10 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _option(one: Field[Any], hint: Any) -> Any:
+    """Return the command line option for one setting, as a type annotation for typer.
+
+    ``hint`` is the type of the setting.
+    """
     about: Mapping[str, Any] = one.metadata
     kind: type = next((one for one in (bool, int, float) if hint in (one, one | None)), str)
     help = _LINK.sub(lambda match: match[1] or "", about["help"])

@@ -1,4 +1,4 @@
-"""`edl policy`: the rule by which a job finds its own size."""
+"""`edl policy`: set, switch off and explain the rule by which a job finds its own size."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def policy(
 
 
 def read_policy(file: Path) -> tuple[str, str]:
-    """Text and name of a policy's file.
+    """Return the text and the name of the policy in a file.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the file cannot be read.
     """
     try:
         return file.read_text(), str(file)
@@ -73,9 +73,13 @@ def read_policy(file: Path) -> tuple[str, str]:
 
 
 def _read(words: list[str]) -> tuple[str | None, str, Path | None]:
-    """Return job, action and file.
+    """Return the job, the action and the file that the words of the command line name.
 
-    The job stands last, as with other verbs, or first.
+    The job is the last word, as with other commands, or the first. The job and the file are None if
+    they are not given.
+
+    Raises:
+        UsageError: the words name no action, or a file is missing or superfluous.
     """
     job, rest = None, words
     if words and (words[0] not in ACTIONS or (len(words) > 1 and words[1] in ACTIONS)):
@@ -94,6 +98,10 @@ def _read(words: list[str]) -> tuple[str | None, str, Path | None]:
 
 
 def _show(found: Explanation, whole: bool, as_json: bool) -> None:
+    """Print a policy and what it decides from, as JSON or, with ``whole``, as tables.
+
+    Without either, the text of the policy is printed.
+    """
     if as_json:
         typer.echo(json.dumps(_figures(found)))
         return
@@ -121,7 +129,7 @@ def _show(found: Explanation, whole: bool, as_json: bool) -> None:
 
 
 def _times(times: Sequence[Times]) -> Table:
-    """What the slowest workers do in a step."""
+    """Return a table of the time that the slowest workers spend in the parts of a step."""
     table = Table(box=box.SIMPLE)
     for title in ("worker", "host", "samples", "data ms", "compute ms", "reduce ms"):
         table.add_column(title, justify="left" if title in ("worker", "host") else "right")
@@ -133,6 +141,7 @@ def _times(times: Sequence[Times]) -> Table:
 
 
 def _figures(found: Explanation) -> dict[str, object]:
+    """Return a policy and what it decides from as JSON values."""
     return {
         "source": found.policy.source,
         "text": found.policy.text,

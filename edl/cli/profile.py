@@ -1,4 +1,4 @@
-"""`edl profile`: what a job gains from more workers, measured while it trains."""
+"""`edl profile`: measure what a job gains from more workers, while it trains."""
 
 from __future__ import annotations
 
@@ -69,6 +69,11 @@ def profile(
 
 
 def _kept(job: Job) -> Curve:
+    """Return the newest profile of the job.
+
+    Raises:
+        UsageError: the job was never profiled.
+    """
     curve = job.curve()
     if curve is None or not curve.points:
         raise UsageError("the job was never profiled; `edl profile JOB --np 1..4` does it")
@@ -76,7 +81,7 @@ def _kept(job: Job) -> Curve:
 
 
 def _measure(job: Job, order: tuple[int, ...], steps: int, timeout_s: float) -> Curve:
-    """The size is given back on every way out, so also when we are told to end."""
+    """Profile the job; the size of the job is restored also if this process is told to end."""
     to_end = (signal.SIGTERM, signal.SIGHUP)
     try:
         with handled(to_end, _interrupt), progress() as on_message:
@@ -88,11 +93,12 @@ def _measure(job: Job, order: tuple[int, ...], steps: int, timeout_s: float) -> 
 
 
 def _interrupt(number: int, _: object) -> None:
+    """Handle a signal by a KeyboardInterrupt that has its number."""
     raise KeyboardInterrupt(number)
 
 
 def table(curve: Curve) -> Table:
-    """The figures, for people."""
+    """Return the measured points of a profile as a table for people."""
     taken = datetime.fromtimestamp(curve.taken).strftime("%Y-%m-%d %H:%M")
     title = f"job {curve.job}, {taken}"
     shown = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
