@@ -1,4 +1,4 @@
-"""`edl drain`: take one worker, or one host, out of a job."""
+"""`edl drain`: let one worker, or one host with all its workers, leave a job."""
 
 from __future__ import annotations
 

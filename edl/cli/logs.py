@@ -91,7 +91,7 @@ class _Files:
             raise UsageError(f"{worker} of job {job} did not run on this host; here: {here}")
 
     def show(self, finish: bool) -> None:
-        """Write what has come since the last call: whole lines; with ``finish`` the rest, too."""
+        """Print the whole lines written since the last call; with ``finish`` the rest, too."""
         for name, path in _named(self._directory).items():
             if self._worker not in (None, name):
                 continue

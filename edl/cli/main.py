@@ -149,8 +149,8 @@ def _let_know_secret(command: Any) -> None:
 
 
 def _know_secret(_context: Any, _option: Any, path: str | None) -> None:
-    # Imported here, for most verbs are called without it, and `edl simulate` has no job at all.
     """Make the secret in the file ``path`` the secret of the job in this process."""
+    # Imported here, for most verbs are called without it, and `edl simulate` has no job at all.
     from edl.coordination.secrets import read_file
 
     if path is not None:
@@ -199,7 +199,10 @@ def invoke(arguments: Sequence[str]) -> int:
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """The exit code of a command; that of an error, after its sentence."""
+    """Run a command and return its exit code; print an error as one sentence.
+
+    After an error the code is 2 for a usage error, 130 after an interrupt, and else 1.
+    """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         # Inherited from who started us: nobody could learn how a worker has ended.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -98,9 +98,10 @@ def _read(words: list[str]) -> tuple[str | None, str, Path | None]:
 
 
 def _show(found: Explanation, whole: bool, as_json: bool) -> None:
-    """Print a policy and what it decides from, as JSON or, with ``whole``, as tables.
+    """Print a policy and what it decides from: as JSON, or as text for people.
 
-    Without either, the text of the policy is printed.
+    With ``whole`` the text has tables of measured sizes and of slow workers; otherwise it has the
+    policy itself.
     """
     if as_json:
         typer.echo(json.dumps(_figures(found)))

@@ -1,4 +1,4 @@
-"""`edl run`: start a job, with this host's agent in this process."""
+"""`edl run`: start a job; the agent of this host runs in this process."""
 
 from __future__ import annotations
 
@@ -149,10 +149,17 @@ def run(
 
 
 class Run(TyperCommand):
-    """Takes ``--resume`` and ``--resume=auto``; an option of typer has a value always or never."""
+    """The command `edl run`, which accepts ``--resume`` without a value and ``--resume=auto``.
+
+    An option of typer has a value always or never.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Before the words of the user's command, which are its own."""
+        """Parse the options of `edl run`, which end before the words of the user's command.
+
+        Raises:
+            UsageError: ``--resume`` has a value other than auto.
+        """
         flags = {name for one in self.params if getattr(one, "is_flag", False) for name in one.opts}
         options = {name for one in self.params for name in one.opts}
         end = 0
@@ -172,7 +179,20 @@ COMMAND = {"cls": Run, "context_settings": {"allow_interspersed_args": False}}
 
 
 def _resume(newest: bool, auto: bool, directory: Path | None) -> str | None:
-    """The setting ``resume``; None: as the environment says."""
+    """Return the value of the setting ``resume`` that three options give together.
+
+    Args:
+        newest: whether ``--resume`` was given.
+        auto: whether ``--resume=auto`` was given.
+        directory: the directory of ``--resume-from``; None if it was not given.
+
+    Returns:
+        "1", "auto" or the directory; None if no option was given, so that the environment decides.
+
+    Raises:
+        UsageError: more than one option was given, or the directory has no checkpoint to continue
+            from.
+    """
     if newest + auto + (directory is not None) > 1:
         raise UsageError(f"give one of {RESUME}, {AUTO} and {RESUME}-from")
     if directory is not None and not directory.is_dir():
@@ -189,10 +209,10 @@ def _resume(newest: bool, auto: bool, directory: Path | None) -> str | None:
 
 
 def _slots_of(spec: JobSpec, slots: int | None) -> int:
-    """Return how many workers fit on this host: as many as was said, else the job's maximum.
+    """Return how many workers fit on this host: ``slots``, or else the job's maximum.
 
     Raises:
-        UsageError: fewer than the job starts with.
+        UsageError: fewer workers fit than the job starts with.
     """
     if slots is None:
         slots = spec.sizes.max_np or spec.np
@@ -212,10 +232,15 @@ def _join(
     slots: int,
     asked: JobPolicy,
 ) -> Agent:
-    """Return the agent with which this host joins the job that runs, instead of creating it.
+    """Return the agent with which this host joins the running job, instead of creating it.
 
     Args:
-        asked: the policy that this host would have given the job; NO_POLICY: none was asked for.
+        session: the ZooKeeper session.
+        own: the name of the job and this host's secret.
+        spec: the job that this host would have created.
+        settings: the settings of this process.
+        slots: the number of workers that fit on this host.
+        asked: the policy that this host would have given the job; NO_POLICY if none was asked for.
 
     Raises:
         typer.Exit: the job has finished meanwhile.
@@ -235,9 +260,11 @@ def _join(
 
 
 def _finished(name: str) -> typer.Exit:
+    """Print that the job has finished, and return the exception that ends the command."""
     _print(f"job {name} has finished; another --job would start anew")
     return typer.Exit(0)
 
 
 def _print(message: str) -> None:
+    """Print a message of edl to standard output."""
     console().print(f"edl: {message}")

@@ -1,4 +1,4 @@
-"""`edl scale`: how many workers the job shall have."""
+"""`edl scale`: change how many workers a job has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edl simulate`: many jobs on one cluster under virtual time, by a policy."""
+"""`edl simulate`: run many jobs on one cluster under virtual time, with a policy."""
 
 from __future__ import annotations
 
@@ -217,7 +217,18 @@ def simulate(
 def _show(
     runs: Sequence[Run], processes: int, compared: bool, history: bool, as_json: bool
 ) -> list[Done]:
-    """Simulate ``runs``; print each as JSON once it has ended, or a table when all have."""
+    """Simulate ``runs``; print each as JSON once it has ended, or a table when all have.
+
+    Args:
+        runs: the runs to simulate.
+        processes: the number of processes that simulate at once.
+        compared: whether to compare each run with the published answer.
+        history: whether the JSON has each change of a job's slots.
+        as_json: whether to print JSON.
+
+    Returns:
+        Each run that has ended, with its comparison (None if none was asked for).
+    """
     done: list[Done] = []
     with progress() as tell:
         for outcome in do_all(runs, processes, tell):

@@ -1,4 +1,7 @@
-"""Simulated runs as a figure, with matplotlib: who had which slots when, and what came of it."""
+"""Draw simulated runs as a figure, with matplotlib: the slots of each job over time.
+
+Below that, the figure compares the runs by slots in use, waiting jobs and completion times.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,10 @@ COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5")
 
 
 def check_runs(count: int) -> None:
-    """Refuse more runs than one figure can show.
+    """Raise an error if one figure cannot show ``count`` runs.
 
     Raises:
-        UsageError: there are more.
+        UsageError: ``count`` is more than ``MOST_RUNS``.
     """
     if count > MOST_RUNS:
         raise UsageError(
@@ -40,7 +43,10 @@ def check_runs(count: int) -> None:
 
 
 def figure_of(outcomes: Sequence[Outcome]) -> Figure:
-    """A Gantt chart of each run, and below, of all: slots in use, queue, completion times."""
+    """Return a figure with a Gantt chart of each run, and below them three charts of all runs.
+
+    These show the slots in use, the number of waiting jobs, and the completion times.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -72,7 +78,7 @@ def figure_of(outcomes: Sequence[Outcome]) -> Figure:
 
 
 def _draw_jobs(axes: Axes, outcome: Outcome) -> None:
-    """A line for each job, in the order of submission, the darker the more slots it has."""
+    """Draw one line for each job, in the order of submission, the darker the more slots it has."""
     jobs = outcome.result.jobs
     bars: dict[str, list[tuple[float, float, float]]] = {}
     for row, job in enumerate(sorted(jobs, key=lambda job: job.arrival_s)):
@@ -89,11 +95,12 @@ def _draw_jobs(axes: Axes, outcome: Outcome) -> None:
 
 
 def _shade(slots: int) -> str:
+    """Return the colour that stands for a number of slots."""
     return SHADES[max(least for least in SHADES if least <= slots)][1]
 
 
 def _explain(figure: Figure) -> None:
-    """What the shades of the charts mean."""
+    """Add a legend for the shades of the charts to ``figure``."""
     from matplotlib.patches import Patch
 
     patches = [Patch(color=shade, label=name) for name, shade in SHADES.values()]
@@ -101,6 +108,7 @@ def _explain(figure: Figure) -> None:
 
 
 def _draw_levels(used: Axes, waiting: Axes, outcome: Outcome, colour: str) -> None:
+    """Draw the slots in use and the waiting jobs of one run over time, into two charts."""
     found = levels(outcome.result)
     hours = [level.at_s / 3600 for level in found]
     for axes, values in (
@@ -111,6 +119,7 @@ def _draw_levels(used: Axes, waiting: Axes, outcome: Outcome, colour: str) -> No
 
 
 def _draw_distribution(axes: Axes, outcome: Outcome, colour: str) -> None:
+    """Draw the cumulative distribution of the completion times of one run's jobs."""
     hours = sorted(job.jct_s / 3600 for job in outcome.result.ended)
     parts = [100 * number / len(hours) for number in range(1, len(hours) + 1)]
     axes.step(hours, parts, where="post", color=colour, linewidth=1.2, label=outcome.run.title)

@@ -1,4 +1,4 @@
-"""Which runs the options of `edl simulate` ask for."""
+"""Decide which runs the options of `edl simulate` ask for."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ DRAWN = (JSA, MIX)  # by seed
 
 @dataclass(frozen=True)
 class Setup:
-    """What all runs of one command share, whatever their jobs.
+    """The settings that all runs of one command share, whatever their jobs.
 
     Attributes:
-        policies: names of policies; each simulates all jobs.
-        nodes: number of nodes.
-        slots: slots of each node.
-        seeds: at least one; several only for jobs that are drawn by seed.
+        policies: the names of the policies; each simulates all jobs.
+        rules: the rules of the simulation.
+        nodes: the number of nodes.
+        slots: the number of slots of each node.
+        seeds: the seeds, at least one; several only for jobs that are drawn by seed.
     """
 
     policies: Sequence[str]
@@ -48,10 +49,12 @@ class JobOptions:
     """The options of `edl simulate` that choose jobs, as typed.
 
     Attributes:
-        built_in: name of a built-in set of jobs; None: ``trace_file`` has the jobs.
-        loads, workloads: of ``pollux``.
-        arrivals: of ``jsa`` and ``mix``; None: the default of the set.
-        mix: of ``mix``; empty: the published one.
+        built_in: the name of a built-in set of jobs; None if ``trace_file`` has the jobs.
+        trace_file: the file with the jobs; None for built-in ones.
+        loads: the loads of ``pollux``.
+        workloads: the workloads of ``pollux``.
+        arrivals: the arrivals of ``jsa`` and ``mix``; None for the default of the set.
+        mix: how often each application comes in ``mix``; empty for the published shares.
     """
 
     built_in: str | None
@@ -66,8 +69,9 @@ def job_set(name: str | None, trace_file: Path | None, compared: bool) -> JobSet
     """Return the cluster and the costs that the chosen jobs are meant for.
 
     Args:
-        name: of a built-in set of jobs.
-        compared: the published answers are to be shown, too.
+        name: the name of a built-in set of jobs; None if there is a trace file.
+        trace_file: the file with the jobs; None for built-in ones.
+        compared: whether the published answers are to be shown, too.
 
     Raises:
         UsageError: neither or both of ``name`` and ``trace_file`` are given, ``name`` is unknown,
@@ -105,7 +109,9 @@ def seeds_of(text: str, built_in: str | None) -> list[int]:
 
 
 def failures_of(mtbf_s: float | None, repair_s: float, seed: int) -> Failures | None:
-    """Return when nodes fail, or None without a mean time between failures.
+    """Return the failures of nodes to simulate, or None without a mean time between failures.
+
+    ``mtbf_s`` is that mean time and ``repair_s`` the mean time until a node is back, in seconds.
 
     Raises:
         UsageError: a time is not positive.
@@ -118,10 +124,10 @@ def failures_of(mtbf_s: float | None, repair_s: float, seed: int) -> Failures | 
 
 
 def policy_names(text: str) -> list[str]:
-    """Return the policies in ``text``, which are separated by commas.
+    """Return the names of policies in ``text``, which are separated by commas.
 
     Raises:
-        UsageError: there is no such policy.
+        UsageError: there is no policy of one of these names.
     """
     names = [name.strip() for name in text.split(",")]
     for name in names:
@@ -133,8 +139,8 @@ def runs_of(jobs: JobOptions, setup: Setup) -> list[Run]:
     """Return a run for each policy with each of the chosen workloads.
 
     Raises:
-        UsageError: an option says something impossible, a trace cannot be read, or the jobs were
-            not measured on such nodes.
+        UsageError: an option has an impossible value, a trace cannot be read, or the jobs were not
+            measured on such nodes.
     """
     if jobs.trace_file is not None:
         return _alike(setup, _of_trace(jobs.trace_file, setup))
@@ -150,10 +156,10 @@ def runs_of(jobs: JobOptions, setup: Setup) -> list[Run]:
 
 
 def check_comparable(runs: Sequence[Run]) -> None:
-    """Refuse to compare runs with published answers to another question.
+    """Raise an error unless the published answers were made with the settings of these runs.
 
     Raises:
-        UsageError: nothing was published for a run, or its cluster or its rules are others.
+        UsageError: nothing was published for a run, or its cluster or its rules differ.
     """
     rules = Rules(pollux_workload.INTERVAL_S, pollux_workload.RESIZE, whole_seconds=True)
     published = rules, pollux_workload.NODES, pollux_workload.SLOTS
@@ -167,7 +173,10 @@ def check_comparable(runs: Sequence[Run]) -> None:
 
 
 def _alike(setup: Setup, jobs: Sequence[SubmittedJob], built_in: str = "") -> list[Run]:
-    """Return a run of the same jobs for each policy."""
+    """Return a run of the same jobs for each policy.
+
+    ``built_in`` is the name of a built-in set of jobs; empty for a trace.
+    """
     (seed, *_) = setup.seeds
     return [
         Run(
@@ -184,6 +193,11 @@ def _alike(setup: Setup, jobs: Sequence[SubmittedJob], built_in: str = "") -> li
 
 
 def _of_trace(path: Path, setup: Setup) -> list[SubmittedJob]:
+    """Return the jobs in a trace file.
+
+    Raises:
+        UsageError: the file cannot be read, or a job was not measured on such nodes.
+    """
     jobs = trace.read(path, setup.nodes * setup.slots)
     if any(job.kind in measured_applications() for job in jobs):
         pollux_workload.check_measured(setup.slots)
@@ -196,7 +210,11 @@ def _drawn(
     arrivals: str,
     setup: Setup,
 ) -> list[Run]:
-    """Return a run for each policy, each rate of arrival and each seed."""
+    """Return a run for each policy, each arrival rate and each seed.
+
+    ``draw`` makes the jobs of an arrival rate and a seed; ``arrivals`` has rates, separated by
+    commas.
+    """
     drawn = {
         (shape.strip(), seed): tuple(draw(shape.strip(), seed))
         for shape in arrivals.split(",")
@@ -233,7 +251,11 @@ def _of_pollux(loads: str, workloads: str, setup: Setup) -> list[Run]:
 
 
 def _load(text: str) -> str:
-    """Return the load of Pollux that ``text`` means: "1" is "1.0"."""
+    """Return the name of the Pollux load that ``text`` means: "1" is "1.0".
+
+    Raises:
+        UsageError: there is no such load.
+    """
     same = text.strip()
     if same.replace(".", "", 1).isdigit():
         same = str(float(same))
@@ -243,11 +265,15 @@ def _load(text: str) -> str:
 
 
 def _numbers(text: str, what: str, known: Sequence[int] = ()) -> list[int]:
-    """Return the numbers in "6", "1,3" or "1..8".
+    """Return the numbers in a text like "6", "1,3" or "1..8".
 
     Args:
-        what: the numbers are, for the message.
-        known: the numbers that are allowed; empty: any.
+        text: the text.
+        what: the name of what is numbered, for the message.
+        known: the numbers that are allowed; empty for any.
+
+    Raises:
+        UsageError: the text has no such form, or a number is not allowed.
     """
     try:
         numbers: list[int] = []

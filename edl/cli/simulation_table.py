@@ -1,4 +1,4 @@
-"""What `edl simulate` prints of its runs: a table, or JSON."""
+"""Format the results of `edl simulate`: as a table for people, or as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def figures(outcome: Outcome, comparison: JctComparison | None, history: bool) -
     """Return one run as JSON values: what was simulated, its summary, and every job.
 
     Args:
-        history: add each change of a job's slots and batch, and the usage over time.
+        outcome: the run and its result.
+        comparison: the comparison with the published answer; None if there is none.
+        history: whether to add each change of a job's slots and batch, and the usage over time.
     """
     run = outcome.run
     about: dict[str, Any] = {"policy": run.policy, "nodes": run.nodes, "slots": run.slots}
@@ -76,9 +78,10 @@ def table(done: Sequence[Done]) -> Table:
 
 
 def _cells(group: Sequence[Done]) -> list[str]:
-    """Return the cells that summarise one run or several.
+    """Return the cells of a row that summarises one run or several.
 
-    Counts and the time to compute are summed, of fairness it is the worst, of all else the mean.
+    Counts and the computing time are summed. Fairness is the worst of the runs, every other value
+    their mean.
     """
     results = [outcome.result for outcome, _ in group]
     jobs = sum(len(result.jobs) for result in results)
@@ -106,7 +109,7 @@ def _cells(group: Sequence[Done]) -> list[str]:
 
 
 def difference(run: Run, comparison: JctComparison) -> str:
-    """Return a sentence that names the jobs which do not end in the published second."""
+    """Return a sentence that names the jobs that do not end in the published second."""
     names = [
         f"{name} {ours:g} s, published {theirs:g} s" for name, ours, theirs in comparison.differing
     ]
@@ -114,7 +117,7 @@ def difference(run: Run, comparison: JctComparison) -> str:
 
 
 def listed() -> Table:
-    """Return a table of the sets of jobs and the policies, for ``--list``."""
+    """Return a table of the built-in sets of jobs and of the policies, for ``--list``."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=NARROW)
     for column in ("", "name", ""):
         shown.add_column(column)

@@ -1,4 +1,4 @@
-"""`edl status`: who leads, who trains, how far."""
+"""`edl status`: show which worker leads, which workers train, and how far the job is."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ def status(
 
 
 def _show(now: JobStatus, as_json: bool) -> None:
+    """Print the status, as JSON or as a table."""
     if as_json:
         typer.echo(json.dumps(now.to_json()))
     else:
@@ -144,7 +145,7 @@ def _given_up_rows(now: JobStatus) -> dict[str, str]:
 
 
 def _members_table(now: JobStatus) -> Table:
-    """Lay out the workers of the job, ordered by rank."""
+    """Return a table of the workers of the job, ordered by rank."""
     columns = ("worker", "rank", "stage", "host", "pid", "port")
     members = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     by_rank = sorted(now.members, key=lambda m: (m.rank is None, m.rank or 0, m.id))
@@ -162,7 +163,7 @@ def _state(now: JobStatus) -> str:
 
 
 def line(now: JobStatus) -> str:
-    """The same in one line, for a file."""
+    """Return the status as one line of text, for a file."""
     wanted = sum((now.desired or now.assigned).values())
     away = f"; ZooKeeper is away: {now.away}" if now.away else ""
     leads = now.leader or "nobody"
@@ -171,6 +172,7 @@ def line(now: JobStatus) -> str:
 
 
 def _progress(now: JobStatus) -> str:
+    """Return the epoch, the step and the speed of the job as text."""
     total = now.epoch_total
     # A script that keeps its own place in its data has no epochs that are known here.
     epoch = (
@@ -186,19 +188,19 @@ def _progress(now: JobStatus) -> str:
 
 
 def _free(now: JobStatus) -> dict[str, int]:
-    """Slots of hosts for which no worker is wanted."""
+    """Return the number of slots, by host, for which no worker is desired."""
     wanted = now.desired or now.assigned
     room = {host: slots - wanted.get(host, 0) for host, slots in now.hosts.items()}
     return {host: n for host, n in room.items() if n > 0}
 
 
 def _listed(now: JobStatus, hosts: Mapping[str, int]) -> str:
-    """ "a: 2, b: 1", without hosts that have left."""
+    """Return workers by host as text, like "a: 2, b: 1", without hosts that have left."""
     return by_host({host: n for host, n in hosts.items() if n or host in now.hosts})
 
 
 def _due(reclaim: Reclaim) -> str:
-    """ "2 slots of a, within 12 s"."""
+    """Return a request to give slots back as text, like "2 slots of a within 12 s"."""
     left_s = reclaim.by_s - time.time()
     when = f"within {left_s:.0f} s" if left_s > 0 else "by now"
     return f"{counted(reclaim.slots, 'slot')} of {reclaim.host} {when}"

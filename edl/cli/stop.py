@@ -49,7 +49,15 @@ def stop(
 
 
 def _stop_here(job: str | None, timeout_s: float | None, away: ZooKeeperUnreachable) -> None:
-    """End a job that `edl run` has started on this host: that tells the workers."""
+    """End a job while ZooKeeper is away, through the process of `edl run` on this host.
+
+    That process gets SIGTERM and tells the workers.
+
+    Raises:
+        ZooKeeperUnreachable: no `edl run` of the job runs on this host.
+        UsageError: several run on this host and no job was named.
+        CoordinationError: the process has not ended in time.
+    """
     found = submitters(config.state_dir(), job)
     if not found:
         raise away
@@ -72,7 +80,10 @@ def _stop_here(job: str | None, timeout_s: float | None, away: ZooKeeperUnreacha
 
 
 def _ask(store: JobStore, timeout_s: float, limits: ClientLimits = USUAL) -> None:
-    """Asking twice does no harm, so an answer of ZooKeeper that is lost is asked for again."""
+    """Write into the job's record that the job is to stop; repeat that while ZooKeeper is away.
+
+    Repeating is harmless. After ``timeout_s`` seconds the CoordinationError is raised.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -86,7 +97,10 @@ def _ask(store: JobStore, timeout_s: float, limits: ClientLimits = USUAL) -> Non
 
 
 def _wait(store: JobStore, timeout_s: float | None, limits: ClientLimits = USUAL) -> Job:
-    """Wait until the job has ended; without a process that could end it, we do."""
+    """Wait until the job has ended, and return its record.
+
+    If none of the job's processes is registered any more, this function writes the end itself.
+    """
     messages, what = Messages(), f"stopping job {store.name}"
     job = next(looks(store, LIMITS.stop_s, what, messages, limits=limits)).job
     limit_s = LIMITS.stop_s + LIMITS.stop_limit_s(job) if timeout_s is None else timeout_s

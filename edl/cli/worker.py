@@ -1,6 +1,7 @@
-"""`edl-worker COMMAND…`: what elastic `horovodrun` starts in each slot, around the user's script.
+"""`edl-worker COMMAND…`: the process that elastic `horovodrun` starts in each slot.
 
-`edl.init()` begins the process again under it when horovodrun has started the script itself.
+It starts and supervises the user's script. If horovodrun has started the script itself,
+`edl.init()` replaces the process by an `edl-worker` that starts the script again.
 """
 
 from __future__ import annotations
@@ -37,13 +38,22 @@ from edl.launch.workers import log_directory
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script `edl-worker`."""
     behind_a_shell()
     sys.exit(guarded(lambda: work(sys.argv[1:])))
 
 
 def work(command: Sequence[str]) -> int:
-    """Keep a worker in the slot that horovodrun has started this process for; the exit code."""
+    """Run a worker in the slot for which horovodrun started this process; return the exit code.
+
+    Args:
+        command: the words of the training command.
+
+    Raises:
+        UsageError: the process was not started by elastic horovodrun, or the command cannot run
+            here.
+        EdlError: the job of the driver was not created in time, or cannot be joined.
+    """
     configure_logging()
     slot = config.horovod_slot()
     if slot is None:
@@ -82,7 +92,19 @@ def _serve(
     found: Mapping[str, str],
     create: bool,
 ) -> int:
-    """Take part in the job, which is to be created first or is there; the exit code."""
+    """Take part in the job until it is over; return the exit code.
+
+    Args:
+        slot: the slot of this process.
+        settings: the settings of this process.
+        command: the words of the training command.
+        driver: the client of the driver.
+        found: the name, the secret and the ZooKeeper servers of the job.
+        create: whether this process creates the job; otherwise it exists.
+
+    Raises:
+        UsageError: the job was started by another launcher.
+    """
     name, secret, hosts = found["job"], found["secret"], found["zookeeper"]
     with ExitStack() as sessions:
         session = sessions.enter_context(open_session(hosts, settings, Access(name, secret)))
@@ -114,7 +136,10 @@ def _serve(
 
 
 def _reachable(slot: HorovodSlot, settings: Config, zookeeper: str) -> str:
-    """The address for the other workers: the user's, by number or interface, else the driver's."""
+    """Return the address of this host for the other workers.
+
+    It is the address or interface that the user has chosen, or else the interface of the driver.
+    """
     interface = settings.network_interface
     if not interface and not settings.address and address_of(slot.interface):
         interface = slot.interface  # on this host it may have another name
@@ -122,7 +147,10 @@ def _reachable(slot: HorovodSlot, settings: Config, zookeeper: str) -> str:
 
 
 def _new_identity(slot: HorovodSlot, settings: Config) -> dict[str, str]:
-    """How the processes of this driver find the job, which is yet to be created."""
+    """Return the name, the secret and the ZooKeeper servers of the job that is to be created.
+
+    The other processes of this driver find the job by them.
+    """
     return {
         "job": check_name("job", settings.job or f"horovod-{slot.address}-{slot.port}"),
         "secret": settings.secret or new_secret(),
@@ -133,7 +161,11 @@ def _new_identity(slot: HorovodSlot, settings: Config) -> dict[str, str]:
 def _create(
     store: JobStore, slot: HorovodSlot, settings: Config, command: Sequence[str], secret: str
 ) -> None:
-    """Create the job of this driver."""
+    """Create the job of this driver, with the limits that horovodrun was given.
+
+    Raises:
+        UsageError: a running job has that name.
+    """
     state, name = config.state_dir(), store.name
     launcher = find_launcher()
     seen = launcher.limits() if launcher is not None else None
@@ -151,6 +183,7 @@ def _create(
 
 
 def _taken(name: str) -> str:
+    """Return the error message for a job that another launcher has started."""
     return (
         f"the job {name} is running, and another launcher has started it; give this one another "
         "name by EDL_JOB, or leave that out"

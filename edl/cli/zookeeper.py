@@ -1,4 +1,4 @@
-"""`edl zookeeper`: the local ZooKeeper of this user."""
+"""`edl zookeeper`: start, stop and show the local ZooKeeper of this user."""
 
 from __future__ import annotations
 

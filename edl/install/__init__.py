@@ -1,1 +1,1 @@
-"""Building Horovod for today's frameworks, and checking that a machine can run edl."""
+"""Build Horovod for today's frameworks, and check whether a machine can run edl."""

@@ -1,6 +1,6 @@
-"""Whether this machine can run edl: one :class:`Check` after another, each with its remedy.
+"""Check whether this machine can run edl: a list of :class:`Check` rows, each with its remedy.
 
-Nothing is changed and nothing is started but short-lived processes that import a framework.
+Nothing is changed. Only short-lived processes that import a framework are started.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ BUILD = "run `edl build-horovod`"
 
 
 class State(enum.Enum):
-    """OK: as it should be. LIMITED: edl works, something is lost. FAILED: edl does not work."""
+    """The result of one check.
+
+    OK: all is as it should be. LIMITED: edl works, but something is lost. FAILED: edl does not
+    work.
+    """
 
     OK = "ok"
     LIMITED = "limited"
@@ -40,7 +44,14 @@ class State(enum.Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One row: what was looked at, what was found, and what to do where it is not OK."""
+    """One row of the report: what was checked, what was found, and what to do about it.
+
+    Attributes:
+        name: what was checked.
+        state: the result.
+        found: what was found, for people.
+        remedy: what to do if the result is not OK; may be empty.
+    """
 
     name: str
     state: State
@@ -49,7 +60,7 @@ class Check:
 
 
 def checks() -> Iterator[Check]:
-    """All checks, in the order in which one would mend them."""
+    """Yield all checks, in the order in which a user would repair what they find."""
     yield _python()
     yield _import_name(_providers("edl"))
     versions = {module: horovod_wheel.framework_version(module) for module in FRAMEWORKS}
@@ -60,17 +71,24 @@ def checks() -> Iterator[Check]:
 
 
 def usable(rows: Iterable[Check]) -> bool:
-    """Whether edl works on this machine, perhaps with limits."""
+    """Return whether edl works on this machine, perhaps with limits."""
     return all(row.state is not State.FAILED for row in rows)
 
 
 def _python() -> Check:
-    """Which interpreter is looked at; pip refuses to install edl on one that is too old."""
+    """Return a row with the version and the path of this interpreter; it never fails.
+
+    pip refuses to install edl for a Python that is too old.
+    """
     return Check("Python", State.OK, f"{platform.python_version()}, {sys.executable}")
 
 
 def _import_name(providers: frozenset[str]) -> Check:
-    """Whether `import edl` is ours: PyPI has other distributions with that import name."""
+    """Return a row that says whether `import edl` imports this package.
+
+    PyPI has other distributions with that import name. ``providers`` are the distributions that
+    provide it.
+    """
     name = "import edl"
     where = str(edl.__file__)
     ours = Path(__file__).resolve().parents[1] / "__init__.py"
@@ -94,12 +112,16 @@ def _import_name(providers: frozenset[str]) -> Check:
 
 
 def _providers(module: str) -> frozenset[str]:
-    """The distributions that say that they provide the import name ``module``."""
+    """Return the names of the distributions that provide the import name ``module``."""
     names = importlib.metadata.packages_distributions().get(module, ())
     return frozenset(name.lower().replace("_", "-") for name in names)
 
 
 def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
+    """Yield a row for each framework; it fails if no framework is installed.
+
+    ``versions`` has the version of each framework; None if it is not installed.
+    """
     none = not any(versions.values())
     for module, title in FRAMEWORKS.items():
         if version := versions[module]:
@@ -112,6 +134,10 @@ def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
 
 
 def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
+    """Yield rows on whether Horovod is installed, works with each framework, and is patched.
+
+    ``versions`` has the version of each framework; None if it is not installed.
+    """
     try:
         version = importlib.metadata.version("horovod")
     except importlib.metadata.PackageNotFoundError:
@@ -140,7 +166,7 @@ def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
 
 
 def _import_failure(module: str) -> str:
-    """The last line that importing Horovod for ``module`` says, or nothing when it works."""
+    """Return the last line of the error of importing Horovod for ``module``; empty if it works."""
     command = [sys.executable, "-c", f"import horovod.{module}"]
     try:
         done = subprocess.run(
@@ -155,7 +181,11 @@ def _import_failure(module: str) -> str:
 
 
 def _patches(applied: frozenset[str]) -> Iterator[Check]:
-    """One row for each patch whose absence costs something at run time."""
+    """Yield a row for each missing patch whose absence costs something at run time.
+
+    If no such patch is missing, the row says so. ``applied`` are the names of the patches in the
+    build.
+    """
     missing = [
         patch for patch in horovod_patches.patches() if patch.lost and patch.name not in applied
     ]
@@ -166,7 +196,10 @@ def _patches(applied: frozenset[str]) -> Iterator[Check]:
 
 
 def _build_tools(needless: bool) -> Iterator[Check]:
-    """What compiling Horovod takes. ``needless``: it is there already, so nothing fails."""
+    """Yield rows about the tools that compile Horovod; with ``needless`` none of them fails.
+
+    They are needless if Horovod is installed with edl's patches already.
+    """
     worst = State.OK if needless else State.FAILED
     for tool in toolchain.tools():
         if tool.found:
@@ -177,6 +210,10 @@ def _build_tools(needless: bool) -> Iterator[Check]:
 
 
 def _zookeeper() -> Iterator[Check]:
+    """Yield rows about the configured ZooKeeper server and the programs that a local one needs.
+
+    If a setting is invalid, the only row says so.
+    """
     try:
         settings = config.load()
     except ConfigError as error:
@@ -203,11 +240,13 @@ def _zookeeper() -> Iterator[Check]:
 
 # These two look where edl.coordination.local_server looks.
 def _java(environ: Mapping[str, str]) -> str | None:
+    """Return the path of Java, or None if it is not found."""
     home = environ.get("JAVA_HOME")
     return shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))
 
 
 def _zookeeper_jar(environ: Mapping[str, str]) -> str | None:
+    """Return the path of ZooKeeper's jar file, or None if it is not found."""
     named = environ.get("ZOOKEEPER_HOME")
     homes = [Path(named)] if named else sorted(Path("/opt").glob("zookeeper*"), reverse=True)
     for home in homes:
@@ -217,6 +256,7 @@ def _zookeeper_jar(environ: Mapping[str, str]) -> str | None:
 
 
 def _reachable(hosts: str, timeout_s: float) -> Check:
+    """Return a row that says whether a ZooKeeper server answers within ``timeout_s`` seconds."""
     name = "ZooKeeper server"
     if _connects(hosts, timeout_s):
         return Check(name, State.OK, f"{hosts} answers")
@@ -225,7 +265,7 @@ def _reachable(hosts: str, timeout_s: float) -> Check:
 
 
 def _connects(hosts: str, timeout_s: float) -> bool:
-    """Whether a ZooKeeper session can be opened."""
+    """Return whether a ZooKeeper session can be opened within ``timeout_s`` seconds."""
     from kazoo.client import KazooClient  # slow to import, and only needed here
     from kazoo.exceptions import KazooException
 

@@ -1,12 +1,12 @@
-"""The patches that edl makes to Horovod 0.28.1's source before it is built.
+"""Apply edl's patches to the source of Horovod 0.28.1 before it is built.
 
-Horovod's last release is from 2023: it does not build with today's PyTorch and TensorFlow, and
-what fails in it can abort, freeze or mislead a process. ``patches/NN-name.patch`` are unified
-diffs, applied in the order of their numbers. Above its diff each says why it is made, and after
-``Lost without it:`` what edl cannot promise on a Horovod without it. All must fit exactly, or
-nothing is built (:func:`apply`).
+Horovod's last release is from 2023: it does not build with today's PyTorch and TensorFlow, and its
+failures can abort, freeze or mislead a process. ``patches/NN-name.patch`` are unified diffs,
+applied in the order of their numbers. The text above each diff says why it is made, and after
+``Lost without it:`` what edl cannot promise on a Horovod without it. All patches must fit exactly,
+or nothing is built (:func:`apply`).
 
-The wheel carries ``horovod/edl_edits.json`` with the names of the patches; see
+The wheel has a file ``horovod/edl_edits.json`` with the names of the patches; see
 :mod:`edl.horovod_build`.
 """
 
@@ -34,7 +34,14 @@ _LOST = re.compile(r"^Lost without it: (.+?)\n\n", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch. ``lost``: what edl cannot promise without it; empty: nothing, once it is built."""
+    """One patch to Horovod's source.
+
+    Attributes:
+        name: the name of the patch, without its number.
+        path: the file.
+        lost: what edl cannot promise without the patch; empty if it costs nothing once Horovod is
+            built.
+    """
 
     name: str
     path: Path
@@ -43,31 +50,36 @@ class Patch:
 
 @cache
 def patches(folder: Path = FOLDER) -> tuple[Patch, ...]:
-    """All of them, in the order in which they are applied."""
+    """Return all patches in ``folder``, in the order in which they are applied."""
     return tuple(_read(path) for path in sorted(folder.glob("*.patch")))
 
 
 def fingerprint(folder: Path = FOLDER) -> str:
-    """A hash of names and bytes: two builds with the same one got the same patches."""
+    """Return a hash of the names and contents of all patches in ``folder``.
+
+    Two builds with the same fingerprint were made with the same patches.
+    """
     found = [(patch.path.name, patch.path.read_bytes()) for patch in patches(folder)]
     return hashlib.sha256(repr(found).encode()).hexdigest()[:12]
 
 
 def wanted(source: Path, tensorflow_include: Path | None) -> tuple[Patch, ...]:
-    """The patches that this build needs: all, but NO_XLA_OPS only where a header lacks.
+    """Return the patches that this build needs.
 
-    ``tensorflow_include`` is the folder of TensorFlow's headers, None for a build without it.
+    All are needed, except that ``NO_XLA_OPS`` is needed only if a header of XLA is missing.
+    ``source`` is Horovod's source. ``tensorflow_include`` is the folder of TensorFlow's headers, or
+    None for a build without TensorFlow.
     """
     missing = () if tensorflow_include is None else _missing_xla_headers(source, tensorflow_include)
     return tuple(patch for patch in patches() if patch.name != NO_XLA_OPS or missing)
 
 
 def apply(source: Path, chosen: Iterable[Patch]) -> None:
-    """Apply the patches to ``source``, the unpacked source distribution.
+    """Apply the patches ``chosen`` to ``source``, the unpacked source distribution.
 
     Raises:
-        BuildError: one does not fit exactly; it names the patch. Those before it stay applied,
-            so build only after success.
+        BuildError: a patch does not fit exactly; the message names it. The patches before it stay
+            applied, so build only after success.
     """
     for patch in chosen:
         command = ["patch", "--strip=1", "--fuzz=0", "--forward", "--batch"]
@@ -92,13 +104,21 @@ def apply(source: Path, chosen: Iterable[Patch]) -> None:
 
 
 def write_marker(source: Path, chosen: Iterable[Patch], key: str) -> None:
-    """Put the marker into ``source``, so that the wheel says what it was built with."""
+    """Write the file into ``source`` by which the wheel says which patches it was built with.
+
+    ``key`` is the name of the cache entry.
+    """
     names = sorted(patch.name for patch in chosen)
     marker = {"edits": names, "fingerprint": fingerprint(), "key": key}
     (source / "horovod" / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
 
 
 def _read(path: Path) -> Patch:
+    """Return the patch in the file ``path``.
+
+    Raises:
+        BuildError: the file is not called NN-name.patch.
+    """
     named = _NAME.fullmatch(path.name)
     if named is None:
         raise BuildError(f"{path} is not called NN-name.patch; install edl again")
@@ -108,7 +128,7 @@ def _read(path: Path) -> Patch:
 
 
 def _missing_xla_headers(source: Path, include: Path) -> tuple[str, ...]:
-    """Headers of TensorFlow that xla_mpi_ops.cc includes and ``include`` does not have."""
+    """Return the headers of TensorFlow that xla_mpi_ops.cc includes and ``include`` lacks."""
     text = (source / "horovod/tensorflow/xla_mpi_ops.cc").read_text(encoding="utf-8")
     headers = re.findall(r'^#include "(tensorflow/[^"]+)"', text, re.MULTILINE)
     return tuple(header for header in headers if not (include / header).is_file())

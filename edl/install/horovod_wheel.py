@@ -1,9 +1,9 @@
-"""Builds Horovod 0.28.1 for the frameworks of the running interpreter, once, into a cache.
+"""Build Horovod 0.28.1 once for the frameworks of the running interpreter, and cache the wheel.
 
-A wheel is found again by everything that decides its content: Horovod's version, the patches,
-Python, PyTorch, TensorFlow, the machine's architecture and Horovod's own build variables
-(:class:`Recipe`). A cache entry appears in one rename, so it is whole or not there; builds of
-the same wheel wait for each other.
+The cache entry of a wheel is named by everything that decides its content: Horovod's version, the
+patches, Python, PyTorch, TensorFlow, the machine's architecture and Horovod's own build variables
+(:class:`Recipe`). A cache entry appears by one rename, so it is complete or does not exist. Several
+builds of the same wheel wait for each other.
 """
 
 from __future__ import annotations
@@ -67,7 +67,15 @@ GPU_VARIABLES = (  # ... and those that need --gpu
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides the content of a wheel. ``torch`` and ``tensorflow`` are versions or None."""
+    """Everything that decides the content of a wheel, besides Horovod's version and the patches.
+
+    Attributes:
+        python: the cache tag and ABI flags of the interpreter.
+        machine: the architecture of the machine.
+        torch: the version of PyTorch; None if it is not installed.
+        tensorflow: the version of TensorFlow; None if it is not installed.
+        variables: Horovod's build variables that the user has set, sorted by name.
+    """
 
     python: str
     machine: str
@@ -77,7 +85,7 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """The name of the cache entry: readable, and different wherever the content may be."""
+        """The name of the cache entry: readable, and different wherever the content may differ."""
         patches = horovod_patches.fingerprint()
         parts = [VERSION, patches, self.python, self.machine]
         parts.append(f"torch{self.torch}" if self.torch else "notorch")
@@ -88,7 +96,7 @@ class Recipe:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Horovod's build variables for this recipe."""
+        """The environment variables with which Horovod builds this recipe."""
         return {
             f"HOROVOD_WITH{'' if self.torch else 'OUT'}_PYTORCH": "1",
             f"HOROVOD_WITH{'' if self.tensorflow else 'OUT'}_TENSORFLOW": "1",
@@ -100,7 +108,11 @@ class Recipe:
 
 
 def recipe(*, gpu: bool, environ: Mapping[str, str]) -> Recipe:
-    """What to build for the running interpreter.
+    """Return what to build for the running interpreter.
+
+    Args:
+        gpu: whether to build the GPU operations, with NCCL unless a variable says otherwise.
+        environ: the environment variables of the user, of which Horovod's build variables are used.
 
     Raises:
         BuildError: neither PyTorch nor TensorFlow is importable.
@@ -126,7 +138,11 @@ def recipe(*, gpu: bool, environ: Mapping[str, str]) -> Recipe:
 
 
 def framework_version(module: str) -> str | None:
-    """The version of the distribution that provides ``module``; None when it is not importable."""
+    """Return the version of the distribution that provides ``module``.
+
+    The result is None if the module is not importable, and "unknown" if no distribution of its name
+    has it.
+    """
     if importlib.util.find_spec(module) is None:
         return None
     for name in importlib.metadata.packages_distributions().get(module, ()):
@@ -136,12 +152,12 @@ def framework_version(module: str) -> str | None:
 
 
 def is_installed(wanted: Recipe) -> bool:
-    """Whether the running interpreter already has the Horovod of this recipe."""
+    """Return whether the running interpreter already has the Horovod of this recipe."""
     return bool(installed_marker().get("key") == wanted.key)
 
 
 def cached(wanted: Recipe) -> Path | None:
-    """The wheel of this recipe in the cache, or None."""
+    """Return the wheel of this recipe in the cache, or None if there is none."""
     wheels = sorted((_cache() / wanted.key).glob("horovod-*.whl"))
     return wheels[0] if wheels else None
 
@@ -158,7 +174,7 @@ def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
         console: where progress is shown.
 
     Raises:
-        BuildError: a tool lacks, the download or the build failed, or a patch does not fit.
+        BuildError: a tool is missing, the download or the build failed, or a patch does not fit.
             The message names the log.
     """
     if not force and (wheel := cached(wanted)):
@@ -176,10 +192,10 @@ def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
 
 
 def install(wheel: Path, *, console: Console) -> None:
-    """Install ``wheel`` and what it requires into the running interpreter.
+    """Install ``wheel`` and the packages that it requires into the running interpreter.
 
     Raises:
-        BuildError: pip refused; the message has its last words.
+        BuildError: pip refused; the message has the last lines of its output.
     """
     log = wheel.with_name("install.log")
     env = config.environment()
@@ -208,7 +224,9 @@ def install(wheel: Path, *, console: Console) -> None:
 
 
 def refuse_unwritable_interpreter() -> None:
-    """Say at once, not after minutes of compiling, that pip may not install here (PEP 668).
+    """Raise an error if pip may not install packages into this interpreter (PEP 668).
+
+    It is called before the build, so that the user does not learn it after minutes of compiling.
 
     Raises:
         BuildError: the interpreter belongs to the operating system.
@@ -222,7 +240,12 @@ def refuse_unwritable_interpreter() -> None:
 
 
 class _Build:
-    """One build, in a temporary folder beside the cache entries (so that renaming is atomic)."""
+    """One build in a temporary folder beside the cache entries, so that renaming it is atomic.
+
+    Args:
+        wanted: what to build.
+        console: where progress is shown.
+    """
 
     def __init__(self, wanted: Recipe, console: Console) -> None:
         self.recipe = wanted
@@ -230,6 +253,11 @@ class _Build:
         self.log = _cache() / f"{wanted.key}.log"
 
     def run(self) -> Path:
+        """Build the wheel, put it into the cache, and return its path.
+
+        Raises:
+            BuildError: the build failed; the message names the log.
+        """
         self.log.write_text("")
         # Horovod's CMake takes its directory for a regular expression: no "+cpu" in the path.
         prefix = f".build-{hashlib.sha256(self.recipe.key.encode()).hexdigest()[:12]}-"
@@ -257,6 +285,7 @@ class _Build:
         return wheel
 
     def _run(self, work: Path) -> None:
+        """Fetch the tools and the source, apply the patches, and compile the wheel in ``work``."""
         tools = work / "tools"
         cmake = () if toolchain.system_cmake() else (CMAKE,)
         pip_install = ("install", "--target", str(tools), *BUILD_TOOLS, *cmake, *REQUIREMENTS)
@@ -285,7 +314,11 @@ class _Build:
         self._check(next(out.glob("*.whl")))
 
     def _check(self, wheel: Path) -> None:
-        """Make sure that each framework's library is where Python imports it from."""
+        """Check that the wheel has the library of each framework where Python imports it from.
+
+        Raises:
+            BuildError: a library is missing.
+        """
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
         libraries = {"torch": self.recipe.torch, "tensorflow": self.recipe.tensorflow}
@@ -298,7 +331,11 @@ class _Build:
                 )
 
     def _source(self, work: Path, env: Mapping[str, str]) -> Path:
-        """The unpacked source distribution. The archive stays in the cache, checked each time."""
+        """Return the folder with Horovod's unpacked source.
+
+        The archive is downloaded if it is not in the cache, where it stays; its checksum is checked
+        each time.
+        """
         archive = _cache() / f"horovod-{VERSION}.tar.gz"
         if not archive.is_file() or _sha256(archive) != SHA256:
             self._download(work, archive, env)
@@ -312,6 +349,11 @@ class _Build:
     def _download(self, work: Path, archive: Path, env: Mapping[str, str]) -> None:
         # pip knows the user's index, proxy and certificates. It asks each source distribution
         # for its metadata; without isolation that takes our setuptools and about a second.
+        """Download Horovod's source distribution, check it, and put it at ``archive``.
+
+        Raises:
+            BuildError: the checksum of the download is wrong.
+        """
         requirement = work / "requirements.txt"
         requirement.write_text(f"horovod=={VERSION} --hash=sha256:{SHA256}\n")
         self._pip(
@@ -337,6 +379,7 @@ class _Build:
         fetched.replace(archive)
 
     def _pip(self, *arguments: str, what: str, env: Mapping[str, str]) -> None:
+        """Run a command of pip, with its output in the log."""
         command, *rest = arguments
         retries = ("--retries", "10")
         progress.run(
@@ -348,7 +391,11 @@ class _Build:
         )
 
     def _environment(self, tools: Path) -> dict[str, str]:
-        """The child's environment: our tools in front, and no HOROVOD_ variable but our own."""
+        """Return the environment of the build, with the build's own tools first.
+
+        HOROVOD_ variables of the user are left out: the recipe has those that count. ``tools`` is
+        the folder of the tools.
+        """
         env = {k: v for k, v in config.environment().items() if not k.startswith("HOROVOD_")}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tools), env.get("PYTHONPATH"))))
         env["PATH"] = os.pathsep.join(filter(None, (str(tools / "bin"), env.get("PATH"))))
@@ -357,6 +404,7 @@ class _Build:
         return env | self.recipe.environment
 
     def _tensorflow_include(self) -> Path | None:
+        """Return the folder of TensorFlow's headers, or None for a build without TensorFlow."""
         if self.recipe.tensorflow is None:
             return None
         spec = importlib.util.find_spec("tensorflow")
@@ -366,6 +414,7 @@ class _Build:
 
 
 def _cache() -> Path:
+    """Return the directory of the wheel cache; it is created if it does not exist."""
     path = config.cache_dir() / "wheels"
     path.mkdir(parents=True, exist_ok=True)
     return path
@@ -373,7 +422,10 @@ def _cache() -> Path:
 
 @contextmanager
 def _locked(path: Path, console: Console) -> Iterator[None]:
-    """Hold an exclusive lock on ``path``; the kernel frees it with the process."""
+    """While entered, hold an exclusive lock on the file ``path``.
+
+    The kernel releases the lock when the process ends.
+    """
     with path.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -384,18 +436,22 @@ def _locked(path: Path, console: Console) -> Iterator[None]:
 
 
 def _compilers() -> int:
-    """How many compilers may run at once: as many as cores, if the memory is enough for them."""
+    """Return how many compilers may run at once: as many as cores, if the memory is enough.
+
+    ``GB_PER_COMPILER`` is the memory that each takes.
+    """
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     cores = len(os.sched_getaffinity(0))
     return max(1, min(cores, int(memory_gb / GB_PER_COMPILER)))
 
 
 def _sha256(path: Path) -> str:
+    """Return the SHA-256 checksum of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _last_words(tail: tuple[str, ...]) -> str:
-    """The line of a failed command's output that most likely says why."""
+    """Return the line of a failed command's output that most likely says why it failed."""
     signs = ("fatal error", "error:", "ERROR:", "CMake Error", "Killed", "No space left")
     lines = [line.strip() for line in tail if line.strip()] or ["no output"]
     for line, following in zip(lines, [*lines[1:], ""], strict=True):

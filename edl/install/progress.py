@@ -1,4 +1,4 @@
-"""Runs long commands: their output goes to a log, a person sees elapsed time and percentage."""
+"""Run long commands with their output in a log, and show elapsed time and percentage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ _PERCENT = re.compile(r"\[\s*(\d{1,3})%\]")  # make's, in CMake's makefiles
 
 
 class CommandFailed(Exception):
-    """A command ended with something else than 0. ``tail`` holds its last lines."""
+    """The error that a command ended with an exit code other than 0.
+
+    Attributes:
+        code: the exit code.
+        tail: the last lines of the output.
+    """
 
     def __init__(self, command: Sequence[str], code: int, tail: Sequence[str]) -> None:
         super().__init__(f"{' '.join(command[:6])} ended with {code}")
@@ -33,11 +38,18 @@ def run(
     env: Mapping[str, str],
     console: Console,
 ) -> None:
-    """Run ``command`` to its end, append its output to ``log``, and show that it goes on.
+    """Run ``command`` to its end, append its output to ``log``, and show its progress.
+
+    Args:
+        command: the words of the command.
+        what: what the command does, as shown.
+        log: the file of the log.
+        env: the environment variables of the command.
+        console: where the progress is shown.
 
     Raises:
-        CommandFailed: it ended with something else than 0.
-        OSError: it could not be started.
+        CommandFailed: the command ended with an exit code other than 0.
+        OSError: the command could not be started.
     """
     show = _live if console.is_terminal else _plain
     show(command, what, log, env, console)
@@ -46,6 +58,7 @@ def run(
 def _plain(
     command: Sequence[str], what: str, log: Path, env: Mapping[str, str], console: Console
 ) -> None:
+    """Run a command, and print a line of progress now and then, where there is no terminal."""
     start = time.monotonic()
     state = {"percent": -1}
     ended = threading.Event()
@@ -73,6 +86,7 @@ def _plain(
 def _live(
     command: Sequence[str], what: str, log: Path, env: Mapping[str, str], console: Console
 ) -> None:
+    """Run a command, and show a progress bar on the terminal."""
     columns = (SpinnerColumn(), TextColumn(what), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(what, total=None)
@@ -85,6 +99,11 @@ def _live(
 def _stream(
     command: Sequence[str], log: Path, env: Mapping[str, str], on_percent: Callable[[int], None]
 ) -> None:
+    """Run a command with its output in ``log``; call ``on_percent`` for each percentage in it.
+
+    Raises:
+        CommandFailed: the command ended with an exit code other than 0.
+    """
     tail: list[str] = []
     with log.open("a", encoding="utf-8") as sink:
         sink.write(f"$ {' '.join(command)}\n")

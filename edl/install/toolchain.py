@@ -1,4 +1,4 @@
-"""What a machine needs to compile Horovod, and what to install where something lacks."""
+"""Find what a machine needs to compile Horovod, and say what to install if something is missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Tool:
-    """One thing that the build needs. ``found`` is where, or empty; ``remedy`` what to do."""
+    """A tool or file that the build needs.
+
+    Attributes:
+        name: the name of the tool.
+        found: its path; empty if it is missing.
+        remedy: what to do if it is missing.
+    """
 
     name: str
     found: str
@@ -21,7 +27,10 @@ class Tool:
 
 
 def tools() -> tuple[Tool, ...]:
-    """Compiler, make, patch, Python's headers. CMake is not here: pip brings one where it lacks."""
+    """Return the compiler, make, patch, and Python's headers, each with whether it was found.
+
+    CMake is not among them, because pip installs it where it is missing.
+    """
     header = Path(sysconfig.get_path("include")) / "Python.h"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return (
@@ -41,7 +50,7 @@ def tools() -> tuple[Tool, ...]:
 
 
 def system_cmake() -> str:
-    """The path of an installed CMake that can build Horovod (3.13 up to 3.x), or empty."""
+    """Return the path of an installed CMake that can build Horovod (3.13 up to 3.x), or ""."""
     path = shutil.which("cmake")
     if path is None:
         return ""
