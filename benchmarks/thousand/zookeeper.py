@@ -28,8 +28,9 @@ from edl.core.job.ages import AgeTracker
 from edl.core.job.decision import Limits, MembershipDecision
 from edl.core.job.membership import decide
 from edl.core.job_spec import JobSpec
-from edl.core.records import Generation, Job, JobState, Member, RingMember, Snapshot, Stage
+from edl.core.records import Generation, Job, JobState, Member, RingMember, Stage
 from edl.core.sizes import Sizes
+from edl.core.snapshot import Snapshot
 from edl.daemon.daemon import DaemonLimits
 
 ON_A_HOST = 8

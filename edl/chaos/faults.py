@@ -25,7 +25,8 @@ from edl.chaos.fault_schedule import Action, Order, Plan, Worker, choose
 from edl.coordination.job_store import JobStore
 from edl.core.events import Event, EventKind, SwitchDetails
 from edl.core.progress import WorkerProgress
-from edl.core.records import JobState, Member, Snapshot, Stage
+from edl.core.records import JobState, Member, Stage
+from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, EdlError, RingError, UsageError
 from edl.http import client
 from edl.http.signing import http_key

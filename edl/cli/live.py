@@ -6,7 +6,7 @@ from rich.text import Text
 
 from edl.cli.common import console
 from edl.core.plural import workers
-from edl.core.records import Snapshot
+from edl.core.snapshot import Snapshot
 from edl.launch.host_agent import Display
 from edl.launch.output import Output
 

@@ -16,7 +16,8 @@ from edl.coordination.job_store import JobStore
 from edl.core.job.placement import Placement, place
 from edl.core.job.profile_hold import Fate, Held, ProfileHold
 from edl.core.plural import verb, workers
-from edl.core.records import RequestedBy, Snapshot
+from edl.core.records import RequestedBy
+from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, RequestError, Superseded, UnknownJob, UsageError
 
 

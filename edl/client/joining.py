@@ -12,7 +12,8 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.session import Session
 from edl.core.host.supervision import SupervisorLimits
 from edl.core.job_spec import JobSpec
-from edl.core.records import Job, JobState, Snapshot
+from edl.core.records import Job, JobState
+from edl.core.snapshot import Snapshot
 from edl.errors import AccessDenied, UnknownJob, UsageError
 
 POLL_S = 0.5  # for the end of a job that stops

@@ -19,7 +19,8 @@ from edl.core.job import migration
 from edl.core.job.migration import Migration, Move, Standing, standing
 from edl.core.job.placement import Placement, give_back, move, to_add
 from edl.core.plural import workers
-from edl.core.records import Generation, RequestedBy, Snapshot
+from edl.core.records import Generation, RequestedBy
+from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, HostLost, Superseded
 
 

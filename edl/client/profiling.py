@@ -20,7 +20,7 @@ from edl.core.job.placement import Placement
 from edl.core.job.profile import Curve, Point, in_order, measured
 from edl.core.plural import verb, workers, workers_train
 from edl.core.progress import ProgressSample
-from edl.core.records import Snapshot
+from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, RequestError, Superseded, UsageError
 
 

@@ -9,7 +9,8 @@ from edl.client.waiting import USUAL, ClientLimits, Messages, OnMessage, ignore,
 from edl.coordination.job_store import JobStore
 from edl.core.job.placement import Placement, place
 from edl.core.plural import by_host, workers
-from edl.core.records import RequestedBy, Snapshot
+from edl.core.records import RequestedBy
+from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError
 
 

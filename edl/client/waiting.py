@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from edl.coordination.job_store import JobStore
-from edl.core.records import JobState, Snapshot
+from edl.core.records import JobState
+from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, JobEnded, TimedOut, UsageError
 
 OnMessage = Callable[[str], None]  # called with sentences about how far it is

@@ -45,8 +45,8 @@ from edl.core.records import (
     Request,
     RequestedBy,
     SlotRecord,
-    Snapshot,
 )
+from edl.core.snapshot import Snapshot
 from edl.errors import AccessDenied, UnknownJob
 
 

@@ -11,7 +11,8 @@ from typing import Annotated
 
 from edl.core.progress import TrainingStatus
 from edl.core.record import Record
-from edl.core.records import JobState, Reclaim, Snapshot, Stage
+from edl.core.records import JobState, Reclaim, Stage
+from edl.core.snapshot import Snapshot
 
 
 @dataclass(frozen=True)

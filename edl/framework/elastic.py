@@ -142,7 +142,7 @@ class State(ABC):
         """Send the state if this worker is rank ``root``; else receive all of it or nothing.
 
         ``receive`` says whether this worker needs the state. See
-        :class:`edl.worker.switching.Shared`.
+        :class:`edl.worker.replica.Shared`.
 
         Raises:
             RingBroken: if a worker is gone; the state is then undefined until it is restored.

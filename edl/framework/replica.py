@@ -146,7 +146,7 @@ class FrameworkReplica(ABC):
         ``receive`` names the part: nothing, what the last update has changed, what a resync
         replaces, or all.
 
-        See :class:`edl.worker.switching.Replica`.
+        See :class:`edl.worker.replica.Replica`.
 
         Raises:
             RingBroken: if a worker is gone; a receiver's state is then unchanged.
@@ -168,7 +168,7 @@ class FrameworkReplica(ABC):
     def end_batch(self, step: int, epoch: int) -> None:
         """Keep copies of the tracked objects at the end of a batch, or take over received ones.
 
-        ``step`` and ``epoch`` are the job's. See :class:`edl.worker.switching.Replica`.
+        ``step`` and ``epoch`` are the job's. See :class:`edl.worker.replica.Replica`.
         """
         self._copies.end_batch((step, epoch), self.objects_from_gradients())
 

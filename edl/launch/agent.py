@@ -28,7 +28,8 @@ from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms
 from edl.core.job.host_join import is_last, request_workers, withdrawn
 from edl.core.job.placement import Placement, drain_host
 from edl.core.plural import workers
-from edl.core.records import Host, Job, JobState, RequestedBy, Snapshot
+from edl.core.records import Host, Job, JobState, RequestedBy
+from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, UnknownJob, UsageError
 from edl.launch.adoption import has_died
 from edl.launch.borrowed_slots import BorrowedSlots

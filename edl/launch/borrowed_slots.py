@@ -28,7 +28,8 @@ from edl.core.job.borrowing import (
 )
 from edl.core.job.placement import Placement
 from edl.core.plural import counted
-from edl.core.records import JobState, RequestedBy, Snapshot
+from edl.core.records import JobState, RequestedBy
+from edl.core.snapshot import Snapshot
 from edl.errors import UsageError
 from edl.launch.signals import handled
 

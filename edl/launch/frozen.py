@@ -18,7 +18,7 @@ from edl.coordination.job_store import JobStore
 from edl.core.host.process import Process
 from edl.core.host.restart_policy import to_ask
 from edl.core.job.liveness import Liveness
-from edl.core.records import Snapshot
+from edl.core.snapshot import Snapshot
 from edl.http.client import ask_all
 from edl.launch.record import worker_frozen
 from edl.launch.workers import Workers

@@ -18,9 +18,10 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.secrets import keep
 from edl.core.host.agent import AgentLimits
 from edl.core.plural import counted, workers
-from edl.core.records import Host, Job, Snapshot
+from edl.core.records import Host, Job
 from edl.core.retention import Retention
 from edl.core.settings import variable
+from edl.core.snapshot import Snapshot
 from edl.errors import UsageError
 from edl.launch.address import own_address
 from edl.launch.agent import Agent

@@ -21,7 +21,8 @@ from edl.core.events import (
 )
 from edl.core.host.process import Process
 from edl.core.host.supervision import Outcome
-from edl.core.records import JobState, Snapshot
+from edl.core.records import JobState
+from edl.core.snapshot import Snapshot
 
 
 def conclude(store: JobStore, outcome: Outcome, snapshot: Snapshot) -> None:

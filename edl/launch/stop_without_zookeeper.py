@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from edl.coordination.job_store import JobStore
 from edl.core.host.process import Process
 from edl.core.host.supervision import SupervisorLimits
-from edl.core.records import Snapshot
+from edl.core.snapshot import Snapshot
 from edl.http.client import tell_end
 from edl.http.signing import http_key
 

@@ -37,7 +37,7 @@ from edl.core.host.supervision import (
     without_zookeeper,
 )
 from edl.core.job.borrowing import overdue_on
-from edl.core.records import Snapshot
+from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.http.client import answering
 from edl.launch.frozen import ASK_TIMEOUT_S, Frozen

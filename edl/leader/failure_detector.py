@@ -15,7 +15,8 @@ from edl.core.job import liveness, stall
 from edl.core.job.liveness import USUAL, Liveness, LivenessLimits, RingIdle
 from edl.core.job.stall import Activity, Report, Stall, StallLimits
 from edl.core.progress import WorkerProgress
-from edl.core.records import RingMember, Snapshot
+from edl.core.records import RingMember
+from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError
 from edl.http.client import Health, ask_all
 

@@ -36,7 +36,7 @@ from edl.core.job.ring_failure import broke
 from edl.core.job.stall import Activity
 from edl.core.policy.ring_report import RingReport
 from edl.core.progress import TrainingStatus, WorkerProgress
-from edl.core.records import Snapshot
+from edl.core.snapshot import Snapshot
 from edl.leader.failure_detector import FailureDetector
 from edl.leader.policy_loop import PolicyLoop
 from edl.ring.rendezvous import new_scope

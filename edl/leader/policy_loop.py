@@ -21,7 +21,8 @@ from edl.core.policy.ring_report import RingReport
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.policy.stragglers import StragglerReport, data_part, slowest
 from edl.core.progress import ProgressSample
-from edl.core.records import JobPolicy, JobState, RequestedBy, Snapshot
+from edl.core.records import JobPolicy, JobState, RequestedBy
+from edl.core.snapshot import Snapshot
 from edl.errors import UsageError
 from edl.leader.size_policy import SizePolicy
 from edl.leader.straggler_mitigation import StragglerMitigation

@@ -25,7 +25,8 @@ from edl.core.policy.observation import Observation, Rule, Suggestion
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.policy.size_decision import decide_size
 from edl.core.progress import ProgressSample
-from edl.core.records import Generation, RequestedBy, Snapshot
+from edl.core.records import Generation, RequestedBy
+from edl.core.snapshot import Snapshot
 from edl.errors import UsageError
 from edl.leader.custom_rule_runner import CustomRuleRunner
 from edl.leader.fitting import Fitting

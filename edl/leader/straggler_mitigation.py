@@ -15,7 +15,8 @@ from edl.core.job.desired import set_desired
 from edl.core.job.replacement import replacement, taken_back
 from edl.core.plural import names
 from edl.core.policy.stragglers import Care, Slow, StragglerReport, Stragglers
-from edl.core.records import Request, RequestedBy, RequestKind, Snapshot
+from edl.core.records import Request, RequestedBy, RequestKind
+from edl.core.snapshot import Snapshot
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ TOLERANCE = 1e-6  # float64 leaves about 1e-12 of rounding; a wrong weight is fa
 class CountingModel:
     """A model with one parameter for each sample, which counts how often each sample was trained.
 
-    It is a :class:`edl.worker.switching.Replica`, the copy of the job's state that one worker
+    It is a :class:`edl.worker.replica.Replica`, the copy of the job's state that one worker
     holds.
 
     Args:

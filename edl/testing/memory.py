@@ -29,9 +29,9 @@ from edl.core.records import (
     Member,
     Request,
     RingFailure,
-    Snapshot,
     Stage,
 )
+from edl.core.snapshot import Snapshot
 from edl.ring.loopback import LoopbackNetwork
 from edl.ring.ring import Ring
 from edl.testing.schedule import BackgroundTask, Schedule

@@ -38,13 +38,14 @@ from edl.errors import RingBroken, RingError
 from edl.ring.ring import Ring
 from edl.worker.exchange import check_place, exchange
 from edl.worker.loader_progress import LoaderProgress
+from edl.worker.replica import Replica
 from edl.worker.ring_watch import RingWatch
 from edl.worker.sampler import Batch, BatchSampler
 from edl.worker.shared_state import SharedState
 from edl.worker.size_request import SizeRequest
 from edl.worker.state_check import StateCheck
 from edl.worker.steps import Steps
-from edl.worker.switching import Replica, Switching
+from edl.worker.switching import Switching
 
 logger = logging.getLogger(__name__)
 

@@ -61,7 +61,7 @@ class Compared(Protocol):
         """Return the present learning rates, by the name under which messages mention each."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Broadcast the state from the rank ``root``; see :class:`edl.worker.switching.Shared`."""
+        """Broadcast the state from the rank ``root``; see :class:`edl.worker.replica.Shared`."""
 
 
 class Comparison:

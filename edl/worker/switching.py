@@ -19,12 +19,11 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from edl import failpoints
-from edl.checkpoint.store import Durable
 from edl.config import Config
-from edl.core.job.fits import FitIsDone, ScriptFits, ended_before
+from edl.core.job.fits import FitIsDone, ended_before
 from edl.core.job.ring_failure import blamed_rank, short_error
 from edl.core.plural import workers
 from edl.core.records import Generation, JobState, RingFailure, RingMember, Stage
@@ -40,48 +39,18 @@ from edl.core.step.step_record import (
 from edl.errors import JobFailed, NewcomerDiffers, RingBroken, RingError, UnevenEnd, UsageError
 from edl.ring.frames import split
 from edl.ring.ring import Ring
-from edl.worker.activity import waits
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import Coordinator
+from edl.worker.newcomer import NEWS_SLICE_S, Newcomer
 from edl.worker.progress import Receive, TrainingProgress
+from edl.worker.replica import Shared
 from edl.worker.shared_state import SharedState
-from edl.worker.state_check import Compared
 
 logger = logging.getLogger(__name__)
 
 IDLE = StepRecord(0, 0, 0, 0, 0, 0, 0, 0, 0)  # the row that workers send in a barrier
 NO_STATE = -1  # reported as the step of a worker that does not hold the job's state yet
 PAUSE_S = 0.2  # between two rounds of records while too few workers are left
-NEWS_SLICE_S = 1.0  # after so long a waiting worker looks at other news
-
-
-class Shared(Protocol):
-    """The interface of the state that all workers hold alike, in this process."""
-
-    def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Broadcast the state over ``ring``, from the rank ``root`` to all others.
-
-        ``receive`` is the part of the state that this worker takes over.
-        """
-
-
-class ScriptState(Shared, Compared, Protocol):
-    """The interface of the state of a script that keeps its own place in its data."""
-
-
-class Replica(Shared, Durable, Compared, Protocol):
-    """The interface of what all workers share in a framework: model, optimizer, tracked objects."""
-
-    def end_batch(self, step: int, epoch: int) -> None:
-        """Keep a copy of what the script tracks, or take over the copies that others have kept.
-
-        It is called when the script asks for its next batch, and when it exchanges something before
-        that.
-
-        Args:
-            step: the number of steps that are complete.
-            epoch: the number of the present epoch.
-        """
 
 
 class Switching:
@@ -98,7 +67,7 @@ class Switching:
         median_step_us: returns the median time of a step, in microseconds.
         on_switch: called with the old and the new number of workers after each switch or repair.
         on_enter: called in each new ring, before the state is exchanged.
-        fits_of_job: asks another worker how far its script is in its fits.
+        newcomer: waits for the first generation that has this worker as a member.
     """
 
     def __init__(
@@ -131,7 +100,7 @@ class Switching:
         self.median_step_us: Callable[[], int] = lambda: 0
         self.on_switch: Callable[[int, int], None] = lambda _old, _new: None
         self.on_enter: Callable[[], None] = lambda: None  # in each new ring, before the exchange
-        self.fits_of_job: Callable[[], ScriptFits] = ScriptFits  # asks another worker
+        self.newcomer = Newcomer(shared, ring, progress, coordinator, self.exit)
 
     # --- into the first ring ---
 
@@ -204,7 +173,9 @@ class Switching:
         failed = 0
         while True:
             try:
-                generation = self._wait_for_seat(self.progress.fits_done, after=failed)
+                generation = self.newcomer.wait_for_membership(
+                    self.worker, self.progress.fits_done, after=failed
+                )
             except FitIsDone:
                 self._ring.build_alone()
                 raise
@@ -224,65 +195,6 @@ class Switching:
         self.warming_up = False
         return generation
 
-    @waits("waiting for the others to switch")
-    def _wait_for_seat(self, fits: int, after: int = 0) -> Generation:
-        """Wait for a generation that has this newcomer as a member, and return it.
-
-        The old members of the generation are on their way into its ring then. The worker publishes
-        the generation beyond which it waits, because a newcomer that does not would be taken to be
-        stuck.
-
-        Args:
-            fits: how many fits are done before the fit for which this worker is ready.
-            after: the number that the generation must exceed.
-
-        Raises:
-            FitIsDone: the job is in a later fit than this worker.
-            NewcomerDiffers: the job is in a later fit, and this worker's script has ended.
-        """
-
-        def ready() -> None:
-            """Publish that this worker is ready to join, and beyond which generation it waits."""
-            self._coordinator.set_stage(Stage.READY, 0, newest_generation=after, fits=fits)
-
-        if after:
-            ready()
-        while True:
-            newest = self._shared.wait_for_generation(after, slice_s=NEWS_SLICE_S)
-            if self._shared.job_state.over or (newest is not None and not newest.members):
-                self.exit("the job ended before this worker joined")
-            if newest is None:
-                self._look_for_a_later_fit()
-                continue
-            seated = newest.rank_of(self.worker) is not None
-            seated &= newest.repairs or newest.fits == fits  # else the others do not enter it
-            if seated and (newest.repairs or self._ring.wait_for_announcement(newest)):
-                return newest
-            if seated:
-                self._look_for_a_later_fit()
-            if not seated or newest.state_source in self._shared.evicted:
-                # The others go on without it, or nobody will say go to it: it is a newcomer like
-                # any other again.
-                after = newest.number
-                ready()
-
-    def _look_for_a_later_fit(self) -> None:
-        """Raise an error if the job is in a later fit than this newcomer; else do nothing.
-
-        Raises:
-            FitIsDone: the script has to pass over the fits that the job has done.
-            NewcomerDiffers: the script has ended before the fit in which the job is.
-        """
-        mine = self._shared.fits
-        if not mine.begun:  # the script has no fits
-            return
-        theirs = self.fits_of_job()
-        if mine.begun == len(mine.done) < theirs.begun:
-            raise NewcomerDiffers(ended_before(self.worker, mine.begun, theirs.begun))
-        if len(theirs.done) > self.progress.fits_done:
-            self._coordinator.set_stage(Stage.PREPARING, fits=len(theirs.done))
-            raise FitIsDone(theirs.done)
-
     def wait_for_end(self) -> None:
         """Wait until the job has ended: this newcomer has passed over all fits of its script.
 
@@ -291,9 +203,11 @@ class Switching:
         Raises:
             NewcomerDiffers: the job is in a fit that this script does not have.
         """
-        self._look_for_a_later_fit()
+        self.newcomer.look_for_a_later_fit(self.worker)
         mine = self._shared.fits
-        self._wait_for_seat(mine.begun + 1)  # none comes: the others are in no such fit
+        self.newcomer.wait_for_membership(
+            self.worker, mine.begun + 1
+        )  # none comes: the others are in no such fit
         raise NewcomerDiffers(ended_before(self.worker, mine.begun, mine.begun + 1))
 
     # --- between two steps ---
@@ -654,12 +568,12 @@ class Switching:
         return JobFailed(f"the job {self._shared.job_end}")
 
     def _leave(self, generation: Generation) -> NoReturn:
-        # After a break no worker knows which others are left: then each of them saves.
         """Leave the job and end the process: this worker is no member of ``generation``.
 
         If the whole job stops, rank 0 saves a last checkpoint before.
         """
         self.stopped = not generation.members
+        # After a break no worker knows which others are left: then each of them saves.
         last = self.stopped and (self._ring.place.rank == 0 or not self._ring.is_open)
         self._ring.close()
         if self.stopped:  # a worker that saves is not stuck, although it completes no step

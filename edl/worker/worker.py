@@ -34,6 +34,7 @@ from edl.worker.finishing import Finishing
 from edl.worker.fits import Fits
 from edl.worker.loader_progress import LoaderProgress
 from edl.worker.loader_steps import LoaderSteps
+from edl.worker.replica import Replica, ScriptState
 from edl.worker.script_progress import ScriptProgress
 from edl.worker.script_state_check import ScriptStateCheck
 from edl.worker.script_steps import ScriptSteps
@@ -42,7 +43,7 @@ from edl.worker.size_request import SizeRequest
 from edl.worker.state_check import StateCheck
 from edl.worker.steps import Steps
 from edl.worker.stream_sampler import Reader
-from edl.worker.switching import Replica, ScriptState, Switching
+from edl.worker.switching import Switching
 
 OVER = (
     "this job's training is over: a job trains once, in one `for epoch in ....epochs(n)`; run each "
@@ -119,7 +120,7 @@ class Worker:
             self._check,
             self.exchange_bytes,
         )
-        self._switching.fits_of_job = self.fits.of_job
+        self._switching.newcomer.fits_of_job = self.fits.of_job
         self.replica: Replica | None = None
         self._on_resize: list[Callable[[int, int], None]] = []
         self._on_leave: list[Callable[[frozenset[int]], None]] = []

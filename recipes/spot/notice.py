@@ -43,7 +43,11 @@ _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 def ask(url: str, headers: dict[str, str], method: str = "GET") -> str | None:
-    """The body of an answer; None: 404. Raises OSError when there is no other good answer."""
+    """Return the body of an answer; None if the status is 404.
+
+    Raises:
+        OSError: the service did not answer, or with another error.
+    """
     request = urllib.request.Request(url, headers=headers, method=method)
     try:
         with _open(request, timeout=TIMEOUT_S) as answer:
@@ -138,8 +142,12 @@ def watch(
     """Ask for a notice until the agent ends, and tell the agent of the first one.
 
     Args:
+        agent: the process of ``edl join``.
+        notice: asks the metadata service; returns a notice as a text, or None if there is none.
         url: that of the metadata service, for messages.
+        every_s: the seconds between two questions.
         told: is locked once the agent was told, be it here or by a signal.
+        tell: sends the agent SIGTERM.
 
     Returns:
         The exit status of the agent as a shell gives it.

@@ -33,7 +33,8 @@ from soak import FRAMEWORKS, keep, stalls_of
 from edl.chaos.fault_schedule import LEADER, NEWCOMER, WORKER, Action, Order, Worker, choose
 from edl.chaos.faults import health, is_process_of, send
 from edl.coordination.job_store import JobStore
-from edl.core.records import JobState, RequestedBy, Snapshot, Stage
+from edl.core.records import JobState, RequestedBy, Stage
+from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError
 from edl.testing.zookeeper import Server, ensemble
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from edl.chaos.fault_schedule import Action, Order, Worker, choose
 from edl.chaos.faults import DOORS, health, is_process_of, knock, send
 from edl.coordination.job_store import JobStore
-from edl.core.records import JobState, Member, RequestedBy, Snapshot, Stage
+from edl.core.records import JobState, Member, RequestedBy, Stage
+from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, RingError
 
 POLL_S = 0.05

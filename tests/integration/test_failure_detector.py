@@ -22,7 +22,8 @@ from edl.config import Config
 from edl.core.job.stall import IN_USER_CODE, Activity
 from edl.core.job_spec import JobSettings
 from edl.core.progress import WorkerProgress
-from edl.core.records import Generation, Member, RingMember, Snapshot, Stage
+from edl.core.records import Generation, Member, RingMember, Stage
+from edl.core.snapshot import Snapshot
 from edl.http.server import DaemonServer
 from edl.leader.failure_detector import FailureDetector
 from edl.testing.throttle import Throttle

@@ -12,7 +12,8 @@ from edl.chaos.fault_schedule import Action
 from edl.chaos.faults import knock
 from edl.coordination.job_store import JobStore
 from edl.coordination.reads import exists
-from edl.core.records import Member, Snapshot, Stage
+from edl.core.records import Member, Stage
+from edl.core.snapshot import Snapshot
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

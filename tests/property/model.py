@@ -43,9 +43,9 @@ from edl.core.records import (
     RequestKind,
     RingFailure,
     RingMember,
-    Snapshot,
     Stage,
 )
+from edl.core.snapshot import Snapshot
 from edl.errors import UsageError
 
 LIMITS = Limits(start_s=20, prepare_s=50, gather_s=3, leave_grace_s=30, notice_s=10, report_s=100)

@@ -30,9 +30,9 @@ from edl.core.records import (
     RequestedBy,
     RequestKind,
     RingMember,
-    Snapshot,
     Stage,
 )
+from edl.core.snapshot import Snapshot
 from edl.core.step.batching import Batching
 from edl.core.step.noise_scale import NoiseScale
 from edl.leader.policy_loop import UNTIMED, PolicyLoop, PolicyResult

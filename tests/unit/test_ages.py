@@ -7,7 +7,8 @@ from dataclasses import replace
 from made import make_job
 
 from edl.core.job.ages import AWAY_S, AgeTracker
-from edl.core.records import Generation, Member, RingFailure, RingMember, Snapshot, Stage
+from edl.core.records import Generation, Member, RingFailure, RingMember, Stage
+from edl.core.snapshot import Snapshot
 
 LEADER_SINCE = 100.0
 

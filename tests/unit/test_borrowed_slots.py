@@ -14,7 +14,8 @@ from made import make_job, wanted
 from edl.core.host.process import Process
 from edl.core.job.borrowing import LeaseTerms, without
 from edl.core.job.desired import Change, set_desired
-from edl.core.records import Host, JobState, Member, Reclaim, RequestedBy, Snapshot
+from edl.core.records import Host, JobState, Member, Reclaim, RequestedBy
+from edl.core.snapshot import Snapshot
 from edl.launch import borrowed_slots
 from edl.launch.borrowed_slots import BorrowedSlots
 

@@ -41,9 +41,9 @@ from edl.core.records import (
     RequestedBy,
     RequestKind,
     RingMember,
-    Snapshot,
     Stage,
 )
+from edl.core.snapshot import Snapshot
 from edl.errors import UsageError
 
 A, B = Host("a", 4, "127.0.0.1"), Host("b", 2, "127.0.0.1")

@@ -28,16 +28,8 @@ from edl.core.event_text import cost
 from edl.core.events import Event, SwitchDetails, SwitchParts
 from edl.core.host.python_command import python_script, title
 from edl.core.progress import TrainingStatus
-from edl.core.records import (
-    Generation,
-    Host,
-    JobState,
-    Leader,
-    Member,
-    RingMember,
-    Snapshot,
-    Stage,
-)
+from edl.core.records import Generation, Host, JobState, Leader, Member, RingMember, Stage
+from edl.core.snapshot import Snapshot
 from edl.core.status import JobStatus, job_status
 from edl.core.step.step_record import SwitchTimes
 from edl.errors import UsageError

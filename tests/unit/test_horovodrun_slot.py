@@ -37,10 +37,10 @@ from edl.core.records import (
     Member,
     RingMember,
     SlotRecord,
-    Snapshot,
     Stage,
 )
 from edl.core.sizes import Sizes
+from edl.core.snapshot import Snapshot
 from edl.errors import REFUSED_EXIT
 
 JOB = make_job(driver="10.0.0.1:9000")

@@ -39,9 +39,9 @@ from edl.core.records import (
     Request,
     RequestKind,
     RingMember,
-    Snapshot,
     Stage,
 )
+from edl.core.snapshot import Snapshot
 from edl.errors import REFUSED_EXIT
 
 NOW = 1000.0

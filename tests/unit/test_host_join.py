@@ -7,7 +7,8 @@ import pytest
 from made import changed, make_job, wanted
 
 from edl.core.job.host_join import is_last, request_workers, withdrawn
-from edl.core.records import Generation, Host, Member, RingMember, Snapshot
+from edl.core.records import Generation, Host, Member, RingMember
+from edl.core.snapshot import Snapshot
 
 JOB = make_job()
 A, B = Host("a", 2, "127.0.0.1"), Host("b", 4, "127.0.0.1")

@@ -10,7 +10,7 @@ from made import make_job, wanted
 
 from edl.config import HorovodSlot
 from edl.core.host.horovodrun_slot import placed_otherwise
-from edl.core.records import Snapshot
+from edl.core.snapshot import Snapshot
 from edl.launch.horovodrun import late_start, launcher
 from edl.launch.horovodrun.driver import Answer, Driver
 from edl.launch.horovodrun.late_start import LateStart

@@ -16,7 +16,8 @@ from edl.core.job.liveness import (
     proof,
     whom_to_ask,
 )
-from edl.core.records import Generation, Member, RingFailure, RingMember, Snapshot, Stage
+from edl.core.records import Generation, Member, RingFailure, RingMember, Stage
+from edl.core.snapshot import Snapshot
 
 ALIVE, REFUSED, SILENT = Liveness.ALIVE, Liveness.REFUSED, Liveness.SILENT
 LONG, SHORT = RingIdle(60.0, 0.1), RingIdle(0.1, 0.1)

@@ -27,9 +27,9 @@ from edl.core.records import (
     RingFailure,
     RingMember,
     SlotRecord,
-    Snapshot,
     Stage,
 )
+from edl.core.snapshot import Snapshot
 
 LIMITS = Limits(start_s=120, prepare_s=300, gather_s=3, leave_grace_s=30, notice_s=60, report_s=600)
 JOB = make_job(command=("true",))

@@ -10,7 +10,8 @@ from made import make_job, wanted
 
 from edl.core.events import Event, GenerationDetails, SwitchDetails, SwitchParts
 from edl.core.job.migration import Migration, Move, outcome, stall_s, standing
-from edl.core.records import Generation, Member, RingMember, Snapshot, Stage
+from edl.core.records import Generation, Member, RingMember, Stage
+from edl.core.snapshot import Snapshot
 
 JOB = make_job(np=3, command=("true",))
 MOVE = Move("digits", "a", "b", 2, {"a": 1, "b": 2}, since=3)

@@ -55,7 +55,7 @@ REPLACED = {
 
 
 def words(name: str) -> list[str]:
-    """The words of a name in either style, in lower case."""
+    """Return the words of a name, in lower case: of CamelCase or of snake_case."""
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
 
 
@@ -69,7 +69,7 @@ def standard_terms() -> list[str]:
 
 
 def glossary() -> list[str]:
-    """The words that have a row in the glossary, as "ledger" or "state source"."""
+    """Return the words that have a row in the glossary, as "ledger" or "state source"."""
     table = GLOSSARY.read_text(encoding="utf-8").partition("\n## Glossary\n")[2]
     rows = re.findall(r"^\| ([a-z][^|]*?) \|", table.partition("\n## ")[0], flags=re.MULTILINE)
     return [term for row in rows if row != "word" for term in row.split(", ")]

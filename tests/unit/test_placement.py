@@ -17,7 +17,8 @@ from edl.core.job.placement import (
     without_slot,
 )
 from edl.core.job.replacement import replacement, taken_back
-from edl.core.records import Generation, Host, Request, RequestKind, RingMember, Snapshot
+from edl.core.records import Generation, Host, Request, RequestKind, RingMember
+from edl.core.snapshot import Snapshot
 from edl.errors import UsageError
 
 A, B, C = (Host(name, slots, "127.0.0.1") for name, slots in (("a", 2), ("b", 4), ("c", 1)))

@@ -17,7 +17,8 @@ from edl.core.host.process import (
     script_ended,
     seen,
 )
-from edl.core.records import Generation, JobState, Member, RingMember, Snapshot, Stage
+from edl.core.records import Generation, JobState, Member, RingMember, Stage
+from edl.core.snapshot import Snapshot
 
 NOW = 1000.0
 JOB = make_job()

@@ -23,10 +23,10 @@ from edl.core.records import (
     Request,
     RingFailure,
     RingMember,
-    Snapshot,
     Stage,
 )
 from edl.core.sizes import Sizes
+from edl.core.snapshot import Snapshot
 from edl.core.status import job_status
 from edl.errors import CoordinationError
 

@@ -37,9 +37,9 @@ from edl.core.records import (
     RequestedBy,
     RingMember,
     SlotRecord,
-    Snapshot,
     Stage,
 )
+from edl.core.snapshot import Snapshot
 from edl.errors import (
     CoordinationError,
     HostLost,

@@ -13,7 +13,8 @@ from edl.config import Config
 from edl.core.job.liveness import Liveness, LivenessLimits
 from edl.core.job.stall import Activity
 from edl.core.progress import WorkerProgress
-from edl.core.records import Generation, Member, RingMember, Snapshot, Stage
+from edl.core.records import Generation, Member, RingMember, Stage
+from edl.core.snapshot import Snapshot
 from edl.http.client import Health
 from edl.leader import failure_detector
 from edl.leader.failure_detector import FailureDetector

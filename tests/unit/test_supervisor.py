@@ -16,7 +16,8 @@ from edl.core.events import Event, WorkerFailedDetails
 from edl.core.host.agent import AgentState, decide
 from edl.core.host.process import ScriptEnd
 from edl.core.host.supervision import Ending, SupervisorDecision, SupervisorLimits
-from edl.core.records import Generation, JobState, Leader, Member, RingMember, Snapshot
+from edl.core.records import Generation, JobState, Leader, Member, RingMember
+from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.launch.supervisor import Supervisor
 from edl.launch.workers import End

@@ -39,7 +39,8 @@ from edl.core.host.restart_policy import (
 )
 from edl.core.host.supervision import SupervisorDecision, SupervisorLimits, SupervisorState, foreign
 from edl.core.job.placement import without_slot
-from edl.core.records import Snapshot, Stage
+from edl.core.records import Stage
+from edl.core.snapshot import Snapshot
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,9 @@ from edl.core.host.restart_policy import (
 )
 from edl.core.host.supervision import Outcome, SupervisorDecision, SupervisorLimits, SupervisorState
 from edl.core.job.placement import Placement
-from edl.core.records import Assigned, Desired, Job, JobState, Snapshot
+from edl.core.records import Assigned, Desired, Job, JobState
 from edl.core.sizes import Sizes
+from edl.core.snapshot import Snapshot
 
 Slots = Collection[tuple[str, int]]  # (host, number)
 

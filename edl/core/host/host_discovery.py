@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from edl.core.job.placement import place
-from edl.core.records import as_hosts
+from edl.core.snapshot import as_hosts
 from edl.errors import UsageError
 
 LOCAL_NAMES = ("localhost", "127.0.0.1")

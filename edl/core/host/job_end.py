@@ -44,7 +44,8 @@ from edl.core.host.supervision import (
 )
 from edl.core.job.liveness import GONE
 from edl.core.plural import workers
-from edl.core.records import Generation, Job, JobState, Snapshot, Stage
+from edl.core.records import Generation, Job, JobState, Stage
+from edl.core.snapshot import Snapshot
 from edl.errors import REFUSED_EXIT
 
 TOLD = "the workers were told to end while ZooKeeper was away"

@@ -10,7 +10,7 @@ from edl.core.host.horovodrun_slot import (
     assigned_slots,
     kept,
 )
-from edl.core.records import Snapshot
+from edl.core.snapshot import Snapshot
 
 
 class LostSlots:

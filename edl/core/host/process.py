@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edl.core.job.liveness import GONE
-from edl.core.records import Generation, JobState, Snapshot, Stage
+from edl.core.records import Generation, JobState, Stage
+from edl.core.snapshot import Snapshot
 from edl.errors import REFUSED_EXIT
 
 STOPPED_EXIT = 128 + signal.SIGTERM  # of `edl run`, whose job others have stopped

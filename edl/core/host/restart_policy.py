@@ -27,7 +27,8 @@ from edl.core.host.supervision import (
 )
 from edl.core.job.placement import Placement
 from edl.core.plural import verb, workers
-from edl.core.records import JobState, Snapshot
+from edl.core.records import JobState
+from edl.core.snapshot import Snapshot
 
 
 def with_terminating(

@@ -14,7 +14,8 @@ from typing import Self, TypeVar
 
 from edl.core.host.process import BACKOFF_MAX_S, Process, seen
 from edl.core.job.placement import Placement
-from edl.core.records import Job, JobState, Member, RingMember, Snapshot
+from edl.core.records import Job, JobState, Member, RingMember
+from edl.core.snapshot import Snapshot
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edl.core.job.ring_failure import broke
-from edl.core.records import Generation, Snapshot, Stage
+from edl.core.records import Generation, Stage
+from edl.core.snapshot import Snapshot
 
 AWAY_S = 10.0  # when a look comes later than this, the leader could not read meanwhile
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from edl.core.events import ReclaimedDetails
 from edl.core.job.placement import Placement, place
 from edl.core.plural import by_host, counted, verb, workers
-from edl.core.records import Desired, Reclaim, Snapshot, Stage
+from edl.core.records import Desired, Reclaim, Stage
+from edl.core.snapshot import Snapshot
 from edl.errors import UsageError
 
 # A worker is evicted this long before the deadline, at most: its process needs time to end.

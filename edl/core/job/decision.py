@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from edl.core.job.ages import Ages
 from edl.core.job.desired import Change
-from edl.core.records import Generation, Member, Reclaim, Request, RingMember, Snapshot, Stage
+from edl.core.records import Generation, Member, Reclaim, Request, RingMember, Stage
+from edl.core.snapshot import Snapshot
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from edl.core.job.ages import Ages
 from edl.core.job.decision import Limits
 from edl.core.job.placement import Placement
 from edl.core.plural import verb, workers_train
-from edl.core.records import Member, Request, RequestKind, RingMember, Snapshot, Stage
+from edl.core.records import Member, Request, RequestKind, RingMember, Stage
+from edl.core.snapshot import Snapshot
 
 
 class Why(Enum):

@@ -7,7 +7,7 @@ to hosts that come, and do not use up the sizes that the job may have.
 from __future__ import annotations
 
 from edl.core.job.placement import Placement
-from edl.core.records import Snapshot
+from edl.core.snapshot import Snapshot
 
 
 def request_workers(

@@ -25,7 +25,8 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from edl.core.job.ring_failure import broke
-from edl.core.records import Generation, Member, RingMember, Snapshot, Stage
+from edl.core.records import Generation, Member, RingMember, Stage
+from edl.core.snapshot import Snapshot
 
 GONE = "its process is gone"  # the beginning of each proof that a process has ended by itself
 

@@ -34,7 +34,8 @@ from edl.core.job.repair import has_state, repair
 from edl.core.job.resize import change
 from edl.core.job.ring_failure import broke
 from edl.core.plural import names, workers
-from edl.core.records import Generation, JobState, Member, RingMember, Snapshot, Stage
+from edl.core.records import Generation, JobState, Member, RingMember, Stage
+from edl.core.snapshot import Snapshot
 
 
 def decide(

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from edl.core.events import Event, GenerationDetails, SwitchDetails
 from edl.core.job.placement import Placement
 from edl.core.plural import workers
-from edl.core.records import Generation, Snapshot, Stage
+from edl.core.records import Generation, Stage
+from edl.core.snapshot import Snapshot
 
 
 @dataclass(frozen=True)

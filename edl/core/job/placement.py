@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import SupportsIndex
 
 from edl.core.plural import counted, verb, workers
-from edl.core.records import Host, Job, Snapshot
+from edl.core.records import Host, Job
+from edl.core.snapshot import Snapshot
 from edl.errors import UsageError
 
 Placement = Mapping[str, int]  # workers by host

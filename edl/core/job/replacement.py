@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from edl.core.job.placement import Placement
-from edl.core.records import Host, Request, Snapshot
+from edl.core.records import Host, Request
+from edl.core.snapshot import Snapshot
 
 
 def replacement(

@@ -31,16 +31,8 @@ from edl.core.job.departures import (
 from edl.core.job.desired import Change, set_desired
 from edl.core.job.placement import Placement, place
 from edl.core.plural import names, verb, workers, workers_train
-from edl.core.records import (
-    Assigned,
-    Generation,
-    Member,
-    Request,
-    RequestedBy,
-    RingMember,
-    Snapshot,
-    Stage,
-)
+from edl.core.records import Assigned, Generation, Member, Request, RequestedBy, RingMember, Stage
+from edl.core.snapshot import Snapshot
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 
 from edl.core.host.horovodrun_slot import placed_otherwise
-from edl.core.records import Snapshot
+from edl.core.snapshot import Snapshot
 from edl.launch.horovodrun.driver import Driver
 from edl.launch.horovodrun.launcher import discovered, find_launcher
 

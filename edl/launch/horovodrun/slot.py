@@ -36,7 +36,8 @@ from edl.core.host.process import Process
 from edl.core.host.python_command import title
 from edl.core.host.supervision import DisableSlot, Ending, Start, SupervisorDecision, dead_ring
 from edl.core.job.placement import Placement
-from edl.core.records import JobState, RequestedBy, SlotRecord, Snapshot
+from edl.core.records import JobState, RequestedBy, SlotRecord
+from edl.core.snapshot import Snapshot
 from edl.launch.horovodrun.driver import Answer, Driver
 from edl.launch.horovodrun.late_start import LateStart
 from edl.launch.horovodrun.workers import SlotWorkers

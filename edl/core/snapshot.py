@@ -1,0 +1,148 @@
+"""Hold all that ZooKeeper knows of a job, for the decisions that are made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from edl.core.plural import verb, workers
+from edl.core.progress import TrainingStatus
+from edl.core.records import (
+    NO_POLICY,
+    Assigned,
+    Desired,
+    Generation,
+    Host,
+    Job,
+    JobPolicy,
+    JobState,
+    Leader,
+    Member,
+    Request,
+    RequestKind,
+    RingMember,
+    SlotRecord,
+)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that ZooKeeper knows of a job, read at about one time."""
+
+    job: Job
+    hosts: tuple[Host, ...] = ()  # by name
+    members: tuple[Member, ...] = ()  # by id
+    desired: Desired = field(default_factory=Desired)
+    assigned: Assigned = field(default_factory=Assigned)
+    discovered: Mapping[str, int] = field(default_factory=dict)  # host -> slots, by `edl-discover`
+    generation: Generation | None = None
+    leader: Leader | None = None
+    requests: tuple[Request, ...] = ()  # open ones, by number
+    evicted: Mapping[int, str] = field(default_factory=dict)  # worker -> reason
+    status: TrainingStatus = field(default_factory=TrainingStatus)
+    slots: tuple[SlotRecord, ...] = ()  # by host and slot
+    policy: JobPolicy = NO_POLICY
+
+    @property
+    def paused(self) -> str:
+        """Why a running job has too few workers left to train; empty when it has enough."""
+        job, generation = self.job, self.generation
+        left = len(generation.members) if generation is not None else 0
+        if job.state is not JobState.RUNNING or not left or job.sizes.enough(left):
+            return ""
+        limit_s = job.spec.settings.elastic_timeout_s
+        return (
+            f"paused: {workers(left)} {verb(left)} left and min_np is {job.sizes.min_np}; others "
+            f"are waited for, at most {limit_s:g} s"
+        )
+
+    @cached_property
+    def switched(self) -> bool:
+        """Whether a member has entered the newest generation.
+
+        Then the ring of that generation was built, with all of its members.
+        """
+        new = self.generation
+        if new is None:
+            return False
+        seated = frozenset(new.worker_ids)
+        return any(m.generation >= new.number and m.id in seated for m in self.members)
+
+    @cached_property
+    def ring(self) -> tuple[RingMember, ...]:
+        """The members of the ring that holds the job's state.
+
+        Until one worker has switched, this is the ring before the newest generation.
+        """
+        new = self.generation
+        if new is None:
+            return ()
+        return new.members if self.switched or not new.previous else new.previous
+
+    @property
+    def state_owners(self) -> frozenset[int]:
+        """The numbers of the workers that may hold the job's state.
+
+        These are the members of the ring and of the ring that is being built.
+        """
+        members = (*self.ring, *(self.generation.members if self.generation is not None else ()))
+        return frozenset(member.id for member in members)
+
+    @property
+    def replaced(self) -> frozenset[int]:
+        """The numbers of the workers that new workers are to replace."""
+        return frozenset(r.worker for r in self.requests if r.kind == RequestKind.REPLACE)
+
+    @property
+    def available(self) -> tuple[Host, ...]:
+        """The hosts with slots: hosts with an agent, and hosts that `edl-discover` reported."""
+        return (*self.hosts, *as_hosts(self.discovered))
+
+    def present_in(self, desired: Mapping[str, int]) -> frozenset[str]:
+        """Return the names of the hosts that are present, given a newer ``desired``.
+
+        ``desired`` maps each host to its number of workers. A host that gets more workers than in
+        this snapshot counts as present, because that host has joined meanwhile.
+        """
+        before = self.desired.hosts
+        return self.present | {name for name, n in desired.items() if n > before.get(name, 0)}
+
+    @property
+    def present(self) -> frozenset[str]:
+        """The names of the hosts that are not gone.
+
+        A host is gone when it has no agent, no worker in ZooKeeper and no member in the ring. All
+        three are needed, because the sessions of a host may end, all at once, while the ring goes
+        on.
+        """
+        members = self.generation.members if self.generation else ()
+        return frozenset(
+            (
+                *(h.name for h in self.hosts),
+                *(m.host for m in self.members),
+                *(s.host for s in members),
+            )
+        )
+
+    def forgettable(self, keep: int) -> tuple[int, ...]:
+        """Return the numbers of evicted workers whose eviction records may be deleted.
+
+        These workers are neither members nor known to the generation. The ``keep`` workers with the
+        largest numbers are left out.
+        """
+        here = {member.id for member in self.members}
+        gone = sorted(
+            worker
+            for worker in self.evicted
+            if worker not in here and not (self.generation and self.generation.knows(worker))
+        )
+        return tuple(gone[: max(0, len(gone) - keep)])
+
+
+def as_hosts(discovered: Mapping[str, int]) -> tuple[Host, ...]:
+    """Return host records, sorted by name, for ``discovered`` (host -> slots).
+
+    The records have no address, because these hosts have no agent.
+    """
+    return tuple(Host(name, slots, "") for name, slots in sorted(discovered.items()))
