@@ -95,7 +95,7 @@ def check_own_name() -> None:
 def progress() -> Iterator[Callable[[str], None]]:
     """While entered, provide a function that shows a sentence on the terminal.
 
-    A new sentence replaces the one before. The terminal is that of standard error.
+    A new sentence replaces the one before. The sentence is written to standard error.
     """
     with Console(stderr=True, highlight=False).status("", spinner="line") as line:
         yield lambda message: line.update(escape(message))

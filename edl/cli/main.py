@@ -91,7 +91,10 @@ def verb(name: str) -> Any:
 
 
 def _take_old_options(command: Any) -> None:
-    """Let the old name of an option do what the new one does, through an environment variable."""
+    """Add the old names of options to a command, as hidden options.
+
+    An old name sets the environment variable of the setting that the new name sets.
+    """
     known = {name: one for one in command.params for name in one.opts}
     for old, new in OLD_OPTIONS.items():
         if new in known:
@@ -241,7 +244,7 @@ def _complain(sentence: str, code: int) -> int:
 def configure_logging(verbose: bool = False) -> None:
     """Configure Python's logging; the command that was started calls it once.
 
-    The level is INFO if ``verbose``, or else that of EDL_LOG, or else WARNING.
+    The level is INFO if ``verbose``, or else the level in EDL_LOG, or else WARNING.
 
     Raises:
         ConfigError: EDL_LOG is not the name of a level.

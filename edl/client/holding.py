@@ -24,8 +24,8 @@ from edl.errors import CoordinationError, RequestError, Superseded, UnknownJob, 
 class HeldSize:
     """A context manager that holds the desired size of a job while one profile changes it.
 
-    Only one profile of a job at a time can hold it, by the node ``profile/hold``. A user who scales
-    or migrates the job meanwhile is noted in that node, and that request stays in force. Other
+    Only one profile of a job at a time can hold it, by the node ``profile/hold``. If a user scales
+    or migrates the job meanwhile, that node says so, and the user's request stays in force. Other
     changes come from hosts and workers that join and leave: these keep what they asked for, and the
     rest of the job gets the workers back that it had.
 
@@ -35,7 +35,8 @@ class HeldSize:
         limits: how long a request waits for what.
 
     Attributes:
-        outcome: what holds once the size was given back, as a sentence; empty until then.
+        outcome: a sentence about the final size, set once the size was given back; empty until
+            then.
 
     Raises:
         UsageError: (on entering) another profile of the job is under way.

@@ -85,7 +85,7 @@ def _wait(
     """Wait until the workers have moved, and return what was seen until then.
 
     Raises:
-        HostLost: nobody has offered the target host for ``agent_gone_s`` seconds.
+        HostLost: no agent has offered the target host for ``agent_gone_s`` seconds.
         Superseded: the desired workers of the two hosts were changed by another request.
         TimedOut: the workers have not moved within ``timeout_s`` seconds.
         JobEnded: the job ended before.

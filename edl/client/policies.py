@@ -189,7 +189,7 @@ def _names(node: ast.stmt) -> Iterator[str]:
 
 
 def stands(policy: JobPolicy) -> str:
-    """Return whether a policy is in force, as words for the user."""
+    """Return words for the user that say whether a policy is in force."""
     if not policy.text:
         return "no policy"
     if policy.off:

@@ -71,9 +71,9 @@ def running(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapsho
 
 
 def resizable(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapshot:
-    """Return the snapshot of a job that runs and whose size may be requested.
+    """Return the snapshot of a job that runs and that accepts a request for another size.
 
-    The arguments are those of :func:`running`.
+    The arguments are as for :func:`running`.
 
     Raises:
         UsageError: the job does not run, or no worker is desired, because the host discovery script

@@ -18,8 +18,7 @@ def check_command(command: Sequence[str], cwd: Path, search_path: str | None) ->
     Args:
         command: the program and its arguments.
         cwd: the working directory of the job.
-        search_path: the value of PATH with which the program is looked up; None for that of this
-            process.
+        search_path: the PATH in which the program is looked up; None for the PATH of this process.
 
     Raises:
         UsageError: the command is empty, ``cwd`` does not exist, the program is not found or is not

@@ -204,7 +204,7 @@ class Output:
         self._round(last=True)
 
     def _round(self, last: bool = False) -> None:
-        """Write the lines that are waiting: first those of workers, then the agent's own.
+        """Write the lines that are waiting: first the workers' lines, then the agent's own.
 
         A worker's line that was printed before a note was made therefore stands before the note.
         With ``last`` the logs are read to their end.

@@ -1,7 +1,7 @@
 """Start, watch and end the worker processes of one launcher; each leads its own process group.
 
-If there is a template (:mod:`edl.launch.template`), a worker is forked from it; otherwise the
-command is executed.
+If there is a template (:mod:`edl.launch.template`), a worker is forked from it; otherwise it is
+started by ``exec``.
 
 A worker of an agent does not depend on the agent: it writes to a log file, and gets no signal when
 the agent dies. When a worker has exited, the rest of its process group is killed, so that none of
@@ -63,7 +63,7 @@ class Workers:
         cwd: the working directory of the workers.
         environment: the variables of all workers; each worker gets some of its own in addition.
         logs: an existing directory for the workers' output.
-        template: the template from which workers are forked; None to execute the command each time.
+        template: the template from which workers are forked; None to start all by ``exec``.
 
     Attributes:
         on_exit: a function that is called, in any thread, when a worker has ended.
@@ -139,7 +139,7 @@ class Workers:
         )
 
     def _spawn(self, attempt_id: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Execute the command as a new process whose output goes to the log of this attempt."""
+        """Start the command as a new process that writes its output to the log of this attempt."""
         with self.log_of(attempt_id).open("ab") as log:
             return subprocess.Popen(
                 self._command,
@@ -152,7 +152,7 @@ class Workers:
             )
 
     def close(self) -> None:
-        """End the template for good."""
+        """End the template for good; the workers are not ended."""
         if self.template is not None:
             self.template.close()
             self.template.remove_imports()
@@ -203,7 +203,7 @@ class Workers:
         return process.pid if process is not None else None
 
     def reap(self) -> dict[str, End]:
-        """Return the workers that have ended since the last call, by the id of their start attempt.
+        """Return how workers have ended since the last call, by the id of their start attempt.
 
         The files that only a running worker needs are removed.
         """
@@ -237,13 +237,13 @@ class Workers:
     def disable_template(self) -> None:
         """Fork no more workers, because a forked one failed by itself before its first step.
 
-        The cause may be a difference between a forked process and one that is executed.
+        The cause may be a difference between a forked process and a process started by ``exec``.
         """
         if self.template is not None and not self.template.why_none:
             self.template.disable("a worker that was forked from it failed before its first step")
 
     def ended_scripts(self) -> dict[str, ScriptEnd]:
-        """Return the ends of scripts whose processes still run, by the id of their attempt."""
+        """Return how scripts have ended that left their process running, by start attempt."""
         ends = {attempt_id: script_end(one.pid) for attempt_id, one in self._running.items()}
         return {attempt_id: end for attempt_id, end in ends.items() if end is not None}
 

@@ -1,13 +1,13 @@
 """Talk to the elastic driver of horovodrun, for the process in one of its slots.
 
 When the hosts have changed, the driver notifies the process with rank 0. It then waits until every
-slot has asked it for its new rank. Only after the last request does it place the slots anew, start
-processes in new slots, and answer. In stock Horovod the workers stop training for that. Here a
-thread of `edl-worker` asks, and the workers train on.
+slot has asked it for its new rank. Only after the last request does it assign the slots again,
+start processes in new slots, and answer. In stock Horovod the workers stop training for that. Here
+a thread of `edl-worker` asks, and the workers train on.
 
 The process that was notified puts a key into the driver's key-value store, where the processes of
-all other slots look for it. The driver empties that store whenever it places the slots anew, so the
-key counts for one round only, also for processes that were started in between. A slot must ask
+all other slots look for it. The driver empties that store whenever it assigns the slots again, so
+the key counts for one round only, also for processes that were started in between. A slot must ask
 exactly once in a round, because the driver would count a second request as another slot's.
 (Sources: horovod/runner/elastic/driver.py, registration.py, rendezvous.py; http/http_server.py.)
 """
@@ -186,7 +186,9 @@ class Driver:
         """Wait for the job's identity that another process has published by :meth:`identify`.
 
         Returns:
-            The identity; None if there is none within ``timeout_s`` seconds.
+            The name, the secret and the ZooKeeper servers of the job, under the keys ``job``,
+                ``secret`` and ``zookeeper``; None if nothing was published within ``timeout_s``
+                seconds.
 
         Raises:
             EdlError: another process has called :meth:`refuse`.
@@ -276,7 +278,7 @@ class Driver:
 
 
 def read_identity(address: str, port: int) -> dict[str, str] | None:
-    """Return the identity of the job of the driver at that port.
+    """Return the name, secret and ZooKeeper servers of the job of the driver at that port.
 
     The result is None if the driver has no job yet, or there is no driver.
     """

@@ -24,7 +24,7 @@ class ElasticLimits:
         np: the number of workers.
         min_np: the least number of workers.
         max_np: the largest number of workers; None for as many as there are slots.
-        reset_limit: how often the driver may place the slots anew; None for no limit.
+        reset_limit: how often the driver may assign the slots again; None for no limit.
         discovery: the command line of the host discovery script; empty if there is none.
         slots: the number of slots of a host for which the script prints no number.
     """
@@ -80,7 +80,7 @@ class Launcher:
         return any(word.startswith("--res") for word in self.command)
 
     def identity(self) -> dict[str, str] | None:
-        """Return the identity of the job of this horovodrun's driver.
+        """Return the name, secret and ZooKeeper servers of the job of this horovodrun's driver.
 
         The result is None if there is no driver yet, or the driver has no job yet.
         """

@@ -195,7 +195,7 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._changed.set()
 
     def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
-        """Let the driver place the slots anew if it has missed a change of hosts.
+        """Let the driver assign the slots again if it has missed a change of hosts.
 
         The driver misses a change that it finds while its rank 0 starts. The change is visible here
         only if edl-discover is used: the result of another discovery script is known to the driver
@@ -217,9 +217,10 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._driver.ask()
 
     def _see_lost_slots(self, snapshot: Snapshot, now: float) -> None:
-        """Find edl-workers that have died, and let the driver place the slots anew if that helps.
+        """Find edl-workers that have died, and let the driver assign the slots again if that helps.
 
-        Workers that are assigned to a host whose edl-workers have all died are no longer assigned.
+        The assigned number of workers becomes 0 on a host if all its edl-workers have died and the
+        driver no longer uses it.
         """
         lost_slots, size = self._lost_slots, self._word.size
         if snapshot.job.state.over or not self._counts:
@@ -240,7 +241,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         """Carry out a signal: end the worker, and desire one worker less on this host.
 
         The latter waits ``shutdown_s`` seconds, because a horovodrun that is about to end sends
-        signals too, and would place the slots anew.
+        signals too, and would assign the slots again.
         """
         own, limits = self._own, self._own.limits
         if self._signals and own.ending_since is None:

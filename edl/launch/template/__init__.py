@@ -1,11 +1,12 @@
 """The template: a process that has imported what a job's workers import, and forks workers.
 
 A forked worker does not spend seconds on importing its framework. It is a child of the launcher
-with a process group of its own, and behaves like a worker that was executed.
+with a process group of its own, and behaves like a worker that was started by ``exec``.
 :mod:`edl.launch.template.main` is the program of the template process; this module is the
 launcher's side.
 
-A launcher without a template, or whose template does not answer, executes the command instead.
+A launcher without a template, or with a template that does not answer, starts its workers by
+``exec``.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class TemplateKeeper:
     ) -> Child | None:
         """Start a worker by a fork of the template, or return None if that is not possible now.
 
-        After None the caller is to execute the command. See :meth:`Template.fork
+        After None the caller is to start the worker by ``exec``. See :meth:`Template.fork
         <edl.launch.template.Template.fork>` for the arguments.
 
         Raises:
@@ -109,7 +109,10 @@ class TemplateKeeper:
         return child
 
     def disable(self, why: str) -> None:
-        """End the template for good, so that all workers are executed; ``why`` is the reason."""
+        """End the template for good; every later worker is started by ``exec``.
+
+        ``why`` is the reason, for the user.
+        """
         self.close()
         self.why_none = why
 

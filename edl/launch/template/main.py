@@ -322,7 +322,7 @@ def _give_template(order: dict[str, Any]) -> dict[str, Any]:
 def _draw_anew() -> None:
     """Give this process its own seed for NumPy and its own key for :mod:`multiprocessing`.
 
-    Python's own generator is seeded anew after each fork by itself.
+    Python's own generator gets a new seed after each fork by itself.
     """
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
@@ -434,7 +434,10 @@ def _set_path(first: str, always: bool = False) -> None:
 
 
 def _run_module(name: str, arguments: list[str], alter_argv: bool = True) -> None:
-    """Run the module ``name`` as ``__main__``, as ``python -m`` does."""
+    """Run the module ``name`` as ``__main__``, as ``python -m`` does.
+
+    With ``alter_argv`` the module search path and ``sys.argv`` are set for that, too.
+    """
     import runpy
 
     if alter_argv:
