@@ -101,7 +101,7 @@ def _listed(path: Path) -> dict[str, Any]:
 
 
 def _about(path: Path, manifest: Manifest) -> dict[str, Any]:
-    """Return the path, the size and the most important values of the header as a dictionary."""
+    """Return a checkpoint's path, its size and the most important values of its header."""
     about = asdict(manifest)
     kept = {name: about[name] for name in ("job", "step", "epoch", "framework", "saved_at")}
     return {"path": str(path), "bytes": path.stat().st_size, **kept}

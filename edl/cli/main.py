@@ -207,7 +207,7 @@ def guarded(command: Callable[[], int]) -> int:
     After an error the code is 2 for a usage error, 130 after an interrupt, and else 1.
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        # Inherited from who started us: nobody could learn how a worker has ended.
+        # Inherited from the parent process: the exit code of a worker could not be read.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         return command()

@@ -96,6 +96,9 @@ def job_set(name: str | None, trace_file: Path | None, compared: bool) -> JobSet
 def seeds_of(text: str, built_in: str | None) -> list[int]:
     """Return the seeds in ``text``, like "0", "1,3" or "0..2"; at least one.
 
+    ``built_in`` is the name of the set of jobs. Several seeds are allowed only for sets whose jobs
+    are drawn by seed.
+
     Raises:
         UsageError: ``text`` has no such form, a seed is negative, or there are several seeds for
             jobs that are not drawn.

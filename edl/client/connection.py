@@ -90,7 +90,7 @@ def choose_job(
     meant = names if name is None else tuple({name} & set(names))
     given = secret or config.load().secret
     if store is not None and not meant:
-        session.identify(*_known(store.name, given))  # somebody may create it just now
+        session.identify(*_known(store.name, given))  # it may be created just now
         return store
     known = [access for one in meant for access in _known(one, given)]
     mine = unlock(session, known)

@@ -98,7 +98,7 @@ def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimit
         if agent is not None and agent.slots and not agent.leaving:
             with suppress(CoordinationError):  # the next look asks again
                 store.hosts.ask_to_leave(name)
-        elif agent is None and now.desired.hosts.get(name):  # done in its stead
+        elif agent is None and now.desired.hosts.get(name):  # no agent: this process does it
             with suppress(CoordinationError):
                 change = partial(without_host, now, name)
                 store.set_desired(change, RequestedBy.LAUNCHER, f"edl drain: {name} leaves")

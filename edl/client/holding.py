@@ -56,7 +56,7 @@ class HeldSize:
         try:
             if not self._store.profile.hold(self._mine):
                 raise UsageError(self._taken())
-            self._set(self._store.snapshot())  # nobody else profiles it now
+            self._set(self._store.snapshot())  # no other process profiles the job now
             self._mine = replace(self._mine, before=self.before)
             self._store.profile.hold(self._mine)
         except BaseException:

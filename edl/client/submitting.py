@@ -165,7 +165,7 @@ def job_spec(
     """
     most = settings.sizes.max_np or max(np, slots or 0)
     least = settings.sizes.min_np
-    if settings.sizes.max_np is None and least > most >= 1:  # nobody has said that max
+    if settings.sizes.max_np is None and least > most >= 1:  # the user has not given the max
         raise UsageError(
             f"--min-np is {least} and -np is {np}; start with -np {least} or more, or with a lower "
             "--min-np"

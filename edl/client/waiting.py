@@ -23,7 +23,7 @@ class ClientLimits:
     restore_s: float = 30.0  # for ZooKeeper to take the size back that a profiled job had
     agent_gone_s: float = 10.0  # after its session: an agent may need it to open another one
     log_s: float = 10.0  # for a switch to be in the event log: it is there after two steps
-    settle_s: float = 1.0  # a job without a host and a worker for so long has nobody to end it
+    settle_s: float = 1.0  # a job without a host and a worker for so long has no process to end it
 
 
 USUAL = ClientLimits()

@@ -114,7 +114,7 @@ def _is_worker(pid: int, record: Path) -> bool:
     try:
         recorded = record.read_text().strip()
     except OSError:
-        recorded = ""  # somebody has tidied up, or the disk was full
+        recorded = ""  # the file was removed, or the disk was full
     return recorded == identity(pid) if recorded else os.getpgid(pid) == pid
 
 

@@ -184,7 +184,7 @@ class Agent(Supervisor[AgentState]):
         except UsageError as error:
             if self._incarnation is None:
                 raise
-            # It was away for so long that another one has taken its place, and its workers.
+            # This agent was away for so long that another one has taken its place and its workers.
             self._workers.release()
             self._say(f"{error}; this agent ends, the workers train on")
             return 1
@@ -201,7 +201,7 @@ class Agent(Supervisor[AgentState]):
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
         if all(host.name != self._host.name for host in snapshot.hosts):
-            self._put_host()  # unless the job is over, and another one of its name began
+            self._put_host()  # raises an error if another job of that name has begun
         self._show_events(snapshot, now)
         super()._look(snapshot, now)
         for process in self._own.living:
@@ -281,7 +281,7 @@ class Agent(Supervisor[AgentState]):
         has = snapshot.desired.hosts.get(name, 0)
         if has >= asked:
             self._host = replace(self._host, requested_np=0)  # written in the next turn
-            if got is not None:  # somebody who came later has asked for both
+            if got is not None:  # a host that came later has requested both
                 self._say_once(f"host {name} has a place for {workers(has)}")
             return
 
@@ -373,7 +373,7 @@ class Agent(Supervisor[AgentState]):
         self._asked = bool(self._signals)
         self._host = replace(
             self._host, slots=0, requested_np=0
-        )  # so that nobody is placed here again
+        )  # so that no worker is placed here again
         self._put_host()
         self._changed.set()
 
@@ -445,7 +445,7 @@ class Agent(Supervisor[AgentState]):
             self._say(line)
         end, reason = f"job {job.name} {job.state}", job.reason or "no reason given"
         said, last_words, last = reason.partition(LAST_WORDS)
-        # Of a worker, perhaps a sentence of edl's that stands above.
+        # The last line of a worker may be a sentence of edl's that was shown before.
         sentence = last.partition(": ")[2].removeprefix("edl: ") if last_words else ""
         self._output.note(f"{end}: {reason}", sentence, f"{end}: {said}")
         late = failed_late(job, self._own)

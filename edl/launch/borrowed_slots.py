@@ -124,7 +124,7 @@ class BorrowedSlots:
             self._say(f"cannot read how many slots are borrowed, from {self._file}: {error}")
             return None
         words = text.split()
-        if not words:  # whoever writes it is about to
+        if not words:  # it is being written
             return None
         slots = int(words[0]) if words[0].isdecimal() else None
         within_s = seconds(words[1]) if len(words) > 1 else self._within_s

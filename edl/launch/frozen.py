@@ -26,11 +26,7 @@ from edl.launch.workers import Workers
 logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 0.5
-_OF_A_THREAD = (
-    "comm",
-    "wchan",
-    "syscall",
-)  # in /proc; the last one only for a user who may trace it
+_OF_A_THREAD = ("comm", "wchan", "syscall")  # in /proc; syscall only with the right to trace it
 
 
 class Frozen:

@@ -67,7 +67,7 @@ class LogReader:
         """Return whether the file that is being read now has the name ``path``."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
-        except OSError:  # somebody has tidied up
+        except OSError:  # the file was removed
             return False
 
 

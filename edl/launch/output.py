@@ -36,7 +36,7 @@ _ROUND_BYTES = 1 << 22  # of one worker, before others and the notes have their 
 _LAST_BYTES = 1 << 18  # of a worker's output that are looked at for why it ended
 _OF_EDL = "edl: "
 _SENTENCES_KEPT = 100  # edl's own lines of workers, of which another one says the same
-_NOTES_KEPT = 1000  # that nobody has read yet
+_NOTES_KEPT = 1000  # that are not shown yet
 _END_S = 60.0  # at the end, for a reader that reads nothing
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green")
 
@@ -115,7 +115,7 @@ class Output:
         self._lock = threading.Lock()  # of what follows; never held while something is written
         self._tails: dict[str, _Tail] = {}
         self._notes: deque[_Note] = deque(maxlen=_NOTES_KEPT)
-        self._sentences: deque[str] = deque(maxlen=_SENTENCES_KEPT)  # of edl's, by workers
+        self._sentences: deque[str] = deque(maxlen=_SENTENCES_KEPT)  # of edl's, printed by workers
         self._unsaid = 0  # notes that were dropped
         self._wake = threading.Event()
         self._stop = False
@@ -147,7 +147,7 @@ class Output:
         while self._thread is not None and self._thread.is_alive():
             self._thread.join(_POLL_S)
             if time.monotonic() - self._wrote_at > _END_S:
-                return  # there is nobody; the workers' output is in their logs
+                return  # the output is not read; the workers' lines are in their logs
         if self._live is not None:
             self._guard(self._live.stop)
 
@@ -220,7 +220,7 @@ class Output:
                 for lines in tail.lines(finish=ended):
                     self._show(tail, lines)
                 self._show(tail, self._due_bar(tail))
-            except OSError as error:  # its disk, say; the others go on
+            except OSError as error:  # of its disk, for example; the other logs are shown on
                 ended = True
                 notes.append(_Note(f"edl: {tail.prefix} its log cannot be read: {error}"))
             if ended:
@@ -366,7 +366,7 @@ def _last_lines(path: Path) -> list[str]:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LAST_BYTES))
             return [as_shown(line) for line in file.read(_LAST_BYTES).split(b"\n")[-KEPT:]]
-    except OSError:  # somebody has tidied up
+    except OSError:  # the file was removed
         return []
 
 
@@ -377,7 +377,7 @@ def _colour(tail: _Tail) -> str:
 def _newest_state(line: bytes) -> bytes:
     """Return an incomplete line without the earlier states of a progress bar.
 
-    A progress bar overwrites its line: each state ends with a carriage return.
+    A progress bar overwrites its line: carriage returns separate its states.
     """
     before, _, newest = line.rstrip(b"\r").rpartition(b"\r")
     return b"\r" + newest + line[len(line.rstrip(b"\r")) :] if before else line

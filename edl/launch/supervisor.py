@@ -88,13 +88,13 @@ class Supervisor(ABC, Generic[State]):
         self._incarnation: tuple[int, int] | None = None  # of the job that has our node
         self._away_since: float | None = None
         self._last_event = -1
-        self._wake = threading.Event()  # somebody wants a turn
+        self._wake = threading.Event()  # the next turn is to begin now
         self._changed = threading.Event()  # the records have changed
         self._signals: Counter[signal.Signals] = Counter()
-        self._signalled_s = -math.inf  # when the last one came that counts
+        self._signalled_s = -math.inf  # when the last signal that counts came
         self._reason = ""  # of the newest decision
         self._shown: set[str] = set()  # notes and warnings that were shown
-        self._reported: set[str] = set()  # launches whose end was logged
+        self._reported: set[str] = set()  # start attempts whose end was recorded
 
     def run(self) -> int:
         """Run the loop until nothing is left to do; return the exit code of the launcher.
@@ -204,7 +204,7 @@ class Supervisor(ABC, Generic[State]):
                 self._workers.disable_template()
             self._changed.set()  # judge it by what ZooKeeper says now
             if ended.worker is not None:
-                # It is dead, whatever its session says: the leader need not wait for that.
+                # The worker is dead even if its session lasts: no need to wait for the session.
                 with contextlib.suppress(CoordinationError, UnknownJob):
                     self._store.members.remove(ended.worker)
 

@@ -11,7 +11,7 @@ from edl.core.host.termination_message import KEPT, best
 from edl.launch.output import as_shown
 
 _CHUNK_BYTES = 1 << 16
-_REST_S = 2.0  # for what a child wrote last; what it has started may hold the pipe open
+_REST_S = 2.0  # for the last output of a child; a process that it started may hold the pipe open
 
 
 class Tee:
@@ -26,7 +26,7 @@ class Tee:
         self._thread = threading.Thread(target=self._copy, name="edl-stderr", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that copies."""
+        """Start the thread that copies ``source`` to ``target``."""
         self._thread.start()
 
     def finish(self) -> str:
@@ -42,7 +42,7 @@ class Tee:
         rest = b""
         with self._source as source:
             while chunk := source.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]
-                with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                with contextlib.suppress(OSError, ValueError):  # the output is not read any more
                     self._target.write(chunk)
                     self._target.flush()
                 *lines, rest = (rest + chunk).split(b"\n")

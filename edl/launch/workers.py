@@ -108,7 +108,7 @@ class Workers:
             own["EDL_REGISTERS_AT_S"] = f"{time.monotonic() + waits_s:.3f}"
         if self.template is not None and (imports := self.template.imports):
             own["EDL_IMPORTS_FILE"] = str(imports)
-        self._logs.mkdir(parents=True, exist_ok=True)  # somebody may tidy up beside a long job
+        self._logs.mkdir(parents=True, exist_ok=True)  # it may have been removed during a long job
         environment = {**self._environment, **own}
         forked = self._fork(attempt_id, environment)
         if forked is None:
@@ -121,7 +121,7 @@ class Workers:
             threading.Thread(target=self._await, args=(process.pid,), daemon=True).start()
 
     def _write_record(self, attempt_id: str, pid: int) -> None:
-        with contextlib.suppress(OSError):  # then it is found by its process group
+        with contextlib.suppress(OSError):  # then an agent finds the worker by its process group
             self._record_of(attempt_id).write_text(f"{identity(pid)}\n")
 
     def _await(self, pid: int) -> None:
@@ -179,7 +179,9 @@ class Workers:
         """Create a link to the log of a start attempt that has the name of its worker."""
         link = self._logs / f"{name}.log"
         if not link.is_symlink():
-            with contextlib.suppress(OSError):  # somebody tidies up; the log has its own name, too
+            with contextlib.suppress(
+                OSError
+            ):  # the directory was removed; the log has its own name, too
                 link.symlink_to(self.log_of(attempt_id).name)
 
     def stacks_of(self, attempt_id: str) -> Path:

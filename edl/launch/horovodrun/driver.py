@@ -39,9 +39,9 @@ class DriverLimits:
 
     poll_s: float = 0.25
     polls_per_s: float = 50.0  # by all slots together: the driver serves each with a thread
-    gone_s: float = 3.0  # nobody listens where the driver did
+    gone_s: float = 3.0  # refused connections to the driver for so long: it has ended
     refuse_s: float = 5.0  # for a driver that is busy to take note of a refusal
-    answer_s: float = 86400.0  # it answers when all have asked, which has no limit of its own
+    answer_s: float = 86400.0  # the driver answers when all slots have asked, at any time
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Driver:
         self._slot = slot
         self._limits = limits or DriverLimits()
         self._wake: Callable[[], None] = lambda: None
-        self._hosts_changed = threading.Event()  # rank 0 was called for that
+        self._hosts_changed = threading.Event()  # the driver has notified rank 0 of that
         self._may_ask = threading.Event()
-        self._begins = threading.Event()  # a round, when called for
+        self._begins = threading.Event()  # whether a round may begin when it is asked for
         self._begins.set()
         self._answering = threading.Lock()  # the newest answer, and whether to ask again after it
         self._identity_due = threading.Event()  # the driver's store may not have the identity
@@ -88,9 +88,9 @@ class Driver:
         self._identity: dict[str, str] | None = None
         self._thread = threading.Thread(target=self._run, name="edl-driver", daemon=True)
         self._refused_since: float | None = None
-        self.answers = True  # it has not left a question of ours without an answer
+        self.answers = True  # the driver has answered each request of this slot
         self.newest = Answer(slot.rank, slot.local_size, slot.size)
-        self.asking = False  # the driver owes an answer, and counts on this process until then
+        self.asking = False  # waits for an answer; until then the driver counts on us
 
     def start(self, wake: Callable[[], None]) -> None:
         """Register with the driver and start the thread.
@@ -210,7 +210,7 @@ class Driver:
         limits = self._limits
         while not self._stop.wait(max(limits.poll_s, self._slot.size / limits.polls_per_s)):
             if not self._publish_identity():
-                continue  # who cannot find the job does not ask: no question would be answered
+                continue  # without a job no slot asks, so no request would be answered
             if self._hosts_changed.is_set() and self._begins.is_set() and self._put(ASKED, b"1"):
                 self._hosts_changed.clear()
             asked = self._get(ASKED) is not None
@@ -218,7 +218,7 @@ class Driver:
                 self.answers = self._ask()  # to ask again would count twice
 
     def _publish_identity(self) -> bool:
-        """Put the identity into the driver's store if that is still to be done.
+        """Put the job's identity into the driver's store if that is still to be done.
 
         Returns:
             Whether nothing is left to be published.

@@ -118,7 +118,10 @@ def discovered(limits: ElasticLimits) -> dict[str, int] | None:
 
 
 def find_launcher() -> Launcher | None:
-    """Return the horovodrun above this process; None if there is none on this machine."""
+    """Return the horovodrun process that is an ancestor of this process.
+
+    The result is None if there is none on this machine.
+    """
     for process in psutil.Process().parents():
         try:
             command, started = tuple(process.cmdline()), _started(process.pid)

@@ -86,19 +86,19 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._host = host
         self._slot = slot
         self._slot_given_up = ""  # why no worker is started any more
-        self._said = driver.newest  # the driver's latest, which need not be assigned yet
+        self._said = driver.newest  # the newest answer of the driver, perhaps not assigned yet
         self._said_since = 0.0
-        self._word = driver.newest  # what of the driver's is assigned
+        self._word = driver.newest  # the answer of the driver that is assigned
         self._word_since = 0.0
         self._answered = -limits.given_up_s  # when the driver last did
         self._desired: Placement = {}
-        self._desired_since = 0.0  # since when it is that
-        self._reminded = False  # the driver, of it
+        self._desired_since = 0.0  # since when these are desired
+        self._reminded = False  # whether the driver was reminded of these
         self._late_start = LateStart(driver, limits.discover_s)
         self._lost_slots = LostSlots(host, slot, limits)
         self._pending_at = -limits.freed_s  # when a slot that was taken back was last seen in use
         self._released = False  # fewer are desired, for a signal
-        self._unread_since: float | None = None  # nobody reads our output any more
+        self._unread_since: float | None = None  # since when our output is not read any more
         self._waits_since: float | None = None  # for the driver, with nothing else to do
         self._waits_said = False
 
@@ -123,7 +123,7 @@ class SlotSupervisor(Supervisor[SlotState]):
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
         super()._look(snapshot, now)
-        if dead_ring(snapshot, self._own):  # else nobody asks who of the others has ended
+        if dead_ring(snapshot, self._own):  # otherwise the events of ended workers are not read
             list(self._new_events())
 
     def _follow(self, snapshot: Snapshot, now: float) -> None:
@@ -344,7 +344,7 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _say(self, text: str, for_all: bool = False) -> None:
         if for_all and self._snapshot is not None and self._lost_slots.turn(self._snapshot) != 0:
             return
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        with contextlib.suppress(OSError):  # the output is not read any more
             print(f"edl: {text}", file=sys.stderr, flush=True)
 
     def _last_line(self, attempt_id: str) -> str:

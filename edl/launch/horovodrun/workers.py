@@ -25,7 +25,7 @@ class SlotWorkers(Workers):
         self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], logs: Path
     ) -> None:
         super().__init__(command, cwd, environment, logs)
-        self._tees: dict[str, Tee] = {}  # of the standard error of each launch
+        self._tees: dict[str, Tee] = {}  # standard error, by the id of the start attempt
 
     def _spawn(self, attempt_id: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(

@@ -81,7 +81,7 @@ class Child:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._reaping = threading.Lock()
-        self.returncode: int | None = None  # -9: SIGKILL; None: nobody has seen it end
+        self.returncode: int | None = None  # -9: SIGKILL; None: its end was not seen
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""

@@ -277,7 +277,7 @@ def _become_worker(order_file: int, log: int, answer: int) -> dict[str, Any]:
             allowed = launcher.recv(_PACKET)
         except OSError:
             allowed = b""
-    if not allowed:  # the launcher has given up, or has died: nobody knows of this process
+    if not allowed:  # the launcher has given up or died, so no process knows of this one
         os._exit(1)
     with open(order_file, encoding="utf-8") as file:
         file.seek(0)
