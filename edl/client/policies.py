@@ -31,11 +31,11 @@ class Explanation:
     Attributes:
         policy: the policy of the job.
         np: the number of workers that train.
-        learned: the throughput that was measured at each size.
+        learned: what was measured of the job, such as its throughput at each size.
         verdicts: for a hill-climbing rule, whether more workers pay, for each pair of sizes.
         says: the newest sentence of the leader about the policy.
-        modelled: for a rule with a model, the throughput (samples/s) or goodput that it expects of
-            each size.
+        modelled: for the rule ``goodput``, the goodput that its model expects of each size, in
+            samples/s; empty for other rules.
     """
 
     policy: JobPolicy

@@ -179,9 +179,7 @@ class Workers:
         """Create a link to the log of a start attempt that has the name of its worker."""
         link = self._logs / f"{name}.log"
         if not link.is_symlink():
-            with contextlib.suppress(
-                OSError
-            ):  # the directory was removed; the log has its own name, too
+            with contextlib.suppress(OSError):  # the directory was removed
                 link.symlink_to(self.log_of(attempt_id).name)
 
     def stacks_of(self, attempt_id: str) -> Path:
