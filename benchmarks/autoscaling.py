@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.page import Section, markdown
-from edl.core.policy.observation import Observation, Rule, Seen, State
+from edl.core.policy.observation import Observation, Rule, SizeMeasurement, State
 from edl.core.policy.stragglers import Stragglers, Times
 from edl.core.policy.throughput import Throughput
 from edl.core.sizes import Sizes
@@ -118,7 +118,7 @@ def play(training: Training, start: int, pace: Pace, rule: Rule | None = None) -
     """
     rule = rule or training.rule
     np, now_s, worker_s, done, steps = start, 0.0, 0.0, 0.0, 0
-    seen: dict[int, Seen] = {}
+    seen: dict[int, SizeMeasurement] = {}
     state: State = {}
     walk = [(0.0, start)]
     wanted, due_s = start, 0.0
@@ -130,7 +130,7 @@ def play(training: Training, start: int, pace: Pace, rule: Rule | None = None) -
             dropped = True
         else:
             steps += 1
-            one = Seen(training.rate(np), 1)
+            one = SizeMeasurement(training.rate(np), 1)
             seen[np] = seen[np].and_then(one) if np in seen else one
         if wanted != np and now_s >= due_s:
             now_s, worker_s = now_s + pace.stop_s, worker_s + wanted * pace.stop_s

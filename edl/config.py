@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from edl.core.job_spec import JobSettings
-from edl.core.settings import check, setting
+from edl.core.settings import check_settings, setting
 from edl.core.settings import variable as variable_of
 from edl.core.sizes import Sizes
 from edl.errors import ConfigError
@@ -87,7 +87,7 @@ class Config:
     def __post_init__(self) -> None:
         if not self.host:
             object.__setattr__(self, "host", socket.gethostname())
-        check(self)
+        check_settings(self)
         if ":" in self.address:
             raise ConfigError(
                 "address", f"address is {self.address}; Horovod's rendezvous client knows IPv4 only"

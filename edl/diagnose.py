@@ -46,7 +46,7 @@ MOST_NAMED = 12  # layers in the legend of a figure
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRow:
     """The measurements of all layers at one number of trained samples.
 
     Attributes:
@@ -115,7 +115,7 @@ class LayerBalance:
         self.names = tuple(layers)
         self.matrices = matrices
         self._layers = dict(layers)
-        self._rows: list[Row] = []
+        self._rows: list[LayerRow] = []
         self._first: dict[int, tuple[Array, Array]] = {}  # of a pair, in the first record
 
     # --- what is recorded
@@ -144,7 +144,7 @@ class LayerBalance:
             residual, move = self._moved(pair, grams)
             residuals.append(residual)
             moves.append(move)
-        self._rows.append(Row(float(samples), tuple(norms), tuple(residuals), tuple(moves)))
+        self._rows.append(LayerRow(float(samples), tuple(norms), tuple(residuals), tuple(moves)))
 
     def _measure(self) -> tuple[list[float], dict[int, tuple[Array, Array]]]:
         """Return n_i of all layers, and the two matrices of D_i of each pair that fits.
@@ -182,7 +182,7 @@ class LayerBalance:
         return float(np.linalg.norm(after - before)), farther
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[LayerRow, ...]:
         """All rows of the record, the oldest first."""
         return tuple(self._rows)
 
@@ -303,7 +303,7 @@ class LayerBalance:
         self._rows = []
         for row in rows:
             (at,), norms, residuals, moves = (tuple(part.tolist()) for part in np.split(row, ends))
-            self._rows.append(Row(at, norms, residuals, moves))
+            self._rows.append(LayerRow(at, norms, residuals, moves))
         self._first = {
             int(pair): (np.asarray(after), np.asarray(before))
             for pair, (after, before) in state["first"].items()

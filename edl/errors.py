@@ -59,7 +59,7 @@ class ConfigError(UsageError):
         self.setting = setting
 
 
-def first(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
     """Return the first FEW of ``names`` as one text, and how many more there are."""
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return ", ".join(names[:FEW]) + more
@@ -112,7 +112,7 @@ class JobExists(UsageError):
             )
         )
         super().__init__(
-            f"a job named {job!r} is already running ({first(processes)}); choose "
+            f"a job named {job!r} is already running ({some(processes)}); choose "
             f"another --job, or end it with `edl stop {job}`{killed}"
         )
         self.job = job

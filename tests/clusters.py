@@ -9,12 +9,12 @@ from typing import Any
 from edl.core.cluster.state import (
     Allocation,
     ClusterJob,
+    ClusterPolicy,
     ClusterState,
     Node,
     Placements,
-    Policy,
     PolicyState,
-    size,
+    slot_count,
 )
 from edl.simulator.engine import Rules, simulate
 from edl.simulator.resize import constant
@@ -60,7 +60,7 @@ def nodes(*slots: int) -> list[Node]:
 
 
 def decide(
-    policy: Policy,
+    policy: ClusterPolicy,
     jobs: Sequence[ClusterJob],
     machines: Sequence[Node],
     present: Placements | None = None,
@@ -72,7 +72,7 @@ def decide(
 
 def sizes(decision: Allocation) -> dict[str, int]:
     """Slots of each job that has some."""
-    return {name: size(placement) for name, placement in decision.placements.items()}
+    return {name: slot_count(placement) for name, placement in decision.placements.items()}
 
 
 def submitted(
@@ -85,7 +85,7 @@ def submitted(
 
 
 def run(
-    policy: Policy,
+    policy: ClusterPolicy,
     jobs: Sequence[SubmittedJob],
     machines: Sequence[Node],
     cost_s: float = 0.0,
@@ -100,7 +100,7 @@ def run(
 
 
 def result(
-    policy: Policy,
+    policy: ClusterPolicy,
     jobs: Sequence[SubmittedJob],
     machines: Sequence[Node],
     cost_s: float = 0.0,

@@ -17,11 +17,11 @@ import numpy as np
 from counting_judge import judge_noise
 
 from edl.core.step.batching import Batching
-from edl.core.step.state_check import WHOLE, Group
+from edl.core.step.state_check import WHOLE, StateGroup
 from edl.core.step.weighting import Weights
 from edl.errors import RingBroken
 from edl.framework.reduction import ReductionOrder, StepReduction
-from edl.framework.steps import Steps
+from edl.framework.steps import BatchSteps
 from edl.ring.ring import CollectiveFailed, Ring
 from edl.testing.counting import (
     Counted,
@@ -68,7 +68,7 @@ class Models:
         """Return no learning rates: those of the models are fixed at 1."""
         return {}
 
-    def digests(self, group: Group = WHOLE) -> dict[str, int]:
+    def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
         """Return digests, by name, of the parts of the models' arrays that are in ``group``."""
         return {
             f"{number}.{name}": digest
@@ -255,7 +255,7 @@ class CountingSeveral:
         one.model = models.all[0]
         optimizers, end_step = self.wrap(one, models)
         feed = CountingBatchSource(worker, 0)
-        steps = Steps(worker, feed, lambda: "the batch was not trained", end_step)
+        steps = BatchSteps(worker, feed, lambda: "the batch was not trained", end_step)
         exchanged: dict[int, list[list[float]]] = {}
         for _ in steps.epochs(self.epochs):
             for number in count():

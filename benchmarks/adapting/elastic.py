@@ -17,7 +17,7 @@ from benchmarks.adapting.drawing import curves, panels, save
 from benchmarks.adapting.problems import Array, Momentum, Net, Problem, Task, digits, indices
 from benchmarks.adapting.spread import Mean, difference, named, verdict
 from benchmarks.page import Section
-from edl.core.step.noise_scale import UNKNOWN, Measured, Squares, measured
+from edl.core.step.noise_scale import UNKNOWN, NoiseSample, Squares, noise_sample
 from edl.schedules import Constant, Knee, Scaling, Schedule
 
 TITLE = "Workers that come and go"
@@ -123,7 +123,7 @@ def train(
     return Trained(tuple(accuracy), update, scale, weights)
 
 
-def _measured(each: Sequence[Array], mean: Array, before: Array | None) -> Measured | None:
+def _measured(each: Sequence[Array], mean: Array, before: Array | None) -> NoiseSample | None:
     """Return what one update says about the gradient noise; None if it says nothing.
 
     Args:
@@ -134,12 +134,12 @@ def _measured(each: Sequence[Array], mean: Array, before: Array | None) -> Measu
     """
     if len(each) > 1:
         norms = {i: Squares(float(g @ g), float(mean @ mean)) for i, g in enumerate(each)}
-        return measured(dict.fromkeys(norms, BATCH), norms)
+        return noise_sample(dict.fromkeys(norms, BATCH), norms)
     if before is None:
         return None
     both = (mean + before) / 2.0
     own = float(mean @ mean + before @ before) / 2.0
-    return measured({0: BATCH}, {0: Squares(own, float(both @ both))})
+    return noise_sample({0: BATCH}, {0: Squares(own, float(both @ both))})
 
 
 # --- the figure

@@ -18,7 +18,7 @@ from benchmarks.adapting.problems import Momentum, Net, Problem, Task, indices
 from benchmarks.adapting.spread import Mean, difference, named
 from benchmarks.page import Section
 from edl.core.policy.lr_fit import points
-from edl.core.policy.lr_tuner import Measured, Tuning
+from edl.core.policy.lr_tuner import MeasuredUpdate, Tuning
 from edl.schedules import EXPLORE, Knee
 
 TITLE = "LRTuner from a wrong learning rate"
@@ -73,7 +73,9 @@ def train(problem: Problem, net: Net, rate: float, total: int, seed: int, tunes:
                 e, (start, end) = points(state.reach), kept
                 losses = tuple(net.loss(start + (1.0 + p) * (end - start), x, y) for p in e)
                 cost_s, was = len(e) * PASS_S, state.rate
-                state = tuning.measured(state, Measured(trained, BATCH, losses, cost_s, UPDATE_S))
+                state = tuning.measured(
+                    state, MeasuredUpdate(trained, BATCH, losses, cost_s, UPDATE_S)
+                )
                 changes, measured, kept = changes + (state.rate != was), measured + 1, None
             elif before is not None:
                 kept, state = (before, weights.copy()), replace(state, measures=True)

@@ -13,7 +13,7 @@ from benchmarks.scheduling.scope import Scope
 from benchmarks.scheduling.store import Found, key
 from edl.simulator.published.virtualflow_answers import measured_ends
 from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
-from edl.simulator.runs import Run
+from edl.simulator.runs import SimulatedRun
 
 PRIORITY, WEIGHTED = "priority", "virtualflow"
 
@@ -41,7 +41,7 @@ SHOCKWAVE = (
 )
 
 
-def runs(scope: Scope) -> Iterator[Run]:
+def runs(scope: Scope) -> Iterator[SimulatedRun]:
     """Both schedulers of which the logs say when each job ended."""
     yield from map(on_virtualflow, (PRIORITY, WEIGHTED))
 

@@ -9,7 +9,7 @@ from edl.simulator.engine import Rules
 from edl.simulator.published.workloads.jsa_workload import jsa_jobs
 from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
 from edl.simulator.resize import constant
-from edl.simulator.runs import Run
+from edl.simulator.runs import SimulatedRun
 from edl.simulator.work import SubmittedJob
 
 
@@ -19,20 +19,22 @@ def on_pollux(
     workload: int,
     interval_s: float | None = None,
     cost_s: float | None = None,
-) -> Run:
+) -> SimulatedRun:
     """One workload of Pollux; as published if nothing else is said."""
     of = SETS[POLLUX]
     interval_s = of.interval_s if interval_s is None else interval_s
     resize = of.resize if cost_s is None else constant(cost_s)
     rules = Rules(interval_s, resize, whole_seconds=True)
-    return Run(policy, rules, of.nodes, of.slots, load, workload, built_in=POLLUX)
+    return SimulatedRun(policy, rules, of.nodes, of.slots, load, workload, built_in=POLLUX)
 
 
-def on_jsa(policy: str, arrivals: str, seed: int, drop: bool) -> Run:
+def on_jsa(policy: str, arrivals: str, seed: int, drop: bool) -> SimulatedRun:
     """Jobs drawn as JSA's; the seed is that of the policy, too."""
     of, jobs = SETS[JSA], _drawn(arrivals, seed)
     rules = Rules(of.interval_s, of.resize, drop=drop)
-    return Run(policy, rules, of.nodes, of.slots, arrivals, seed, jobs, seed=seed, built_in=JSA)
+    return SimulatedRun(
+        policy, rules, of.nodes, of.slots, arrivals, seed, jobs, seed=seed, built_in=JSA
+    )
 
 
 @cache
@@ -40,8 +42,8 @@ def _drawn(arrivals: str, seed: int) -> tuple[SubmittedJob, ...]:
     return tuple(jsa_jobs(arrivals, seed))
 
 
-def on_virtualflow(policy: str) -> Run:
+def on_virtualflow(policy: str) -> SimulatedRun:
     """VirtualFlow's 20 jobs."""
     of, jobs = SETS[VIRTUALFLOW], tuple(virtualflow_jobs())
     rules = Rules(of.interval_s, of.resize)
-    return Run(policy, rules, of.nodes, of.slots, jobs=jobs, built_in=VIRTUALFLOW)
+    return SimulatedRun(policy, rules, of.nodes, of.slots, jobs=jobs, built_in=VIRTUALFLOW)

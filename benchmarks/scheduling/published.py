@@ -15,7 +15,7 @@ from edl.simulator.fairness import with_isolated
 from edl.simulator.published.pollux_answers import JctComparison, answers, compare_times
 from edl.simulator.published.workloads.pollux_workload import pollux_jobs
 from edl.simulator.results import JobResult, Result
-from edl.simulator.runs import Run, equal_nodes
+from edl.simulator.runs import SimulatedRun, equal_nodes
 
 TO_THE_SECOND = ("tiresias", "optimus")
 SEARCHED = "pollux"
@@ -28,7 +28,7 @@ def chosen(scope: Scope) -> dict[str, Workloads]:
     return dict.fromkeys(names, scope.workloads)
 
 
-def runs(scope: Scope) -> Iterator[Run]:
+def runs(scope: Scope) -> Iterator[SimulatedRun]:
     """With an interval of 60 s and 30 s a resize, as they were published."""
     for policy, loads in chosen(scope).items():
         for load, workloads in loads.items():

@@ -16,7 +16,7 @@ from benchmarks.scheduling.scope import OURS, Scope
 from benchmarks.scheduling.store import Found, key
 from benchmarks.scheduling.summary import Summary
 from edl.cli.simulation_figure import figure_of
-from edl.simulator.runs import Run, do
+from edl.simulator.runs import SimulatedRun, do
 
 FIGURE = "virtualflow-jobs.svg"
 DRAWN = ("priority", "virtualflow")
@@ -32,7 +32,7 @@ class Standing(NamedTuple):
     worst_fairness: float
 
 
-Trace = Mapping[str, list[Run]]
+Trace = Mapping[str, list[SimulatedRun]]
 """The runs of each policy."""
 
 
@@ -58,7 +58,7 @@ def traces(scope: Scope) -> dict[tuple[str, str], Trace]:
     return made
 
 
-def runs(scope: Scope) -> Iterator[Run]:
+def runs(scope: Scope) -> Iterator[SimulatedRun]:
     """Of all traces."""
     for trace in traces(scope).values():
         for of in trace.values():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.scheduling.summary import Summary, summary
-from edl.simulator.runs import Run, do_all
+from edl.simulator.runs import SimulatedRun, do_all
 
 ROOT = Path(__file__).parents[2]
 CODE = ("edl/simulator", "edl/core/cluster", "edl/core/policy", "benchmarks/scheduling/summary.py")
@@ -19,13 +19,13 @@ Found = Mapping[str, Summary]
 """By :func:`key`."""
 
 
-def key(run: Run) -> str:
+def key(run: SimulatedRun) -> str:
     """Return what tells a run apart from others: all but its jobs, which follow from the rest."""
     return repr(replace(run, jobs=()))
 
 
 def collected(
-    runs: Iterable[Run], processes: int, folder: Path, tell: Callable[[str], None]
+    runs: Iterable[SimulatedRun], processes: int, folder: Path, tell: Callable[[str], None]
 ) -> dict[str, Summary]:
     """Return the summary of each run, by its key; run what is not stored yet.
 

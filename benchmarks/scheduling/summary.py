@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edl.simulator.published.workloads.jsa_workload import UNTIL_S
-from edl.simulator.runs import Outcome
+from edl.simulator.runs import RunOutcome
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Summary:
         return asdict(self)
 
 
-def summary(outcome: Outcome) -> Summary:
+def summary(outcome: RunOutcome) -> Summary:
     """Return the numbers that are kept of one run."""
     result = outcome.result
     return Summary(

@@ -15,7 +15,7 @@ from edl.core.step.step_record import (
     StepRecord,
     StepRecords,
     agreed_generation,
-    check,
+    check_records,
     counts,
     global_samples,
     samples_for,
@@ -76,7 +76,7 @@ def _median(ledger: Ledger, wanted: int) -> float:
 
 def _look(records: StepRecords, ledger: Ledger, slowest: Slowest) -> None:
     """Do what :mod:`edl.worker.loader_steps` and the reduction do with the records of a step."""
-    check(records)
+    check_records(records)
     split_of(records)
     counts(records)
     weigh(samples_for(records, 0), records.column("batches"), Share(BATCH), BATCH)

@@ -78,7 +78,7 @@ class CountingSession(Session):
 
     def _settle(self, what: str, issues: Sequence[Issue], *args: Any, **kwargs: Any) -> list[Any]:
         self.requests += len(issues)
-        return super()._settle(what, issues, *args, **kwargs)
+        return super()._answers_to(what, issues, *args, **kwargs)
 
 
 def member(number: int, stage: Stage) -> Member:

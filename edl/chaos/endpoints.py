@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from edl.coordination.session import Session
 from edl.errors import CoordinationError
-from edl.http.server import DaemonServer, Request
+from edl.http.server import DaemonServer, HttpRequest
 from edl.ring.ring import Ring
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def add_endpoints(server: DaemonServer, session: Session, ring: Ring) -> None:
 
     acts: dict[str, Callable[[], None]] = {"expire": expire, "cut": ring.break_}
 
-    def answer(request: Request) -> tuple[int, bytes]:
+    def answer(request: HttpRequest) -> tuple[int, bytes]:
         act = acts.get(request.path.removeprefix(f"{PREFIX}/"))
         if act is None:
             return 404, b""

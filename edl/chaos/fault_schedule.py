@@ -33,7 +33,7 @@ _ORDER = re.compile(r"(leader|worker|newcomer|w(?:0|[1-9][0-9]*))(?:@step=([0-9]
 T = TypeVar("T")
 
 
-class Dice(Protocol):
+class Random(Protocol):
     """A source of random numbers: a ``random.Random`` with the plan's seed."""
 
     def uniform(self, a: float, b: float) -> float:
@@ -111,7 +111,7 @@ class Plan:
         """The orders that wait for no step."""
         return tuple(order for order in self.orders if order.step is None)
 
-    def moments(self, random: Dice) -> Iterator[tuple[float, Order]]:
+    def moments(self, random: Random) -> Iterator[tuple[float, Order]]:
         """Yield (seconds since the start, order) for the orders without a step, in order of time.
 
         Without ``every_s`` each order comes once, at 0 seconds. With it the pairs go on for ever;
@@ -127,7 +127,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Worker:
+class ObservedWorker:
     """The facts about a worker that decide whether ``edl chaos`` may choose it.
 
     Attributes:
@@ -143,8 +143,8 @@ class Worker:
     trained: bool = True
 
 
-def choose(
-    order: Order, workers: Collection[Worker], leader: int | None, random: Dice
+def choose_worker(
+    order: Order, workers: Collection[ObservedWorker], leader: int | None, random: Random
 ) -> tuple[int | None, str]:
     """Choose the worker that an order is carried out on.
 
@@ -161,7 +161,7 @@ def choose(
         The number of the worker, or None if no worker can be chosen now; and the reason.
     """
     here = sorted((w for w in workers if w.here), key=lambda w: w.id)
-    wanted: Sequence[Worker]
+    wanted: Sequence[ObservedWorker]
     if order.target == LEADER:
         wanted = [w for w in here if w.id == leader]
     elif order.target == WORKER:
@@ -180,7 +180,7 @@ def choose(
     return chosen.id, f"w{chosen.id} is one of {len(able)} to choose from"
 
 
-def _needed(action: Action, worker: Worker, workers: Collection[Worker]) -> bool:
+def _needed(action: Action, worker: ObservedWorker, workers: Collection[ObservedWorker]) -> bool:
     """Return whether ``action`` on ``worker`` might lose the only sure copy of the job's state."""
     others = [w for w in workers if w.in_ring and w.trained and w.id != worker.id]
     return action in FATAL and worker.in_ring and not others

@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from edl.chaos.fault_schedule import Action, Order, Plan, Worker, choose
+from edl.chaos.fault_schedule import Action, ObservedWorker, Order, Plan, choose_worker
 from edl.coordination.job_store import JobStore
 from edl.core.events import Event, EventKind, SwitchDetails
 from edl.core.progress import WorkerProgress
@@ -35,7 +35,7 @@ POLL_S = 0.05
 HEALTH_S = 1.0
 STEPS = 2  # so many complete steps after a fault prove that the job trains again
 PARTS_S = 3.0  # how long the event that splits a recovery into its parts is waited for
-DOORS = {Action.EXPIRE: "expire", Action.CUT: "cut"}  # see edl.chaos.endpoints
+ENDPOINTS = {Action.EXPIRE: "expire", Action.CUT: "cut"}  # see edl.chaos.endpoints
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Chaos:
         snapshot = self._snapshot()
         if snapshot.job.state is not JobState.RUNNING:
             raise UsageError(f"job {snapshot.job.name} {snapshot.job.state.phrase}")
-        doors = [order for order in self._plan.orders if order.action in DOORS]
+        doors = [order for order in self._plan.orders if order.action in ENDPOINTS]
         if doors and not snapshot.job.spec.settings.chaos:
             raise UsageError(
                 f"--{doors[0].action} needs the workers' help; start the job with `edl run --chaos`"
@@ -165,7 +165,7 @@ class Chaos:
         """Carry out ``order`` now and wait for the recovery; None if no worker can be chosen."""
         members = {member.id: member for member in snapshot.members}
         led = snapshot.leader.worker if snapshot.leader else None
-        chosen, reason = choose(order, self._workers(snapshot), led, self._random)
+        chosen, reason = choose_worker(order, self._workers(snapshot), led, self._random)
         if chosen is None:
             self._say(f"{order}: {reason}; waiting")
             return None
@@ -192,8 +192,8 @@ class Chaos:
             ProcessLookupError: the process of the worker is gone.
             ConnectionRefusedError, RingError: the worker does not answer.
         """
-        if action in DOORS:
-            status = knock(self._store, member, action)
+        if action in ENDPOINTS:
+            status = post_fault(self._store, member, action)
             if status != 200:
                 raise EdlError(
                     f"w{member.id} refused --{action} with HTTP {status}; "
@@ -203,12 +203,12 @@ class Chaos:
         number = {Action.KILL: signal.SIGKILL, Action.TERM: signal.SIGTERM}.get(
             action, signal.SIGSTOP
         )
-        send(member, number)
+        send_signal(member, number)
         if number is signal.SIGSTOP:
 
             def thaw() -> None:
                 with contextlib.suppress(ProcessLookupError):
-                    send(member, signal.SIGCONT)
+                    send_signal(member, signal.SIGCONT)
 
             timer = threading.Timer(self._plan.freeze_s, thaw)
             timer.daemon = True
@@ -306,7 +306,7 @@ class Chaos:
 
     # --- facts
 
-    def _workers(self, snapshot: Snapshot) -> list[Worker]:
+    def _workers(self, snapshot: Snapshot) -> list[ObservedWorker]:
         """Return the facts about each worker of the job that :func:`choose` needs."""
         members = snapshot.generation.worker_ids if snapshot.generation else ()
         number = snapshot.generation.number if snapshot.generation else 0
@@ -317,7 +317,7 @@ class Chaos:
             broken = member.broken is not None and member.broken.generation >= number
             trained = ring == number > 0 and not broken
             here = is_process_of(member) and member.stage is not Stage.FINISHED
-            workers.append(Worker(member.id, in_ring, here, trained))
+            workers.append(ObservedWorker(member.id, in_ring, here, trained))
         return workers
 
     def _step(self, snapshot: Snapshot) -> int:
@@ -372,7 +372,7 @@ def _settled(snapshot: Snapshot, action: Action, worker: int, generation: int) -
     return True
 
 
-def knock(store: JobStore, member: Member, action: Action) -> int:
+def post_fault(store: JobStore, member: Member, action: Action) -> int:
     """Have a worker do ``action`` (one of DOORS) to itself, by a POST to its endpoint.
 
     Returns:
@@ -383,11 +383,13 @@ def knock(store: JobStore, member: Member, action: Action) -> int:
     """
     access = store.session.access
     assert access is not None
-    key, path = http_key(access.secret, access.job), f"/chaos/{DOORS[action]}"
-    return client.change(key, member.id, "POST", member.address, member.port, path, HEALTH_S)[0]
+    key, path = http_key(access.secret, access.job), f"/chaos/{ENDPOINTS[action]}"
+    return client.send_change(key, member.id, "POST", member.address, member.port, path, HEALTH_S)[
+        0
+    ]
 
 
-def send(member: Member, number: signal.Signals) -> None:
+def send_signal(member: Member, number: signal.Signals) -> None:
     """Send the signal ``number`` to the process of a worker, and to no other process.
 
     Raises:

@@ -99,7 +99,7 @@ def path_of(directory: Path, step: int) -> Path:
     return directory / f"step-{step:012d}.safetensors"
 
 
-def listed(directory: Path) -> list[Path]:
+def checkpoint_files(directory: Path) -> list[Path]:
     """Return the files in ``directory`` that are named like checkpoints, highest step first.
 
     Raises:
@@ -113,7 +113,7 @@ def listed(directory: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedState:
     """A state in the form in which a file holds it.
 
     Attributes:
@@ -125,17 +125,17 @@ class Packed:
     blobs: Mapping[str, Blob]
 
 
-def pack(state: Any) -> Packed:
+def pack_state(state: Any) -> PackedState:
     """Take a state apart into JSON values and arrays; no array is copied.
 
     Raises:
         CheckpointError: if the state has something that is not data; the message says where.
     """
     blobs: dict[str, Blob] = {}
-    return Packed(_encode(state, (), blobs), blobs)
+    return PackedState(_encode(state, (), blobs), blobs)
 
 
-def write(path: Path, manifest: Manifest, state: Packed) -> int:
+def write(path: Path, manifest: Manifest, state: PackedState) -> int:
     """Write a checkpoint, whole or not at all, and return its size in bytes.
 
     Raises:
@@ -151,7 +151,7 @@ def prune(directory: Path, step: int, keep: int) -> None:
     refused, and they must not displace the good ones.
     """
     newest = path_of(directory, step).name
-    for path in [path for path in listed(directory) if path.name <= newest][keep:]:
+    for path in [path for path in checkpoint_files(directory) if path.name <= newest][keep:]:
         path.unlink(missing_ok=True)
 
 
@@ -181,7 +181,7 @@ def read_manifest(path: Path) -> Manifest:
         return _read_header(path, file).manifest
 
 
-def read(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path) -> Checkpoint:
     """Read a whole checkpoint, and check every byte.
 
     Raises:
@@ -215,7 +215,7 @@ def read(path: Path) -> Checkpoint:
 # --- writing
 
 
-def _serialized(manifest: Manifest, state: Packed) -> list[bytes | memoryview]:
+def _serialized(manifest: Manifest, state: PackedState) -> list[bytes | memoryview]:
     """Return the contents of a checkpoint file: the header with its LENGTH, and then the data."""
     layout = Layout.of(state.blobs)
     digest = hashlib.sha256()
@@ -306,7 +306,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 @dataclass(frozen=True)
-class _Header:
+class _CheckpointHeader:
     """The header of a checkpoint file.
 
     Attributes:
@@ -331,7 +331,7 @@ class _Header:
         return max((end for _, end in self.places.values()), default=0)
 
 
-def _read_header(path: Path, file: BinaryIO) -> _Header:
+def _read_header(path: Path, file: BinaryIO) -> _CheckpointHeader:
     """Read and check the header of a checkpoint file, and the length of the file.
 
     Raises:
@@ -366,12 +366,12 @@ def _read_header(path: Path, file: BinaryIO) -> _Header:
     return header
 
 
-def _parsed(text: bytes) -> _Header:
+def _parsed(text: bytes) -> _CheckpointHeader:
     """Return the header that the bytes ``text`` hold, LENGTH included."""
     tensors = json.loads(text[LENGTH.size :])
     metadata = tensors.pop(METADATA)
     about = json.loads(metadata["manifest"])
-    return _Header(
+    return _CheckpointHeader(
         length=len(text),
         state=about.pop("state"),
         tensors=about.pop("tensors"),

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edl.checkpoint import format as files
-from edl.checkpoint.format import Checkpoint, Manifest, Packed
+from edl.checkpoint.format import Checkpoint, Manifest, PackedState
 from edl.checkpoint.owner import Owner, claim, owner_of
 from edl.core.events import (
     CheckpointDetails,
@@ -52,7 +52,7 @@ class Durable(Protocol):
     def capture(self) -> Any:
         """Return a copy of the state, which later steps do not change.
 
-        The copy has the form that :func:`edl.checkpoint.format.pack` takes.
+        The copy has the form that :func:`edl.checkpoint.format.pack_state` takes.
         """
 
     def restore(self, state: Any) -> None:
@@ -65,7 +65,7 @@ class Durable(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckpointPosition:
     """The job's position in its data, which a checkpoint stores with the job's state.
 
     Attributes:
@@ -280,13 +280,13 @@ class Checkpoints:
         """
         refused: list[str] = []
         others: list[str] = []
-        for path in files.listed(directory):
+        for path in files.checkpoint_files(directory):
             try:
                 manifest = files.read_manifest(path)
                 if own_only and manifest.run != self._config.run:
                     others.append(f"job {manifest.job}, step {manifest.step}")
                     continue
-                return files.read(path), refused, others
+                return files.read_checkpoint(path), refused, others
             except CheckpointError as error:
                 logger.warning("%s", error)
                 self._log(CheckpointRefusedDetails(str(path)), 0, str(error))
@@ -295,7 +295,7 @@ class Checkpoints:
 
     # --- saving
 
-    def save_if_due(self, at: Place, replica: Durable, at_once: bool = False) -> None:
+    def save_if_due(self, at: CheckpointPosition, replica: Durable, at_once: bool = False) -> None:
         """Save if it is time; rank 0 calls this at each boundary between two steps.
 
         The state of the first step is saved at once. Later saves follow every ``every_s`` seconds,
@@ -331,13 +331,13 @@ class Checkpoints:
         if self._last_step >= 0:  # this worker has read it, or written it
             return 0.0
         try:
-            newest = next(iter(files.listed(self._config.directory)), None)
+            newest = next(iter(files.checkpoint_files(self._config.directory)), None)
             age_s = time.time() - newest.stat().st_mtime if newest is not None else math.inf
         except (CheckpointError, OSError):
             return 0.0
         return min(max(0.0, age_s), self._config.every_s)
 
-    def save_last(self, at: Place, replica: Durable, timeout_s: float) -> str:
+    def save_last(self, at: CheckpointPosition, replica: Durable, timeout_s: float) -> str:
         """Save before the end, and wait until the checkpoint is written, for at most ``timeout_s``.
 
         Returns:
@@ -361,7 +361,7 @@ class Checkpoints:
                 return False
         return True
 
-    def _save(self, at: Place, replica: Durable) -> None:
+    def _save(self, at: CheckpointPosition, replica: Durable) -> None:
         """Copy the state, and start a thread that writes it into a file.
 
         Raises:
@@ -391,7 +391,7 @@ class Checkpoints:
             fits=at.fits,
         )
         try:
-            state = files.pack(replica.capture())
+            state = files.pack_state(replica.capture())
         except CheckpointError as error:
             if at.step == 0:
                 raise
@@ -413,7 +413,9 @@ class Checkpoints:
         self._why_failed = reason
         self._log(CheckpointFailedDetails(), step, reason)
 
-    def _write(self, manifest: Manifest, owner: Owner, state: Packed, capture_s: float) -> None:
+    def _write(
+        self, manifest: Manifest, owner: Owner, state: PackedState, capture_s: float
+    ) -> None:
         """Write a checkpoint and remove old ones, in a thread; a failure is logged.
 
         Nothing is written if a newer ring owns the directory.
@@ -487,7 +489,7 @@ def check_resumable(directory: Path) -> None:
         CheckpointError: if there is none in ``directory``; the message says why files were refused.
     """
     refused: list[str] = []
-    for path in files.listed(directory):
+    for path in files.checkpoint_files(directory):
         try:
             files.read_manifest(path)
         except CheckpointError as error:

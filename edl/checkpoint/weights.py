@@ -9,7 +9,7 @@ from typing import Any
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.safetensors import TYPES, Blob, Layout, read_plain, write_whole
-from edl.errors import CheckpointError, UsageError, first
+from edl.errors import CheckpointError, UsageError, some
 
 _TOOLS = {"torch": "pt", "tensorflow": "tf"}  # what other tools read in "format"
 _OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".npz", ".npy", ".onnx", ".pkl", ".pb")
@@ -22,9 +22,9 @@ def newest(directory: Path) -> Checkpoint:
         CheckpointError: if there is none; the message says why files were refused.
     """
     refused: list[str] = []
-    for path in files.listed(directory):
+    for path in files.checkpoint_files(directory):
         try:
-            return files.read(path)
+            return files.read_checkpoint(path)
         except CheckpointError as error:
             refused.append(str(error))
     why = f"; refused: {'; '.join(refused)}" if refused else ""
@@ -37,7 +37,7 @@ def checkpoint_at(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: if there is none, or the file is damaged.
     """
-    return newest(path) if path.is_dir() else files.read(path)
+    return newest(path) if path.is_dir() else files.read_checkpoint(path)
 
 
 def weights(path: Path) -> Mapping[str, Any]:
@@ -61,7 +61,9 @@ def weights(path: Path) -> Mapping[str, Any]:
     return read_plain(path)
 
 
-def export(source: Path, target: Path, tied_once: bool = False) -> tuple[Checkpoint, int, int]:
+def export_weights(
+    source: Path, target: Path, tied_once: bool = False
+) -> tuple[Checkpoint, int, int]:
     """Write the weights of a checkpoint into a safetensors file, without optimizer and ledger.
 
     A tensor with several names in the model is written under each of them, so that the file is a
@@ -95,7 +97,7 @@ def export(source: Path, target: Path, tied_once: bool = False) -> tuple[Checkpo
     blobs = {name: one for name, one in _model(found).items() if isinstance(one, Blob)}
     if odd := sorted(name for name, blob in blobs.items() if blob.dtype not in TYPES):
         raise UsageError(
-            f"safetensors has no type for {first(odd)} ({blobs[odd[0]].dtype}); "
+            f"safetensors has no type for {some(odd)} ({blobs[odd[0]].dtype}); "
             "edl.load_weights reads the checkpoint itself, with all its types"
         )
     ties = _ties(found)

@@ -38,7 +38,7 @@ def list_(
     """List the checkpoints in DIR, newest first. Only their headers are read."""
     if not directory.is_dir():
         raise UsageError(f"{directory} is no directory; `edl checkpoint show` reads one file")
-    found = [_listed(path) for path in files.listed(directory)]
+    found = [_listed(path) for path in files.checkpoint_files(directory)]
     if as_json:
         typer.echo(json.dumps(found))
     elif not found:
@@ -80,7 +80,7 @@ def export(
     ] = False,
 ) -> None:
     """Write the model's weights alone into FILE.safetensors, which any tool can open."""
-    found, written, size = weights.export(source, target, tied_once)
+    found, written, size = weights.export_weights(source, target, tied_once)
     tensors = counted(written, "tensor")
     typer.echo(
         f"wrote {tensors} of step {found.manifest.step} of job {found.manifest.job} "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edl import config
-from edl.core.host.host_discovery import lines, parse
+from edl.core.host.host_discovery import lines, parse_hosts
 from edl.errors import EdlError, UsageError
 from edl.launch.horovodrun.discovery import desired_hosts, is_local, read_hosts
 
@@ -52,10 +52,10 @@ def discover(arguments: Sequence[str]) -> list[str]:
     if given.file is not None and given.hosts:
         raise UsageError("give hosts or --file, not both")
     if given.file is not None:
-        wanted = parse(read_hosts(given.file))
+        wanted = parse_hosts(read_hosts(given.file))
     else:
         settings = config.load()
-        offered = parse(given.hosts or settings.hosts.replace(",", " ").split())
+        offered = parse_hosts(given.hosts or settings.hosts.replace(",", " ").split())
         wanted = dict(desired_hosts(offered, settings, config.state_dir()))
     return lines(wanted, {host: is_local(host) for host in wanted})
 

@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from edl.install import doctor as install_doctor
-from edl.install.doctor import State
+from edl.install.doctor import CheckResult
 
-COLOURS = {State.OK: "green", State.LIMITED: "yellow", State.FAILED: "red"}
+COLOURS = {CheckResult.OK: "green", CheckResult.LIMITED: "yellow", CheckResult.FAILED: "red"}
 
 
 def doctor() -> None:
@@ -29,7 +29,7 @@ def doctor() -> None:
         table.add_row(Text(row.name), state, Text(row.found), Text(row.remedy))
     console.print(table)
     if not install_doctor.usable(rows):
-        failed = sum(row.state is State.FAILED for row in rows)
+        failed = sum(row.state is CheckResult.FAILED for row in rows)
         console.print(f"edl cannot be used here yet: {failed} failed, see the last column")
         raise typer.Exit(1)
     console.print("edl can be used here")

@@ -13,7 +13,7 @@ import typer
 from edl import config
 from edl.cli.common import FOLLOW_S, ZooKeeperOption
 from edl.client.connection import choose_job, connected
-from edl.errors import UsageError, first
+from edl.errors import UsageError, some
 from edl.launch.log_reader import LogReader
 from edl.launch.workers import earlier_runs
 
@@ -52,7 +52,7 @@ def logs(
         if not runs:
             raise UsageError(f"no run of job {job} before the newest has left logs on this host")
         directory = runs[-1]
-    with closing(_Files(directory, job, worker)) as files:
+    with closing(_LogFiles(directory, job, worker)) as files:
         if follow:
             with connected(zookeeper) as session:
                 store = choose_job(session, job)
@@ -62,7 +62,7 @@ def logs(
         files.show(finish=True)
 
 
-class _Files:
+class _LogFiles:
     """The logs in a directory, with the position up to which each was shown.
 
     Args:
@@ -87,7 +87,7 @@ class _Files:
                 "output has all)"
             )
         if worker is not None and worker not in named:
-            here = first(sorted(named))
+            here = some(sorted(named))
             raise UsageError(f"{worker} of job {job} did not run on this host; here: {here}")
 
     def show(self, finish: bool) -> None:

@@ -66,11 +66,11 @@ class Verbs(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command of that name, or of an old name of it; None if there is none."""
         name = OLD_VERBS.get(cmd_name, cmd_name)
-        return verb(name) if name in VERBS else None
+        return command_named(name) if name in VERBS else None
 
 
 @cache
-def verb(name: str) -> Any:
+def command_named(name: str) -> Any:
     """Import the command of that name and return it.
 
     If its module has a dictionary ``COMMAND``, that holds further arguments for typer.

@@ -63,7 +63,7 @@ def profile(
     if as_json:
         typer.echo(json.dumps(curve.figures()))
     else:
-        console().print(table(curve))
+        console().print(profile_table(curve))
     if plot is not None:
         draw(curve, plot)
 
@@ -97,7 +97,7 @@ def _interrupt(number: int, _: object) -> None:
     raise KeyboardInterrupt(number)
 
 
-def table(curve: Curve) -> Table:
+def profile_table(curve: Curve) -> Table:
     """Return the measured points of a profile as a table for people."""
     taken = datetime.fromtimestamp(curve.taken).strftime("%Y-%m-%d %H:%M")
     title = f"job {curve.job}, {taken}"

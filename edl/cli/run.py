@@ -23,7 +23,7 @@ from edl.cli.options import with_settings
 from edl.cli.policy import read_policy
 from edl.client.connection import open_session
 from edl.client.joining import has_finished, same_job
-from edl.client.policies import read
+from edl.client.policies import check_policy
 from edl.client.submitting import create, job_spec, made_up_name, prepare
 from edl.coordination.access import Access
 from edl.coordination.local_server import find_local, start_local
@@ -121,7 +121,7 @@ def run(
     cwd = Path(spec.cwd)
     kept = NO_POLICY
     if policy is not None:
-        kept = read(*read_policy(policy), spec.sizes, command, cwd)
+        kept = check_policy(*read_policy(policy), spec.sizes, command, cwd)
     check_command(command, cwd, config.environment().get("PATH"))
     check_own_name()
     name = check_name("job", job) if job is not None else made_up_name(command)
@@ -148,7 +148,7 @@ def run(
     raise typer.Exit(code)
 
 
-class Run(TyperCommand):
+class RunCommand(TyperCommand):
     """The command `edl run`, which accepts ``--resume`` without a value and ``--resume=auto``.
 
     An option of typer has a value always or never.
@@ -175,7 +175,7 @@ class Run(TyperCommand):
 
 
 # What follows the first word that is not an option belongs to the user's command.
-COMMAND = {"cls": Run, "context_settings": {"allow_interspersed_args": False}}
+COMMAND = {"cls": RunCommand, "context_settings": {"allow_interspersed_args": False}}
 
 
 def _resume(newest: bool, auto: bool, directory: Path | None) -> str | None:

@@ -21,14 +21,14 @@ from edl.cli.simulation_runs import (
     runs_of,
     seeds_of,
 )
-from edl.cli.simulation_table import Done, difference, figures, listed, table
+from edl.cli.simulation_table import Done, catalogue, difference, figures, results_table
 from edl.errors import UsageError
 from edl.figures import check_figure
 from edl.simulator.built_in import MIX, POLLUX
 from edl.simulator.engine import Rules
 from edl.simulator.published.pollux_answers import answers, compare
-from edl.simulator.resize import parse
-from edl.simulator.runs import Run, do_all
+from edl.simulator.resize import parse_resize_cost
+from edl.simulator.runs import SimulatedRun, do_all
 
 
 def simulate(
@@ -183,7 +183,7 @@ def simulate(
     With --json one line a run: its summary, and every job.
     """
     if list_all:
-        console().print(listed())
+        console().print(catalogue())
         return
     chosen = job_set(workload_set, trace_file, compared)
     nodes = chosen.nodes if nodes is None else nodes
@@ -195,7 +195,7 @@ def simulate(
         raise UsageError("--mix is for mix; leave it out")
     rules = Rules(
         interval_s=chosen.interval_s if interval_s is None else interval_s,
-        resize=chosen.resize if resize_cost is None else parse(resize_cost),
+        resize=chosen.resize if resize_cost is None else parse_resize_cost(resize_cost),
         interference=interference,
         whole_seconds=workload_set == POLLUX,
         failures=failures_of(mtbf_s, repair_s, drawn[0]),
@@ -215,7 +215,7 @@ def simulate(
 
 
 def _show(
-    runs: Sequence[Run], processes: int, compared: bool, history: bool, as_json: bool
+    runs: Sequence[SimulatedRun], processes: int, compared: bool, history: bool, as_json: bool
 ) -> list[Done]:
     """Simulate ``runs``; print each as JSON once it has ended, or a table when all have.
 
@@ -240,7 +240,7 @@ def _show(
                 typer.echo(json.dumps(figures(outcome, comparison, history)))
             done.append((outcome, comparison))
     if not as_json:
-        console().print(table(done))
+        console().print(results_table(done))
         for outcome, comparison in done:
             if comparison is not None and comparison.differing:
                 console().print(difference(outcome.run, comparison))

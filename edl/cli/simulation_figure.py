@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edl.core.plural import counted
 from edl.errors import UsageError
-from edl.simulator.runs import Outcome
+from edl.simulator.runs import RunOutcome
 from edl.simulator.usage import levels, spans
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def check_runs(count: int) -> None:
         )
 
 
-def figure_of(outcomes: Sequence[Outcome]) -> Figure:
+def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
     """Return a figure with a Gantt chart of each run, and below them three charts of all runs.
 
     These show the slots in use, the number of waiting jobs, and the completion times.
@@ -77,7 +77,7 @@ def figure_of(outcomes: Sequence[Outcome]) -> Figure:
     return figure
 
 
-def _draw_jobs(axes: Axes, outcome: Outcome) -> None:
+def _draw_jobs(axes: Axes, outcome: RunOutcome) -> None:
     """Draw one line for each job, in the order of submission, the darker the more slots it has."""
     jobs = outcome.result.jobs
     bars: dict[str, list[tuple[float, float, float]]] = {}
@@ -107,7 +107,7 @@ def _explain(figure: Figure) -> None:
     figure.legend(handles=patches, loc="outside upper center", ncols=len(patches), fontsize="small")
 
 
-def _draw_levels(used: Axes, waiting: Axes, outcome: Outcome, colour: str) -> None:
+def _draw_levels(used: Axes, waiting: Axes, outcome: RunOutcome, colour: str) -> None:
     """Draw the slots in use and the waiting jobs of one run over time, into two charts."""
     found = levels(outcome.result)
     hours = [level.at_s / 3600 for level in found]
@@ -118,7 +118,7 @@ def _draw_levels(used: Axes, waiting: Axes, outcome: Outcome, colour: str) -> No
         axes.step(hours, values, where="post", color=colour, linewidth=0.8)
 
 
-def _draw_distribution(axes: Axes, outcome: Outcome, colour: str) -> None:
+def _draw_distribution(axes: Axes, outcome: RunOutcome, colour: str) -> None:
     """Draw the cumulative distribution of the completion times of one run's jobs."""
     hours = sorted(job.jct_s / 3600 for job in outcome.result.ended)
     parts = [100 * number / len(hours) for number in range(1, len(hours) + 1)]

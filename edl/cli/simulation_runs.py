@@ -19,7 +19,7 @@ from edl.simulator.published.workloads.mixed_workload import mixed_jobs
 from edl.simulator.published.workloads.pollux_measurements import measured_applications
 from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
 from edl.simulator.registry import policy
-from edl.simulator.runs import Run
+from edl.simulator.runs import SimulatedRun
 from edl.simulator.work import SubmittedJob
 
 DRAWN = (JSA, MIX)  # by seed
@@ -138,7 +138,7 @@ def policy_names(text: str) -> list[str]:
     return names
 
 
-def runs_of(jobs: JobOptions, setup: Setup) -> list[Run]:
+def runs_of(jobs: JobOptions, setup: Setup) -> list[SimulatedRun]:
     """Return a run for each policy with each of the chosen workloads.
 
     Raises:
@@ -158,7 +158,7 @@ def runs_of(jobs: JobOptions, setup: Setup) -> list[Run]:
     return _of_pollux(jobs.loads, jobs.workloads, setup)
 
 
-def check_comparable(runs: Sequence[Run]) -> None:
+def check_comparable(runs: Sequence[SimulatedRun]) -> None:
     """Raise an error unless the published answers were made with the settings of these runs.
 
     Raises:
@@ -175,14 +175,14 @@ def check_comparable(runs: Sequence[Run]) -> None:
             )
 
 
-def _alike(setup: Setup, jobs: Sequence[SubmittedJob], built_in: str = "") -> list[Run]:
+def _alike(setup: Setup, jobs: Sequence[SubmittedJob], built_in: str = "") -> list[SimulatedRun]:
     """Return a run of the same jobs for each policy.
 
     ``built_in`` is the name of a built-in set of jobs; empty for a trace.
     """
     (seed, *_) = setup.seeds
     return [
-        Run(
+        SimulatedRun(
             name,
             setup.rules,
             setup.nodes,
@@ -201,7 +201,7 @@ def _of_trace(path: Path, setup: Setup) -> list[SubmittedJob]:
     Raises:
         UsageError: the file cannot be read, or a job was not measured on such nodes.
     """
-    jobs = trace.read(path, setup.nodes * setup.slots)
+    jobs = trace.read_trace(path, setup.nodes * setup.slots)
     if any(job.kind in measured_applications() for job in jobs):
         pollux_workload.check_measured(setup.slots)
     return jobs
@@ -212,7 +212,7 @@ def _drawn(
     draw: Callable[[str, int], Sequence[SubmittedJob]],
     arrivals: str,
     setup: Setup,
-) -> list[Run]:
+) -> list[SimulatedRun]:
     """Return a run for each policy, each arrival rate and each seed.
 
     ``draw`` makes the jobs of an arrival rate and a seed; ``arrivals`` has rates, separated by
@@ -224,20 +224,20 @@ def _drawn(
         for seed in setup.seeds
     }
     return [
-        Run(name, setup.rules, setup.nodes, setup.slots, shape, seed, jobs, seed, built_in)
+        SimulatedRun(name, setup.rules, setup.nodes, setup.slots, shape, seed, jobs, seed, built_in)
         for name in setup.policies
         for (shape, seed), jobs in drawn.items()
     ]
 
 
-def _of_pollux(loads: str, workloads: str, setup: Setup) -> list[Run]:
+def _of_pollux(loads: str, workloads: str, setup: Setup) -> list[SimulatedRun]:
     """Return a run for each policy, each load and each workload of Pollux."""
     chosen = [_load(text) for text in loads.split(",")]
     numbers = _numbers(workloads, "workload", pollux_workload.WORKLOADS)
     pollux_workload.check_measured(setup.slots)
     (seed, *_) = setup.seeds
     return [
-        Run(
+        SimulatedRun(
             name,
             setup.rules,
             setup.nodes,

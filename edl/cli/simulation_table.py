@@ -9,14 +9,14 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from edl.errors import first
+from edl.errors import some
 from edl.simulator.built_in import JSA, MIX, POLLUX, SETS, TRACE
 from edl.simulator.published.pollux_answers import JctComparison
 from edl.simulator.registry import POLICIES
-from edl.simulator.runs import Outcome, Run
+from edl.simulator.runs import RunOutcome, SimulatedRun
 from edl.simulator.usage import levels
 
-Done = tuple[Outcome, JctComparison | None]
+Done = tuple[RunOutcome, JctComparison | None]
 """A run that has ended, and how it compares with the published one, if it was to be compared."""
 
 NARROW = (0, 0)  # so that a row fits into 80 columns
@@ -29,7 +29,7 @@ LABELS = {
 }
 
 
-def figures(outcome: Outcome, comparison: JctComparison | None, history: bool) -> dict[str, Any]:
+def figures(outcome: RunOutcome, comparison: JctComparison | None, history: bool) -> dict[str, Any]:
     """Return one run as JSON values: what was simulated, its summary, and every job.
 
     Args:
@@ -56,7 +56,7 @@ def figures(outcome: Outcome, comparison: JctComparison | None, history: bool) -
     return about | outcome.result.figures(history)
 
 
-def table(done: Sequence[Done]) -> Table:
+def results_table(done: Sequence[Done]) -> Table:
     """Return a table with a row for each run, and one for all runs of a policy at a load."""
     groups: dict[tuple[str, str], list[Done]] = {}
     for outcome, comparison in done:
@@ -108,15 +108,15 @@ def _cells(group: Sequence[Done]) -> list[str]:
     ]
 
 
-def difference(run: Run, comparison: JctComparison) -> str:
+def difference(run: SimulatedRun, comparison: JctComparison) -> str:
     """Return a sentence that names the jobs that do not end in the published second."""
     names = [
         f"{name} {ours:g} s, published {theirs:g} s" for name, ours, theirs in comparison.differing
     ]
-    return f"{run.title}: {first(names)}"
+    return f"{run.title}: {some(names)}"
 
 
-def listed() -> Table:
+def catalogue() -> Table:
     """Return a table of the built-in sets of jobs and of the policies, for ``--list``."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=NARROW)
     for column in ("", "name", ""):

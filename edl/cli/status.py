@@ -22,7 +22,7 @@ from edl.client.connection import choose_job, connected
 from edl.core.plural import by_host, counted
 from edl.core.records import Reclaim
 from edl.core.status import JobStatus, job_status
-from edl.core.step.slowest import Slow
+from edl.core.step.slowest import SlowestWorker
 from edl.errors import CoordinationError
 
 GIVEN_UP_SHOWN = 3  # workers; the newest
@@ -63,7 +63,7 @@ def status(
                 if as_json:
                     _show(now, as_json)
                 elif live is not None:
-                    live.update(table(now), refresh=True)
+                    live.update(status_table(now), refresh=True)
                 elif (text := line(now)) != said:
                     said = text
                     typer.echo(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S} {text}")
@@ -74,10 +74,10 @@ def _show(now: JobStatus, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(now.to_json()))
     else:
-        console().print(table(now))
+        console().print(status_table(now))
 
 
-def table(now: JobStatus) -> RenderableType:
+def status_table(now: JobStatus) -> RenderableType:
     """Lay out the status for a terminal: one row for each fact, then one for each worker."""
     head = Table.grid(padding=(0, 2))
     head.add_column(style="bold")
@@ -119,7 +119,7 @@ def _training_rows(now: JobStatus) -> dict[str, str]:
             f"{now.noise_scale:,.0f} samples{biased}: a larger global batch is worth less and less"
         )
     if now.slowest is not None:
-        slow = Slow(int(now.slowest.removeprefix("w")), now.slowest_s, now.others_s)
+        slow = SlowestWorker(int(now.slowest.removeprefix("w")), now.slowest_s, now.others_s)
         rows["slowest"] = str(slow)
     return rows
 

@@ -14,9 +14,9 @@ from edl.cli.common import JobArgument, ZooKeeperOption
 from edl.client.connection import choose_job, connected
 from edl.client.waiting import USUAL, ClientLimits, Messages, looks
 from edl.coordination.job_store import JobStore
-from edl.core.host.supervision import Outcome, SupervisorLimits
+from edl.core.host.supervision import JobOutcome, SupervisorLimits
 from edl.core.records import Job, JobState
-from edl.errors import CoordinationError, UsageError, ZooKeeperUnreachable, first
+from edl.errors import CoordinationError, UsageError, ZooKeeperUnreachable, some
 from edl.launch.record import conclude
 from edl.launch.submitter import submitters
 
@@ -62,7 +62,7 @@ def _stop_here(job: str | None, timeout_s: float | None, away: ZooKeeperUnreacha
     if not found:
         raise away
     if len(found) > 1:
-        raise UsageError(f"{away}; and {first(sorted(found))} run on this host: say which to stop")
+        raise UsageError(f"{away}; and {some(sorted(found))} run on this host: say which to stop")
     [(name, pid)] = found.items()
     typer.echo(f"ZooKeeper is away; edl run of job {name}, process {pid}, ends it", err=True)
     with suppress(psutil.NoSuchProcess):
@@ -119,5 +119,5 @@ def _wait(store: JobStore, timeout_s: float | None, limits: ClientLimits = USUAL
         elif now - alone_since >= limits.settle_s:
             reason = f"{record.reason}; none of its processes is alive"
             with suppress(CoordinationError):  # the next look tries again
-                conclude(store, Outcome(JobState.STOPPED, reason), snapshot)
+                conclude(store, JobOutcome(JobState.STOPPED, reason), snapshot)
     raise AssertionError("looks() ends with an error")

@@ -24,4 +24,13 @@ from edl.core.job.migration import Migration
 from edl.core.job.profile import Curve, Point
 from edl.core.status import JobStatus
 
-__all__ = ["Curve", "Job", "JobStatus", "Migration", "Point", "Reclaimed", "Resize", "submit"]
+__all__ = [
+    "Curve",
+    "Job",
+    "JobStatus",
+    "Migration",
+    "Point",
+    "Reclaimed",
+    "Resize",
+    "submit",
+]

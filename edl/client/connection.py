@@ -13,7 +13,7 @@ from edl.coordination.local_server import find_local
 from edl.coordination.secrets import candidates
 from edl.coordination.session import Session
 from edl.core.records import Job
-from edl.errors import AccessDenied, UsageError, first
+from edl.errors import AccessDenied, UsageError, some
 
 
 def open_session(hosts: str, settings: config.Config, access: Access | None = None) -> Session:
@@ -120,16 +120,16 @@ def _only(jobs: Sequence[Job], others: Collection[str], ended: bool) -> str:
     if len(running) == 1:
         return running[0]
     if running:
-        raise UsageError(f"{len(running)} jobs are running, name one: {first(running)}")
+        raise UsageError(f"{len(running)} jobs are running, name one: {some(running)}")
     if ended and len(jobs) == 1:
         return jobs[0].name
     if jobs and ended:
         newest = sorted(jobs, key=lambda job: job.created, reverse=True)
-        names = first([job.name for job in newest])
+        names = some([job.name for job in newest])
         raise UsageError(f"no job is running; name one that has ended: {names}")
     if others:
         raise UsageError(
-            f"no job whose secret is known here is running; for another ({first(sorted(others))}) "
+            f"no job whose secret is known here is running; for another ({some(sorted(others))}) "
             "give its "
             "secret, see `edl join --help`"
         )

@@ -7,7 +7,7 @@ from functools import partial
 
 from edl.client.waiting import USUAL, ClientLimits, Messages, looks, running
 from edl.coordination.job_store import JobStore
-from edl.core.job.placement import drain_host as without_host
+from edl.core.job.placement import without_host as without_host
 from edl.core.records import Request, RequestedBy, RequestKind
 from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, TimedOut, UsageError

@@ -13,8 +13,8 @@ from typing import Self
 
 from edl.client.waiting import USUAL, ClientLimits
 from edl.coordination.job_store import JobStore
-from edl.core.job.placement import Placement, place
-from edl.core.job.profile_hold import Fate, Held, ProfileHold
+from edl.core.job.placement import Placement, place_workers
+from edl.core.job.profile_hold import HoldState, ProfileHold, ProfileView
 from edl.core.plural import verb, workers
 from edl.core.records import RequestedBy
 from edl.core.snapshot import Snapshot
@@ -45,7 +45,7 @@ class HeldSize:
     def __init__(self, store: JobStore, now: Snapshot, limits: ClientLimits = USUAL) -> None:
         self.outcome = ""
         self._limits = limits
-        self._fate = Fate.OURS
+        self._fate = HoldState.OURS
         self._store = store
         self._job = now.job
         by = f"process {os.getpid()} on {socket.gethostname()}"
@@ -72,7 +72,7 @@ class HeldSize:
         before: Placement = dict(now.desired.hosts)
         self._now = now
         self._slots = {**before, **_slots_of(now)}
-        self._held = Held(self._mine.token, before, ours=(before,), last=before)
+        self._held = ProfileView(self._mine.token, before, ours=(before,), last=before)
         self._given: list[Placement] = []
 
     @property
@@ -83,7 +83,7 @@ class HeldSize:
     @property
     def kept(self) -> bool:
         """Whether another request has changed the desired workers meanwhile."""
-        return self._fate is not Fate.OURS
+        return self._fate is not HoldState.OURS
 
     def _taken(self) -> str:
         """Return the error message for a job that another profile holds."""
@@ -108,7 +108,7 @@ class HeldSize:
             self._check(desired)
             self._keep()
             by_slot = self._now.assigned.by_slot
-            new = place(self._job.name, np, desired, self._now.available, by_slot)
+            new = place_workers(self._job.name, np, desired, self._now.available, by_slot)
             # Noted before it is written: we may be interrupted.
             self._held = replace(self._held, ours=(*self._held.ours, new))
             return new
@@ -200,21 +200,21 @@ class HeldSize:
             return desired
         self._fate = self._held.fate_of(desired, self._store.profile.held())
         slots: Mapping[str, int] = self._slots
-        if self._fate is Fate.MOVED:
+        if self._fate is HoldState.MOVED:
             slots = _slots_of(self._store.snapshot())
         new = self._held.given_back(desired, self._fate, slots, self._job)
-        if self._fate is not Fate.ASKED:  # that may be asked for again
+        if self._fate is not HoldState.ASKED:  # that may be asked for again
             self._given.append(new)
         return new
 
     def _standing(self, stands: Placement) -> str:
         """Return a sentence about what is desired after the profile, for the user."""
         now, before, name = sum(stands.values()), sum(self.before.values()), self._job.name
-        if self._fate is Fate.ASKED:
+        if self._fate is HoldState.ASKED:
             text = (
                 f"somebody has asked for {workers(now)} while job {name} was profiled; that stays"
             )
-        elif self._fate is Fate.OURS and now == before:
+        elif self._fate is HoldState.OURS and now == before:
             return "the job has the size back that it had"
         else:
             text = f"hosts or workers came or left while job {name} was profiled: "

@@ -16,8 +16,8 @@ from edl.client.waiting import USUAL, ClientLimits, Messages, OnMessage, looks, 
 from edl.coordination.job_store import JobStore
 from edl.core.events import Event
 from edl.core.job import migration
-from edl.core.job.migration import Migration, Move, Standing, standing
-from edl.core.job.placement import Placement, give_back, move, to_add
+from edl.core.job.migration import Migration, MigrationStatus, Move, standing
+from edl.core.job.placement import Placement, move, return_absent, to_add
 from edl.core.plural import workers
 from edl.core.records import Generation, RequestedBy
 from edl.core.snapshot import Snapshot
@@ -58,7 +58,7 @@ def migrate(
 
 
 @dataclass
-class _Seen:
+class _MigrationProgress:
     """The hosts and generations that were seen of a job while workers moved.
 
     Attributes:
@@ -81,7 +81,7 @@ class _Seen:
 
 def _wait(
     store: JobStore, asked: Move, timeout_s: float, on_message: OnMessage, limits: ClientLimits
-) -> _Seen:
+) -> _MigrationProgress:
     """Wait until the workers have moved, and return what was seen until then.
 
     Raises:
@@ -90,7 +90,7 @@ def _wait(
         TimedOut: the workers have not moved within ``timeout_s`` seconds.
         JobEnded: the job ended before.
     """
-    seen, given = _Seen(), list[Placement]()
+    seen, given = _MigrationProgress(), list[Placement]()
     messages, seen_at = Messages(on_message), time.monotonic()
     for now in looks(store, timeout_s, f"moving {asked}", messages, _goes_on(asked), limits):
         desired, stands = now.desired.hosts, standing(asked, now)
@@ -119,19 +119,21 @@ def _goes_on(asked: Move) -> str:
     return f"the migration goes on; `{back}` takes it back"
 
 
-def _is_short(asked: Move, desired: Placement, stands: Standing) -> bool:
+def _is_short(asked: Move, desired: Placement, stands: MigrationStatus) -> bool:
     """Return whether workers are still missing on the target host."""
     return stands.arrived.get(asked.target, 0) < desired.get(asked.target, 0)
 
 
-def _take_back(store: JobStore, asked: Move, stands: Standing, given: list[Placement]) -> Placement:
+def _take_back(
+    store: JobStore, asked: Move, stands: MigrationStatus, given: list[Placement]
+) -> Placement:
     """Write a placement in which workers that have not moved stay where they are; return it.
 
     ``given`` collects the placements that were written, also if ZooKeeper's answer was lost.
     """
 
     def change(desired: Placement) -> Placement:
-        given.append(give_back(desired, asked.target, stands.arrived))
+        given.append(return_absent(desired, asked.target, stands.arrived))
         return given[-1]
 
     why = f"edl migrate: host {asked.target} is gone"
@@ -150,7 +152,7 @@ def _lost(asked: Move, now: Snapshot, after: Placement, limits: ClientLimits) ->
     )
 
 
-def _superseded(asked: Move, desired: Placement, stands: Standing) -> str:
+def _superseded(asked: Move, desired: Placement, stands: MigrationStatus) -> str:
     """Return the error message that another request has changed the workers of the two hosts."""
     hosts = (asked.source, asked.target)
     then = ", ".join(f"{host}: {desired.get(host, 0)}" for host in hosts)
@@ -160,7 +162,9 @@ def _superseded(asked: Move, desired: Placement, stands: Standing) -> str:
     )
 
 
-def _outcome(store: JobStore, asked: Move, seen: _Seen, limits: ClientLimits) -> Migration:
+def _outcome(
+    store: JobStore, asked: Move, seen: _MigrationProgress, limits: ClientLimits
+) -> Migration:
     """Return what the migration did, once its last switch is in the event log.
 
     The wait is ``limits.log_s`` seconds at most.

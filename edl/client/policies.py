@@ -15,9 +15,9 @@ from edl.client.waiting import running
 from edl.coordination.job_store import JobStore
 from edl.core.policy.cost import span
 from edl.core.policy.custom_rule import CustomRule
-from edl.core.policy.file import Policy, check_change, check_sizes, parse
+from edl.core.policy.file import PolicyFile, check_change, check_sizes, parse_policy
 from edl.core.policy.goodput import Goodput
-from edl.core.policy.hill_climbing import Comparison, HillClimbing
+from edl.core.policy.hill_climbing import HillClimbing, SizeComparison
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.records import JobPolicy
 from edl.core.sizes import Sizes
@@ -41,7 +41,7 @@ class Explanation:
     policy: JobPolicy
     np: int
     learned: ScalingProfile
-    verdicts: tuple[Comparison, ...]
+    verdicts: tuple[SizeComparison, ...]
     says: str  # the leader's last word
     modelled: Mapping[int, float] = field(default_factory=dict)
 
@@ -56,8 +56,8 @@ def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
             or [learning_rate] differs from the one that the job began with, or the job is over.
     """
     now = running(store, f"give job {store.name} a policy")
-    new = read(text, source, now.job.sizes, now.job.spec.command, Path(now.job.spec.cwd))
-    given = parse(text, source)
+    new = check_policy(text, source, now.job.sizes, now.job.spec.command, Path(now.job.spec.cwd))
+    given = parse_policy(text, source)
 
     def changed(before: JobPolicy) -> JobPolicy:
         check_change(_written(before), given, source)
@@ -66,11 +66,11 @@ def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
     return store.policy.change(changed, f"edl policy set: {source}")
 
 
-def _written(policy: JobPolicy) -> Policy:
+def _written(policy: JobPolicy) -> PolicyFile:
     """Return the parsed policy; an unreadable one is returned as an empty policy."""
     with suppress(UsageError):
-        return parse(policy.text, policy.source)
-    return Policy("")
+        return parse_policy(policy.text, policy.source)
+    return PolicyFile("")
 
 
 def switch_off(store: JobStore) -> JobPolicy:
@@ -116,7 +116,7 @@ def explain(store: JobStore) -> Explanation:
     now, learned = store.snapshot(), store.policy.learned()
     _check_any(store, now.policy)
     np = len(now.generation.members) if now.generation is not None else 0
-    rule = parse(now.policy.text, now.policy.source).size
+    rule = parse_policy(now.policy.text, now.policy.source).size
     slots = sum(host.slots for host in now.available)
     left, filled = now.status.left, [host.slots for host in now.available]
     observation = learned.observation(np, now.job.sizes, slots, False, left, (), filled)
@@ -125,7 +125,9 @@ def explain(store: JobStore) -> Explanation:
     return Explanation(now.policy, np, learned, verdicts, now.status.policy, modelled)
 
 
-def read(text: str, source: str, sizes: Sizes, command: Sequence[str], cwd: Path) -> JobPolicy:
+def check_policy(
+    text: str, source: str, sizes: Sizes, command: Sequence[str], cwd: Path
+) -> JobPolicy:
     """Return the policy in ``text`` if the job can follow it; no code of the user is run for that.
 
     Args:
@@ -140,7 +142,7 @@ def read(text: str, source: str, sizes: Sizes, command: Sequence[str], cwd: Path
         UsageError: the policy cannot be read, it can reach no other size, or the module or function
             of its custom rule does not exist.
     """
-    policy = parse(text, source)
+    policy = parse_policy(text, source)
     check_sizes(policy, sizes, source)
     if isinstance(policy.size, CustomRule):
         scripts = [(cwd / word).parent for word in command if word.endswith(".py")][:1]

@@ -17,7 +17,7 @@ from edl.client.waiting import USUAL, ClientLimits, Messages, OnMessage, looks, 
 from edl.coordination.job_store import JobStore
 from edl.core.events import Event, ProfileDetails, ProfilingDetails
 from edl.core.job.placement import Placement
-from edl.core.job.profile import Curve, Point, in_order, measured
+from edl.core.job.profile import Curve, Point, in_order, measured_point
 from edl.core.plural import verb, workers, workers_train
 from edl.core.progress import ProgressSample
 from edl.core.snapshot import Snapshot
@@ -94,7 +94,7 @@ def _measure(
         if reading is not None:
             if reading not in readings[-1:]:
                 readings.append(reading)
-            point = measured(readings, np, steps)
+            point = measured_point(readings, np, steps)
             if point is not None:
                 return point, reading
         messages(f"step {now.status.step} with {workers(ring)}: {now.status.reason}")

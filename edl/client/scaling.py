@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edl.client.waiting import USUAL, ClientLimits, Messages, OnMessage, ignore, looks, resizable
 from edl.coordination.job_store import JobStore
-from edl.core.job.placement import Placement, place
+from edl.core.job.placement import Placement, place_workers
 from edl.core.plural import by_host, workers
 from edl.core.records import RequestedBy
 from edl.core.snapshot import Snapshot
@@ -52,7 +52,7 @@ def resize(
         read = True
         np = size(sum(desired.values()))
         now.job.sizes.check_scale(store.name, np)
-        return place(store.name, np, desired, now.available, now.assigned.by_slot)
+        return place_workers(store.name, np, desired, now.available, now.assigned.by_slot)
 
     try:
         changed = store.set_desired(change, RequestedBy.PERSON, "edl scale")

@@ -20,7 +20,7 @@ from edl.coordination.session import Refused
 from edl.coordination.wire import decode
 from edl.core.events import Event
 from edl.core.job.decision import MembershipDecision
-from edl.core.job.desired import Change
+from edl.core.job.desired import DesiredChange
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.progress import TrainingStatus
 from edl.core.records import Desired, Generation, JobPolicy, Request
@@ -171,7 +171,9 @@ class DecisionWriter:
             )
         return [Write(path, new.to_json(), stat.version)]
 
-    def _sizes(self, change: Change | None, desired: Answer, assigned: Answer) -> list[Write]:
+    def _sizes(
+        self, change: DesiredChange | None, desired: Answer, assigned: Answer
+    ) -> list[Write]:
         """Return the writes of a change of the desired, and perhaps assigned, workers.
 
         Raises:

@@ -13,8 +13,8 @@ from edl.coordination.nodes import JobNodes, Values
 from edl.coordination.paths import JobPaths
 from edl.core.events import Event
 from edl.core.job import desired
-from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms, describe_returned, without
-from edl.core.job.desired import Change
+from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms, describe_returned, without_reclaimed
+from edl.core.job.desired import DesiredChange
 from edl.core.job.placement import Placement
 from edl.core.records import Assigned, Desired, Job, JobPolicy, Reclaim, RequestedBy
 
@@ -23,7 +23,7 @@ Choice = Callable[[dict[str, int]], Placement]  # from the workers that are desi
 
 def set_desired(
     nodes: JobNodes, choose: Choice, by: RequestedBy, why: str, terms: LeaseTerms = NO_LEASE_TERMS
-) -> Change:
+) -> DesiredChange:
     """Set how many workers are desired on each host; see :meth:`JobStore.set_desired`.
 
     Args:
@@ -37,7 +37,7 @@ def set_desired(
         What was desired before, and what is desired now.
     """
     p, hold = nodes.paths, nodes.paths.profile_hold
-    made: list[Change] = []
+    made: list[DesiredChange] = []
 
     def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
         made.append(_changed(p, found, choose, by, why, terms))
@@ -60,7 +60,7 @@ def record_returned(nodes: JobNodes, done: Reclaim) -> None:
 
     def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
         before = Desired.from_json(found[p.desired])
-        after = without(before, [done])
+        after = without_reclaimed(before, [done])
         if after == before:
             return {}, None
         now_s = time.time()
@@ -109,7 +109,7 @@ def _changed(
     by: RequestedBy,
     why: str,
     terms: LeaseTerms = NO_LEASE_TERMS,
-) -> Change:
+) -> DesiredChange:
     """Return the change to the workers that ``choose`` returns, from the values ``found``."""
     before = Desired.from_json(found[p.desired])
     hosts = choose(dict(before.hosts))
@@ -118,7 +118,7 @@ def _changed(
 
 
 def _written(
-    p: JobPaths, found: Mapping[str, Values], change: Change
+    p: JobPaths, found: Mapping[str, Values], change: DesiredChange
 ) -> tuple[dict[str, Values], Event | None]:
     """Return the new values of the nodes that ``change`` writes, by path, and its event.
 

@@ -29,7 +29,7 @@ from kazoo.client import KazooClient, TransactionRequest
 from kazoo.exceptions import BadVersionError, NoNodeError
 
 from edl.coordination.paths import sequence
-from edl.coordination.reads import OnChange, children, delete, exists, get
+from edl.coordination.reads import OnChange, children, delete_node, exists, get
 from edl.coordination.session import Refused, Session
 from edl.coordination.wire import decode, encode
 from edl.core.record import Record
@@ -202,7 +202,7 @@ class Election:
         self._watched, self._leadership = (), None
         mine = self._mine(self._candidates())
         if mine is not None:
-            self.session.read_all("leave the election", [delete(f"{self.path}/{mine}")])
+            self.session.read_all("leave the election", [delete_node(f"{self.path}/{mine}")])
 
     def ahead(self) -> list[str]:
         """Return the candidates that come before this one, the leader first.
@@ -232,7 +232,7 @@ class Election:
         """
         nodes = nodes_of(self._candidates(), candidate)
         self.session.read_all(
-            "remove a candidate", [delete(f"{self.path}/{name}") for name in nodes]
+            "remove a candidate", [delete_node(f"{self.path}/{name}") for name in nodes]
         )
         return bool(nodes)
 
@@ -275,7 +275,7 @@ class Election:
         others = [name for name in own if not name.startswith(self._prefix)]
         if others:
             self.session.read_all(
-                "leave the election", [delete(f"{self.path}/{name}") for name in others]
+                "leave the election", [delete_node(f"{self.path}/{name}") for name in others]
             )
 
     def _mine(self, candidates: Sequence[str]) -> str | None:

@@ -9,7 +9,7 @@ from kazoo.exceptions import NoNodeError
 
 from edl.coordination.nodes import JobNodes, first_of
 from edl.coordination.paths import sequence
-from edl.coordination.reads import Read, children, delete, get, ignore_changes
+from edl.coordination.reads import Read, children, delete_node, get, ignore_changes
 from edl.coordination.wire import decode, encode
 from edl.core.events import Event
 
@@ -100,5 +100,5 @@ class EventNodes:
         doomed = [paths.event(number) for number in numbers[: max(0, len(numbers) - keep)]]
         for start in range(0, len(doomed), _AT_ONCE):
             part = doomed[start : start + _AT_ONCE]
-            session.read_all("trim events", [delete(path) for path in part])
+            session.read_all("trim events", [delete_node(path) for path in part])
         return len(doomed)

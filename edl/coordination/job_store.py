@@ -27,7 +27,7 @@ from edl.coordination.wire import decode
 from edl.core.events import Event
 from edl.core.excerpt import excerpt
 from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms
-from edl.core.job.desired import Change
+from edl.core.job.desired import DesiredChange
 from edl.core.job.placement import Placement
 from edl.core.progress import TrainingStatus
 from edl.core.records import (
@@ -169,7 +169,7 @@ class JobStore:
             requests=tuple(sorted((r for r in asked if not r.done), key=lambda r: r.number)),
             evicted=_evicted(evicted),
             status=TrainingStatus.from_json(content(p.status, found[p.status])),
-            slots=_kept(slots),
+            slots=_slot_records(slots),
             policy=record_or_none(JobPolicy, p.policy, found[p.policy]) or NO_POLICY,
         )
 
@@ -278,7 +278,7 @@ class JobStore:
 
     def set_desired(
         self, change: desired.Choice, by: RequestedBy, why: str, terms: LeaseTerms = NO_LEASE_TERMS
-    ) -> Change:
+    ) -> DesiredChange:
         """Set how many workers are desired on each host, and log an event that says why.
 
         The assigned workers (unless the launcher assigns by slot) and the event are written in the
@@ -340,7 +340,7 @@ class JobStore:
         return record(Job, (self.paths.job, answer[0]))
 
 
-def _kept(found: Iterable[Node]) -> tuple[SlotRecord, ...]:
+def _slot_records(found: Iterable[Node]) -> tuple[SlotRecord, ...]:
     """Return the slot records in the nodes ``found``, sorted by host and slot."""
     slots = (record(SlotRecord, node) for node in found)
     return tuple(sorted(slots, key=lambda kept: (kept.host, kept.slot)))

@@ -28,7 +28,7 @@ from edl.errors import (
     JobExists,
     UnknownJob,
     UsageError,
-    first,
+    some,
 )
 from edl.http.client import answering
 
@@ -132,7 +132,7 @@ def delete_ended(session: Session, paths: JobPaths) -> bool:
         there = session.read_all("read a job", [children(parent) for parent in parents])
         if left := sorted(name for names in there for name in names or ()):
             raise UsageError(
-                f"job {paths.name} has ended, and {first(left)} has not left it yet; try again in "
+                f"job {paths.name} has ended, and {some(left)} has not left it yet; try again in "
                 "a moment"
             )
         try:

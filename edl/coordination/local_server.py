@@ -112,7 +112,7 @@ def start_local(
         CoordinationError: Java or ZooKeeper is not installed, or the server did not answer
             in time; the message says what to install, or where the log is.
     """
-    files = _Files(state_dir)
+    files = _ServerFiles(state_dir)
     with files.lock():
         if (process := files.process(search=True)) is not None and (port := files.port()):
             files.await_answer(process, port, timeout_s)
@@ -137,7 +137,7 @@ def stop_local(state_dir: Path | None = None) -> bool:
     Raises:
         CoordinationError: the process does not end.
     """
-    files = _Files(state_dir)
+    files = _ServerFiles(state_dir)
     with files.lock():
         process = files.process(search=True)
         if process is None:
@@ -148,7 +148,7 @@ def stop_local(state_dir: Path | None = None) -> bool:
 
 def local_status(state_dir: Path | None = None) -> LocalServer | None:
     """Return the running local ZooKeeper of ``state_dir``, or None if there is none."""
-    files = _Files(state_dir)
+    files = _ServerFiles(state_dir)
     process, port = files.process(), files.port()
     if process is None or not port:
         return None
@@ -162,12 +162,12 @@ def find_local(state_dir: Path | None = None) -> str | None:
 
     The server is not asked, so it may not answer.
     """
-    files = _Files(state_dir)
+    files = _ServerFiles(state_dir)
     port = files.port()
     return f"127.0.0.1:{port}" if port and files.process() is not None else None
 
 
-class _Files:
+class _ServerFiles:
     """The files of the local ZooKeeper in its state directory, and the process that uses them.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edl.coordination.nodes import JobNodes, record_or_none
-from edl.coordination.reads import delete, get
+from edl.coordination.reads import delete_node, get
 from edl.core.job.profile import Curve
 from edl.core.job.profile_hold import ProfileHold
 
@@ -55,4 +55,4 @@ class ProfileNode:
         hold = self.held()
         if hold is not None and hold.token == token:
             node = self._nodes.paths.profile_hold
-            self._nodes.session.read_all("end a profile", [delete(node)])
+            self._nodes.session.read_all("end a profile", [delete_node(node)])

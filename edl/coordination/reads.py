@@ -92,7 +92,7 @@ def acl(path: str) -> Issue:
     return issue
 
 
-def delete(path: str) -> Issue:
+def delete_node(path: str) -> Issue:
     """Return a request that deletes the node at ``path``, whatever its version."""
 
     def issue(client: KazooClient) -> object:

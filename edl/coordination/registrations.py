@@ -10,7 +10,7 @@ from kazoo.exceptions import NoNodeError
 from edl.coordination.election import nodes_of
 from edl.coordination.nodes import JobNodes, first_of
 from edl.coordination.paths import candidate_name, sequence
-from edl.coordination.reads import children, delete, get
+from edl.coordination.reads import children, delete_node, get
 from edl.core.records import Host, Member, SlotRecord
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
@@ -40,7 +40,7 @@ class MemberNodes:
             )
         except NoNodeError:
             raise self._nodes.unknown() from None
-        session.read_all("get a worker id", [delete(path)])
+        session.read_all("get a worker id", [delete_node(path)])
         return first_of(ids, answer) + sequence(path)
 
     def put(self, member: Member) -> None:
@@ -74,12 +74,12 @@ class MemberNodes:
         nodes = [paths.member(worker)]
         own = nodes_of(candidates, candidate_name(worker))
         nodes += [f"{paths.election}/{name}" for name in own]
-        session.read_all("remove a member", [delete(node) for node in nodes])
+        session.read_all("remove a member", [delete_node(node) for node in nodes])
 
     def forget_evicted(self, workers: Iterable[int]) -> None:
         """Remove the eviction records of ``workers``, whose processes are gone for good."""
         evicted = [self._nodes.paths.evicted_worker(worker) for worker in workers]
-        self._nodes.session.read_all("forget the evicted", [delete(path) for path in evicted])
+        self._nodes.session.read_all("forget the evicted", [delete_node(path) for path in evicted])
 
 
 class HostNodes:

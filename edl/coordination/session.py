@@ -359,7 +359,7 @@ class Session:
             AccessDenied: the node belongs to a job whose secret this session does not know.
             NoNodeError, NodeExistsError, BadVersionError, NotEmptyError: kazoo's, as answered.
         """
-        return self._settle(what, (issue,), (), repeat)[0]
+        return self._answers_to(what, (issue,), (), repeat)[0]
 
     def read_all(self, what: str, issues: Sequence[Issue]) -> list[Any]:
         """Send several reads together and return their answers in order, None for a missing node.
@@ -373,7 +373,7 @@ class Session:
         Raises:
             AccessDenied, CoordinationError: as in :meth:`call`.
         """
-        ask = partial(self._settle, what, absent=(NoNodeError,), repeat=True)
+        ask = partial(self._answers_to, what, absent=(NoNodeError,), repeat=True)
         return self._watched.answers(issues, ask)
 
     def read_open(self, what: str, issues: Sequence[Issue]) -> list[Any]:
@@ -388,7 +388,7 @@ class Session:
         Raises:
             CoordinationError: as in :meth:`call`.
         """
-        return self._settle(what, issues, (NoNodeError, NoAuthError), True)
+        return self._answers_to(what, issues, (NoNodeError, NoAuthError), True)
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
         """Do all operations of a transaction, or none of them, and return their results in order.
@@ -417,7 +417,7 @@ class Session:
                 raise Refused(index, result)
         return results
 
-    def _settle(
+    def _answers_to(
         self,
         what: str,
         issues: Sequence[Issue],

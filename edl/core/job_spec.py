@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edl.core.record import Record
-from edl.core.settings import check, setting
+from edl.core.settings import check_settings, setting
 from edl.core.sizes import Sizes
 
 
@@ -129,7 +129,7 @@ class JobSettings(Record):
         """Translate the values of older versions, and check all values."""
         if self.on_divergence == "heal":  # its name in older versions
             object.__setattr__(self, "on_divergence", "resync")
-        check(self)
+        check_settings(self)
 
     @property
     def repair_timeout_s(self) -> float:

@@ -51,7 +51,7 @@ def variable(name: str) -> str:
     return f"EDL_{name.upper()}"
 
 
-def check(values: Any) -> None:
+def check_settings(values: Any) -> None:
     """Raise an error if a setting in the dataclass ``values`` is out of range or an unknown choice.
 
     A setting whose name ends in ``_s`` is a time, which must be positive.

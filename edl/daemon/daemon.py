@@ -41,19 +41,19 @@ from edl.core.records import (
 )
 from edl.core.sizes import Sizes
 from edl.daemon.candidate import Candidate
-from edl.daemon.ending import Ending
+from edl.daemon.ending import JobEndEndpoint
 from edl.daemon.job_policy import PolicyInZooKeeper
 from edl.daemon.outage import Outage
 from edl.daemon.own_log import OwnLog
 from edl.daemon.pending_writes import PendingWrites
 from edl.errors import ConfigError, CoordinationError, UnknownJob
 from edl.http.client import MODEL_PATH, ask_all, script_of
-from edl.http.server import Request
+from edl.http.server import HttpRequest
 from edl.http.signing import Authenticator, http_key
 from edl.leader.leader import LeaderTerm
 from edl.ring.rendezvous import RendezvousServer
 from edl.ring.ring import Ring
-from edl.worker.activity import Watch
+from edl.worker.activity import ThreadWatch
 from edl.worker.shared_state import SharedState
 
 logger = logging.getLogger(__name__)
@@ -123,11 +123,11 @@ class Daemon:
         self._lost_job = WorkersLostJob(self._store, logger.warning, limits.probe_timeout_s)
         key = http_key(config.secret, config.job)
         self._authenticator = Authenticator(key)
-        self._ending = Ending(key, shared.announce)
+        self._ending = JobEndEndpoint(key, shared.announce)
         self._server = RendezvousServer(
             config.own_address, health=self._health, guard=self._authenticator
         )
-        self._watch = Watch()
+        self._watch = ThreadWatch()
         self._wake = threading.Event()
         self.policy = PolicyInZooKeeper(self._store.policy, lambda: self.away, self._wake.set)
         self._lock = threading.Lock()
@@ -417,7 +417,7 @@ class Daemon:
             raise CoordinationError("not connected to ZooKeeper")
         self._register_again()
         if self._resigned:
-            self._withdraw()
+            self._leave_job()
             return
         if self.leave_requested:
             self.leave_requested = False
@@ -449,7 +449,7 @@ class Daemon:
             self._candidate.end_term()
             self._pending_writes.change_member(lambda own: own)
 
-    def _withdraw(self) -> None:
+    def _leave_job(self) -> None:
         """Remove this worker from the election and the members of the job, and close its port.
 
         This carries out :meth:`resign`.
@@ -542,7 +542,7 @@ class Daemon:
         self._shared.leads(Leader(leadership.term, member.id))
         return term
 
-    def _answer_model(self, _request: Request) -> tuple[int, bytes]:
+    def _answer_model(self, _request: HttpRequest) -> tuple[int, bytes]:
         """Answer an HTTP request for the model and the fits of this worker's script, as JSON."""
         fits = self._shared.fits
         said = {"signature": self._shared.signature(), "begun": fits.begun}

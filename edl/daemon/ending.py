@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from edl.core.records import Generation
 from edl.http.client import END_PATH, tell_end
-from edl.http.server import DaemonServer, Request
+from edl.http.server import DaemonServer, HttpRequest
 
 
-class Ending:
+class JobEndEndpoint:
     """The part of a worker that can be told over HTTP that its job ends.
 
     Args:
@@ -39,7 +39,7 @@ class Ending:
         """Take note of the newest generation that the leader has written."""
         self._current = generation
 
-    def _answer(self, request: Request) -> tuple[int, bytes]:
+    def _answer(self, request: HttpRequest) -> tuple[int, bytes]:
         """Answer a request to end the job; announce the first one, and tell the other workers.
 
         Returns:

@@ -136,7 +136,7 @@ def index_of(
     """
     stamp = Stamp.of(path)
     try:
-        place = _Place(path, kind)
+        place = _IndexPath(path, kind)
     except (OSError, ConfigError) as error:
         logger.info("%s: its index cannot be kept: %s", path, error)
         return _made(path, kind, stamp, make)
@@ -167,7 +167,7 @@ def _made(path: str, kind: str, stamp: Stamp, make: Callable[[str, int], Index])
     return Indexed(path, stamp, index)
 
 
-class _Place:
+class _IndexPath:
     """The place in the cache where the index of one file is kept.
 
     Args:

@@ -59,7 +59,7 @@ UNREADABLE = (
 
 
 @dataclass(frozen=True)
-class Header:
+class NpyHeader:
     """The contents of the header of a ``.npy`` file.
 
     Attributes:
@@ -111,7 +111,7 @@ class BadHeader(Exception):
     """The error for bytes that are not the header of an array, or a damaged one."""
 
 
-def read_header(file: IO[bytes]) -> Header:
+def read_header(file: IO[bytes]) -> NpyHeader:
     """Read the header of an array from a file that is at its beginning.
 
     Raises:
@@ -137,7 +137,7 @@ def read_header(file: IO[bytes]) -> Header:
         raise BadHeader(f"its header is damaged ({error})") from error
     if min(shape, default=0) < 0:
         raise BadHeader("its header is damaged (a negative length)")
-    return Header(dtype, shape, fortran, 8 + width.size + length)
+    return NpyHeader(dtype, shape, fortran, 8 + width.size + length)
 
 
 def npy(
@@ -205,7 +205,7 @@ def check_counts(columns: list[tuple[str, ...]]) -> None:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _RowsFound:
     """The state of a ``.npy`` file: how many rows it has, and why there are not more.
 
     Attributes:
@@ -215,13 +215,13 @@ class _Found:
         problem: why there are no more rows; empty if all are there.
     """
 
-    header: Header | None
+    header: NpyHeader | None
     rows: int
     offset: int = 0
     problem: str = ""
 
 
-def _look(path: str, stamp: Stamp, on_error: OnError) -> _Found:
+def _look(path: str, stamp: Stamp, on_error: OnError) -> _RowsFound:
     """Read the header of a file, and find out how many of its rows are there.
 
     Raises:
@@ -236,13 +236,13 @@ def _look(path: str, stamp: Stamp, on_error: OnError) -> _Found:
         refuse_compressed(path)
         if on_error == "error":
             raise DataError(f"{path} is not readable at byte 0: {error}") from error
-        return _Found(None, 0, 0, str(error))
+        return _RowsFound(None, 0, 0, str(error))
     header.check(path)
     size = row_bytes(header.dtype, header.row)
     rows = header.shape[0]
     whole = rows if size == 0 else min(rows, max(0, stamp.size - header.length) // size)
     if whole == rows:
-        return _Found(header, rows)
+        return _RowsFound(header, rows)
     offset = header.length + whole * size
     problem = f"the file ends after {whole} of {rows} rows"
     if on_error == "error":
@@ -250,10 +250,12 @@ def _look(path: str, stamp: Stamp, on_error: OnError) -> _Found:
             f"{path} is cut: {problem}; row {whole} begins at byte {offset} and the file has "
             f"{stamp.size}; restore it, or read with on_error='skip'"
         )
-    return _Found(header, whole, offset, problem)
+    return _RowsFound(header, whole, offset, problem)
 
 
-def _part(paths: tuple[str, ...], stamps: list[Stamp], found: list[_Found], count: int) -> Fragment:
+def _part(
+    paths: tuple[str, ...], stamps: list[Stamp], found: list[_RowsFound], count: int
+) -> Fragment:
     """Return the part with ``count`` rows that one file of each column makes together."""
     skipped = []
     for path, stamp, one in zip(paths, stamps, found, strict=True):
@@ -276,7 +278,7 @@ def _part(paths: tuple[str, ...], stamps: list[Stamp], found: list[_Found], coun
     )
 
 
-def _rows(opened: PerProcess[Readable], path: str, stamp: Stamp, found: _Found) -> Rows:
+def _rows(opened: PerProcess[Readable], path: str, stamp: Stamp, found: _RowsFound) -> Rows:
     """Return the array of a file, whose rows are read when they are needed."""
     assert found.header is not None
     reader = partial(opened.get, path, partial(Readable, path, stamp))

@@ -37,7 +37,7 @@ from edl.data.files import (
     resolve,
 )
 from edl.data.index import Index, Indexed, Integers, OnError, Skipped, check_policy, index_of
-from edl.data.npy_file import BadHeader, Header, read_header
+from edl.data.npy_file import BadHeader, NpyHeader, read_header
 from edl.errors import DataError, UsageError
 
 SUFFIX = ".npy"
@@ -106,7 +106,7 @@ def npz(
     return ArrayDataset("npz", parts, columns, wanted, parse)
 
 
-class Packed:
+class CompressedArray:
     """An array in a compressed member of a ``.npz`` file, held in memory.
 
     A pickled copy loads the array again from the file.
@@ -204,7 +204,7 @@ def _describe(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> d
     }
 
 
-def _header(file: Indexed, name: str) -> Header:
+def _header(file: Indexed, name: str) -> NpyHeader:
     """Return the header of the array ``name``, from the index of a file.
 
     Raises:
@@ -218,10 +218,10 @@ def _header(file: Indexed, name: str) -> Header:
     return header
 
 
-def _rows(opened: PerProcess[Readable], file: Indexed, name: str, header: Header) -> Rows:
+def _rows(opened: PerProcess[Readable], file: Indexed, name: str, header: NpyHeader) -> Rows:
     """Return the array ``name`` of a file: in memory if it is compressed, else read by row."""
     offset = file.index.facts[name]["offset"]
     if offset < 0:
-        return Packed(file.path, file.stamp, name)
+        return CompressedArray(file.path, file.stamp, name)
     reader = partial(opened.get, file.path, partial(Readable, file.path, file.stamp))
     return Stored(reader, offset, header.dtype, header.row)

@@ -99,7 +99,7 @@ class _Parquet(Dataset[Any]):
             for file in self._files
         ]
         self._open: PerProcess[_Reader] = PerProcess(OPEN_FILES)
-        self._decoded: PerProcess[_Group] = PerProcess(cache_bytes, _weight)
+        self._decoded: PerProcess[_RowGroup] = PerProcess(cache_bytes, _weight)
         parts = [
             Fragment.of(file, int(first[-1]))
             for file, first in zip(self._files, self._first_rows, strict=True)
@@ -119,11 +119,11 @@ class _Parquet(Dataset[Any]):
                     records[which] = {name: values[name][row] for name in self._columns}
         return records
 
-    def _group(self, part: int, place: int) -> _Group:
+    def _group(self, part: int, place: int) -> _RowGroup:
         """Return a decoded row group of a file, from the cache or decoded now."""
         return self._decoded.get((part, place), lambda: self._decode(part, place))
 
-    def _decode(self, part: int, place: int) -> _Group:
+    def _decode(self, part: int, place: int) -> _RowGroup:
         file = self._files[part]
         reader = self._open.get(part, lambda: _Reader(file.path, file.stamp))
         return reader.decode(int(file.index.arrays[GROUPS][place]), self._columns)
@@ -150,7 +150,7 @@ class _Parquet(Dataset[Any]):
         return f"{self._files[part].path}, row {row}"
 
 
-class _Group:
+class _RowGroup:
     """A decoded row group, in about the memory that PyArrow takes for it.
 
     Attributes:
@@ -169,7 +169,7 @@ class _Group:
                 values.check()
 
 
-def _weight(group: _Group) -> int:
+def _weight(group: _RowGroup) -> int:
     """Return the size of a decoded row group in bytes, as its weight in the cache."""
     return group.bytes
 
@@ -190,10 +190,10 @@ class _Reader:
         if hasattr(self, "_file"):
             self._file.close(force=True)
 
-    def decode(self, group: int, columns: list[str]) -> _Group:
+    def decode(self, group: int, columns: list[str]) -> _RowGroup:
         """Read and decode the given columns of a row group."""
         with self._one_thread:
-            return _Group(read_group(self._file, group, columns))
+            return _RowGroup(read_group(self._file, group, columns))
 
 
 def index_groups(path: str, size: int, columns: list[str] | None, skip: bool) -> Index:
@@ -254,7 +254,7 @@ def _problem(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str])
     try:
         table = read_group(file, number, columns)
         table.validate(full=True)
-        _Group(table).check()
+        _RowGroup(table).check()
     except _damage() as error:
         return _first_line(error)
     return ""

@@ -13,7 +13,7 @@ from math import inf
 from pathlib import Path
 
 from edl.core.policy.custom_rule import CustomRule
-from edl.core.policy.file import check_sizes, parse
+from edl.core.policy.file import check_sizes, parse_policy
 from edl.core.policy.votes import MAX, MEAN, SUM
 from edl.core.records import JobPolicy
 from edl.errors import UsageError
@@ -40,7 +40,7 @@ def policy(policy: str | os.PathLike[str]) -> None:
     """
     text, source = _read(policy)
     worker = current_worker()
-    found = parse(text, source)
+    found = parse_policy(text, source)
     if worker.is_shared:
         check_sizes(found, worker.sizes, source)
     if isinstance(found.size, CustomRule):
@@ -83,7 +83,7 @@ def on_interval(
     if together not in TOGETHER:
         raise UsageError(f"together is {together!r}; it must be {' or '.join(TOGETHER)}")
     text = f'[size]\nrule = "votes"\ntogether = "{together}"\nevery = "{every_s:f}s"\n'
-    found = parse(text, "edl.on_interval")
+    found = parse_policy(text, "edl.on_interval")
     worker = current_worker()
     worker.size_request.ask(desired_change, float(every_s))
     worker.policy.propose(JobPolicy(text, "edl.on_interval", found.hold_s))

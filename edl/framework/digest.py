@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.core.step.state_check import Extent, Group, extents
+from edl.core.step.state_check import Extent, StateGroup, extents
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 PLAIN_BYTES = 8  # what a number or a text counts for, whatever it is
@@ -82,7 +82,7 @@ class StateArrays:
         """List the state anew for the next group. All workers must call this at the same point."""
         self._is_listed = False
 
-    def within(self, group: Group) -> list[ByteRange]:
+    def within(self, group: StateGroup) -> list[ByteRange]:
         """Return the parts of the state that belong to ``group``, with their present values."""
         listed = self._is_listed and group.index > 0
         if not listed or any(self._sizes[e.part] is None for e in extents(self._ends, group)):

@@ -36,7 +36,7 @@ from typing import Any
 
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
-from edl.core.step.state_check import WHOLE, Group
+from edl.core.step.state_check import WHOLE, StateGroup
 from edl.errors import RingBroken, UsageError
 from edl.framework.digest import ByteRange, StateArrays
 from edl.framework.horovod_errors import refusal
@@ -203,7 +203,7 @@ class State(ABC):
                 worker.script.saved()
             raise HostsUpdatedInterrupt(False)
 
-    def digests(self, group: Group = WHOLE) -> dict[str, int]:
+    def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
         """Return a digest by name of each part of the state that is in ``group``.
 
         See :class:`edl.worker.state_check.Compared`.

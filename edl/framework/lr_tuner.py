@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
 from edl.core.policy.lr_fit import points
-from edl.core.policy.lr_tuner import Measured, TunerState, Tuning
+from edl.core.policy.lr_tuner import MeasuredUpdate, TunerState, Tuning
 from edl.core.step.mean import weighted_means
 from edl.errors import UsageError
 from edl.worker.loader_steps import Update
@@ -209,7 +209,7 @@ def refuse_unscaled(kind: str) -> NoReturn:
     refuse(f"the learning rate of {kind} is no factor of its updates, so it has no tuner")
 
 
-def _told(rows: Sequence[Sequence[float]], update: Update) -> Measured:
+def _told(rows: Sequence[Sequence[float]], update: Update) -> MeasuredUpdate:
     """Return the measurement of an update as all workers together have made it.
 
     Args:
@@ -220,7 +220,7 @@ def _told(rows: Sequence[Sequence[float]], update: Update) -> Measured:
     means = weighted_means([[row[0], *row[3:]] for row in rows])
     known = any(row[0] > 0 for row in rows)
     steps_s = [row[2] for row in rows if row[2] > 0]
-    return Measured(
+    return MeasuredUpdate(
         samples=update.after,
         batch=update.batches[-1][1],
         losses=tuple(means) if known else None,

@@ -34,7 +34,7 @@ from edl.core.step.step_state import (
     EXCHANGING,
     REOPENED,
     SUPERSEDED_FROM,
-    Step,
+    OptimizerStep,
     StepEvent,
     StepState,
 )
@@ -125,7 +125,7 @@ class StepReduction:
         self._rounds.optimizers.append(self)
         worker.loader.progress.optimizers = self.number + 1
         self.repeat: Callable[[], None] = self.reopen
-        self._step = Step()
+        self._step = OptimizerStep()
         self._changes = 0  # of the worker's steps that were seen
         self._error: RingBroken | None = None  # why the ring is to be repaired
         self.weights = StepWeights(worker, self.number)
@@ -134,7 +134,7 @@ class StepReduction:
     # --- how far the step is
 
     @property
-    def step(self) -> Step:
+    def step(self) -> OptimizerStep:
         """The state of this optimizer's step on the batch that was handed out last."""
         if self._changes != self._worker.loader.changes:
             self._catch_up()

@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edl.core.step.state_check import WHOLE, Group
+from edl.core.step.state_check import WHOLE, StateGroup
 from edl.errors import CheckpointError, UsageError
 from edl.framework.digest import ByteRange, StateArrays
-from edl.framework.state import Arrays, Stateful, exchange
+from edl.framework.state import Arrays, Trackable, exchange_state
 from edl.framework.tracked_copies import TrackedCopies
 from edl.ring.ring import Ring
 from edl.worker.progress import Receive
@@ -124,7 +124,7 @@ class FrameworkReplica(ABC):
 
     # --- what all have in common
 
-    def digests(self, group: Group = WHOLE) -> dict[str, int]:
+    def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
         """Return a digest by name of each part of the state that is in ``group``.
 
         See :class:`edl.worker.state_check.Compared`.
@@ -158,7 +158,7 @@ class FrameworkReplica(ABC):
         sending = ring.place.rank == root
         keep = receive is not Receive.NOTHING and not sending
         mine = {**self.state(), "between": self._copies.sent()} if sending else None
-        state = exchange(self.arrays, ring, root, mine, keep)
+        state = exchange_state(self.arrays, ring, root, mine, keep)
         if keep:
             self.load(state, receive)
             self._copies.receive(state["between"] if receive is Receive.STEP else {})
@@ -203,15 +203,15 @@ class FrameworkReplica(ABC):
         except self.misfits as error:
             raise CheckpointError(f"the checkpoint does not fit this script: {error}") from error
 
-    def things(self) -> dict[str, Stateful]:
+    def things(self) -> dict[str, Trackable]:
         """Return by name the tracked objects that have ``state_dict`` and ``load_state_dict``."""
         return self._tracked
 
-    def objects_from_gradients(self) -> Mapping[str, Stateful]:
+    def objects_from_gradients(self) -> Mapping[str, Trackable]:
         """Return the tracked objects that a script may compute from the gradients of a step."""
         return self.compared_things()
 
-    def compared_things(self) -> dict[str, Stateful]:
+    def compared_things(self) -> dict[str, Trackable]:
         """Return the tracked objects that must be equal on all workers.
 
         An object is left out if its attribute ``edl_compared`` is False.

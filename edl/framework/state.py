@@ -32,7 +32,7 @@ class Reference:
 
 
 @runtime_checkable
-class Stateful(Protocol):
+class Trackable(Protocol):
     """An object that ``edl.track`` can follow: its state can be read and loaded."""
 
     def state_dict(self) -> Any:
@@ -72,7 +72,7 @@ class Arrays(Protocol[Array]):
         """
 
 
-def exchange(
+def exchange_state(
     arrays: Arrays[Any],
     ring: Ring,
     root: int,

@@ -80,7 +80,7 @@ def end_batch(worker: Worker) -> None:
         loader.replica.end_batch(worker.step, loader.epoch)
 
 
-class Steps:
+class BatchSteps:
     """The steps of one worker's training loop: it hands out each batch at the right moment.
 
     Args:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edl.framework.digest import PLAIN, places
-from edl.framework.state import Stateful, map_leaves
+from edl.framework.state import Trackable, map_leaves
 
 LARGEST_BYTES = 2**20  # of a state that is copied in each step
 MOST_VALUES = 1000  # numbers and arrays in it: a history of losses costs more than a step
@@ -49,7 +49,7 @@ class TrackedCopies:
         """Drop this worker's own copies, because its state was not the job's."""
         self._kept.clear()
 
-    def end_batch(self, place: Place, things: Mapping[str, Stateful]) -> None:
+    def end_batch(self, place: Place, things: Mapping[str, Trackable]) -> None:
         """Keep copies of ``things`` at ``place``, after loading what was received for that place.
 
         Args:

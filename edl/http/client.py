@@ -44,7 +44,7 @@ def fetch(
     return _request("GET", address, port, path, None, timeout_s, generation)[:2]
 
 
-def put(
+def http_put(
     address: str, port: int, path: str, body: bytes, timeout_s: float, generation: int = 0
 ) -> tuple[int, bytes]:
     """Send a PUT to a worker's daemon, and return the status and the body of the answer.
@@ -63,7 +63,7 @@ def put(
     return _request("PUT", address, port, path, body, timeout_s, generation)[:2]
 
 
-def change(
+def send_change(
     key: str,
     worker: int,
     method: str,
@@ -239,7 +239,9 @@ def tell_end(key: str, members: Iterable[RingMember], reason: str) -> int:
     def work(member: RingMember) -> None:
         to = member.address, member.port
         try:
-            status, _ = change(key, member.id, "POST", *to, END_PATH, END_TOLD_S, reason.encode())
+            status, _ = send_change(
+                key, member.id, "POST", *to, END_PATH, END_TOLD_S, reason.encode()
+            )
         except (OSError, RendezvousFailed):
             return
         if status == 200:

@@ -38,7 +38,7 @@ _PHRASES = {
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     """A complete HTTP request.
 
     Attributes:
@@ -62,7 +62,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """An HTTP answer to a request.
 
     Attributes:
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(
         self,
-        respond: Callable[[Request], Awaitable[Answer]],
+        respond: Callable[[HttpRequest], Awaitable[Response]],
         open_: set[Connection],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -198,10 +198,10 @@ class Connection(asyncio.Protocol):
         path, _, query = _origin_form(self._target.decode("latin-1")).partition("?")
         method = self._parser.get_method().decode("latin-1")
         given = self._authorization.decode("latin-1")
-        request = Request(method, path, query, bytes(self._body), given)
+        request = HttpRequest(method, path, query, bytes(self._body), given)
         self._task = self._loop.create_task(self._answer(request))
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: HttpRequest) -> None:
         """Make the answer to ``request`` and send it; a HEAD gets no body."""
         self._send(await self._respond(request), head=request.method == "HEAD")
 
@@ -209,13 +209,13 @@ class Connection(asyncio.Protocol):
         """Answer with an error ``status``, unless the request is being answered already."""
         if self._task is None:
             self._complete = True
-            self._send(Answer(status, content_type="text/plain"))
+            self._send(Response(status, content_type="text/plain"))
 
     def _too_slow(self) -> None:
         """Refuse a request that did not arrive completely within ``REQUEST_S`` seconds."""
         self._refuse(408)
 
-    def _send(self, answer: Answer, head: bool = False) -> None:
+    def _send(self, answer: Response, head: bool = False) -> None:
         """Send an answer (``head``: without its body) and close the connection."""
         if self._transport is None or self._transport.is_closing():
             return

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from edl.errors import RingError
-from edl.http.connection import Answer, Connection, Request
+from edl.http.connection import Connection, HttpRequest, Response
 from edl.http.signing import Authenticator
 
-__all__ = ["DaemonServer", "Handler", "Request"]
+__all__ = ["DaemonServer", "Handler", "HttpRequest"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Route:
     changes: bool
 
 
-Handler = Callable[[Request], tuple[int, bytes]]
+Handler = Callable[[HttpRequest], tuple[int, bytes]]
 """Answers a request with status and body. Runs on the loop, so it must not block."""
 
 
@@ -167,12 +167,12 @@ class DaemonServer:
 
     # --- for servers that answer more
 
-    async def answer_other(self, request: Request) -> Answer:
+    async def answer_other(self, request: HttpRequest) -> Response:
         """Return the answer for a path without a route: 404; a subclass may answer more.
 
         This runs on the thread of the event loop.
         """
-        return Answer(404)
+        return Response(404)
 
     def let_go(self) -> None:
         """Answer the requests that a subclass holds, because the server closes; here: none.
@@ -224,39 +224,39 @@ class DaemonServer:
             connection.abort()
         await asyncio.sleep(0)
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer(self, request: HttpRequest) -> Response:
         """Return the answer to a request, from the handler of its path or :meth:`answer_other`."""
         route = self._route(request.path)
         if route is not None:
             return self._refusal(route, request) or self._answer_route(route, request)
         return await self.answer_other(request)
 
-    def _refusal(self, route: Route, request: Request) -> Answer | None:
+    def _refusal(self, route: Route, request: HttpRequest) -> Response | None:
         """Return the answer to a request that must not reach its handler, or None if it may.
 
         A wrong method gives 405; a missing or wrong signature gives 401.
         """
         if not route.changes:
-            return None if request.method in ("GET", "HEAD") else Answer(405)
+            return None if request.method in ("GET", "HEAD") else Response(405)
         guard = self._authenticator
         if guard is None:
-            return Answer(401)
+            return Response(401)
         given, target = request.authorization, request.target
         if guard.accepts(given, request.method, target, request.body):
             return None
         if given:
             logger.warning("%s %s was refused: it is not signed", request.method, request.path)
-        return Answer(401, nonce=guard.nonce())
+        return Response(401, nonce=guard.nonce())
 
     @staticmethod
-    def _answer_route(route: Route, request: Request) -> Answer:
+    def _answer_route(route: Route, request: HttpRequest) -> Response:
         """Return the answer of a route's handler; 500 if the handler raises an error."""
         try:
             status, body = route.handler(request)
         except Exception:
             logger.exception("the handler of %s failed", request.path)
-            return Answer(500, content_type=route.content_type)
-        return Answer(status, body, route.content_type)
+            return Response(500, content_type=route.content_type)
+        return Response(status, body, route.content_type)
 
     def _route(self, path: str) -> Route | None:
         """Return the route with the longest prefix of ``path``, or None without one."""
@@ -267,7 +267,7 @@ class DaemonServer:
             prefix = prefix.rpartition("/")[0]
         return None
 
-    def _answer_health(self, request: Request) -> tuple[int, bytes]:
+    def _answer_health(self, request: HttpRequest) -> tuple[int, bytes]:
         """Answer a request for the health of the worker with JSON."""
         assert self._health is not None
         return 200, json.dumps(self._health()).encode() + b"\n"

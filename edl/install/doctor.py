@@ -30,7 +30,7 @@ IMPORT_TIMEOUT_S = 120.0  # a first import of TensorFlow on a slow disk
 BUILD = "run `edl build-horovod`"
 
 
-class State(enum.Enum):
+class CheckResult(enum.Enum):
     """The result of one check.
 
     OK: all is as it should be. LIMITED: edl works, but something is lost. FAILED: edl does not
@@ -54,7 +54,7 @@ class Check:
     """
 
     name: str
-    state: State
+    state: CheckResult
     found: str
     remedy: str = ""
 
@@ -72,7 +72,7 @@ def checks() -> Iterator[Check]:
 
 def usable(rows: Iterable[Check]) -> bool:
     """Return whether edl works on this machine, perhaps with limits."""
-    return all(row.state is not State.FAILED for row in rows)
+    return all(row.state is not CheckResult.FAILED for row in rows)
 
 
 def _python() -> Check:
@@ -80,7 +80,7 @@ def _python() -> Check:
 
     pip refuses to install edl for a Python that is too old.
     """
-    return Check("Python", State.OK, f"{platform.python_version()}, {sys.executable}")
+    return Check("Python", CheckResult.OK, f"{platform.python_version()}, {sys.executable}")
 
 
 def _import_name(providers: frozenset[str]) -> Check:
@@ -96,7 +96,7 @@ def _import_name(providers: frozenset[str]) -> Check:
     if others:
         return Check(
             name,
-            State.FAILED,
+            CheckResult.FAILED,
             f"also provided by {', '.join(others)}",
             f"pip uninstall {' '.join(others)}, then "
             f"pip install --force-reinstall --no-deps {DISTRIBUTION}",
@@ -104,11 +104,11 @@ def _import_name(providers: frozenset[str]) -> Check:
     if edl.__file__ is None or Path(edl.__file__).resolve() != ours:
         return Check(
             name,
-            State.FAILED,
+            CheckResult.FAILED,
             f"another package: {where}",
             "remove or rename it, or take its folder from PYTHONPATH",
         )
-    return Check(name, State.OK, f"{edl.__version__}, {where}")
+    return Check(name, CheckResult.OK, f"{edl.__version__}, {where}")
 
 
 def _providers(module: str) -> frozenset[str]:
@@ -125,12 +125,12 @@ def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
     none = not any(versions.values())
     for module, title in FRAMEWORKS.items():
         if version := versions[module]:
-            yield Check(title, State.OK, version)
+            yield Check(title, CheckResult.OK, version)
         elif none:
             remedy = f"pip install {module} (one of the two is enough), then {BUILD}"
-            yield Check(title, State.FAILED, "not installed", remedy)
+            yield Check(title, CheckResult.FAILED, "not installed", remedy)
         else:
-            yield Check(title, State.OK, "not installed, not needed")
+            yield Check(title, CheckResult.OK, "not installed, not needed")
 
 
 def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
@@ -141,9 +141,9 @@ def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
     try:
         version = importlib.metadata.version("horovod")
     except importlib.metadata.PackageNotFoundError:
-        yield Check("Horovod", State.FAILED, "not installed", BUILD)
+        yield Check("Horovod", CheckResult.FAILED, "not installed", BUILD)
         return
-    yield Check("Horovod", State.OK, version)
+    yield Check("Horovod", CheckResult.OK, version)
     built = horovod_build.read_installed("horovod/metadata.json")
     present = [module for module, found in versions.items() if found]
     with ThreadPoolExecutor() as pool:
@@ -151,10 +151,10 @@ def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
     works = [module for module in present if not failures[module]]
     for module in present:
         name = f"Horovod for {FRAMEWORKS[module]}"
-        worst = State.LIMITED if works else State.FAILED
+        worst = CheckResult.LIMITED if works else CheckResult.FAILED
         built_for = built.get(HOROVOD_NAMES[module])
         if not failures[module]:
-            yield Check(name, State.OK, f"built for {built_for or 'an unknown version'}")
+            yield Check(name, CheckResult.OK, f"built for {built_for or 'an unknown version'}")
         elif built_for is None:
             yield Check(name, worst, "not built for it", BUILD)
         elif built_for != versions[module]:
@@ -190,9 +190,11 @@ def _patches(applied: frozenset[str]) -> Iterator[Check]:
         patch for patch in horovod_patches.patches() if patch.lost and patch.name not in applied
     ]
     for patch in missing:
-        yield Check(f"Horovod patch {patch.name}", State.LIMITED, f"missing: {patch.lost}", BUILD)
+        yield Check(
+            f"Horovod patch {patch.name}", CheckResult.LIMITED, f"missing: {patch.lost}", BUILD
+        )
     if not missing:
-        yield Check("Horovod patches", State.OK, "all present")
+        yield Check("Horovod patches", CheckResult.OK, "all present")
 
 
 def _build_tools(needless: bool) -> Iterator[Check]:
@@ -200,13 +202,15 @@ def _build_tools(needless: bool) -> Iterator[Check]:
 
     They are needless if Horovod is installed with edl's patches already.
     """
-    worst = State.OK if needless else State.FAILED
+    worst = CheckResult.OK if needless else CheckResult.FAILED
     for tool in toolchain.tools():
         if tool.found:
-            yield Check(tool.name, State.OK, tool.found)
+            yield Check(tool.name, CheckResult.OK, tool.found)
         else:
             yield Check(tool.name, worst, "not found", tool.remedy)
-    yield Check("CMake", State.OK, toolchain.system_cmake() or "not found; the build fetches one")
+    yield Check(
+        "CMake", CheckResult.OK, toolchain.system_cmake() or "not found; the build fetches one"
+    )
 
 
 def _zookeeper() -> Iterator[Check]:
@@ -217,12 +221,12 @@ def _zookeeper() -> Iterator[Check]:
     try:
         settings = config.load()
     except ConfigError as error:
-        yield Check("settings", State.FAILED, str(error), "correct or unset it")
+        yield Check("settings", CheckResult.FAILED, str(error), "correct or unset it")
         return
     hosts = settings.zookeeper
     if hosts:
         yield _reachable(hosts, settings.connect_timeout_s)
-    worst = State.OK if hosts else State.FAILED
+    worst = CheckResult.OK if hosts else CheckResult.FAILED
     environ = config.environment()
     needs: tuple[tuple[str, str | None, str], ...] = (
         ("Java", _java(environ), "openjdk-17-jre-headless"),
@@ -231,7 +235,7 @@ def _zookeeper() -> Iterator[Check]:
     for name, found, package in needs:
         remedy = f"Debian: apt-get install {package}; or use a server: EDL_ZOOKEEPER=host:port"
         if found:
-            yield Check(name, State.OK, found)
+            yield Check(name, CheckResult.OK, found)
         elif hosts:
             yield Check(name, worst, "not found, not needed with a server elsewhere")
         else:
@@ -259,9 +263,9 @@ def _reachable(hosts: str, timeout_s: float) -> Check:
     """Return a row that says whether a ZooKeeper server answers within ``timeout_s`` seconds."""
     name = "ZooKeeper server"
     if _connects(hosts, timeout_s):
-        return Check(name, State.OK, f"{hosts} answers")
+        return Check(name, CheckResult.OK, f"{hosts} answers")
     remedy = "start it, or correct EDL_ZOOKEEPER; without one `edl run` starts its own"
-    return Check(name, State.FAILED, f"{hosts} did not answer within {timeout_s:g} s", remedy)
+    return Check(name, CheckResult.FAILED, f"{hosts} did not answer within {timeout_s:g} s", remedy)
 
 
 def _connects(hosts: str, timeout_s: float) -> bool:

@@ -201,7 +201,7 @@ def install(wheel: Path, *, console: Console) -> None:
     env = config.environment()
     pip = [sys.executable, "-m", "pip", "install", "--retries", "10"]
     try:
-        progress.run(
+        progress.run_logged(
             [*pip, *REQUIREMENTS],
             what="installing what Horovod requires",
             log=log,
@@ -209,7 +209,7 @@ def install(wheel: Path, *, console: Console) -> None:
             console=console,
         )
         # --force-reinstall: pip takes a wheel of the version that it has already for the same
-        progress.run(
+        progress.run_logged(
             [*pip, "--force-reinstall", "--no-deps", str(wheel)],
             what="installing Horovod",
             log=log,
@@ -382,7 +382,7 @@ class _Build:
         """Run a command of pip, with its output in the log."""
         command, *rest = arguments
         retries = ("--retries", "10")
-        progress.run(
+        progress.run_logged(
             [sys.executable, "-m", "pip", command, *retries, *rest],
             what=what,
             log=self.log,

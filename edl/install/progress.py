@@ -30,7 +30,7 @@ class CommandFailed(Exception):
         self.tail = tuple(tail)
 
 
-def run(
+def run_logged(
     command: Sequence[str],
     *,
     what: str,

@@ -25,7 +25,7 @@ _STARTED = 19  # in /proc/PID/stat, after the name: in ticks since the machine c
 
 
 @dataclass(frozen=True)
-class Found:
+class RunningWorker:
     """A running worker process that an earlier agent started, and this agent found.
 
     Attributes:
@@ -73,7 +73,9 @@ def identity(pid: int) -> str:
     return f"{pid} since {fields[_STARTED]}"
 
 
-def find(environment: Mapping[str, str], record_of: Callable[[str], Path]) -> tuple[Found, ...]:
+def find(
+    environment: Mapping[str, str], record_of: Callable[[str], Path]
+) -> tuple[RunningWorker, ...]:
     """Find the running workers that belong to the same job and host as this agent's workers.
 
     Args:
@@ -99,7 +101,9 @@ def find(environment: Mapping[str, str], record_of: Callable[[str], Path]) -> tu
                 and _is_worker(process.pid, record_of(theirs["EDL_ATTEMPT_ID"]))
                 and not _is_zombie(process)
             ):
-                found.append(Found(process, theirs["EDL_ATTEMPT_ID"], int(theirs["EDL_SLOT"])))
+                found.append(
+                    RunningWorker(process, theirs["EDL_ATTEMPT_ID"], int(theirs["EDL_SLOT"]))
+                )
         except (psutil.Error, OSError):
             continue  # it ended meanwhile, or belongs to another user
     return tuple(sorted(found, key=lambda one: (one.slot, one.attempt_id)))

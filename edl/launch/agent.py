@@ -17,16 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from edl.coordination.job_store import JobStore
-from edl.core.host.agent import AgentLimits, AgentState, decide
+from edl.core.host.agent import AgentLimits, AgentState, decide_agent
 from edl.core.host.headlines import Headlines
 from edl.core.host.job_end import failed_late
 from edl.core.host.process import LAST_WORDS, Process, exit_status, how
 from edl.core.host.python_command import title
 from edl.core.host.restart_policy import is_terminating
-from edl.core.host.supervision import DisableSlot, Ending, Start, SupervisorDecision
+from edl.core.host.supervision import DisableSlot, EndProcess, Start, SupervisorDecision
 from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms
 from edl.core.job.host_join import is_last, request_workers, withdrawn
-from edl.core.job.placement import Placement, drain_host
+from edl.core.job.placement import Placement, without_host
 from edl.core.plural import workers
 from edl.core.records import Host, Job, JobState, RequestedBy
 from edl.core.snapshot import Snapshot
@@ -238,7 +238,7 @@ class Agent(Supervisor[AgentState]):
             self._no_template_told = True
 
     def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
-        return decide(snapshot, self._own, now)
+        return decide_agent(snapshot, self._own, now)
 
     # --- acts
 
@@ -323,7 +323,7 @@ class Agent(Supervisor[AgentState]):
         if snapshot.job.state.over:
             for process in self._own.living:
                 if process.ending_since is None and not is_terminating(process):
-                    self._end(Ending(process.attempt_id, False, cause), now)
+                    self._end(EndProcess(process.attempt_id, False, cause), now)
         elif self._joined and not (self._ends_job and is_last(snapshot, self._host.name)):
             self._leave(snapshot, cause)
             return
@@ -339,7 +339,7 @@ class Agent(Supervisor[AgentState]):
             return super()._end_without_zookeeper(away_s)
         now, living = time.monotonic(), self._own.living
         for process in living if self._direct_end.is_late(now) else ():
-            self._end(Ending(process.attempt_id, True, "the ring did not end in time"), now)
+            self._end(EndProcess(process.attempt_id, True, "the ring did not end in time"), now)
         if living or not self._direct_end.is_done(now):
             return None
         return exit_after(self._signals)
@@ -359,7 +359,7 @@ class Agent(Supervisor[AgentState]):
         terms = self._leaves if self._signals else NO_LEASE_TERMS
         try:
             self._set_desired(
-                lambda now: drain_host(snapshot, name, now), f"{cause}: {name} leaves", terms
+                lambda now: without_host(snapshot, name, now), f"{cause}: {name} leaves", terms
             )
         except UsageError as error:
             hint = "; a second signal kills the workers on this host" if self._signals else ""
@@ -390,7 +390,7 @@ class Agent(Supervisor[AgentState]):
         ):
             return
         try:
-            self._set_desired(lambda now: drain_host(snapshot, name, now), f"host {name} leaves")
+            self._set_desired(lambda now: without_host(snapshot, name, now), f"host {name} leaves")
         except UsageError as error:
             self._say_once(str(error))
         else:

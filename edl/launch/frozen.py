@@ -29,7 +29,7 @@ ASK_TIMEOUT_S = 0.5
 _OF_A_THREAD = ("comm", "wchan", "syscall")  # in /proc; syscall only with the right to trace it
 
 
-class Frozen:
+class UnresponsiveWorkers:
     """The workers of one agent that do not answer it, and how to learn where they hang.
 
     Args:

@@ -20,12 +20,12 @@ from edl.core.events import (
     WorkerFrozenDetails,
 )
 from edl.core.host.process import Process
-from edl.core.host.supervision import Outcome
+from edl.core.host.supervision import JobOutcome
 from edl.core.records import JobState
 from edl.core.snapshot import Snapshot
 
 
-def conclude(store: JobStore, outcome: Outcome, snapshot: Snapshot) -> None:
+def conclude(store: JobStore, outcome: JobOutcome, snapshot: Snapshot) -> None:
     """End the job with the state in ``outcome``, unless its state has changed since ``snapshot``.
 
     The end is recorded as an event, too.
@@ -70,7 +70,7 @@ def no_template(store: JobStore, host: str, why: str, snapshot: Snapshot) -> Non
     _add(store, NoTemplateDetails(host), reason, snapshot)
 
 
-def who_ended(event: Event) -> int | None:
+def worker_that_ended(event: Event) -> int | None:
     """Return the id of the worker whose end ``event`` reports; None for any other event."""
     if not isinstance(event.details, EndedDetails) or event.details.worker is None:
         return None

@@ -27,21 +27,21 @@ from edl.core.events import Event
 from edl.core.host.process import Process, exited, script_ended, unstarted
 from edl.core.host.supervision import (
     DisableSlot,
-    Ending,
+    EndProcess,
     Start,
     State,
     SupervisorDecision,
+    members_to_ask,
     noted,
     observe,
-    whom_to_ask,
     without_zookeeper,
 )
 from edl.core.job.borrowing import overdue_on
 from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, UnknownJob
 from edl.http.client import answering
-from edl.launch.frozen import ASK_TIMEOUT_S, Frozen
-from edl.launch.record import conclude, slot_disabled, who_ended, worker_ended
+from edl.launch.frozen import ASK_TIMEOUT_S, UnresponsiveWorkers
+from edl.launch.record import conclude, slot_disabled, worker_ended, worker_that_ended
 from edl.launch.signals import TO_END, handled
 from edl.launch.workers import Workers
 
@@ -81,7 +81,7 @@ class Supervisor(ABC, Generic[State]):
         self._command = tuple(command)
         say = partial(self._say, for_all=True)
         self._lost_job = LaunchersLostJob(store, say, ASK_TIMEOUT_S)
-        self._frozen = Frozen(store, own.host, workers, stack_signal)
+        self._frozen = UnresponsiveWorkers(store, own.host, workers, stack_signal)
         self._launches = 0
         self._snapshot: Snapshot | None = None
         self._read_at = 0.0
@@ -259,7 +259,7 @@ class Supervisor(ABC, Generic[State]):
                 worker_ended(self._store, process, own.host, snapshot)
                 self._reported.add(process.attempt_id)
         own = replace(own, processes=processes)
-        asked = whom_to_ask(snapshot, own)
+        asked = members_to_ask(snapshot, own)
         living = answering(asked, self._store.nodes.run, ASK_TIMEOUT_S) if asked else frozenset()
         self._own = noted(replace(own, answering=living), snapshot, now)
 
@@ -270,7 +270,7 @@ class Supervisor(ABC, Generic[State]):
         """
         for number, event in self._store.events.read(self._last_event):
             self._last_event = number
-            if (worker := who_ended(event)) is not None:
+            if (worker := worker_that_ended(event)) is not None:
                 self._own = replace(self._own, ended=self._own.ended | {worker})
             yield event
 
@@ -329,7 +329,7 @@ class Supervisor(ABC, Generic[State]):
         self._own = replace(self._own, processes=(*self._own.processes, process))
         return process
 
-    def _end(self, ending: Ending, now: float) -> None:
+    def _end(self, ending: EndProcess, now: float) -> None:
         process = self._own.process(ending.attempt_id)
         if process.ending_since is None:
             self._own = self._own.having(replace(process, ending_since=now, why=ending.reason))

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from edl.core.host.process import FORMER_LOG, ScriptEnd
-from edl.launch.adoption import Found, find, identity
+from edl.launch.adoption import RunningWorker, find, identity
 from edl.launch.template import Child
 from edl.launch.template.keeper import FILES, TemplateKeeper
 
@@ -82,7 +82,7 @@ class Workers:
         self._environment = dict(environment)
         self._logs = logs
         self.template = template
-        self._running: dict[str, subprocess.Popen[bytes] | Child | Found] = {}
+        self._running: dict[str, subprocess.Popen[bytes] | Child | RunningWorker] = {}
         self.on_exit: Callable[[], None] = lambda: None
 
     def start(self, attempt_id: str, slot: int, waits_s: float = 0.0) -> None:
@@ -157,7 +157,7 @@ class Workers:
             self.template.close()
             self.template.remove_imports()
 
-    def take_over(self) -> tuple[Found, ...]:
+    def take_over(self) -> tuple[RunningWorker, ...]:
         """Take over the workers that an earlier agent of this job and host left; return them."""
         orphans = tuple(
             one
@@ -218,13 +218,13 @@ class Workers:
         return ends
 
     def _end_of(
-        self, attempt_id: str, process: subprocess.Popen[bytes] | Child | Found
+        self, attempt_id: str, process: subprocess.Popen[bytes] | Child | RunningWorker
     ) -> End | None:
         """Return how the worker of a start attempt has ended; None while it runs.
 
         A child that has ended is reaped, so the operating system may use its pid again afterwards.
         """
-        if isinstance(process, Found):
+        if isinstance(process, RunningWorker):
             code, said = process.poll(), None
         elif has_ended(process.pid):  # it still has the name that it has given itself
             said, code = script_end(process.pid), exit_code(process)
@@ -253,7 +253,7 @@ class Workers:
         Nothing is sent if the worker of that start attempt does not run.
         """
         process = self._running.get(attempt_id)
-        if process is not None and (not isinstance(process, Found) or _lives(process)):
+        if process is not None and (not isinstance(process, RunningWorker) or _lives(process)):
             signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
     def kill_all(self, timeout_s: float) -> None:
@@ -367,7 +367,7 @@ def script_end(pid: int) -> ScriptEnd | None:
     return ScriptEnd.read(name)
 
 
-def _lives(orphan: Found) -> bool:
+def _lives(orphan: RunningWorker) -> bool:
     """Return whether a worker that was taken over still runs, so that it can be signalled.
 
     Once it has ended, its pid may belong to another process.

@@ -28,7 +28,7 @@ class CustomRuleRunner:
 
     def __init__(self, rule: CustomRule) -> None:
         self._rule = rule
-        self._question: _Question | None = None
+        self._question: _RuleCall | None = None
         self._asked_at: tuple[int, int] | None = None  # workers, and steps with so many
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
@@ -54,7 +54,7 @@ class CustomRuleRunner:
                     now.np, f"{rule} is asked in {counted(due - now.steps, 'step')}", state
                 )
             self._asked_at = now.np, now.steps
-            question = self._question = _Question(rule, now, dict(state), now_s)
+            question = self._question = _RuleCall(rule, now, dict(state), now_s)
         if question.over.wait(WAIT_S):
             self._question = None
             if question.error is not None:
@@ -65,7 +65,7 @@ class CustomRuleRunner:
         return Suggestion(now.np, f"{rule} has been asked", state)
 
 
-class _Question:
+class _RuleCall:
     """One call of a user's rule in a thread, and its answer or error.
 
     Attributes:

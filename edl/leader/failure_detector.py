@@ -106,7 +106,7 @@ class FailureDetector:
         idle = self._idle()
         now = self._clock()
         heard_s = {worker: now - at for worker, at in self._answered.items()}
-        asked = liveness.whom_to_ask(snapshot, self._worker, generation_s, idle, heard_s)
+        asked = liveness.workers_to_probe(snapshot, self._worker, generation_s, idle, heard_s)
         dead: dict[int, str] = {}
         silent = set()
         for worker, health in sorted(self._ask(asked, snapshot).items()):
@@ -166,7 +166,7 @@ class FailureDetector:
         ]
         if stall.are_after_fit(reports, quiet_s, self._stall_limits):
             return None
-        return stall.judge(reports, quiet_s, progress.step, self._stall_limits)
+        return stall.judge_stall(reports, quiet_s, progress.step, self._stall_limits)
 
     def _step_of(self, worker: int, answers: Mapping[int, Health]) -> int:
         """Return the last complete step of ``worker``: this leader's, or from its answer.

@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from edl.core.policy.observation import Seen
-from edl.core.policy.scaling import measured
-from edl.core.policy.step_time import Measured, StepTime, fit
+from edl.core.policy.observation import SizeMeasurement
+from edl.core.policy.scaling import step_time_samples
+from edl.core.policy.step_time import StepTime, StepTimeSample, fit
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +28,11 @@ class Fitting:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._fitted_s: float | None = None
-        self._seen: Mapping[tuple[int, int], Seen] = {}
+        self._seen: Mapping[tuple[int, int], SizeMeasurement] = {}
         self._thread: threading.Thread | None = None
         self._found: StepTime | None = None
 
-    def look(self, seen: Mapping[tuple[int, int], Seen]) -> StepTime | None:
+    def look(self, seen: Mapping[tuple[int, int], SizeMeasurement]) -> StepTime | None:
         """Return a new model if a fit has ended, and start the next fit if one is due.
 
         A fit is due 30 s (``EVERY_S``) after the start of the last one, or at once if a combination
@@ -68,6 +68,6 @@ class Fitting:
             logger.warning("the step times fit no model: %s", error)
 
 
-def _measured(seen: Mapping[tuple[int, int], Seen]) -> list[Measured]:
+def _measured(seen: Mapping[tuple[int, int], SizeMeasurement]) -> list[StepTimeSample]:
     """Return the measurements in ``seen`` in the form that the fit needs."""
-    return measured((np, one) for (np, _), one in seen.items())
+    return step_time_samples((np, one) for (np, _), one in seen.items())

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from edl.coordination.job_store import JobStore
 from edl.core.events import Details, GlobalBatchDetails, PolicyDetails, StragglerDetails
 from edl.core.job.decision import MembershipDecision
-from edl.core.policy.batch import Choice, choose
-from edl.core.policy.file import Policy, parse
+from edl.core.policy.batch import BatchDecision, choose_batch
+from edl.core.policy.file import PolicyFile, parse_policy
 from edl.core.policy.observation import Observation
 from edl.core.policy.ring_report import RingReport
 from edl.core.policy.scaling_profile import ScalingProfile
@@ -77,11 +77,11 @@ class PolicyLoop:
         self._store = store
         self._ring = ring
         self._kept = JobPolicy()
-        self._policy: Policy | None = None
+        self._policy: PolicyFile | None = None
         self.size = SizePolicy(store, clock)
         self._stragglers = StragglerMitigation(wait_s, clock)
         self._clock = clock
-        self._choice, self._choice_due_s = Choice(0, ""), clock()
+        self._choice, self._choice_due_s = BatchDecision(0, ""), clock()
 
     def turn(
         self,
@@ -101,7 +101,7 @@ class PolicyLoop:
         kept = snapshot.policy
         if (kept.text, kept.off) != (self._kept.text, self._kept.off):
             try:
-                self._policy = parse(kept.text, kept.source) if kept.is_on else None
+                self._policy = parse_policy(kept.text, kept.source) if kept.is_on else None
             except UsageError as error:
                 return PolicyResult(failed=str(error))
             self._kept = kept
@@ -120,7 +120,7 @@ class PolicyLoop:
     def _follow(
         self,
         snapshot: Snapshot,
-        policy: Policy | None,
+        policy: PolicyFile | None,
         ring: RingReport,
         now: ProgressSample | None,
         left: float | None,
@@ -198,16 +198,16 @@ class PolicyLoop:
         return not profiled
 
 
-def _chosen(now: Observation) -> Choice:
+def _chosen(now: Observation) -> BatchDecision:
     """Return the choice of the global batch for ``now``; keep the present one if that fails.
 
     It fails where the fitted model of the step time gives no finite numbers.
     """
     try:
-        return choose(now)
+        return choose_batch(now)
     except ArithmeticError as error:
         logger.exception("the global batch cannot be chosen")
-        return Choice(0, f"the global batch stays as it is: {error!r}")
+        return BatchDecision(0, f"the global batch stays as it is: {error!r}")
 
 
 def _details(finding: StragglerReport) -> StragglerDetails:

@@ -16,10 +16,10 @@ from typing import Any
 from edl.coordination.job_store import JobStore
 from edl.core.job import desired
 from edl.core.job.departures import attainable
-from edl.core.job.desired import Change
-from edl.core.job.placement import place
+from edl.core.job.desired import DesiredChange
+from edl.core.job.placement import place_workers
 from edl.core.policy.custom_rule import CustomRule
-from edl.core.policy.file import Policy
+from edl.core.policy.file import PolicyFile
 from edl.core.policy.goodput import Goodput
 from edl.core.policy.observation import Observation, Rule, Suggestion
 from edl.core.policy.scaling_profile import ScalingProfile
@@ -38,7 +38,7 @@ PROFILE_S = 30.0  # between two looks whether the job was profiled
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SizeOutcome:
     """What one turn of the size policy has decided.
 
     Attributes:
@@ -51,7 +51,7 @@ class Outcome:
 
     suggestion: Suggestion | None = None
     is_news: bool = False
-    change: Change | None = None
+    change: DesiredChange | None = None
     learned: ScalingProfile | None = None
     failed: str = ""
 
@@ -68,7 +68,7 @@ class SizePolicy:
         self._store = store
         self._clock = clock
         self._rule: Rule | None = None
-        self._policy: Policy | None = None
+        self._policy: PolicyFile | None = None
         self._learned: ScalingProfile | None = None
         self._before: ProgressSample | None = None
         self._at_s: float | None = None  # of the last turn in which the job trained
@@ -92,11 +92,11 @@ class SizePolicy:
     def turn(
         self,
         snapshot: Snapshot,
-        policy: Policy | None,
+        policy: PolicyFile | None,
         now: ProgressSample | None,
         left: float | None,
         wishes: Sequence[int] = (),
-    ) -> Outcome:
+    ) -> SizeOutcome:
         """Record the newest measurement, and decide if the job has a rule for its size.
 
         Args:
@@ -117,7 +117,7 @@ class SizePolicy:
             newest = self._fitting.look(learned.all_seen)
             self._learned = learned = replace(learned, step_time=newest or learned.step_time)
         if policy is None or rule is None or generation is None:
-            return Outcome(learned=self._due(learned))
+            return SizeOutcome(learned=self._due(learned))
         self._learned = learned = learned.for_rule(policy.text)
         self._learned = learned = self._with_profile(learned)
         np, (coming, awaits) = len(generation.members), _coming(snapshot, generation)
@@ -128,19 +128,19 @@ class SizePolicy:
                 rule, observation, learned.state, learned.elapsed_s, held_s, policy.data_wait
             )
         except UsageError as error:
-            return Outcome(failed=str(error))
+            return SizeOutcome(failed=str(error))
         except Exception as error:  # a rule's own, whatever it is
             logger.exception("the policy has failed")
-            return Outcome(failed=f"its rule has failed: {error!r}")
+            return SizeOutcome(failed=f"its rule has failed: {error!r}")
         is_news = found.state != learned.state and self._is_news(np, found)
         self._learned = learned = replace(learned, state=found.state)
         if awaits or found.np == np:
-            return Outcome(found, is_news, learned=self._due(learned))
+            return SizeOutcome(found, is_news, learned=self._due(learned))
         try:
             by_slot = snapshot.assigned.by_slot
-            hosts = place(snapshot.job.name, found.np, coming, snapshot.available, by_slot)
+            hosts = place_workers(snapshot.job.name, found.np, coming, snapshot.available, by_slot)
         except UsageError as error:  # a host has just gone: the next turn knows
-            return Outcome(found._replace(np=np, reason=str(error)), learned=self._due(learned))
+            return SizeOutcome(found._replace(np=np, reason=str(error)), learned=self._due(learned))
         change = desired.set_desired(
             snapshot.desired,
             snapshot.assigned,
@@ -148,7 +148,7 @@ class SizePolicy:
             RequestedBy.POLICY,
             f"policy: {found.reason}",
         )
-        return Outcome(found, True, change, learned)
+        return SizeOutcome(found, True, change, learned)
 
     def observation(self, snapshot: Snapshot, left: float | None) -> Observation | None:
         """Return the observation from which the global batch is chosen; None without a ring.
@@ -243,7 +243,7 @@ class SizePolicy:
         return learned if self._clock() - self._written_s >= KEEP_S else None
 
 
-def _rule(policy: Policy) -> Rule | None:
+def _rule(policy: PolicyFile) -> Rule | None:
     """Return the rule of ``policy`` for the size of the job, ready to call, or None.
 
     A user's function is wrapped, so that it runs in the background.

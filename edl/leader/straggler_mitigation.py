@@ -14,7 +14,7 @@ from edl.core.job.decision import MembershipDecision
 from edl.core.job.desired import set_desired
 from edl.core.job.replacement import replacement, taken_back
 from edl.core.plural import names
-from edl.core.policy.stragglers import Care, Slow, StragglerReport, Stragglers
+from edl.core.policy.stragglers import Mitigation, StragglerCause, StragglerReport, Stragglers
 from edl.core.records import Request, RequestedBy, RequestKind
 from edl.core.snapshot import Snapshot
 
@@ -48,14 +48,14 @@ class StragglerMitigation:
     def __init__(self, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._wait_s = wait_s
         self._clock = clock
-        self._said: dict[tuple[tuple[int, ...], Slow], tuple[bool, ...]] = {}
+        self._said: dict[tuple[tuple[int, ...], StragglerCause], tuple[bool, ...]] = {}
         self._since: dict[int, float] = {}  # when each request was first seen
 
     def turn(
         self,
         now: Snapshot,
         rule: Stragglers,
-        care: Care,
+        care: Mitigation,
         replaced: Mapping[str, float],
         now_s: float,
     ) -> MitigationResult:
@@ -99,7 +99,7 @@ class StragglerMitigation:
     def _news(
         self,
         says: Sequence[tuple[StragglerReport, str]],
-        care: Care,
+        care: Mitigation,
         done: Mapping[int, str],
         members: set[int],
     ) -> tuple[tuple[StragglerReport, str], ...]:
@@ -132,7 +132,7 @@ class StragglerMitigation:
         return tuple(new)
 
     def _replace(
-        self, now: Snapshot, worker: int, care: Care, recent: Mapping[str, float]
+        self, now: Snapshot, worker: int, care: Mitigation, recent: Mapping[str, float]
     ) -> MembershipDecision | None:
         """Return the decision to replace ``worker`` by another; None if there is no room for one.
 
@@ -179,7 +179,7 @@ def _on_its_way(request: Request) -> str:
     return f"w{request.worker} is replaced on host {request.host}"
 
 
-def _doing(finding: StragglerReport, care: Care, done: Mapping[int, str]) -> str:
+def _doing(finding: StragglerReport, care: Mitigation, done: Mapping[int, str]) -> str:
     """Return what is done about the workers of a finding, as the end of a sentence.
 
     ``done`` says what is done to replace a worker, by worker id.
@@ -191,5 +191,5 @@ def _doing(finding: StragglerReport, care: Care, done: Mapping[int, str]) -> str
         parts.append(f"trains {each}{least:.2f} of a batch in each step")
     parts += [done[worker] for worker in finding.workers if worker in done]
     if finding.workers and not parts:
-        parts.append("no other worker would do better" if finding.at is Slow.DATA else "")
+        parts.append("no other worker would do better" if finding.at is StragglerCause.DATA else "")
     return "".join(f"; {part}" for part in parts if part)

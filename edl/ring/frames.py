@@ -16,7 +16,7 @@ from edl.core.step.step_record import Table
 WORD_BYTES = 8  # the size of an integer in a Table
 
 
-def pack(payload: bytes | memoryview) -> Table:
+def pack_frame(payload: bytes | memoryview) -> Table:
     """Return a vector of integers with the length of ``payload`` in bytes, and its bytes.
 
     The last integer is filled up with zeros.
@@ -40,7 +40,7 @@ def unpack(frames: Table) -> list[bytes]:
     return payloads
 
 
-def split(data: bytes, sizes: Sequence[int]) -> list[bytes]:
+def split_bytes(data: bytes, sizes: Sequence[int]) -> list[bytes]:
     """Cut ``data`` into consecutive parts of the given sizes in bytes."""
     ends = list(itertools.accumulate(sizes))
     return [data[end - size : end] for size, end in zip(sizes, ends, strict=True)]

@@ -15,7 +15,7 @@ from typing import Protocol
 import psutil
 
 from edl import config, horovod_build
-from edl.core.job.topology import Place
+from edl.core.job.topology import WorkerTopology
 from edl.core.records import Generation
 from edl.errors import ConfigError, RendezvousFailed, RingError
 from edl.http import client
@@ -63,7 +63,7 @@ def gloo_ring(binding: Binding, address: str, go_timeout_s: float = 10.0) -> Rin
 class GlooConnection:
     """A connection of this worker to its ring by Horovod over Gloo.
 
-    It implements :class:`edl.ring.ring.Connection`.
+    It implements :class:`edl.ring.ring.RingConnection`.
 
     Args:
         binding: the binding of the script's framework.
@@ -77,7 +77,7 @@ class GlooConnection:
         self._sockets = RingSockets()
         self._go_timeout_s = go_timeout_s
 
-    def open(self, where: Place, generation: Generation | None) -> None:
+    def open(self, where: WorkerTopology, generation: Generation | None) -> None:
         """Build the ring of ``generation`` with ``hvd.init()``, as the rank that ``where`` says.
 
         Args:
@@ -145,7 +145,7 @@ class GlooConnection:
         root = generation.members[0]
         path = client.rendezvous_path(root.port, generation.scope, GO)
         try:
-            client.put(root.address, root.port, path, b"go", self._go_timeout_s)
+            client.http_put(root.address, root.port, path, b"go", self._go_timeout_s)
         except ConnectionRefusedError as error:
             raise RendezvousFailed(generation.number, f"w{root.id} is gone: {error}") from error
 

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.clock import SYSTEM, Clock
-from edl.core.job.topology import Place
+from edl.core.job.topology import WorkerTopology
 from edl.core.records import Generation
 from edl.errors import RendezvousFailed, UsageError
 from edl.ring.ring import CollectiveFailed, Ring
@@ -293,7 +293,7 @@ class LoopbackNetwork:
 class LoopbackMember:
     """One worker's end of its loopback ring.
 
-    It implements :class:`edl.ring.ring.Collectives` and :class:`edl.ring.ring.Connection`.
+    It implements :class:`edl.ring.ring.Collectives` and :class:`edl.ring.ring.RingConnection`.
     Gradients are averaged by :meth:`average_start` and :meth:`average_finish`.
 
     Args:
@@ -323,7 +323,7 @@ class LoopbackMember:
 
     # --- the connection
 
-    def open(self, where: Place, generation: Generation | None) -> None:
+    def open(self, where: WorkerTopology, generation: Generation | None) -> None:
         """Connect to the other members of ``generation``, as the rank that ``where`` says.
 
         Args:

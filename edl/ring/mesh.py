@@ -33,7 +33,7 @@ _QUESTION = re.compile(r"(.+)/(?:edl-hosts/([0-9]{1,9})|edl-addresses/([0-9]{1,9
 
 
 @dataclass(frozen=True)
-class Question:
+class MeshRequest:
     """A question of one member to the rendezvous store about a whole mesh.
 
     It asks for the addresses at which each other member waits for ``rank``, or, with rank -1, for
@@ -77,7 +77,7 @@ class Question:
         return struct.pack(f"!{self.size}I", *lengths) + b"".join(below + above)
 
 
-def question(key: str) -> Question | None:
+def question(key: str) -> MeshRequest | None:
     """Return the question about a mesh that ``key`` is; None if it is the key of a single value.
 
     Raises:
@@ -87,7 +87,7 @@ def question(key: str) -> Question | None:
     if match is None:
         return None
     scope, hosts, addresses, rank = match.groups()
-    asked = Question(scope, int(hosts or addresses), int(rank or -1))
+    asked = MeshRequest(scope, int(hosts or addresses), int(rank or -1))
     if not 2 <= asked.size <= MOST_MEMBERS or asked.rank >= asked.size:
         raise RingError(
             f"{key}: a ring has 2 to {MOST_MEMBERS} members here, and their ranks begin with 0; "

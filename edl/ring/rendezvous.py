@@ -33,8 +33,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from edl.errors import RingError
-from edl.http.connection import Answer
-from edl.http.server import DaemonServer, Request
+from edl.http.connection import Response
+from edl.http.server import DaemonServer, HttpRequest
 from edl.http.signing import Authenticator
 from edl.ring import mesh
 
@@ -254,7 +254,7 @@ class RendezvousStore:
         """Wake the requests that wait for their generation to be announced."""
         _answer_all(self._early, None)
 
-    async def _ask_mesh(self, room: _Scope, asked: mesh.Question) -> tuple[int, bytes]:
+    async def _ask_mesh(self, room: _Scope, asked: mesh.MeshRequest) -> tuple[int, bytes]:
         """Wait for the values of a mesh, and return the status and the answer to ``asked``.
 
         The last value releases the requests of all members. The event loop does other work between
@@ -352,7 +352,7 @@ class RendezvousServer(DaemonServer):
         """
         self.in_loop(lambda: self.store.close(scope))
 
-    async def answer_other(self, request: Request) -> Answer:
+    async def answer_other(self, request: HttpRequest) -> Response:
         """Return the answer to a request of Horovod's client, by its path and method.
 
         The status is 404 for a path that is none of a rendezvous, 405 for a method other than GET,
@@ -360,15 +360,15 @@ class RendezvousServer(DaemonServer):
         """
         match = _PATH.fullmatch(request.path)
         if match is None:
-            return Answer(404)
+            return Response(404)
         scope, key = match.groups()
         if request.method == "GET":
-            return Answer(*await self.store.get(scope, key))
+            return Response(*await self.store.get(scope, key))
         if request.method == "PUT":
-            return Answer(await self.store.put(scope, key, request.body))
+            return Response(await self.store.put(scope, key, request.body))
         if request.method == "DELETE":
-            return Answer(self.store.delete(scope, key))
-        return Answer(405)
+            return Response(self.store.delete(scope, key))
+        return Response(405)
 
     def let_go(self) -> None:
         """Close the store, so that requests held in a rendezvous are answered with 410."""

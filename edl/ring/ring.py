@@ -11,7 +11,7 @@ import logging
 import time
 from typing import Any, Protocol
 
-from edl.core.job.topology import Place, place
+from edl.core.job.topology import WorkerTopology, topology_of
 from edl.core.records import Generation
 from edl.core.step.step_record import StepRecord, StepRecords, Table
 from edl.errors import RendezvousFailed, RingBroken
@@ -39,10 +39,10 @@ class Collectives(Protocol):
         """Return the ``payload`` of rank ``root``; the payload of the other members is ignored."""
 
 
-class Connection(Protocol):
+class RingConnection(Protocol):
     """The interface by which the members of a ring find each other, connect and part."""
 
-    def open(self, where: Place, generation: Generation | None) -> None:
+    def open(self, where: WorkerTopology, generation: Generation | None) -> None:
         """Connect to the other members of ``generation``, as the rank that ``where`` says.
 
         Args:
@@ -88,12 +88,12 @@ class Ring:
         is_open: whether the ring is built and not closed.
     """
 
-    def __init__(self, collectives: Collectives, connection: Connection) -> None:
+    def __init__(self, collectives: Collectives, connection: RingConnection) -> None:
         self._collectives = collectives
         self._connection = connection
         self._membership: tuple[int, tuple[int, ...]] = (0, ())
         self.generation = 0
-        self.place = Place(0, 1, 0, 1, 0, 1, 0)
+        self.place = WorkerTopology(0, 1, 0, 1, 0, 1, 0)
         self.is_open = False
 
     @property
@@ -103,7 +103,7 @@ class Ring:
 
     def build_alone(self) -> None:
         """Build a ring of one, without any rendezvous: for warm-ups and jobs of one worker."""
-        self._open(Place(0, 1, 0, 1, 0, 1, 0), None)
+        self._open(WorkerTopology(0, 1, 0, 1, 0, 1, 0), None)
 
     def build(self, generation: Generation, rank: int) -> None:
         """Connect to the other members of ``generation`` as ``rank``.
@@ -111,7 +111,7 @@ class Ring:
         Raises:
             RendezvousFailed: a member did not come, or the generation was aborted.
         """
-        where = place(generation.members, rank)
+        where = topology_of(generation.members, rank)
         self._membership = (generation.number, generation.worker_ids)
         self._open(where, generation)
 
@@ -201,7 +201,7 @@ class Ring:
         """
         if self.alone:
             return [payload]
-        frame = frames.pack(payload)
+        frame = frames.pack_frame(payload)
         handle = self._call(self._collectives.allgather_start, frame, "edl.exchange")
         return frames.unpack(self._call(self._collectives.allgather_finish, handle))
 
@@ -227,7 +227,7 @@ class Ring:
         except CollectiveFailed as error:
             raise RingBroken(self.generation, str(error)) from error
 
-    def _open(self, where: Place, generation: Generation | None) -> None:
+    def _open(self, where: WorkerTopology, generation: Generation | None) -> None:
         """Connect as ``where`` says, and note the new ring.
 
         Raises:

@@ -32,7 +32,7 @@ _TIMEVAL = struct.Struct("@ll")
 
 
 @dataclass(frozen=True)
-class Seen:
+class SocketRecord:
     """A record of a TCP socket of this process, as it was when it was looked at.
 
     Attributes:
@@ -128,9 +128,9 @@ class RingSockets:
         return len(self._ring)
 
 
-def open_sockets() -> dict[int, Seen]:
+def open_sockets() -> dict[int, SocketRecord]:
     """Return every TCP socket of this process, by inode."""
-    found: dict[int, Seen] = {}
+    found: dict[int, SocketRecord] = {}
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)
         try:
@@ -167,10 +167,10 @@ def _going_to(port: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def _look(one: socket.socket, descriptor: int) -> Seen:
+def _look(one: socket.socket, descriptor: int) -> SocketRecord:
     """Return the record of the socket ``one``, which has the file descriptor ``descriptor``."""
     timeout = one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.size)
-    return Seen(
+    return SocketRecord(
         descriptor,
         port=one.getsockname()[1],
         listening=bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)),

@@ -30,9 +30,9 @@ from dataclasses import dataclass, field, replace
 
 from edl.core.cluster.state import (
     Allocation,
+    ClusterPolicy,
     ClusterState,
     Node,
-    Policy,
     PolicyState,
     QueuePolicy,
     total,
@@ -91,7 +91,7 @@ class Rules:
 def simulate(
     jobs: Sequence[SubmittedJob],
     nodes: Sequence[Node],
-    policy: Policy,
+    policy: ClusterPolicy,
     rules: Rules,
     on_time: OnTime | None = None,
 ) -> Result:
@@ -111,15 +111,15 @@ def simulate(
             policy lets jobs wait for ever.
         AssertionError: a decision of the policy breaks a rule (:mod:`edl.core.cluster.validity`).
     """
-    check(jobs, nodes)
+    check_jobs(jobs, nodes)
     begin_s = _begin_s(jobs, rules.interval_s)
     jobs = [replace(job, arrival_s=job.arrival_s - begin_s) for job in jobs]
     _check_span(jobs, nodes, rules.failures)
     still = rules.interval_s == 0 and not rules.interference and rules.failures is None
     if still and isinstance(policy, QueuePolicy):
-        run: _Run = _QueueRun(jobs, nodes, policy, rules, begin_s)
+        run: _Simulation = _QueueRun(jobs, nodes, policy, rules, begin_s)
     else:
-        run = _Run(jobs, nodes, policy, rules, begin_s)
+        run = _Simulation(jobs, nodes, policy, rules, begin_s)
     while run.unfinished:
         before_s = run.now_s
         run.move()
@@ -167,7 +167,7 @@ def _check_span(
         )
 
 
-def check(jobs: Sequence[SubmittedJob], nodes: Sequence[Node]) -> None:
+def check_jobs(jobs: Sequence[SubmittedJob], nodes: Sequence[Node]) -> None:
     """Raise an error if one of the jobs could never run on the nodes.
 
     Raises:
@@ -185,14 +185,14 @@ def check(jobs: Sequence[SubmittedJob], nodes: Sequence[Node]) -> None:
         raise UsageError(f"two jobs are named {twice[0]}; names must differ")
 
 
-class _Run:
+class _Simulation:
     """The state of one simulation between two moves of time, for :func:`simulate`."""
 
     def __init__(
         self,
         jobs: Sequence[SubmittedJob],
         nodes: Sequence[Node],
-        policy: Policy,
+        policy: ClusterPolicy,
         rules: Rules,
         begin_s: float = 0.0,
     ) -> None:
@@ -365,8 +365,8 @@ class _Run:
         )
 
 
-class _QueueRun(_Run):
-    """The state of a simulation whose policy takes no slots away: a faster :class:`_Run`.
+class _QueueRun(_Simulation):
+    """The state of a simulation whose policy takes no slots away: a faster :class:`_Simulation`.
 
     It looks only at jobs that start or end: the end of a job is known when the job starts, and the
     policy is asked about the waiting jobs and the free slots alone. The time for an event grows

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from edl.core.cluster.state import ClusterJob, Placement, size
-from edl.core.policy.step_time import Measured
-from edl.simulator.resize import Change, ResizeCost, change_of
+from edl.core.cluster.state import ClusterJob, Placement, slot_count
+from edl.core.policy.step_time import StepTimeSample
+from edl.simulator.resize import ResizeCost, SlotChange, change_of
 from edl.simulator.results import AllocationChange, BatchChange, JobResult
 from edl.simulator.work import SubmittedJob
 
@@ -47,7 +47,7 @@ class Progress:
         self.slowdown = 0.0  # by interference, as a fraction of its rate
         self._whole = whole_seconds
         self._pause_s = 0.0
-        self._steps: dict[tuple[int, int, float], Measured] = {}
+        self._steps: dict[tuple[int, int, float], StepTimeSample] = {}
         self._noise_scale: float | None = None
         self._slots: tuple[int, ...] = ()
         self._size = 0
@@ -111,7 +111,7 @@ class Progress:
 
         It keeps its progress, and has no slots until the next decision.
         """
-        self._set(AllocationChange(now_s, Change.FAILURE, ()), cost)
+        self._set(AllocationChange(now_s, SlotChange.FAILURE, ()), cost)
 
     def advance(self, now_s: float, seconds: float) -> None:
         """Train the job for ``seconds`` from ``now_s`` on, or until it ends.
@@ -179,7 +179,7 @@ class Progress:
         self._pause_s = max(pending_s, cost.of(moment.change))
         self.placement = moment.placement
         self._slots = tuple(count for _, count in moment.placement)
-        self._size = size(moment.placement)
+        self._size = slot_count(moment.placement)
         self._rate = None
         self.history.append(moment)
 

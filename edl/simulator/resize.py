@@ -14,7 +14,7 @@ from edl.core.cluster.state import Placement
 from edl.errors import UsageError
 
 
-class Change(StrEnum):
+class SlotChange(StrEnum):
     """The kind of a change of a job's slots.
 
     ``START``: the job gets its first slots. ``RESTART``: it gets slots after it had none. ``JOIN``:
@@ -45,12 +45,12 @@ class ResizeCost:
     leave: float = 30.0
     migrate: float = 30.0
 
-    def of(self, change: Change) -> float:
+    def of(self, change: SlotChange) -> float:
         """Return the seconds without training that ``change`` costs.
 
         A change that takes all slots costs 0.
         """
-        if change in (Change.PREEMPT, Change.FAILURE):
+        if change in (SlotChange.PREEMPT, SlotChange.FAILURE):
             return 0.0
         seconds: float = getattr(self, change.value)
         return seconds
@@ -66,7 +66,7 @@ def constant(seconds: float) -> ResizeCost:
     return ResizeCost(seconds, seconds, seconds, seconds, seconds)
 
 
-def parse(text: str) -> ResizeCost:
+def parse_resize_cost(text: str) -> ResizeCost:
     """Return the costs that ``text`` gives, like "30" or "start=20,restart=25,join=0.3".
 
     A single number is the cost in seconds of every kind of change. With names, a kind that is not
@@ -95,7 +95,7 @@ def parse(text: str) -> ResizeCost:
     return cost
 
 
-def change_of(before: Placement, after: Placement, trained: bool) -> Change:
+def change_of(before: Placement, after: Placement, trained: bool) -> SlotChange:
     """Return the kind of change from the placement ``before`` to the placement ``after``.
 
     It is never ``FAILURE``: a job without slots afterwards counts as preempted.
@@ -106,15 +106,15 @@ def change_of(before: Placement, after: Placement, trained: bool) -> Change:
         trained: whether the job has ever had slots.
     """
     if not after:
-        return Change.PREEMPT
+        return SlotChange.PREEMPT
     if not before:
-        return Change.RESTART if trained else Change.START
+        return SlotChange.RESTART if trained else SlotChange.START
     had, has = _by_node(before), _by_node(after)
     if all(has.get(node, 0) >= count for node, count in had.items()):
-        return Change.JOIN
+        return SlotChange.JOIN
     if all(had.get(node, 0) >= count for node, count in has.items()):
-        return Change.LEAVE
-    return Change.MIGRATE
+        return SlotChange.LEAVE
+    return SlotChange.MIGRATE
 
 
 def _by_node(placement: Placement) -> dict[str, int]:

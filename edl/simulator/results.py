@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from edl.core.cluster.state import Placement, size
-from edl.simulator.resize import Change
+from edl.core.cluster.state import Placement, slot_count
+from edl.simulator.resize import SlotChange
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class AllocationChange:
     """
 
     at_s: float
-    change: Change
+    change: SlotChange
     placement: Placement
     reason: str = ""
 
@@ -33,7 +33,7 @@ class AllocationChange:
         return {
             "at_s": self.at_s,
             "change": self.change.value,
-            "slots": size(self.placement),
+            "slots": slot_count(self.placement),
             "placement": dict(self.placement),
             "reason": self.reason,
         }

@@ -19,7 +19,7 @@ from edl.simulator.work import SubmittedJob
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulatedRun:
     """The description of a simulation: the jobs, the cluster, the policy and the rules.
 
     Attributes:
@@ -52,19 +52,19 @@ class Run:
         return f"{self.policy}, {jobs}"
 
 
-class Outcome(NamedTuple):
+class RunOutcome(NamedTuple):
     """A simulation that was computed: its description, its result, and how long that took.
 
     Attributes:
         took_s: the seconds that the computation took.
     """
 
-    run: Run
+    run: SimulatedRun
     result: Result
     took_s: float
 
 
-def do(run: Run, on_time: OnTime | None = None) -> Outcome:
+def do(run: SimulatedRun, on_time: OnTime | None = None) -> RunOutcome:
     """Compute the simulation that ``run`` describes.
 
     ``on_time`` is called after each decision, with the virtual time in seconds and the number of
@@ -79,7 +79,7 @@ def do(run: Run, on_time: OnTime | None = None) -> Outcome:
     nodes = equal_nodes(run.nodes, run.slots)
     rule = policy(run.policy, run.seed, run.rules.resize.resize_s)
     result = simulate(jobs, nodes, rule, run.rules, on_time)
-    return Outcome(run, result, time.perf_counter() - began_s)
+    return RunOutcome(run, result, time.perf_counter() - began_s)
 
 
 def equal_nodes(count: int, slots: int) -> list[Node]:
@@ -88,8 +88,8 @@ def equal_nodes(count: int, slots: int) -> list[Node]:
 
 
 def do_all(
-    runs: Sequence[Run], processes: int = 1, tell: Callable[[str], None] = lambda _: None
-) -> Iterator[Outcome]:
+    runs: Sequence[SimulatedRun], processes: int = 1, tell: Callable[[str], None] = lambda _: None
+) -> Iterator[RunOutcome]:
     """Compute several simulations, and yield their outcomes in the order of ``runs``.
 
     Each outcome is yielded as soon as it and all earlier ones are computed.
@@ -122,7 +122,7 @@ def _leave_interrupts_to_the_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _teller(run: Run, what: str, tell: Callable[[str], None]) -> OnTime:
+def _teller(run: SimulatedRun, what: str, tell: Callable[[str], None]) -> OnTime:
     """Return a function that passes the progress of a simulation to ``tell``, as a message.
 
     The function takes the virtual time in seconds and the number of jobs that have ended. Each

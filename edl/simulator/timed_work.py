@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.core.policy.step_time import Measured
+from edl.core.policy.step_time import StepTimeSample
 from edl.simulator.work import Observation
 
 
@@ -50,7 +50,7 @@ class TimedWork:
         is None: not known.
         """
         whole_s = self.whole_s(sum(slots))
-        return Measured(sum(slots), len(slots), batch / sum(slots), whole_s, whole_s), None
+        return StepTimeSample(sum(slots), len(slots), batch / sum(slots), whole_s, whole_s), None
 
     def whole_s(self, slots: int) -> float:
         """Return the seconds that the whole work takes with ``slots`` slots."""

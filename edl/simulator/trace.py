@@ -36,7 +36,7 @@ OPTIONAL = ("min_slots", "max_slots", "duration_s", "parallel_fraction", "applic
 COLUMNS = (*REQUIRED, *OPTIONAL, "batch_size")
 
 
-def read(path: Path, cluster_slots: int) -> list[SubmittedJob]:
+def read_trace(path: Path, cluster_slots: int) -> list[SubmittedJob]:
     """Return the jobs of the CSV file at ``path``, in the order of its rows.
 
     Args:
@@ -49,14 +49,14 @@ def read(path: Path, cluster_slots: int) -> list[SubmittedJob]:
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            return parse(file, str(path), cluster_slots)
+            return parse_trace(file, str(path), cluster_slots)
     except OSError as error:
         raise UsageError(f"the trace {path} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"the trace {path} is no CSV file: {error}") from None
 
 
-def parse(lines: Iterable[str], where: str, cluster_slots: int) -> list[SubmittedJob]:
+def parse_trace(lines: Iterable[str], where: str, cluster_slots: int) -> list[SubmittedJob]:
     """Return the jobs of the lines of a CSV file, in the order of its rows.
 
     Args:
@@ -83,7 +83,7 @@ def parse(lines: Iterable[str], where: str, cluster_slots: int) -> list[Submitte
     first: dict[str, int] = {}
     for row in reader:
         line = reader.line_num
-        job = _Row(row, f"{where}, line {line}").job(cluster_slots)
+        job = _TraceLine(row, f"{where}, line {line}").job(cluster_slots)
         if job.name in first:
             raise UsageError(
                 f"{where}, line {line}: job {job.name} is on line {first[job.name]}, too; "
@@ -102,7 +102,7 @@ def _columns() -> str:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _TraceLine:
     """One row of a trace.
 
     Attributes:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
-from edl.core.cluster.state import size
+from edl.core.cluster.state import slot_count
 from edl.simulator.results import JobResult, Result
 
 
-class Span(NamedTuple):
+class SlotSpan(NamedTuple):
     """A period in which a job had the same number of slots; with 0 slots it waited."""
 
     from_s: float
@@ -35,15 +35,15 @@ class Usage(NamedTuple):
         return self._asdict()
 
 
-def spans(job: JobResult) -> list[Span]:
+def spans(job: JobResult) -> list[SlotSpan]:
     """Return the periods of ``job`` with a constant number of slots, in order of time.
 
     They cover the time from the job's submission to its end without a gap, and none is empty.
     """
-    changes = [(job.arrival_s, 0)] + [(one.at_s, size(one.placement)) for one in job.history]
+    changes = [(job.arrival_s, 0)] + [(one.at_s, slot_count(one.placement)) for one in job.history]
     ends_s = [at_s for at_s, _ in changes[1:]] + [job.end_s]
     return [
-        Span(from_s, to_s, slots)
+        SlotSpan(from_s, to_s, slots)
         for (from_s, slots), to_s in zip(changes, ends_s, strict=True)
         if to_s > from_s
     ]

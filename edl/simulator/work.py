@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from edl.core.cluster.state import Model
-from edl.core.policy.step_time import Measured
+from edl.core.cluster.state import TrainingModel
+from edl.core.policy.step_time import StepTimeSample
 
-Observation = tuple[Measured, float | None]
+Observation = tuple[StepTimeSample, float | None]
 """A step that a job has made, and the noise scale of its gradients in samples; None: not known."""
 
 
@@ -38,7 +38,7 @@ class JobWork(Protocol):
             UsageError: the speed is not known, because this was not measured.
         """
 
-    def model(self, epoch: int, progress: float) -> Model:
+    def model(self, epoch: int, progress: float) -> TrainingModel:
         """Return the model that policies get of a job after ``progress``, in epoch ``epoch``."""
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:

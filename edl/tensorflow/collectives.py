@@ -149,7 +149,7 @@ def broadcast_array(array: np.ndarray[Any, Any], root: int) -> np.ndarray[Any, A
 
 
 @waits(WAITING)
-def average(tensors: Sequence[Any]) -> list[Any]:
+def allreduce_average(tensors: Sequence[Any]) -> list[Any]:
     """Return the mean over the ring of each tensor, on a Horovod without edl's patch for gradients.
 
     All tensors of one type are reduced in one operation, so no reduction starts before all tensors

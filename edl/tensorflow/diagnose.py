@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from edl.diagnose import LayerBalance, Phases, Row
+from edl.diagnose import LayerBalance, LayerRow, Phases
 from edl.errors import UsageError
 from edl.framework.diagnose import JobBalance, chosen
-from edl.tensorflow.variables import Array, EagerAccess, named, variables_of
+from edl.tensorflow.variables import Array, EagerAccess, variables_by_name, variables_of
 
-__all__ = ["LayerBalance", "Phases", "Row", "layer_balance"]
+__all__ = ["LayerBalance", "LayerRow", "Phases", "layer_balance"]
 
 
 def layer_balance(
@@ -45,7 +45,9 @@ def layer_balance(
     trained = [layers is not None or variable.trainable for variable in variables]
     found = {
         name: variable
-        for (name, variable), counts in zip(named(variables).items(), trained, strict=True)
+        for (name, variable), counts in zip(
+            variables_by_name(variables).items(), trained, strict=True
+        )
         if counts and len(variable.shape) >= 2 and variable.dtype.is_floating
     }
     reads = {name: partial(_read, each) for name, each in chosen(found, layers).items()}

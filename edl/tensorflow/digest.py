@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from edl.framework.digest import ByteRange, of_value
 from edl.tensorflow.transfer import array_of
-from edl.tensorflow.variables import Access
+from edl.tensorflow.variables import VariableAccess
 
 
 def size_of(value: Any) -> int | None:
@@ -21,7 +21,7 @@ def size_of(value: Any) -> int | None:
     return value.nbytes if isinstance(value, np.ndarray) else None
 
 
-def digests(access: Access, parts: Iterable[ByteRange]) -> dict[str, int]:
+def digests(access: VariableAccess, parts: Iterable[ByteRange]) -> dict[str, int]:
     """Return a digest of each part by its name, without the parts that cannot be compared.
 
     Args:

@@ -19,12 +19,19 @@ from edl.framework import elastic
 from edl.framework.digest import ByteRange
 from edl.framework.elastic import HorovodInternalError, Plain, State
 from edl.framework.horovod_absent import absent
-from edl.framework.state import Stateful, few, map_leaves
+from edl.framework.state import Trackable, few, map_leaves
 from edl.ring.ring import Ring
 from edl.tensorflow.digest import digests, size_of
 from edl.tensorflow.lr_schedule import present_rate
 from edl.tensorflow.transfer import array_of, exchange
-from edl.tensorflow.variables import Access, EagerAccess, SessionAccess, differences, named, plain
+from edl.tensorflow.variables import (
+    EagerAccess,
+    SessionAccess,
+    VariableAccess,
+    differences,
+    plain,
+    variables_by_name,
+)
 from edl.tensorflow.xla import turn_off_xla
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
@@ -44,7 +51,7 @@ class _VariablesState(State):
     attributes are replaced by copies when the state is restored or received.
     """
 
-    _access: Access
+    _access: VariableAccess
 
     @abstractmethod
     def _variables(self) -> dict[str, list[Any]]:
@@ -60,12 +67,12 @@ class _VariablesState(State):
         """Return the values of all variables and the states of the other attributes, by name."""
         values: dict[str, Any] = {}
         for group, variables in self._variables().items():
-            mine = named(variables)
+            mine = variables_by_name(variables)
             arrays = self._access.read(list(mine.values()))
             values[group] = dict(zip(mine, arrays, strict=True))
         for name in self._names:
             thing = getattr(self, name)
-            values[name] = thing.state_dict() if isinstance(thing, Stateful) else Plain(thing)
+            values[name] = thing.state_dict() if isinstance(thing, Trackable) else Plain(thing)
         return values
 
     def _put(self, values: dict[str, Any]) -> None:
@@ -76,7 +83,7 @@ class _VariablesState(State):
         """
         written = []
         for group, variables in self._variables().items():
-            mine = named(variables)
+            mine = variables_by_name(variables)
             if odd := differences(mine, values[group]):
                 raise UsageError(f"this worker's {group} differs from the job's: {few(odd)}")
             written += [(variable, values[group][name]) for name, variable in mine.items()]
@@ -148,7 +155,10 @@ class TensorFlowKerasState(_VariablesState):
         # What Keras adds up of several batches is each worker's own until it is averaged.
         own = {id(plain(each)) for each in getattr(self.optimizer, "_accumulated_gradients", ())}
         shared = (each for each in self.optimizer.variables if id(plain(each)) not in own)
-        return {"model": named(self.model.trainable_variables), "optimizer": named(shared)}
+        return {
+            "model": variables_by_name(self.model.trainable_variables),
+            "optimizer": variables_by_name(shared),
+        }
 
     def learning_rates(self) -> dict[str, float]:
         """Return the optimizer's present learning rate by a name for messages; empty if unknown."""
@@ -189,7 +199,7 @@ class TensorFlowState(_VariablesState):
 
     def _trained(self) -> dict[str, Any]:
         """Return the trainable variables, which averaged gradients keep equal on all workers."""
-        return {"variables": named(each for each in self.variables if each.trainable)}
+        return {"variables": variables_by_name(each for each in self.variables if each.trainable)}
 
     def learning_rates(self) -> dict[str, float]:
         """Return an empty dict: this state does not know the optimizer of its variables."""

@@ -9,10 +9,11 @@ know by itself:
 - when an epoch ends, since a resize changes how many steps it has. If the data set simply ended,
   Keras would take the steps of the first epoch for those of every epoch. So an epoch ends with
   Keras' ``stop_training``, which is reset when the epoch has ended;
-- what the other callbacks change. So KerasCallback runs before them, and :class:`_Last` after them:
+- what the other callbacks change. So KerasCallback runs before them, and :class:`_LastCallback`
+  after them:
 
   =====================  =================================  =====================================
-  hook                   first: ``KerasCallback``           last: ``_Last``
+  hook                   first: ``KerasCallback``           last: ``_LastCallback``
   =====================  =================================  =====================================
   ``on_train_begin``     builds the model                   warms up, joins: the job's state
                                                             replaces what the others have set up
@@ -107,12 +108,12 @@ class KerasCallback(keras.callbacks.Callback):
         self._max_steps = max_steps
         self._samples = 0  # trained here in this epoch
         self._whole: dict[str, Any] = {}  # numbers of the epoch that are the job's already
-        self._last: _Last | None = None
+        self._last: _LastCallback | None = None
         self._params: dict[str, Any] = {}  # of all callbacks
         watch_lists(KerasCallback, KerasCallback._arranged)
 
     @property
-    def last(self) -> _Last:
+    def last(self) -> _LastCallback:
         """The callback that runs after all others of this ``fit``.
 
         Raises:
@@ -126,8 +127,8 @@ class KerasCallback(keras.callbacks.Callback):
         """Return all callbacks of ``fit`` in the order in which they run.
 
         This callback is the first, then come ``others`` (in place of each one that writes files, a
-        wrapper which lets it write on rank 0 only), and a :class:`_Last` is the last. If the job
-        has done this fit already, the list has a :class:`~edl.tensorflow.fits.PassedOver` instead.
+        wrapper which lets it write on rank 0 only), and a :class:`_LastCallback` is the last. If the
+        job has done this fit already, the list has a :class:`~edl.tensorflow.fits.PassedOver` instead.
         """
         now, worker = self._training, self._training.worker
         _check_compiled(model, now)
@@ -141,7 +142,7 @@ class KerasCallback(keras.callbacks.Callback):
         others = with_progress(others)
         standing = [standing_in(callback, worker) for callback in others]
         writers = [writer for writer in standing if writer is not None]
-        self._last = _Last(now, writers, self, history_among(others))
+        self._last = _LastCallback(now, writers, self, history_among(others))
         self._last.states.follow(
             others,
             [
@@ -277,7 +278,7 @@ class KerasCallback(keras.callbacks.Callback):
         now.fits.end(self.last.history)
 
 
-class _Last(keras.callbacks.Callback):
+class _LastCallback(keras.callbacks.Callback):
     """The callback that runs after all other callbacks of the ``fit``.
 
     Attributes:

@@ -94,7 +94,7 @@ def _averages(optimizer: int) -> Any:
     return average_all
 
 
-def send(sends: bool) -> None:
+def start_sending(sends: bool) -> None:
     """Let the graph's gradient operations send from now on, or return their inputs unsent.
 
     The counts behind :func:`sent` and :func:`failure` begin anew.

@@ -34,7 +34,7 @@ from edl.framework.reduction import NOTHING, Branch, ReductionOrder, StepReducti
 from edl.framework.state import few
 from edl.ring.ring import CollectiveFailed
 from edl.tensorflow import gradient_ops
-from edl.tensorflow.collectives import WAITING, average
+from edl.tensorflow.collectives import WAITING, allreduce_average
 from edl.tensorflow.feed import PipelineBatchSource
 from edl.tensorflow.noise import KerasNoise
 from edl.tensorflow.xla import refuse_xla
@@ -309,7 +309,7 @@ class GradientReduction:
             self._send(sends)
             return sends
 
-        gradient_ops.send(False)
+        gradient_ops.start_sending(False)
         return np.bool_(self.from_graph(begin, False))
 
     def _begin_again(self) -> tuple[Any, Any]:
@@ -323,13 +323,13 @@ class GradientReduction:
             self._send(weights.sends)
             return weights
 
-        gradient_ops.send(False)
+        gradient_ops.start_sending(False)
         weights = self.from_graph(begin, NOTHING)
         return np.float64(weights.sent), np.float64(weights.received)
 
     def _send(self, sends: bool) -> None:
         """Let the gradient operations that follow send their inputs, or return them unsent."""
-        gradient_ops.send(sends)
+        gradient_ops.start_sending(sends)
         if sends:
             self._reduction.sending()
 
@@ -440,7 +440,7 @@ class GradientReduction:
         else:
             self._reduction.sending()
             try:
-                averages = average(sent)
+                averages = allreduce_average(sent)
             except CollectiveFailed as error:
                 raise RingBroken(self._worker.generation, str(error)) from error
         if weights.averaging is Averaging.WEIGHTED:
@@ -534,7 +534,7 @@ class GradientReduction:
 def _hold() -> None:
     """Let gradients that the graph computes from now on wait for the next ring."""
     if gradient_ops.AVAILABLE:
-        gradient_ops.send(False)
+        gradient_ops.start_sending(False)
 
 
 def _nothing(variable: Any) -> Any:

@@ -15,17 +15,17 @@ from edl.checkpoint.safetensors import Blob
 from edl.errors import CheckpointError, UsageError
 from edl.framework.digest import ByteRange
 from edl.framework.replica import FrameworkReplica
-from edl.framework.state import Stateful, few, map_leaves
+from edl.framework.state import Trackable, few, map_leaves
 from edl.tensorflow.digest import digests, size_of
 from edl.tensorflow.random_numbers import is_seed
 from edl.tensorflow.transfer import TensorFlowArrays, array_of, bytes_of, dtype_of
 from edl.tensorflow.variables import (
-    Access,
     Array,
     EagerAccess,
+    VariableAccess,
     differences,
-    named,
     plain,
+    variables_by_name,
     variables_of,
 )
 from edl.worker.progress import Receive
@@ -71,23 +71,23 @@ class TensorFlowReplica(FrameworkReplica):
         self._updated = updated
         self._rates = rates
         self._present = present
-        self.access: Access = EagerAccess()
+        self.access: VariableAccess = EagerAccess()
 
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:
         """Raise UsageError if one of ``objects`` has neither variables nor a state of its own."""
         for name, thing in objects.items():
-            if not isinstance(thing, Stateful) and variables_of(thing) is None:
+            if not isinstance(thing, Trackable) and variables_of(thing) is None:
                 raise UsageError(
                     f"edl.track({name}=...): a {type(thing).__name__} has neither variables nor "
                     "state_dict() and load_state_dict()"
                 )
 
-    def things(self) -> dict[str, Stateful]:
+    def things(self) -> dict[str, Trackable]:
         """Return the tracked objects, by name, that have a ``state_dict()`` and no variables."""
         return {name: x for name, x in self._tracked.items() if variables_of(x) is None}
 
-    def objects_from_gradients(self) -> Mapping[str, Stateful]:
+    def objects_from_gradients(self) -> Mapping[str, Trackable]:
         """Return the tracked objects that a script may compute from the gradients of a step.
 
         An object with variables is replaced by one whose state is their values.
@@ -109,15 +109,15 @@ class TensorFlowReplica(FrameworkReplica):
             UsageError: the model has no variables (yet).
         """
         optimizer = self._optimizer()
-        model = named(self._model())
+        model = variables_by_name(self._model())
         for name, thing in self._tracked.items():
-            model |= named(variables_of(thing) or [], f"{name}/")
+            model |= variables_by_name(variables_of(thing) or [], f"{name}/")
         if not model:
             raise UsageError(
                 "edl knows no variables of the model: build it before training begins, and name "
                 "it: edl.Optimizer(optimizer, model)"
             )
-        return {"model": model, "optimizer": named(optimizer)}
+        return {"model": model, "optimizer": variables_by_name(optimizer)}
 
     def shapes(self) -> dict[str, str]:
         """Return the shapes of the shared variables as text, by group and name."""
@@ -145,14 +145,16 @@ class TensorFlowReplica(FrameworkReplica):
         Learning rates are in it, and tracked objects. Averages of a forward pass, which are each
         worker's own, are not.
         """
-        groups: dict[str, Any] = {"model": named(v for v in self._model() if v.trainable)}
-        groups["optimizer"] = named(self._optimizer_state())
+        groups: dict[str, Any] = {
+            "model": variables_by_name(v for v in self._model() if v.trainable)
+        }
+        groups["optimizer"] = variables_by_name(self._optimizer_state())
         groups["learning_rate"] = dict(enumerate(self._rates()))
         for name, thing in self._tracked.items():
             own = variables_of(thing) or []
             if isinstance(thing, tf.Module):
                 own = [variable for variable in own if variable.trainable]
-            groups[f"tracked.{name}"] = named(own)
+            groups[f"tracked.{name}"] = variables_by_name(own)
         things = self.compared_things()
         return {**groups, "tracked": {name: thing.state_dict() for name, thing in things.items()}}
 
@@ -220,7 +222,7 @@ class TensorFlowReplica(FrameworkReplica):
 class _Values:
     """An object whose state is the values of some variables."""
 
-    def __init__(self, access: Access, variables: Sequence[Any]) -> None:
+    def __init__(self, access: VariableAccess, variables: Sequence[Any]) -> None:
         self._access, self._variables = access, [plain(variable) for variable in variables]
 
     def state_dict(self) -> list[Array]:

@@ -25,7 +25,7 @@ from edl.framework.source import (
     is_numbered,
     stream_of,
 )
-from edl.framework.steps import Steps
+from edl.framework.steps import BatchSteps
 from edl.tensorflow.feed import PipelineBatchSource
 from edl.tensorflow.fits import ONE_MODEL_AND_DATA, Fits
 from edl.tensorflow.keras_callbacks.memory import CallbackStates
@@ -117,7 +117,7 @@ class Training:
         # What optimizers were given for that are created after a fit.
         self._named_models: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         numbers = RandomNumbers(worker, last_seed, Seeder(self._named_variables))
-        self.steps = Steps(worker, self.feed, lambda: UNFINISHED, numbers=numbers)
+        self.steps = BatchSteps(worker, self.feed, lambda: UNFINISHED, numbers=numbers)
         worker.finishing.end_batch = self.finish_step
         self.reduced_early: set[int] = set()  # ids of variables: by tape, not by the optimizer
         self.reduces_eagerly = False  # a tape has, outside of any tf.function

@@ -74,7 +74,7 @@ class TensorFlowArrays:
         return received
 
 
-exchange = functools.partial(state.exchange, TensorFlowArrays())
+exchange = functools.partial(state.exchange_state, TensorFlowArrays())
 
 
 def array_of(value: Any) -> Array | None:

@@ -18,7 +18,7 @@ from edl.framework.digest import ByteRange
 Array = np.ndarray[Any, Any]
 
 
-class Access(Protocol):
+class VariableAccess(Protocol):
     """A way to read and write the values of variables."""
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
@@ -146,7 +146,7 @@ def plain(variable: Any) -> Any:
     return variable.value if hasattr(variable, "overwrite_with_gradient") else variable
 
 
-def named(variables: Iterable[Any], prefix: str = "") -> dict[str, Any]:
+def variables_by_name(variables: Iterable[Any], prefix: str = "") -> dict[str, Any]:
     """Return variables by path (Keras) or name, with ``prefix`` before it.
 
     Of several variables with one name, the second gets ``#2`` after it, and so on.

@@ -15,7 +15,13 @@ from edl.checkpoint.weights import weights
 from edl.errors import CheckpointError, UsageError
 from edl.framework.state import few
 from edl.tensorflow.transfer import dtype_of
-from edl.tensorflow.variables import Array, EagerAccess, differences, named, variables_of
+from edl.tensorflow.variables import (
+    Array,
+    EagerAccess,
+    differences,
+    variables_by_name,
+    variables_of,
+)
 
 
 def load_weights(path: str | os.PathLike[str], model: Any = None) -> dict[str, Array]:
@@ -38,7 +44,7 @@ def load_weights(path: str | os.PathLike[str], model: Any = None) -> dict[str, A
         for name, blob in weights(Path(path)).items()
     }
     if model is not None:
-        mine = named(variables_of(model) or [])
+        mine = variables_by_name(variables_of(model) or [])
         if not mine:
             raise UsageError("the model has no variables yet; build it before edl.load_weights")
         if missing := [f"{name} is not there" for name in mine if name not in found]:

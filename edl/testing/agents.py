@@ -7,7 +7,7 @@ from typing import Protocol
 
 from edl.core.records import JobState, RequestKind
 from edl.testing.memory import MemoryJob
-from edl.testing.schedule import BackgroundTask, Schedule
+from edl.testing.schedule import BackgroundTask, TaskScheduler
 
 MOST_WORKERS = 24  # that a job may start in all
 
@@ -32,7 +32,7 @@ class HostedJob(Protocol):
     """A job as the agents of its hosts see it."""
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> TaskScheduler:
         """The virtual time of the job, and what runs in it."""
 
     @property

@@ -24,18 +24,18 @@ from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching
 from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 from edl.core.step.source import Source
-from edl.core.step.state_check import WHOLE, Group
+from edl.core.step.state_check import WHOLE, StateGroup
 from edl.core.step.stream import StreamSource
 from edl.core.step.weighting import Averaging, Share, weigh
 from edl.errors import RingBroken
 from edl.framework.digest import StateArrays, of_array
 from edl.framework.noise_meter import Looked, NoiseMeter
-from edl.framework.steps import Steps
+from edl.framework.steps import BatchSteps
 from edl.ring.loopback import LoopbackMember
 from edl.ring.ring import CollectiveFailed, Ring
 from edl.worker.progress import Receive
 from edl.worker.sampler import Batch
-from edl.worker.stream_sampler import Reader
+from edl.worker.stream_sampler import StreamReader
 from edl.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class CountingModel:
         """Return no learning rates: the model's is fixed at 1."""
         return {}
 
-    def digests(self, group: Group = WHOLE) -> dict[str, int]:
+    def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
         """Return digests, by name, of the parts of ``w`` and ``count`` that are in ``group``."""
         parts = StateArrays(lambda: {"w": self.w, "count": self.count}, lambda array: array.nbytes)
         return {
@@ -145,13 +145,13 @@ class Shards:
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[int]:
         """Return up to ``count`` samples of ``shard`` from ``offset`` on, in every epoch the same.
 
-        It is the method of :class:`edl.worker.stream_sampler.Reader`.
+        It is the method of :class:`edl.worker.stream_sampler.StreamReader`.
         """
         start, stop = self._starts[shard : shard + 2]
         return [*range(start + offset, min(stop, start + offset + count))]
 
 
-class Trained(Protocol):
+class TrainingData(Protocol):
     """The data that a counting script trains on."""
 
     @property
@@ -172,8 +172,8 @@ class Trained(Protocol):
 
 
 def source_of(
-    data: Trained, prefetch_batches: int, batching: Batching | None = None
-) -> tuple[Source, Reader | None]:
+    data: TrainingData, prefetch_batches: int, batching: Batching | None = None
+) -> tuple[Source, StreamReader | None]:
     """Return the data source of a counting script, and its reader if the source is a stream.
 
     Args:
@@ -389,7 +389,7 @@ class Counting:
         worker.attach_replica(model)
         one.model = model
         feed, noise = CountingBatchSource(worker, self.prefetch_batches), CountingNoise(worker)
-        steps = Steps(worker, feed, lambda: "the batch was not trained")
+        steps = BatchSteps(worker, feed, lambda: "the batch was not trained")
         exchanged: dict[int, list[bytes]] = {}
         sizes: dict[int, int] = {}
         batches = largest = 0  # of the step so far; samples of a step of all workers
@@ -401,7 +401,7 @@ class Counting:
             while steps.begin():
                 assert feed.batch is not None
                 one.compute(self.cost_s(one))
-                self._wish(one)
+                self._request_size(one)
                 round_ += 1
                 together = self.accumulated if worker.step >= self.single else 1
                 gradient = model.gradient(feed.batch) / together
@@ -439,7 +439,7 @@ class Counting:
             rounds,
         )
 
-    def _wish(self, one: LoopbackWorker) -> None:
+    def _request_size(self, one: LoopbackWorker) -> None:
         """Request a global batch within ``batch_range``, as a leader's policy does.
 
         The request has no effect on a worker that does not lead.

@@ -152,8 +152,8 @@ class Run:
     def throttle(self, how: Throttle) -> None:
         """Slow down the steps of the job from now on, as ``how`` says.
 
-        This works for scripts that call :func:`edl.testing.throttle.step`, or run under that
-        module.
+        This works for scripts that call :func:`edl.testing.throttle.throttle_step`, or run under
+        that module.
         """
         how.put(self._throttled)
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from edl import failpoints
 from edl.config import Config
 from edl.core.job_spec import JobSettings, JobSpec
-from edl.core.policy.file import Policy
+from edl.core.policy.file import PolicyFile
 from edl.core.policy.stragglers import Stragglers
 from edl.core.records import Generation, Job, JobState, Member, RequestKind
 from edl.core.sizes import Sizes
@@ -32,7 +32,7 @@ from edl.ring.loopback import CollectivePoint, Killed, LoopbackMember, LoopbackN
 from edl.ring.ring import CollectiveFailed
 from edl.testing.agents import Agents
 from edl.testing.memory import ADDRESS, MemoryCoordinator, MemoryJob
-from edl.testing.schedule import MOST_DECISIONS, BackgroundTask, Random, Schedule, Task
+from edl.testing.schedule import MOST_DECISIONS, BackgroundTask, Random, Task, TaskScheduler
 from edl.worker.shared_state import SharedState
 from edl.worker.worker import Worker
 
@@ -68,7 +68,7 @@ class LoopbackWorker:
     slot: int
     worker: Worker
     member: LoopbackMember
-    schedule: Schedule
+    schedule: TaskScheduler
     coordinator: MemoryCoordinator
     shared: SharedState
     result: Any = None
@@ -89,7 +89,7 @@ class LoopbackWorker:
         return self.worker.loader.progress.has_state
 
 
-class Passed(NamedTuple):
+class PassedPoint(NamedTuple):
     """A record that a worker has passed a point: a failpoint, or a moment of a collective."""
 
     worker: int
@@ -149,8 +149,8 @@ class LoopbackJob:
         most_decisions: int = MOST_DECISIONS,
     ) -> None:
         self._script = script
-        self._policy = None if stragglers is None else Policy("", stragglers=stragglers)
-        self.schedule = Schedule(Random(seed), most_decisions)
+        self._policy = None if stragglers is None else PolicyFile("", stragglers=stragglers)
+        self.schedule = TaskScheduler(Random(seed), most_decisions)
         self.network = LoopbackNetwork(self.schedule, self.schedule.chance.below, self._moment)
         spec = JobSpec(
             command=("script",),
@@ -168,7 +168,7 @@ class LoopbackJob:
         self.memory.on_generation = lambda new: _check_state(self, new)
         self.workers: list[LoopbackWorker] = []
         self._of: dict[Task, LoopbackWorker] = {}
-        self.passed: list[Passed] = []
+        self.passed: list[PassedPoint] = []
         self._orders = _Orders()
         self.state_lost = False  # all who held the job's state died
         self._agents = Agents(self, slots, restart_s)
@@ -434,7 +434,7 @@ class LoopbackJob:
             return
         one = self._of[task]
         one.points += 1
-        self.passed.append(Passed(one.id, one.points, name))
+        self.passed.append(PassedPoint(one.id, one.points, name))
         orders = self._orders
         while orders.after_steps and one.worker.step >= orders.after_steps[0][0]:
             orders.after_steps.pop(0)[1](self)

@@ -34,7 +34,7 @@ from edl.core.records import (
 from edl.core.snapshot import Snapshot
 from edl.ring.loopback import LoopbackNetwork
 from edl.ring.ring import Ring
-from edl.testing.schedule import BackgroundTask, Schedule
+from edl.testing.schedule import BackgroundTask, TaskScheduler
 from edl.worker.policy_side import NoPolicy
 from edl.worker.shared_state import SharedState
 
@@ -62,7 +62,7 @@ class MemoryJob:
     """
 
     def __init__(
-        self, job: Job, hosts: Mapping[str, int], schedule: Schedule, network: LoopbackNetwork
+        self, job: Job, hosts: Mapping[str, int], schedule: TaskScheduler, network: LoopbackNetwork
     ) -> None:
         self.job = job
         self.hosts = dict(hosts)  # workers desired and assigned

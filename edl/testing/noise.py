@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.core.step.noise_scale import UNKNOWN, Measured, NoiseScale
+from edl.core.step.noise_scale import UNKNOWN, NoiseSample, NoiseScale
 
 ENOUGH = 20  # measurements that all say the same
 
@@ -18,5 +18,5 @@ def known_noise(noise: float, signal: float, batch: int, update: int = 0) -> Noi
     """
     known = UNKNOWN
     for _ in range(ENOUGH):
-        known = known.after(Measured(noise, signal), batch, update)
+        known = known.after(NoiseSample(noise, signal), batch, update)
     return known

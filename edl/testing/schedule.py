@@ -147,7 +147,7 @@ class _Condition:
     It has no lock, since only one task runs at a time.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: TaskScheduler) -> None:
         self._schedule = schedule
         self.notified = 0
 
@@ -178,7 +178,7 @@ class _Condition:
         self.notified += 1
 
 
-class Schedule:
+class TaskScheduler:
     """A scheduler that runs one thread at a time, and the clock of all that runs in it.
 
     The module explains how it works.

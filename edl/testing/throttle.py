@@ -69,7 +69,7 @@ class Throttle:
         return cls(float(step_s), int(steps), float(later_s), float(each_s))
 
 
-def step() -> None:
+def throttle_step() -> None:
     """Sleep for as long as the test wants this step to take; return at once during a warm-up."""
     name = config.environment().get(FILE)
     if name is None or process.is_warming_up():
@@ -87,7 +87,7 @@ def step() -> None:
 def _between_steps(failpoint: str) -> None:
     """Call :func:`step` at the failpoint ``boundary``, between two steps of the script."""
     if failpoint == "boundary":
-        step()
+        throttle_step()
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ class Accumulation:
             UsageError: the loader splits batches, and the script accumulates gradients itself or
                 has several optimizers.
         """
-        if not in_pieces(self._worker):
+        if not in_microbatches(self._worker):
             return
         if several:
             raise UsageError(f"micro_batch is for {ONE_UPDATE}, and it has several optimizers")
@@ -244,7 +244,7 @@ class Accumulation:
 ONE_UPDATE = "a script that makes one update with each batch"
 
 
-def in_pieces(worker: Worker) -> bool:
+def in_microbatches(worker: Worker) -> bool:
     """Return whether the loader of ``worker`` splits batches into microbatches."""
     progress = worker.loader.progress
     return progress.attached and progress.source.batching.micro_batch > 0

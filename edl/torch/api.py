@@ -14,8 +14,8 @@ import torch
 from edl.errors import UsageError
 from edl.framework import process
 from edl.framework.process import current_worker
-from edl.framework.state import Stateful
-from edl.torch.accumulation import in_pieces
+from edl.framework.state import Trackable
+from edl.torch.accumulation import in_microbatches
 from edl.torch.collectives import TorchCollectives
 from edl.torch.loss import LossLook
 from edl.torch.optimizers import Optimizers
@@ -50,7 +50,7 @@ def init(**settings: Any) -> None:
     process.start(TorchCollectives, settings)
 
 
-def track(**objects: Stateful) -> None:
+def track(**objects: Trackable) -> None:
     """Send the state of ``objects`` to each worker that joins, and keep it in checkpoints.
 
     An object needs ``state_dict()`` and ``load_state_dict()``; examples are counters and averages
@@ -171,7 +171,7 @@ def _see_scaler(
     Raises:
         UsageError: the loader splits batches into microbatches, which a GradScaler cannot unscale.
     """
-    if in_pieces(current_worker()):
+    if in_microbatches(current_worker()):
         raise UsageError(
             "a GradScaler looks at the gradients of each piece of a batch, and there are none "
             "before the last one; leave out micro_batch, or train with bfloat16, which needs no "

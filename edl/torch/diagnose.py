@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edl.diagnose import LayerBalance, Phases, Row
+from edl.diagnose import LayerBalance, LayerRow, Phases
 from edl.errors import UsageError
 from edl.framework.diagnose import JobBalance, chosen
 
-__all__ = ["LayerBalance", "Phases", "Row", "layer_balance"]
+__all__ = ["LayerBalance", "LayerRow", "Phases", "layer_balance"]
 
 
 def layer_balance(

@@ -39,7 +39,7 @@ def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
             digest = of_bytes(_kind(value), _as_bytes(value, part).numpy())
         else:
             digest, kinds[name] = 0, _kind(value)
-            sums.setdefault(value.device, {})[name] = weighted_sum(_as_bytes(value, part))
+            sums.setdefault(value.device, {})[name] = weighted_word_sum(_as_bytes(value, part))
         if digest is not None:
             found[name] = digest
     for on_device in sums.values():
@@ -49,7 +49,7 @@ def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
     return found
 
 
-def weighted_sum(data: torch.Tensor) -> torch.Tensor:
+def weighted_word_sum(data: torch.Tensor) -> torch.Tensor:
     """Return the sum of all 32-bit words of ``data``, each multiplied by a weight for its position.
 
     The sum is taken modulo 2**64. The weights are odd, so a change of any single word changes the

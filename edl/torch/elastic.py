@@ -17,7 +17,7 @@ from edl.framework import elastic
 from edl.framework.digest import ByteRange
 from edl.framework.elastic import HorovodInternalError, Plain, State
 from edl.framework.horovod_absent import absent
-from edl.framework.state import Stateful, map_leaves
+from edl.framework.state import Trackable, map_leaves
 from edl.ring.ring import Ring
 from edl.torch.digest import digests, size_of
 from edl.torch.replica import rates_of
@@ -82,7 +82,7 @@ class TorchState(State):
         values = {}
         for name in self._names:
             thing = getattr(self, name)
-            values[name] = thing.state_dict() if isinstance(thing, Stateful) else Plain(thing)
+            values[name] = thing.state_dict() if isinstance(thing, Trackable) else Plain(thing)
         return values
 
     def _put(self, values: dict[str, Any]) -> None:

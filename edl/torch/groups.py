@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from edl.errors import UsageError, first
+from edl.errors import UsageError, some
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class ParameterGroups:
         known |= optimizer_parameters(self._optimizer, self._model)
         if unknown := [name for group in wanted for name in group if name not in known]:
             raise UsageError(
-                f"the job's optimizer trains {first(unknown)} by now, and this worker's model has "
+                f"the job's optimizer trains {some(unknown)} by now, and this worker's model has "
                 "no such parameters; build all modules before `for epoch in loader.epochs(n)`, "
                 "those that are trained later, too, and add their parameter group in the loop"
             )
@@ -181,7 +181,7 @@ def _same(one: Iterable[torch.Tensor], other: Iterable[torch.Tensor]) -> bool:
 def _other_groups(mine: Names, wanted: Names) -> str:
     number, odd = next((n, each) for n, each in enumerate(mine) if each not in wanted)
     return (
-        f"parameter group {number} of this script's optimizer has {first(odd)}, and the job has no "
-        f"such group: its {len(wanted)} have {'; '.join(first(each) for each in wanted)}; make the "
+        f"parameter group {number} of this script's optimizer has {some(odd)}, and the job has no "
+        f"such group: its {len(wanted)} have {'; '.join(some(each) for each in wanted)}; make the "
         "groups as the job's script does, or start a new job"
     )

@@ -30,7 +30,7 @@ from edl.framework.source import (
     is_numbered,
     stream_of,
 )
-from edl.framework.steps import Steps, asked_length
+from edl.framework.steps import BatchSteps, asked_length
 from edl.torch.api import begin_loop, end_batch, has_optimizer, track
 from edl.torch.lr_schedule import check_schedulers
 from edl.torch.schedulers import warn_of_a_changed_batch, warn_of_counted_steps
@@ -160,7 +160,7 @@ class DataLoader:
             ),
         )
         numbers = RandomNumbers(self._worker, torch.initial_seed, torch.manual_seed)
-        self._steps = Steps(self._worker, self._feed, _unfinished, end_batch, numbers)
+        self._steps = BatchSteps(self._worker, self._feed, _unfinished, end_batch, numbers)
         self.dataset = dataset
         self.batch_size = self._source.batch_size
 

@@ -19,7 +19,7 @@ from edl.framework.process import current_worker
 from edl.schedules import Constant, Scaling, Schedule
 from edl.torch.closures import Arguments, after_closure
 from edl.torch.optimizer_state import stepping
-from edl.torch.schedulers import counted, counts_samples, schedulers_of
+from edl.torch.schedulers import counts_samples, schedulers_of, step_count
 from edl.worker.loader_steps import Update
 
 UNSCALED = {"Rprop", "ASGD", "Adafactor"}  # their rate is no factor of the update
@@ -173,7 +173,7 @@ class InSamples:
         before_each_update(scheduler.optimizer, self._advance, "edl.in_samples")
 
     def _advance(self, update: Update) -> None:
-        while counted(self.scheduler) < update.before // self.batch:
+        while step_count(self.scheduler) < update.before // self.batch:
             self.scheduler.step()
 
     def step(self) -> None:

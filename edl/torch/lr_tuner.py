@@ -21,7 +21,7 @@ from edl.framework.lr_tuner import (
 )
 from edl.framework.process import current_worker
 from edl.schedules import EXPLORE
-from edl.torch.accumulation import in_pieces
+from edl.torch.accumulation import in_microbatches
 from edl.torch.api import end_batch, model_of
 from edl.torch.lr_schedule import UNSCALED, before_each_update
 from edl.torch.probe import Probe
@@ -112,7 +112,7 @@ class LRTuner(LRScheduler):
             return
         if worker.loader.progress.optimizers > 1:
             refuse_several()
-        if in_pieces(worker):
+        if in_microbatches(worker):
             refuse("it measures whole batches, and micro_batch hands out pieces; leave that out")
         end_batch()  # an update that a GradScaler has skipped
         if worker.loader.open:

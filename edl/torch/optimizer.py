@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from edl.errors import UsageError, first
+from edl.errors import UsageError, some
 from edl.framework.process import current_worker
 from edl.torch.api import attach_optimizer
 from edl.torch.closures import AGAIN, Arguments, after_closure
@@ -92,7 +92,7 @@ def _refuse_other_exchange(model: torch.nn.Module) -> None:
     others = {type(one).__name__ for one in model.modules()} & _EXCHANGING
     if others:
         raise UsageError(
-            f"edl exchanges the gradients, and so does {first(sorted(others))}: give edl.Optimizer "
+            f"edl exchanges the gradients, and so does {some(sorted(others))}: give edl.Optimizer "
             "the bare module, and leave that wrapper out (docs/get-started/from-ddp.md)"
         )
     group = torch.distributed

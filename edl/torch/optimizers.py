@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from edl.core.step.step_state import Step
+from edl.core.step.step_state import OptimizerStep
 from edl.errors import UsageError
 from edl.framework.reduction import ReductionOrder
 from edl.torch.accumulation import Accumulation
@@ -43,7 +43,7 @@ class OptimizerReduction(Protocol):
     accumulation: Accumulation
 
     @property
-    def step(self) -> Step:
+    def step(self) -> OptimizerStep:
         """This optimizer's part of the current step."""
 
     @property

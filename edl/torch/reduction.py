@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from edl.core.step.step_state import Step, StepState
+from edl.core.step.step_state import OptimizerStep, StepState
 from edl.core.step.weighting import Weights
 from edl.errors import UsageError
 from edl.framework.reduction import StepReduction
@@ -256,7 +256,7 @@ class GradientReduction:
         return self._reduction.exchange(payload)
 
     @property
-    def step(self) -> Step:
+    def step(self) -> OptimizerStep:
         """This optimizer's part of the current step."""
         return self._reduction.step
 

@@ -18,7 +18,7 @@ from edl.core.plural import counted
 from edl.errors import UsageError
 from edl.framework.digest import ByteRange
 from edl.framework.replica import FrameworkReplica
-from edl.framework.state import Stateful
+from edl.framework.state import Trackable
 from edl.torch.capture import Copier, check_model, to_tensors
 from edl.torch.digest import digests, size_of
 from edl.torch.groups import Flags, Names, ParameterGroups, optimizer_parameters
@@ -117,13 +117,13 @@ class TorchReplica(FrameworkReplica):
             UsageError: an object has no ``state_dict()`` and ``load_state_dict()``.
         """
         for name, thing in objects.items():
-            if not isinstance(thing, Stateful):
+            if not isinstance(thing, Trackable):
                 raise UsageError(
                     f"edl.track({name}=...): a {type(thing).__name__} has no state_dict() and "
                     "load_state_dict()"
                 )
 
-    def objects_from_gradients(self) -> dict[str, Stateful]:
+    def objects_from_gradients(self) -> dict[str, Trackable]:
         """Return the tracked objects that a script may compute from gradients, without GradScalers.
 
         A scaler learns of a missed step by the gradients of that step, and reading its state would

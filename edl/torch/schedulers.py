@@ -155,7 +155,7 @@ def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
     for scheduler in alive:
         if id(scheduler) in parts or scheduler in _warned_of or scheduler in _counting_samples:
             continue
-        if isinstance(scheduler, ReduceLROnPlateau) or counted(scheduler) <= epochs:
+        if isinstance(scheduler, ReduceLROnPlateau) or step_count(scheduler) <= epochs:
             continue
         _warned_of.add(scheduler)
         logger.warning(
@@ -169,7 +169,7 @@ def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
         )
 
 
-def counted(scheduler: LRScheduler) -> int:
+def step_count(scheduler: LRScheduler) -> int:
     """Return how often ``step()`` of ``scheduler``, or of its parts if chained, was called."""
     while isinstance(scheduler, ChainedScheduler):
         scheduler = scheduler._schedulers[0]

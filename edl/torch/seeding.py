@@ -120,7 +120,7 @@ class Seeded(torch.utils.data.Dataset[Any]):
 
     def _read_seeded(self, items: Items) -> list[Any]:
         epoch, keys = items.epoch_seed, items.keys
-        _Last.batch = derived_seed("batch", epoch, keys[0])
+        _LastSeed.batch = derived_seed("batch", epoch, keys[0])
         if hasattr(self.dataset, "__getitems__"):
             seed_all(derived_seed("samples", epoch, keys[0]))
             return self._read(items)
@@ -138,7 +138,7 @@ class Seeded(torch.utils.data.Dataset[Any]):
         return [self.dataset[item] for item in items]
 
 
-class _Last:
+class _LastSeed:
     """A holder of the seed of the batch that this process has read last, for collating."""
 
     batch = 0
@@ -159,8 +159,8 @@ class SeededCollate:
     def __call__(self, samples: list[Any]) -> Any:
         """Return what the collate function makes of ``samples``, with seeded generators."""
         if not self._in_thread:
-            seed_all(_Last.batch)
+            seed_all(_LastSeed.batch)
             return self._collate(samples)
         with generators_aside():
-            seed_all(_Last.batch)
+            seed_all(_LastSeed.batch)
             return self._collate(samples)

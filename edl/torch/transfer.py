@@ -101,7 +101,7 @@ class TorchArrays:
         return received
 
 
-exchange = functools.partial(state.exchange, TorchArrays())
+exchange = functools.partial(state.exchange_state, TorchArrays())
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -113,7 +113,7 @@ def training_here() -> Iterator[None]:
         _acting = 0
 
 
-class Watch:
+class ThreadWatch:
     """An observer of the training thread; any thread may ask it what the training thread does."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from edl.errors import UsageError
 from edl.worker.checkpointing import FLUSH_S, Checkpointing
 from edl.worker.coordinator import Coordinator
 from edl.worker.shared_state import SharedState
-from edl.worker.steps import Steps
+from edl.worker.steps import WorkerSteps
 from edl.worker.switching import Switching
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Finishing:
 
     def __init__(
         self,
-        steps: Callable[[], Steps],
+        steps: Callable[[], WorkerSteps],
         switching: Switching,
         checkpointing: Checkpointing,
         shared: SharedState,

@@ -19,7 +19,7 @@ from edl.worker.switching import Switching
 RESYNCS = 3  # at the end of a fit; what cannot be resynced shows in each whole comparison
 
 
-class Fits:
+class FitProgress:
     """One worker's record of its script's fits, for newcomers, checkpoints and the job's end."""
 
     def __init__(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edl.core.job_spec import JobSettings
-from edl.core.step.noise_scale import NoiseScale, Squares, measured
+from edl.core.step.noise_scale import NoiseScale, Squares, noise_sample
 from edl.core.step.step_record import StepRecords
 from edl.worker.shared_state import SharedState
 
@@ -95,7 +95,7 @@ class GradientNoise:
             workers = records.values("worker")
             rows = zip(workers, own.tolist(), mean.tolist(), strict=True)
             squares = {worker: Squares(_value(a), _value(b)) for worker, a, b in rows}
-            found = measured(self._counted, squares)
+            found = noise_sample(self._counted, squares)
             if found is not None:
                 batch = sum(self._counted.values())
                 self.scale = self.scale.after(found, batch, step + 1)

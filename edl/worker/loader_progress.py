@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from edl.checkpoint.store import Place
+from edl.checkpoint.store import CheckpointPosition
 from edl.core.job.fits import DoneFit, as_json, fits_of
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching, check_alike
 from edl.core.step.epoch_end import EpochLeft
 from edl.core.step.ledger import (
     Ledger,
+    complete_batch,
     complete_step,
-    end_batch,
-    give_back,
+    free_leases,
     grant,
     restore,
 )
@@ -38,7 +38,7 @@ from edl.worker.gradient_noise import GradientNoise
 from edl.worker.progress import Exchange, Receive, TrainingProgress
 from edl.worker.sampler import AlignedSampler, BatchSampler
 from edl.worker.step_input import StepInput
-from edl.worker.stream_sampler import Reader, StreamSampler
+from edl.worker.stream_sampler import StreamReader, StreamSampler
 
 CHANGES_KEPT = 64  # changes of the global batch; an old one no longer affects the learning rate
 
@@ -78,7 +78,7 @@ class LoaderProgress(TrainingProgress):
             DoneFit, ...
         ] = ()  # before that of the checkpoint, if these are more
 
-    def attach(self, source: Source, worker: int, reader: Reader | None = None) -> None:
+    def attach(self, source: Source, worker: int, reader: StreamReader | None = None) -> None:
         """Begin the first epoch of ``source``.
 
         Args:
@@ -214,7 +214,7 @@ class LoaderProgress(TrainingProgress):
             self.update_order = self.update_order.after_batch()
         self.step_input.end_batch()
         if self._ledger is not None:
-            self._ledger = end_batch(self._ledger)
+            self._ledger = complete_batch(self._ledger)
 
     def complete(self, records: StepRecords) -> None:
         """Move the ledger and all counters past a step whose update is in the model.
@@ -504,11 +504,11 @@ class LoaderProgress(TrainingProgress):
         return received
 
     @property
-    def place(self) -> Place:
+    def place(self) -> CheckpointPosition:
         """The job's position in its data (step, epoch, ledger), as a checkpoint stores it."""
         noise = self.noise.scale.to_json()
         fits = as_json(self.fits)
-        return Place(self.step, self.source, self.ledger, self.trained, noise, fits)
+        return CheckpointPosition(self.step, self.source, self.ledger, self.trained, noise, fits)
 
     def resume(
         self,
@@ -540,7 +540,7 @@ class LoaderProgress(TrainingProgress):
             self._take_batching(self.source.batching.choosing(chosen))
         if saved.finished:  # it was made after the last step of its epoch
             saved = self.source.start(saved.epoch + 1)
-        self._ledger = self._granted(give_back(saved, ()))
+        self._ledger = self._granted(free_leases(saved, ()))
         self.sampler.enter(saved.epoch)
         self.step, self.has_state = step, True
 

@@ -32,7 +32,7 @@ from edl.core.events import EpochLeftDetails, Event, SlowWorkerDetails
 from edl.core.step.epoch_end import ended_by_count, ended_by_script, left_out
 from edl.core.step.ledger import Ledger
 from edl.core.step.noise_scale import UNKNOWN, NoiseScale
-from edl.core.step.slowest import Slow
+from edl.core.step.slowest import SlowestWorker
 from edl.core.step.step_record import StepRecord, StepRecords, Stop, counts, global_samples
 from edl.errors import RingBroken, RingError
 from edl.ring.ring import Ring
@@ -44,7 +44,7 @@ from edl.worker.sampler import Batch, BatchSampler
 from edl.worker.shared_state import SharedState
 from edl.worker.size_request import SizeRequest
 from edl.worker.state_check import StateCheck
-from edl.worker.steps import Steps
+from edl.worker.steps import WorkerSteps
 from edl.worker.switching import Switching
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def last_update(progress: LoaderProgress) -> Update:
     return Update(progress.step - 1, before, after, progress.batches, known, known)
 
 
-class LoaderSteps(Steps):
+class LoaderSteps(WorkerSteps):
     """The steps of one worker on batches that are formed from its leases.
 
     Attributes:
@@ -386,7 +386,7 @@ class LoaderSteps(Steps):
 
         The records have to arrive before the next ones, which are sent under the same name. If only
         this worker has left, the others wait for its gradients meanwhile: see
-        :func:`edl.core.job.stall.judge`.
+        :func:`edl.core.job.stall.judge_stall`.
         """
         if self.warming_up or self.step_input.completed_by_peers:
             return
@@ -470,7 +470,7 @@ class LoaderSteps(Steps):
         self._send(replace(record, **self.sampler.row(self.ledger, step.untrained)))
 
 
-def _slow_event(slow: Slow, generation: int, step: int) -> Event:
+def _slow_event(slow: SlowestWorker, generation: int, step: int) -> Event:
     """Return the event for the log which says that all workers wait for ``slow`` in each step."""
     name = f"w{slow.worker}"
     details = SlowWorkerDetails(name, round(slow.own_s, 6), round(slow.others_s, 6))

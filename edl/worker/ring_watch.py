@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from edl.core.policy.observation import State
 from edl.core.policy.ring_report import NO_REPORT, RingReport
-from edl.core.policy.stragglers import NO_CARE, Times
+from edl.core.policy.stragglers import NO_MITIGATION, Times
 from edl.core.records import Generation
 from edl.core.step.step_record import StepRecords
 from edl.worker.loader_progress import LoaderProgress
@@ -65,7 +65,7 @@ class RingWatch:
             if self._shared.ring.batching != batching:  # a policy's choice needs it
                 self._shared.ring = replace(self._shared.ring, batching=batching)
             return
-        care = NO_CARE
+        care = NO_MITIGATION
         if policy is not None and policy.stragglers is not None:
             care = policy.stragglers(times, self._state)
             self._state = care.state

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from edl.core.events import Details
-from edl.core.step.newcomers import SCRIPT_CAUSE, who_leaves
+from edl.core.step.newcomers import SCRIPT_CAUSE, newcomers_that_leave
 from edl.core.step.state_check import (
     NEVER,
     SCRIPT_ADVICE,
@@ -30,12 +30,12 @@ from edl.core.step.step_record import StepRecords
 from edl.ring.ring import Ring
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.script_progress import Comparable, ScriptProgress
-from edl.worker.state_check import Comparison
+from edl.worker.state_check import StateComparison
 
 logger = logging.getLogger(__name__)
 
 
-class ScriptStateCheck(Comparison):
+class ScriptStateCheck(StateComparison):
     """One worker's part in comparing the states at each save; it runs in the training thread."""
 
     cause: ClassVar[str] = SCRIPT_CAUSE
@@ -92,7 +92,7 @@ class ScriptStateCheck(Comparison):
                 progress.comparable = Comparable.YES
             return
         said = self._exchange(self._digests)
-        if leaving := who_leaves(found, said):
+        if leaving := newcomers_that_leave(found, said):
             self._leave(leaving, said, self._saves)
         tables = {worker: one.digests for worker, one in said.items()}
         if progress.comparable is Comparable.UNKNOWN:

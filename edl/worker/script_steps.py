@@ -18,13 +18,13 @@ from edl.worker.script_progress import ScriptProgress
 from edl.worker.script_state_check import ScriptStateCheck
 from edl.worker.shared_state import SharedState
 from edl.worker.size_request import SizeRequest
-from edl.worker.steps import Steps
+from edl.worker.steps import WorkerSteps
 from edl.worker.switching import Switching
 
 logger = logging.getLogger(__name__)
 
 
-class ScriptSteps(Steps):
+class ScriptSteps(WorkerSteps):
     """The steps of one worker whose script says when its state is saved."""
 
     def __init__(

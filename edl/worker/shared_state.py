@@ -10,7 +10,7 @@ from edl.clock import SYSTEM, Clock, Condition
 from edl.core.events import Event
 from edl.core.job.fits import NO_FITS, ScriptFits
 from edl.core.job.signature import Signature
-from edl.core.policy.file import Policy, parse
+from edl.core.policy.file import PolicyFile, parse_policy
 from edl.core.policy.ring_report import NO_REPORT, RingReport
 from edl.core.progress import WorkerProgress
 from edl.core.records import END, NO_POLICY, Generation, JobPolicy, JobState, Leader
@@ -41,8 +41,8 @@ class SharedState:
     worker: int = -1
     clock: Clock = SYSTEM
     keeps_events: bool = True  # False: there is no job log, so events are dropped
-    policy: Policy | None = None
-    written: Policy | None = None
+    policy: PolicyFile | None = None
+    written: PolicyFile | None = None
     ring: RingReport = NO_REPORT
     evicted: frozenset[int] = frozenset()  # all workers that the leader has evicted
     signature: Callable[[], Signature] = dict  # of this worker's model, for newcomers
@@ -93,7 +93,7 @@ class SharedState:
             written = None
             if policy.text:
                 with suppress(UsageError):  # the leader reports the error
-                    written = parse(policy.text, policy.source)
+                    written = parse_policy(policy.text, policy.source)
             self._job_policy, self.written = policy, written
             self.policy = written if policy.is_on else None
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from edl.core.job.placement import whole
-from edl.core.policy.file import Policy
+from edl.core.policy.file import PolicyFile
 from edl.errors import UsageError
 
 MOST = 10**6  # workers in one answer; the step record has numbers of 64 bits
@@ -23,7 +23,7 @@ class SizeRequest:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self.change = 0
-        self.policy: Policy | None = None
+        self.policy: PolicyFile | None = None
         self._now_s = now_s
         self._ask: Callable[[], Any] | None = None
         self._every_s = 0.0

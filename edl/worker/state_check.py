@@ -25,17 +25,23 @@ from typing import ClassVar, NoReturn, Protocol
 
 from edl.core.events import Details, StateDiffersDetails
 from edl.core.plural import names
-from edl.core.step.newcomers import CAUSE, Said, on_trial, who_leaves, why_they_leave
+from edl.core.step.newcomers import (
+    CAUSE,
+    StateReport,
+    newcomers_that_leave,
+    on_trial,
+    why_they_leave,
+)
 from edl.core.step.state_check import (
     WHOLE,
     Digests,
-    Group,
     Split,
+    StateGroup,
     due,
     fold,
     reason,
     resynced,
-    split,
+    split_by_digest,
     split_of,
     undecided,
 )
@@ -54,7 +60,7 @@ STATE = struct.Struct(">qq")  # a worker, and the digest of its state
 class Compared(Protocol):
     """The interface of a state whose parts are to be equal on all workers."""
 
-    def digests(self, group: Group = WHOLE) -> dict[str, int]:
+    def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
         """Return a digest of each part of the state in ``group``, by the name of the part."""
 
     def learning_rates(self) -> dict[str, float]:
@@ -64,7 +70,7 @@ class Compared(Protocol):
         """Broadcast the state from the rank ``root``; see :class:`edl.worker.replica.Shared`."""
 
 
-class Comparison:
+class StateComparison:
     """One worker's part in comparing its state with the others'; it runs in the training thread.
 
     Attributes:
@@ -106,27 +112,27 @@ class Comparison:
         """Note that this worker has joined a job that trains, and holds the job's state."""
         self._joined_after = self._at.step
 
-    def now(self, group: Group = WHOLE) -> int:
+    def now(self, group: StateGroup = WHOLE) -> int:
         """Return the digest of a group of the present state; 0 if there is nothing to compare."""
         if self._every == 0 or self._ring.alone or self.replica is None:
             return 0
         self._digests = self.replica.digests(group)
         return fold(self._digests)
 
-    def _exchange(self, digests: Digests) -> dict[int, Said]:
+    def _exchange(self, digests: Digests) -> dict[int, StateReport]:
         """Exchange the digests and learning rates of all workers; return them by worker id.
 
         ``digests`` belong to the parts of this worker's state. The result is in rank order.
         """
         rates = self.replica.learning_rates() if self.replica is not None else {}
-        mine = Said(digests, rates, on_trial(self._joined_after, self._at.step))
+        mine = StateReport(digests, rates, on_trial(self._joined_after, self._at.step))
         sent = json.dumps(vars(mine)).encode()
         return {
-            worker: Said(**json.loads(self._ring.broadcast(sent, rank, "edl.digests")))
+            worker: StateReport(**json.loads(self._ring.broadcast(sent, rank, "edl.digests")))
             for rank, worker in enumerate(self._at.members)
         }
 
-    def _leave(self, leaving: tuple[int, ...], said: dict[int, Said], step: int) -> NoReturn:
+    def _leave(self, leaving: tuple[int, ...], said: dict[int, StateReport], step: int) -> NoReturn:
         """Let newcomers leave the ring; it breaks, and the others go on without them.
 
         Args:
@@ -163,7 +169,7 @@ class Comparison:
         self._checkpointing.fail(why, StateDiffers)
 
 
-class StateCheck(Comparison):
+class StateCheck(StateComparison):
     """One worker's comparison of states, in a job whose batches come from edl's loader."""
 
     def __init__(
@@ -218,7 +224,7 @@ class StateCheck(Comparison):
         """
         worker = self._progress.members[self._ring.place.rank]
         rows = [STATE.unpack(row) for row in exchange(STATE.pack(worker, self.now()))]
-        return split(rows) is None
+        return split_by_digest(rows) is None
 
     def compare_all(self) -> None:
         """Compare the whole state of all workers between two steps, part by part, and act on it.
@@ -233,7 +239,7 @@ class StateCheck(Comparison):
             return
         said = self._exchange(self.replica.digests())
         tables = {worker: one.digests for worker, one in said.items()}
-        found = split((worker, fold(table)) for worker, table in tables.items())
+        found = split_by_digest((worker, fold(table)) for worker, table in tables.items())
         if found is not None and not self._only_resyncs:
             self._judge(found, said)
         if found is not None:
@@ -263,7 +269,7 @@ class StateCheck(Comparison):
         """Whether workers that differ are resynced, and no newcomer is tested in this step."""
         return self._resyncs and self._progress.step != self._progress.joined_after + 1
 
-    def _judge(self, found: Split, said: dict[int, Said]) -> None:
+    def _judge(self, found: Split, said: dict[int, StateReport]) -> None:
         """Let newcomers that differ leave; otherwise end the job, unless it resyncs.
 
         Args:
@@ -271,7 +277,7 @@ class StateCheck(Comparison):
             said: the digests and learning rates of all workers, by id.
         """
         step = self._progress.step
-        if leaving := who_leaves(found, said):
+        if leaving := newcomers_that_leave(found, said):
             self._leave(leaving, said, step)
         if not self._resyncs:
             tables = {worker: one.digests for worker, one in said.items()}

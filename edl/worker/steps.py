@@ -22,7 +22,7 @@ from edl.core.step.step_record import (
     StepRecords,
     Stop,
     agreed_generation,
-    check,
+    check_records,
     switch_parts,
 )
 from edl.errors import RingBroken, RingError, UnevenEnd
@@ -34,7 +34,7 @@ from edl.worker.step_timer import StepTimer
 from edl.worker.switching import Switching
 
 
-class Steps(ABC):
+class WorkerSteps(ABC):
     """One worker's steps in its ring: the base class for edl's loader and for scripts.
 
     It is used by the training thread.
@@ -174,7 +174,7 @@ class Steps(ABC):
                 raise self._pending
             records = self.ring.finish_record(self._pending)
             try:
-                check(records)
+                check_records(records)
             except UnevenEnd as error:
                 self._switching.end_unevenly(error)
             self.compare(records)

@@ -17,7 +17,7 @@ import numpy as np
 
 from edl.core.step.ledger import Ledger
 from edl.core.step.source import Source
-from edl.core.step.spans import Span, common, joined, length, take, without
+from edl.core.step.spans import Span, common, joined, length, subtract_spans, take
 from edl.core.step.stream import AHEAD, SHARD, StreamSource, by_shard
 from edl.errors import DataError
 from edl.worker.sampler import Batch, BatchSampler
@@ -25,7 +25,7 @@ from edl.worker.sampler import Batch, BatchSampler
 NO_INDICES = np.empty(0, dtype=np.int64)
 
 
-class Reader(Protocol):
+class StreamReader(Protocol):
     """The interface of what reads the samples of a stream."""
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
@@ -85,7 +85,7 @@ class _ReadSpan:
 class StreamSampler(BatchSampler):
     """The sampler that reads a worker's batches of a stream from the front of its leases."""
 
-    def __init__(self, source: StreamSource, worker: int, reader: Reader) -> None:
+    def __init__(self, source: StreamSource, worker: int, reader: StreamReader) -> None:
         super().__init__(source, worker)
         self._stream = source
         self._reader = reader
@@ -153,7 +153,7 @@ class StreamSampler(BatchSampler):
         if ledger.epoch != self._epoch:
             return not self._ahead
         held, mine = ledger.held_by(self._worker), self._spans()
-        gone = without(mine, held)
+        gone = subtract_spans(mine, held)
         if gone and (self._end < 0 or min(start for start, _ in gone) < self._end):
             return False
         kept = joined(common(mine, held))
@@ -192,7 +192,7 @@ class StreamSampler(BatchSampler):
         """
         if self._stream.shared:
             return super().wanted(ledger, step_batches)
-        unread = by_shard(without(ledger.held_by(self._worker), self._spans()))
+        unread = by_shard(subtract_spans(ledger.held_by(self._worker), self._spans()))
         usual = sum(self._ended) / len(self._ended) if self._ended else SHARD
         ahead = AHEAD + int(self._stream.need(step_batches, self._ring) / max(1.0, usual))
         return max(0, ahead - len(unread))
@@ -209,7 +209,7 @@ class StreamSampler(BatchSampler):
 
     def left(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
         """Return how many positions of the leases are left when ``batches`` are trained."""
-        return length(without(ledger.held_by(self._worker), _spans(batches)))
+        return length(subtract_spans(ledger.held_by(self._worker), _spans(batches)))
 
     def _shard_at(self, place: int) -> int:
         """Return the number of the shard that comes at index ``place`` in the present epoch."""
@@ -226,7 +226,7 @@ class StreamSampler(BatchSampler):
         """
         size = self.size
         while (missing := size + 1 - sum(len(piece.samples) for piece in self._pieces)) > 0:
-            rest = by_shard(without(ledger.held_by(self._worker), self._spans()))
+            rest = by_shard(subtract_spans(ledger.held_by(self._worker), self._spans()))
             if not rest:
                 return False
             start, stop = rest[0]

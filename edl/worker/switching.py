@@ -37,7 +37,7 @@ from edl.core.step.step_record import (
     us,
 )
 from edl.errors import JobFailed, NewcomerDiffers, RingBroken, RingError, UnevenEnd, UsageError
-from edl.ring.frames import split
+from edl.ring.frames import split_bytes
 from edl.ring.ring import Ring
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import Coordinator
@@ -558,7 +558,7 @@ class Switching:
         answer: list[bytes] = []
         if sizes := header.get("answer"):  # of an exchange that survivors may have missed
             mine = b"".join(self.progress.answer)
-            answer = split(self._ring.broadcast(mine, root, "edl.answer"), sizes)
+            answer = split_bytes(self._ring.broadcast(mine, root, "edl.answer"), sizes)
         self.progress.answer = answer
         self.progress.take_over(header, receive)
         return True

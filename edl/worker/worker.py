@@ -21,7 +21,7 @@ from edl import failpoints
 from edl.config import Config
 from edl.core.events import Details, Event
 from edl.core.job.signature import ALIKE_IN_FITS, BUILT_BEFORE, Signature, why_unfit
-from edl.core.policy.file import Policy
+from edl.core.policy.file import PolicyFile
 from edl.core.records import Leader
 from edl.core.sizes import Sizes
 from edl.core.step.source import Source
@@ -31,7 +31,7 @@ from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import Coordinator
 from edl.worker.exchange import OUT_OF_PLACE, packed, unpacked
 from edl.worker.finishing import Finishing
-from edl.worker.fits import Fits
+from edl.worker.fits import FitProgress
 from edl.worker.loader_progress import LoaderProgress
 from edl.worker.loader_steps import LoaderSteps
 from edl.worker.replica import Replica, ScriptState
@@ -41,8 +41,8 @@ from edl.worker.script_steps import ScriptSteps
 from edl.worker.shared_state import SharedState
 from edl.worker.size_request import SizeRequest
 from edl.worker.state_check import StateCheck
-from edl.worker.steps import Steps
-from edl.worker.stream_sampler import Reader
+from edl.worker.steps import WorkerSteps
+from edl.worker.stream_sampler import StreamReader
 from edl.worker.switching import Switching
 
 OVER = (
@@ -89,7 +89,7 @@ class Worker:
         self._switching.on_switch = self._switched
         self._check = StateCheck(ring, progress, self.checkpointing, self.log_event)
         self.size_request = SizeRequest(shared.clock.now_s)
-        self.follows: Callable[[], Policy | None] = lambda: (
+        self.follows: Callable[[], PolicyFile | None] = lambda: (
             shared.written or self.size_request.policy
         )
         self.policy = coordinator.policy
@@ -101,7 +101,7 @@ class Worker:
         self.script = ScriptSteps(
             ring, shared, self._switching, self.size_request, saves, self._saved_check
         )
-        self.steps: Steps = self.loader
+        self.steps: WorkerSteps = self.loader
         self.finishing = Finishing(
             lambda: self.steps,
             self._switching,
@@ -110,7 +110,7 @@ class Worker:
             coordinator,
             self.log_event,
         )
-        self.fits = Fits(
+        self.fits = FitProgress(
             shared,
             coordinator,
             self.checkpointing,
@@ -316,7 +316,7 @@ class Worker:
         """
         self._on_leave.append(callback)
 
-    def attach_source(self, source: Source, reader: Reader | None = None) -> None:
+    def attach_source(self, source: Source, reader: StreamReader | None = None) -> None:
         """Declare the data that the job trains on; ``reader`` reads ``source`` if it is a stream.
 
         Raises:

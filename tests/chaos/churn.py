@@ -30,8 +30,16 @@ import psutil
 from fault_scenario import START_S, FaultScenario, even, fault_scenario
 from soak import FRAMEWORKS, keep, stalls_of
 
-from edl.chaos.fault_schedule import LEADER, NEWCOMER, WORKER, Action, Order, Worker, choose
-from edl.chaos.faults import health, is_process_of, send
+from edl.chaos.fault_schedule import (
+    LEADER,
+    NEWCOMER,
+    WORKER,
+    Action,
+    ObservedWorker,
+    Order,
+    choose_worker,
+)
+from edl.chaos.faults import health, is_process_of, send_signal
 from edl.coordination.job_store import JobStore
 from edl.core.records import JobState, RequestedBy, Stage
 from edl.core.snapshot import Snapshot
@@ -133,13 +141,13 @@ class Churn:
             here = member.stage is not Stage.FINISHED and is_process_of(member)
             in_ring = here and known and member.generation > 0
             trained = in_ring and health(member).generation > 0
-            workers.append(Worker(member.id, in_ring, here, trained))
+            workers.append(ObservedWorker(member.id, in_ring, here, trained))
         order = Order(Action.KILL, target)
-        chosen, _ = choose(order, workers, leader.worker if leader else None, self._random)
+        chosen, _ = choose_worker(order, workers, leader.worker if leader else None, self._random)
         if chosen is None:
             return False
         try:
-            send(next(m for m in snapshot.members if m.id == chosen), signal.SIGKILL)
+            send_signal(next(m for m in snapshot.members if m.id == chosen), signal.SIGKILL)
         except ProcessLookupError:  # it has left by itself meanwhile
             return False
         wanted = sum(snapshot.desired.hosts.values())

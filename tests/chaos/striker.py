@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edl.chaos.fault_schedule import Action, Order, Worker, choose
-from edl.chaos.faults import DOORS, health, is_process_of, knock, send
+from edl.chaos.fault_schedule import Action, ObservedWorker, Order, choose_worker
+from edl.chaos.faults import ENDPOINTS, health, is_process_of, post_fault, send_signal
 from edl.coordination.job_store import JobStore
 from edl.core.records import JobState, Member, RequestedBy, Stage
 from edl.core.snapshot import Snapshot
@@ -76,7 +76,7 @@ class Striker:
                 return True
             time.sleep(min(POLL_S, until - now))
 
-    def _facts(self) -> tuple[Snapshot, list[Worker]]:
+    def _facts(self) -> tuple[Snapshot, list[ObservedWorker]]:
         while True:
             try:
                 snapshot = self.store.snapshot()
@@ -92,22 +92,22 @@ class Striker:
             )
         return snapshot, [self._worker(member, snapshot) for member in snapshot.members]
 
-    def _worker(self, member: Member, snapshot: Snapshot) -> Worker:
+    def _worker(self, member: Member, snapshot: Snapshot) -> ObservedWorker:
         known = snapshot.generation is not None and snapshot.generation.knows(member.id)
         able = member.id not in self._doomed and member.id not in self._frozen
         here = able and member.stage is not Stage.FINISHED and is_process_of(member)
         ring = health(member).generation if here and known else 0
         in_ring = here and known and member.generation > 0 and member.id not in snapshot.evicted
-        return Worker(member.id, in_ring, here, trained=ring > 0)
+        return ObservedWorker(member.id, in_ring, here, trained=ring > 0)
 
-    def _once(self, order: Order, snapshot: Snapshot, workers: list[Worker]) -> bool:
-        if order.action not in DOORS:
+    def _once(self, order: Order, snapshot: Snapshot, workers: list[ObservedWorker]) -> bool:
+        if order.action not in ENDPOINTS:
             workers = [
-                Worker(w.id, w.in_ring, w.here and w.id not in self.veterans, w.trained)
+                ObservedWorker(w.id, w.in_ring, w.here and w.id not in self.veterans, w.trained)
                 for w in workers
             ]
         leader = snapshot.leader.worker if snapshot.leader else None
-        chosen, _ = choose(order, workers, leader, self._random)
+        chosen, _ = choose_worker(order, workers, leader, self._random)
         if chosen is None:
             return False
         member = next(m for m in snapshot.members if m.id == chosen)
@@ -126,14 +126,14 @@ class Striker:
         return True
 
     def _do(self, action: Action, member: Member, for_s: float) -> None:
-        if action in DOORS:
-            status = knock(self.store, member, action)
+        if action in ENDPOINTS:
+            status = post_fault(self.store, member, action)
             assert status == 200, f"w{member.id} answered {status}"
         elif action is Action.FREEZE:
-            send(member, signal.SIGSTOP)
+            send_signal(member, signal.SIGSTOP)
             self._frozen[member.id] = (member, time.monotonic() + for_s)
         else:
-            send(member, signal.SIGKILL if action is Action.KILL else signal.SIGTERM)
+            send_signal(member, signal.SIGKILL if action is Action.KILL else signal.SIGTERM)
             self._doomed.add(member.id)
 
     def _thaw(self, now: float) -> None:
@@ -141,6 +141,6 @@ class Striker:
             if now >= until:
                 del self._frozen[worker]
                 try:
-                    send(member, signal.SIGCONT)
+                    send_signal(member, signal.SIGCONT)
                 except ProcessLookupError:
                     self._doomed.add(worker)  # it was evicted, and killed by its agent

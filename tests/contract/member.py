@@ -55,9 +55,9 @@ class ProcessMember:
             return finish(average_start(tensor, torch.empty_like(tensor), name)).numpy()
         import tensorflow as tf
 
-        from edl.tensorflow.collectives import average
+        from edl.tensorflow.collectives import allreduce_average
 
-        return average([tf.convert_to_tensor(array)])[0].numpy()
+        return allreduce_average([tf.convert_to_tensor(array)])[0].numpy()
 
     def abort(self, generation: Generation) -> None:
         print("abort", generation.scope, flush=True)

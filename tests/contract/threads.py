@@ -9,7 +9,7 @@ import numpy as np
 
 from edl.core.records import Generation
 from edl.ring.loopback import CollectivePoint, LoopbackNetwork
-from edl.testing.schedule import Random, Schedule
+from edl.testing.schedule import Random, TaskScheduler
 
 
 class Threads:
@@ -24,9 +24,9 @@ class Threads:
         """Run the case with each seed; return what it returns on each worker with the last seed."""
         results: dict[int, Any] = {}
         for seed in range(self._seeds):
-            schedule = Schedule(Random(seed))
+            schedule = TaskScheduler(Random(seed))
 
-            def disturb(_moment: CollectivePoint, schedule: Schedule = schedule) -> None:
+            def disturb(_moment: CollectivePoint, schedule: TaskScheduler = schedule) -> None:
                 schedule.pause()
 
             network = LoopbackNetwork(schedule, schedule.chance.below, disturb)

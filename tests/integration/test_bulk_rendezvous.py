@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from test_horovod_build import ADDRESS_BYTES, Store, at, outcome, serve, start_worker, workers
 
-from edl.http.connection import Answer
-from edl.http.server import Request
+from edl.http.connection import Response
+from edl.http.server import HttpRequest
 from edl.ring.rendezvous import BULK, RendezvousServer, new_scope, rendezvous_environment
 
 __all__ = ["serve", "workers"]  # fixtures
@@ -29,7 +29,7 @@ class Counting(RendezvousServer):
         super().__init__(HERE)
         self.asked: Counter[str] = Counter()
 
-    async def answer_other(self, request: Request) -> Answer:
+    async def answer_other(self, request: HttpRequest) -> Response:
         key = request.path.partition("/global/")[2]
         self.asked[f"{request.method} {key.rstrip('0123456789/')}"] += 1
         return await super().answer_other(request)

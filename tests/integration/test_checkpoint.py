@@ -56,7 +56,7 @@ class Scenario:
 
     @property
     def newest(self) -> files.Manifest:
-        return files.read_manifest(files.listed(self.saved)[0])
+        return files.read_manifest(files.checkpoint_files(self.saved)[0])
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_job_outlives_all_its_workers(scenario: Scenario, zk_hosts: str) -> No
         assert {"bytes", "capture_s", "write_s", "path"} <= saves[-1].keys()
         reports = scenario.prove(2, job.describe("the counts are wrong"))
     assert {report["rings"][0]["step"] for report in reports} == {resumed["step"]}
-    assert len(files.listed(scenario.saved)) == 3
+    assert len(files.checkpoint_files(scenario.saved)) == 3
     assert scenario.newest.step == reports[0]["steps"]
 
 
@@ -226,7 +226,7 @@ def test_a_job_of_one_needs_no_launcher(scenario: Scenario, zk_hosts: str) -> No
 
     first = run("")
     deadline = time.monotonic() + 60
-    while not (scenario.saved.exists() and files.listed(scenario.saved)):
+    while not (scenario.saved.exists() and files.checkpoint_files(scenario.saved)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     first.terminate()

@@ -22,7 +22,7 @@ from edl.coordination.session import Session
 from edl.coordination.wire import encode
 from edl.core.events import DesiredDetails, Event, EventKind, EvictedDetails
 from edl.core.job.profile_hold import ProfileHold
-from edl.core.policy.observation import Seen
+from edl.core.policy.observation import SizeMeasurement
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.progress import ProgressSample, TrainingStatus
 from edl.core.record import Record
@@ -609,7 +609,7 @@ class TestWatches:
         assert kinds.count(EventKind.POLICY_SET) == 2
 
     def test_what_was_learned_before_counts_until_something_is_seen(self, store: JobStore) -> None:
-        before, now = (ScalingProfile(seen=((np, Seen(40.0, 9)),)) for np in (2, 3))
+        before, now = (ScalingProfile(seen=((np, SizeMeasurement(40.0, 9)),)) for np in (2, 3))
         store.policy.put_learned(before)
         assert store.policy.learned() == before
         store.policy.put_learned(now)

@@ -19,7 +19,7 @@ from edl.coordination.nodes import JobNodes
 from edl.coordination.session import Refused, Session
 from edl.core.events import Event, EvictedDetails, GenerationDetails
 from edl.core.job.decision import MembershipDecision
-from edl.core.job.desired import Change, set_desired
+from edl.core.job.desired import DesiredChange, set_desired
 from edl.core.progress import TrainingStatus
 from edl.core.records import (
     Generation,
@@ -368,7 +368,7 @@ class TestAnElectionOfSomethingElse:
             self.instance(session, "alpha").enter()
 
 
-def lower(store: JobStore) -> Change:
+def lower(store: JobStore) -> DesiredChange:
     """One worker on alpha is left, by what ZooKeeper says now."""
     now = store.snapshot()
     return set_desired(now.desired, now.assigned, {"alpha": 1}, RequestedBy.LEADER, "w1 leaves")

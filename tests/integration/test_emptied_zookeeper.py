@@ -15,7 +15,7 @@ from scenario import Scenario, scenario
 
 from edl.coordination.job_copy import NUMBERS
 from edl.coordination.job_store import JobStore
-from edl.coordination.reads import children, delete
+from edl.coordination.reads import children, delete_node
 from edl.coordination.session import Session
 from edl.coordination.wire import encode
 from edl.core.events import Event, JobRestoredDetails
@@ -178,7 +178,9 @@ class TestWhatIsWritten:
     ) -> None:
         one, _ = stores
         before = one.snapshot()
-        one.session.read_all("test", [delete(one.paths.desired), delete(one.paths.assigned)])
+        one.session.read_all(
+            "test", [delete_node(one.paths.desired), delete_node(one.paths.assigned)]
+        )
         with suppress(EdlError):
             one.snapshot()
         error = self.lose_rest(one)

@@ -32,7 +32,7 @@ def test_with_its_last_checkpoint(how: str, tmp_path: Path) -> None:
     ):
         job.wait_for_step(5)
         lose(job, server)
-        before = files.listed(saved)
+        before = files.checkpoint_files(saved)
         if how == "sigterm":
             job.agent().send_signal(signal.SIGTERM)
         else:
@@ -43,7 +43,7 @@ def test_with_its_last_checkpoint(how: str, tmp_path: Path) -> None:
         job.until(lambda: not job.processes(), "an end of all processes")
         assert AWAY in job.output()
         assert f"job {job.name} has ended; ZooKeeper is away" in job.output()
-        assert len(files.listed(saved)) > len(before), job.describe("it was not saved")
+        assert len(files.checkpoint_files(saved)) > len(before), job.describe("it was not saved")
 
 
 def test_on_two_hosts_and_the_records_say_so_later(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_on_two_hosts_and_the_records_say_so_later(tmp_path: Path) -> None:
             "its patience",
         )
         job.until(lambda: not job.workers(job.script), "an end of the workers on both hosts")
-        assert files.read_manifest(files.listed(saved)[0]).step > before
+        assert files.read_manifest(files.checkpoint_files(saved)[0]).step > before
         job.agent().send_signal(signal.SIGSTOP)  # the other host's is back first
         server.start()
         output = tmp_path / "b.output"

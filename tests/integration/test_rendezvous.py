@@ -16,9 +16,9 @@ import pytest
 
 from edl.core.job.liveness import Liveness
 from edl.errors import RendezvousFailed, RingError
-from edl.http.client import ask, change, fetch, put, rendezvous_path
+from edl.http.client import ask, fetch, http_put, rendezvous_path, send_change
 from edl.http.connection import BODY_BYTES
-from edl.http.server import Request
+from edl.http.server import HttpRequest
 from edl.http.signing import Authenticator, authorization, http_key
 from edl.ring.rendezvous import (
     BULK,
@@ -83,7 +83,7 @@ class Client:
         return rendezvous_path(self.port, self.scope, key)
 
     def put(self, key: str, value: bytes) -> int:
-        return put(HERE, self.port, self.path(key), value, 10.0)[0]
+        return http_put(HERE, self.port, self.path(key), value, 10.0)[0]
 
     def get(self, key: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
         return fetch(HERE, self.port, self.path(key), timeout_s)
@@ -257,10 +257,10 @@ class TestServer:
             assert fetch(HERE, server.port, path, 5.0)[0] == 404
 
     def test_routes_of_others_and_the_longest_prefix(self, server: RendezvousServer) -> None:
-        def echo(request: Request) -> tuple[int, bytes]:
+        def echo(request: HttpRequest) -> tuple[int, bytes]:
             return 200, f"{request.method} {request.path} {request.query} ".encode() + request.body
 
-        def fail(request: Request) -> tuple[int, bytes]:
+        def fail(request: HttpRequest) -> tuple[int, bytes]:
             raise ValueError("on purpose")
 
         server.add_route("/echo", echo, "text/plain")
@@ -268,14 +268,14 @@ class TestServer:
         assert fetch(HERE, server.port, "/echo/a?b=c", 5.0) == (200, b"GET /echo/a b=c ")
         assert fetch(HERE, server.port, "/echo/fail", 5.0) == (500, b"")
         assert fetch(HERE, server.port, "/health", 5.0)[0] == 200
-        assert put(HERE, server.port, "/echo/a", b"body", 5.0) == (405, b"")
+        assert http_put(HERE, server.port, "/echo/a", b"body", 5.0) == (405, b"")
 
     def test_a_change_must_be_signed_and_counts_once(
         self, server: RendezvousServer, client: Client
     ) -> None:
         done: list[bytes] = []
 
-        def act(request: Request) -> tuple[int, bytes]:
+        def act(request: HttpRequest) -> tuple[int, bytes]:
             done.append(request.body)
             return 200, request.target.encode()
 
@@ -287,10 +287,10 @@ class TestServer:
         assert done == []
 
         ask = (HERE, server.port, "/act/x?y=1", 5.0, b"body")
-        assert change(KEY, 3, "POST", *ask) == (200, b"/act/x?y=1")
+        assert send_change(KEY, 3, "POST", *ask) == (200, b"/act/x?y=1")
         assert done.pop() == b"body"
         for key, worker in ((http_key("f" * 64, "digits"), 3), (KEY, 4)):
-            assert change(key, worker, "POST", *ask)[0] == 401
+            assert send_change(key, worker, "POST", *ask)[0] == 401
 
         nonce = refused.split(b"WWW-Authenticate: EDL ")[1].split(b"\r\n")[0].decode()
         signature = authorization(KEY, nonce, 3, "PUT", "/act", b"abc")
@@ -308,7 +308,7 @@ class TestServer:
     def test_a_server_without_a_key_lets_nobody_change_anything(self) -> None:
         with RendezvousServer(HERE) as server:
             server.add_route("/act", lambda request: (200, b""), changes=True)
-            assert change(KEY, 3, "POST", HERE, server.port, "/act", 5.0) == (401, b"")
+            assert send_change(KEY, 3, "POST", HERE, server.port, "/act", 5.0) == (401, b"")
 
     def test_a_port_shows_whether_its_process_lives(self) -> None:
         with RendezvousServer(HERE) as server:

@@ -26,7 +26,7 @@ from made import make_job
 from paths import SCRIPTS
 
 from edl.chaos.fault_schedule import Action
-from edl.chaos.faults import knock
+from edl.chaos.faults import post_fault
 from edl.cli.main import invoke
 from edl.coordination.access import OPEN, Access
 from edl.coordination.job_store import JobStore
@@ -188,19 +188,19 @@ class TestPorts:
         member = before.members[0]
         where, path = (member.address, member.port), "/chaos/expire"
         for key in (http_key(OTHER, training.job.name), http_key(training.access.secret, "x")):
-            assert client.change(key, member.id, "POST", *where, path, 10.0)[0] == 401
+            assert client.send_change(key, member.id, "POST", *where, path, 10.0)[0] == 401
         key = http_key(training.access.secret, training.job.name)
-        assert client.change(key, member.id + 1, "POST", *where, path, 10.0)[0] == 401
+        assert client.send_change(key, member.id + 1, "POST", *where, path, 10.0)[0] == 401
         scope = before.generation.scope
         for guess in (f"{scope[:-1]}x", scope.split("-")[0] + "-" + "0" * 32):
             place = client.rendezvous_path(member.port, guess, "global/0")
-            assert client.put(*where, place, b"x", 10.0)[0] in (404, 410)
+            assert client.http_put(*where, place, b"x", 10.0)[0] in (404, 410)
 
         nonce = client._request("POST", *where, path, b"", 10.0, 0).challenge.split()[1]
         signed = authorization(key, nonce, member.id, "POST", path, b"")
         answers = [client._request("POST", *where, path, b"", 10.0, 0, signed) for _ in range(3)]
         assert [answer.status for answer in answers] == [200, 401, 401]
-        assert knock(store, store.snapshot().members[-1], Action.EXPIRE) == 200
+        assert post_fault(store, store.snapshot().members[-1], Action.EXPIRE) == 200
         # Two sessions were ended. The workers open others, and the ring does not care.
         step = training.job.status()["step"]
         training.job.wait_for_step(step + 10)

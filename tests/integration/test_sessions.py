@@ -9,7 +9,7 @@ import pytest
 from scenario import Scenario, longest_stall, scenario
 
 from edl.chaos.fault_schedule import Action
-from edl.chaos.faults import knock
+from edl.chaos.faults import post_fault
 from edl.coordination.job_store import JobStore
 from edl.coordination.reads import exists
 from edl.core.records import Member, Stage
@@ -35,7 +35,7 @@ def expire(job: Scenario, store: JobStore, members: Iterable[Member]) -> None:
     before = owners(store)
     struck = list(members)
     for member in struck:
-        assert knock(store, member, Action.EXPIRE) == 200
+        assert post_fault(store, member, Action.EXPIRE) == 200
 
     def back() -> bool:
         now = owners(store)

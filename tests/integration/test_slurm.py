@@ -135,7 +135,7 @@ def test_a_job_that_lost_a_node_and_was_cancelled_is_submitted_again(tmp_path: P
         slurm.run("scancel", str(job.number))
         job.cancelled()
         assert slurm.state(job.number) == "CANCELLED"
-        newest = files.read_manifest(files.listed(job.checkpoints)[0])
+        newest = files.read_manifest(files.checkpoint_files(job.checkpoints)[0])
         job.run(job.script, *job.words(), np=2, max_np=4)
         (resumed,) = job.resumed()
         assert resumed["step"] == newest.step
@@ -153,5 +153,5 @@ def test_a_job_that_is_asked_to_end_has_succeeded_with_a_checkpoint(tmp_path: Pa
         slurm.run("scancel", "--batch", "--signal=TERM", str(job.number))
         assert job.end() == 0, job.describe("sbatch --wait says that it failed")
         assert slurm.state(job.number) == "COMPLETED"
-        newest = files.read_manifest(files.listed(job.checkpoints)[0])
+        newest = files.read_manifest(files.checkpoint_files(job.checkpoints)[0])
         assert newest.step >= before["step"]

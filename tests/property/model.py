@@ -24,7 +24,7 @@ from edl.core.job.borrowing import (
     overdue,
     reclaim,
     returned,
-    without,
+    without_reclaimed,
 )
 from edl.core.job.decision import Limits, MembershipDecision
 from edl.core.job.desired import set_desired
@@ -552,7 +552,7 @@ class Model:
             for _ in range(wanted - len(here)):
                 self.spawn(host)
             unknown = sum(w.member.host == host and w.id not in self.nodes for w in self.running())
-            self.wanted = without(self.wanted, returned(self.snapshot(), host, unknown))
+            self.wanted = without_reclaimed(self.wanted, returned(self.snapshot(), host, unknown))
 
     def _offered(self) -> list[str]:
         """Return the hosts that have an agent."""

@@ -18,7 +18,7 @@ from scenarios import points
 from edl.core.job.fits import DoneFit, FitIsDone, ScriptFits
 from edl.core.job.signature import ScriptOfJob
 from edl.core.records import JobState
-from edl.framework.steps import Steps, end_batch
+from edl.framework.steps import BatchSteps, end_batch
 from edl.testing.counting import Counting, CountingBatchSource, CountingModel, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 
@@ -56,7 +56,7 @@ class Fitting(Counting):
         one.model = CountingModel(self.samples)
         worker.attach_replica(one.model)
         feed = CountingBatchSource(worker, 0)
-        steps = Steps(worker, feed, lambda: "the batch was not trained")
+        steps = BatchSteps(worker, feed, lambda: "the batch was not trained")
         done: tuple[DoneFit, ...] = ()
         while len(done) < self.fits:
             worker.fits.begin(done)
@@ -90,7 +90,7 @@ class Fitting(Counting):
             one.result = Result(one.model, worker.step, done)
         worker.finishing.script_ended()
 
-    def _train(self, one: LoopbackWorker, steps: Steps, feed: CountingBatchSource) -> None:
+    def _train(self, one: LoopbackWorker, steps: BatchSteps, feed: CountingBatchSource) -> None:
         while steps.begin():
             assert feed.batch is not None
             one.compute(self.step_s)

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from scenarios import SEEDS, Change
 
 from edl.core.records import JobState
-from edl.core.step.state_check import WHOLE, Group
+from edl.core.step.state_check import WHOLE, StateGroup
 from edl.diagnose import LayerBalance
-from edl.framework.steps import Steps
+from edl.framework.steps import BatchSteps
 from edl.testing.counting import (
     CountingBatchSource,
     CountingModel,
@@ -81,7 +81,7 @@ class Net(CountingModel):
     def learning_rates(self) -> dict[str, float]:
         return {}
 
-    def digests(self, group: Group = WHOLE) -> dict[str, int]:
+    def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
         return {}
 
 
@@ -105,7 +105,7 @@ class Script:
         worker.attach_replica(net)
         one.model = net
         feed = CountingBatchSource(worker, 0)
-        steps = Steps(worker, feed, lambda: "the batch was not trained")
+        steps = BatchSteps(worker, feed, lambda: "the batch was not trained")
         for epoch in steps.epochs(1 + self.steps):
             net.lr, batches = self.lr if epoch else 0.0, 0
             while steps.begin():

@@ -20,12 +20,12 @@ from edl.core.step.ledger import (
     Ledger,
     Span,
     complete_step,
-    give_back,
+    free_leases,
     grant,
     restore,
     start_epoch,
 )
-from edl.core.step.step_record import StepRecord, StepRecords, check
+from edl.core.step.step_record import StepRecord, StepRecords, check_records
 
 
 def positions(spans: tuple[Span, ...]) -> list[int]:
@@ -77,7 +77,7 @@ class LedgerMachine(RuleBasedStateMachine):
             for w in self.members
         ]
         table = StepRecords.of(records)
-        check(table)
+        check_records(table)
         for r in records:
             self.trained.update(positions(before.held_by(r.worker))[: r.samples])
         self.replicas = {
@@ -127,7 +127,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.next_worker += joins
         self.members = [*stay, *new]
         held = {w: self.replicas[stay[0]].held_by(w) for w in stay}
-        self.replicas = {w: give_back(self.replicas[w], self.members) for w in stay}
+        self.replicas = {w: free_leases(self.replicas[w], self.members) for w in stay}
         for w in new:
             self.replicas[w] = restore(json.loads(json.dumps(self.ledger.snapshot())))
         assert {w: self.ledger.held_by(w) for w in stay} == held, "stayers keep what they hold"
@@ -138,7 +138,7 @@ class LedgerMachine(RuleBasedStateMachine):
         saved = json.loads(json.dumps(self.ledger.snapshot()))
         self.members = list(range(self.next_worker, self.next_worker + size))
         self.next_worker += size
-        self.replicas = {w: give_back(restore(saved), self.members) for w in self.members}
+        self.replicas = {w: free_leases(restore(saved), self.members) for w in self.members}
         assert self.ledger.leased_samples == 0
 
     @precondition(lambda self: self.ledger.finished)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.core.policy.lr_fit import fitted, points
-from edl.core.policy.lr_tuner import Measured, TunerState, Tuning
+from edl.core.policy.lr_tuner import MeasuredUpdate, TunerState, Tuning
 
 TOTAL, BATCH = 60_000, 10
 LOSSES = st.floats(allow_nan=True, allow_infinity=True)
@@ -32,7 +32,7 @@ def trained(given_rate: float, noise: float, seed: int) -> tuple[Tuning, TunerSt
         rate = tuning.rate_at(state, at)
         clean = [1.0 + ((1.0 + e) * rate - 1.0) ** 2 for e in points(state.reach)]
         losses = tuple(loss * chance.gauss(1.0, noise) for loss in clean)
-        state = tuning.measured(state, Measured(at, BATCH, losses, 0.1, 0.1))
+        state = tuning.measured(state, MeasuredUpdate(at, BATCH, losses, 0.1, 0.1))
         if at <= TOTAL / 2:
             explored = state
     return tuning, explored, state
@@ -79,7 +79,7 @@ def test_it_never_leaves_its_limits(rate: float, told: list[tuple[object, float]
     state, at = tuning.begin(rate), 0.0
     for losses, cost_s in told:
         at += BATCH
-        state = tuning.measured(state, Measured(at, BATCH, losses, cost_s, 0.1))  # type: ignore[arg-type]
+        state = tuning.measured(state, MeasuredUpdate(at, BATCH, losses, cost_s, 0.1))  # type: ignore[arg-type]
         assert tuning.least <= state.peak <= tuning.most
         assert 0.0 <= tuning.rate_at(state, at) <= tuning.most
         if at <= tuning.explore:

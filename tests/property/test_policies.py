@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from edl.core.policy.cost import Cost
 from edl.core.policy.goodput import Goodput
-from edl.core.policy.observation import Observation, Rule, Seen, State
-from edl.core.policy.scaling import Scaling, measured
+from edl.core.policy.observation import Observation, Rule, SizeMeasurement, State
+from edl.core.policy.scaling import ScalingModel, step_time_samples
 from edl.core.policy.step_time import StepTime, fit
 from edl.core.policy.throughput import Throughput
 from edl.core.sizes import Sizes
@@ -41,7 +41,7 @@ class Job:
     left: float = 1e9
     worker_s: float = 0.0
     state: State = field(default_factory=dict)
-    seen: dict[int, Seen] = field(default_factory=dict)
+    seen: dict[int, SizeMeasurement] = field(default_factory=dict)
     changes: list[float] = field(default_factory=list)
     step_time: StepTime = field(default_factory=StepTime)
     fitted_of: set[int] = field(default_factory=set)
@@ -58,17 +58,17 @@ class Job:
             took_s = every * BATCH * self.np / mean
             self.now_s, self.left = self.now_s + took_s, self.left - mean * took_s
             self.worker_s += self.np * took_s
-            one = Seen(mean, every, float(BATCH), at_s=self.now_s)
+            one = SizeMeasurement(mean, every, float(BATCH), at_s=self.now_s)
             self.seen[self.np] = self.seen[self.np].and_then(one) if self.np in self.seen else one
             self.steps += every
             self.ask()
 
-    def model(self) -> Scaling | None:
+    def model(self) -> ScalingModel | None:
         """Fitted anew for each new size, and now and then."""
         if self.seen.keys() != self.fitted_of or self.now_s - self.fitted_s >= 600.0:
             self.fitted_of, self.fitted_s = set(self.seen), self.now_s
-            self.step_time = fit(measured(self.seen.items()))
-        return Scaling(self.step_time, BATCH, (), self.seen)
+            self.step_time = fit(step_time_samples(self.seen.items()))
+        return ScalingModel(self.step_time, BATCH, (), self.seen)
 
     def ask(self) -> None:
         now = Observation(
@@ -172,7 +172,10 @@ def test_a_disturbance_is_not_remembered_for_ever(rule: Rule, seed: int) -> None
 
 
 def test_a_measurement_ages() -> None:
-    slow, fast = Seen(10.0, 200, 64.0, at_s=30.0), Seen(100.0, 10, 64.0, at_s=700.0)
+    slow, fast = (
+        SizeMeasurement(10.0, 200, 64.0, at_s=30.0),
+        SizeMeasurement(100.0, 10, 64.0, at_s=700.0),
+    )
     assert slow.and_then(fast) == fast
     assert slow.and_then(replace(fast, at_s=630.0)).samples_per_s == pytest.approx(3000 / 210)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from edl.core.cluster.edl_policy import EdlPolicy
 from edl.core.cluster.max_min import MaxMin
-from edl.core.cluster.state import Allocation, ClusterJob, Policy, QueuePolicy, size
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterPolicy, QueuePolicy, slot_count
 from edl.simulator.failures import Failures
 from edl.simulator.published.policies.pollux_policy import Pollux
 from edl.simulator.registry import POLICIES, policy
@@ -27,7 +27,7 @@ MACHINES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 EVERY = pytest.mark.parametrize("name", POLICIES)
 
 
-def rule(name: str) -> Policy:
+def rule(name: str) -> ClusterPolicy:
     """Return the policy ``name``, with less of a search if it searches."""
     found = policy(name)
     return replace(found, population=10, generations=4) if isinstance(found, Pollux) else found
@@ -191,7 +191,7 @@ def test_by_edl_nobody_takes_the_slots_of_one_that_is_due(cluster, now_s) -> Non
         left -= view.min_slots
         if left < 0:
             break
-        assert size(decision.placements[view.name]) >= view.min_slots
+        assert slot_count(decision.placements[view.name]) >= view.min_slots
 
 
 @given(clusters(), MACHINES)
@@ -227,4 +227,4 @@ def test_a_decision_is_a_function_of_what_it_is_given(name, cluster, data) -> No
     firm = [replace(view, preemptible=False) for view in views]
     kept = decide(decided, firm, nodes(*machines), first.placements, first.state)
     assert all(kept.placements[job] == slots for job, slots in first.placements.items())
-    assert sum(map(size, kept.placements.values())) <= sum(machines)
+    assert sum(map(slot_count, kept.placements.values())) <= sum(machines)

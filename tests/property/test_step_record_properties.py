@@ -15,7 +15,7 @@ from edl.core.step.step_record import (
     StepRecords,
     Stop,
     agreed_generation,
-    check,
+    check_records,
     global_samples,
     stopping,
     wanting_to_stop,
@@ -81,11 +81,11 @@ def test_rows_that_disagree_are_refused(values: list[int], name: str) -> None:
     ]
     records = StepRecords.of([StepRecord(**row) for row in rows])
     if len(set(values)) == 1:
-        check(records)
+        check_records(records)
     else:
         wrong = "left epoch" if name == "epoch" else f"disagree about the {name}"
         with pytest.raises(RingError, match=wrong):
-            check(records)
+            check_records(records)
 
 
 @given(st.lists(st.sampled_from(Stop), min_size=1, max_size=6))
@@ -99,12 +99,12 @@ def test_all_stop_or_none_does_and_nobody_leaves_alone(stops: list[Stop]) -> Non
     assert all(f"w{worker}" in reason for worker in wanting)
     assert stopping(wanting[::-1]) == (decided, reason)
     if len({stop >= Stop.FINISHED for stop in stops}) == 1:
-        check(rows)
+        check_records(rows)
     else:
         ended = r"ended (its|their) script after step 7, inside epoch 0, and w.* trains? on; all"
         wrong = ended if Stop.ENDED in stops else "left epoch 0 before its end"
         with pytest.raises(UnevenEnd, match=wrong):
-            check(rows)
+            check_records(rows)
 
 
 @given(

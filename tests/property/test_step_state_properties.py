@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from edl.core.step.step_state import (
     DECIDED,
     TRANSITIONS,
-    Step,
+    OptimizerStep,
     StepEvent,
     StepState,
 )
@@ -18,9 +18,11 @@ UNDONE = {StepEvent.REFUSE, StepEvent.FAIL}
 
 
 @st.composite
-def lives(draw: st.DrawFn) -> list[Step]:
+def lives(draw: st.DrawFn) -> list[OptimizerStep]:
     """One step after each event, from the batch that is handed out on."""
-    step = draw(st.sampled_from([Step(), Step().next(1).after(StepEvent.DROP)])).next(2)
+    step = draw(
+        st.sampled_from([OptimizerStep(), OptimizerStep().next(1).after(StepEvent.DROP)])
+    ).next(2)
     life = [step]
     while len(life) < 40:
         legal = sorted(TRANSITIONS[step.state], key=lambda event: event.value)
@@ -33,7 +35,7 @@ def lives(draw: st.DrawFn) -> list[Step]:
 
 
 @given(lives())
-def test_decided_once_and_nothing_is_sent_after_that(life: list[Step]) -> None:
+def test_decided_once_and_nothing_is_sent_after_that(life: list[OptimizerStep]) -> None:
     decided = completed_by_peers = False
     for step in life[1:]:
         event = step.history[-1]
@@ -54,7 +56,7 @@ def test_decided_once_and_nothing_is_sent_after_that(life: list[Step]) -> None:
 
 
 @given(lives())
-def test_applied_once_and_only_when_decided(life: list[Step]) -> None:
+def test_applied_once_and_only_when_decided(life: list[OptimizerStep]) -> None:
     history = life[-1].history
     turns = [at for at, step in enumerate(life) if step.state is StepState.APPLIED]
     assert len(turns) <= 1
@@ -66,7 +68,7 @@ def test_applied_once_and_only_when_decided(life: list[Step]) -> None:
 
 
 @given(lives())
-def test_a_repaired_step_is_one_that_has_just_begun(life: list[Step]) -> None:
+def test_a_repaired_step_is_one_that_has_just_begun(life: list[OptimizerStep]) -> None:
     for step in life:
         if step.history and step.history[-1] is StepEvent.REPAIR:
             assert step.state is life[0].state is StepState.HANDED_OUT
@@ -74,7 +76,7 @@ def test_a_repaired_step_is_one_that_has_just_begun(life: list[Step]) -> None:
 
 
 @given(lives())
-def test_nothing_is_sent_into_a_broken_ring(life: list[Step]) -> None:
+def test_nothing_is_sent_into_a_broken_ring(life: list[OptimizerStep]) -> None:
     broken = False
     for event in life[-1].history:
         if event is StepEvent.SEND or event in DECIDES - {StepEvent.SUPERSEDE}:
@@ -88,7 +90,7 @@ def test_nothing_is_sent_into_a_broken_ring(life: list[Step]) -> None:
 
 
 @given(lives())
-def test_no_batch_is_handed_out_amid_gradients(life: list[Step]) -> None:
+def test_no_batch_is_handed_out_amid_gradients(life: list[OptimizerStep]) -> None:
     settles = {StepEvent.REPAIR, StepEvent.REFUSE} | DECIDES
     amid = False
     for step in life[1:]:

@@ -32,7 +32,7 @@ from several_optimizers import (
 )
 
 from edl.core.records import JobState
-from edl.framework.steps import Steps
+from edl.framework.steps import BatchSteps
 from edl.ring.ring import Ring
 from edl.testing.counting import Counted, CountingBatchSource, CountingModel, Vector, source_of
 from edl.testing.loopback import LoopbackWorker
@@ -408,7 +408,7 @@ class Tuning(TorchSeveral):
         models.tuner = sgd.tuner
         worker.attach_replica(models)
         feed = CountingBatchSource(worker, 0)
-        steps = Steps(worker, feed, lambda: "the batch was not trained", optimizers.end_batch)
+        steps = BatchSteps(worker, feed, lambda: "the batch was not trained", optimizers.end_batch)
         for _ in steps.epochs(self.epochs):
             while steps.begin():
                 one.compute(self.step_s)

@@ -15,7 +15,7 @@ import pytest
 from scenarios import points
 
 from edl.core.records import JobState
-from edl.framework.steps import Steps
+from edl.framework.steps import BatchSteps
 from edl.framework.tracked_copies import TrackedCopies
 from edl.ring.ring import Ring
 from edl.testing.counting import Counting, CountingBatchSource, CountingModel, source_of, train_step
@@ -64,7 +64,7 @@ class Script(Counting):
         worker.attach_replica(model)
         one.model = model
         feed = CountingBatchSource(worker, 0)
-        steps = Steps(worker, feed, lambda: "the batch was not trained")
+        steps = BatchSteps(worker, feed, lambda: "the batch was not trained")
         for _ in steps.epochs(self.epochs):
             while steps.begin():
                 assert feed.batch is not None

@@ -11,13 +11,19 @@ import pytest
 from made import Clock, make_job, wanted
 
 from edl.core.events import GlobalBatchDetails, PolicyDetails, StragglerDetails
-from edl.core.job.desired import Change
+from edl.core.job.desired import DesiredChange
 from edl.core.job.profile import Curve, Point
 from edl.core.job.profile_hold import ProfileHold
-from edl.core.policy.observation import Seen
+from edl.core.policy.observation import SizeMeasurement
 from edl.core.policy.ring_report import RingReport
 from edl.core.policy.scaling_profile import ScalingProfile
-from edl.core.policy.stragglers import NO_CARE, Care, Slow, StragglerReport, Times
+from edl.core.policy.stragglers import (
+    NO_MITIGATION,
+    Mitigation,
+    StragglerCause,
+    StragglerReport,
+    Times,
+)
 from edl.core.progress import ProgressSample
 from edl.core.records import (
     Desired,
@@ -76,7 +82,7 @@ class Leader:
             policy=SimpleNamespace(learned=lambda: self.kept),
             profile=SimpleNamespace(held=lambda: self.held, get=lambda: self.curve),
         )
-        self.care, self.is_timed = NO_CARE, True
+        self.care, self.is_timed = NO_MITIGATION, True
         self.wishes: tuple[int, ...] = ()
         self.times: tuple[Times, ...] = ()
         self.noise = NoiseScale()
@@ -98,7 +104,7 @@ class Leader:
         return outcome
 
 
-def change_of(outcome: PolicyResult) -> Change:
+def change_of(outcome: PolicyResult) -> DesiredChange:
     assert outcome.decision is not None
     assert outcome.decision.change is not None
     return outcome.decision.change
@@ -150,12 +156,12 @@ def test_the_next_leader_goes_on() -> None:
 def test_what_a_checkpoint_brings_is_known_before_anything_is_seen() -> None:
     leader = Leader()
     leader.trains(snapshot(2), 1)
-    leader.kept = ScalingProfile(seen=((3, Seen(500.0, 100)),), elapsed_s=60.0)
+    leader.kept = ScalingProfile(seen=((3, SizeMeasurement(500.0, 100)),), elapsed_s=60.0)
     leader.trains(snapshot(2), 5)
     learned = leader.policy.size.learned
     assert [np for np, _ in learned.seen] == [2, 3]
     assert learned.elapsed_s > 60.0
-    leader.kept = ScalingProfile(seen=((4, Seen(1.0, 1)),))
+    leader.kept = ScalingProfile(seen=((4, SizeMeasurement(1.0, 1)),))
     leader.trains(snapshot(2), 5)
     known = dict(leader.policy.size.learned.seen)
     assert 4 not in known, "what it has learned itself counts from then on"
@@ -242,8 +248,8 @@ def test_the_same_is_said_once_and_what_is_learned_is_kept_now_and_then() -> Non
 # --- stragglers
 
 CARES = "[stragglers]\n"
-SLOW = StragglerReport((2,), "", Slow.COMPUTE, 0.25)
-TOO_SLOW = Care({2: 0.25}, (2,), (SLOW,), {})
+SLOW = StragglerReport((2,), "", StragglerCause.COMPUTE, 0.25)
+TOO_SLOW = Mitigation({2: 0.25}, (2,), (SLOW,), {})
 TWO_HOSTS = (Host("a", 4, HERE), Host("b", 4, HERE))
 
 
@@ -283,7 +289,7 @@ def moving(request: Request) -> Snapshot:
 
 def test_the_next_leader_lets_it_go_on_and_asks_for_nobody_else() -> None:
     leader = Leader()
-    leader.care = Care({2: 0.25, 3: 0.4}, (2, 3), (SLOW, replace(SLOW, workers=(3,))), {})
+    leader.care = Mitigation({2: 0.25, 3: 0.4}, (2, 3), (SLOW, replace(SLOW, workers=(3,))), {})
     told = leader.trains(moving(Request(RequestKind.REPLACE, 2, 0, host="b")), 100)
     assert told.decision is None
     assert "w2 is replaced on host b" in told.says
@@ -332,19 +338,19 @@ def test_without_room_and_under_horovodrun_it_keeps_its_share() -> None:
 
 def test_a_slow_host_gets_no_replacements() -> None:
     leader = Leader()
-    whole = StragglerReport((2, 3), "a", Slow.COMPUTE, 0.25)
-    leader.care = Care({2: 0.25, 3: 0.25}, (2, 3), (whole,), {})
+    whole = StragglerReport((2, 3), "a", StragglerCause.COMPUTE, 0.25)
+    leader.care = Mitigation({2: 0.25, 3: 0.25}, (2, 3), (whole,), {})
     assert leader.trains(snapshot(4, CARES, slots=5), 1).decision is None
 
 
 def test_who_is_fast_again_is_said_to_be() -> None:
     leader = Leader()
     now = snapshot(4, CARES, slots=4)
-    leader.care = Care({2: 0.7}, (), (replace(SLOW, speed=0.7),), {})
+    leader.care = Mitigation({2: 0.7}, (), (replace(SLOW, speed=0.7),), {})
     assert len(leader.trains(now, 1).news) == 1
-    leader.care = Care({2: 0.6}, (), (replace(SLOW, speed=0.6),), {})
+    leader.care = Mitigation({2: 0.6}, (), (replace(SLOW, speed=0.6),), {})
     assert leader.trains(now, 5).news == (), "the same again"
-    leader.care = NO_CARE
+    leader.care = NO_MITIGATION
     [(details, reason)] = leader.trains(now, 1).news
     assert reason == "w2 computes as fast as the others again"
     assert details == StragglerDetails(("w2",), "", "computes", 1.0)

@@ -12,8 +12,8 @@ import pytest
 from made import make_job, wanted
 
 from edl.core.host.process import Process
-from edl.core.job.borrowing import LeaseTerms, without
-from edl.core.job.desired import Change, set_desired
+from edl.core.job.borrowing import LeaseTerms, without_reclaimed
+from edl.core.job.desired import DesiredChange, set_desired
 from edl.core.records import Host, JobState, Member, Reclaim, RequestedBy
 from edl.core.snapshot import Snapshot
 from edl.launch import borrowed_slots
@@ -32,7 +32,7 @@ class Store:
 
     def set_desired(
         self, change: Callable[..., Any], by: RequestedBy, why: str, terms: LeaseTerms
-    ) -> Change:
+    ) -> DesiredChange:
         hosts = change(dict(self.now.desired.hosts))
         assert by is RequestedBy.PERSON
         made = set_desired(self.now.desired, self.now.assigned, hosts, by, why, 100.0, terms)
@@ -43,7 +43,7 @@ class Store:
 
     def record_returned(self, done: Reclaim) -> None:
         self.settled.append(done)
-        self.now = replace(self.now, desired=without(self.now.desired, [done]))
+        self.now = replace(self.now, desired=without_reclaimed(self.now.desired, [done]))
 
 
 class Agent:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from made import make_job, wanted
 
-from edl.core.host.agent import AgentState, decide
+from edl.core.host.agent import AgentState, decide_agent
 from edl.core.host.process import Process
-from edl.core.host.supervision import Ending
+from edl.core.host.supervision import EndProcess
 from edl.core.job import membership
 from edl.core.job.ages import Ages
 from edl.core.job.borrowing import (
@@ -25,7 +25,7 @@ from edl.core.job.borrowing import (
     reclaim,
     reclaims_after,
     returned,
-    without,
+    without_reclaimed,
 )
 from edl.core.job.decision import Limits
 from edl.core.job.desired import set_desired
@@ -309,7 +309,7 @@ def test_a_leader_notes_what_a_host_without_an_agent_has_given_back() -> None:
     made = membership.decide(now, 1, AGES, LIMITS)
     assert made.reclaimed == (DUE,)
     assert made.change is not None
-    assert made.change.desired == without(now.desired, [DUE])
+    assert made.change.desired == without_reclaimed(now.desired, [DUE])
     assert not made.change.moves
     over = replace(now, job=make_job(state=JobState.FINISHED))
     assert not membership.decide(over, 1, AGES, LIMITS).acts
@@ -343,10 +343,10 @@ def test_an_agent_kills_who_leaves_too_late() -> None:
     members = (member(0), member(1, 1))
     now = owing({"a": 1}, DUE, generation=ring(0, before=(0, 1)), members=members)
     own = AgentState("a", "t", (stays, leaver))
-    assert decide(now, own, 2.0).endings == ()
+    assert decide_agent(now, own, 2.0).endings == ()
     late = replace(own, overdue=True)
-    killed = Ending("t-1", True, "its slot was to be given back by now")
-    assert decide(now, late, 2.0).endings == (killed,)
+    killed = EndProcess("t-1", True, "its slot was to be given back by now")
+    assert decide_agent(now, late, 2.0).endings == (killed,)
     evicted = replace(now, evicted={1: "its slot"})
-    assert decide(evicted, late, 2.0).endings == (killed,)
-    assert decide(evicted, own, 2.0).endings == (Ending("t-1", False, "its slot"),)
+    assert decide_agent(evicted, late, 2.0).endings == (killed,)
+    assert decide_agent(evicted, own, 2.0).endings == (EndProcess("t-1", False, "its slot"),)

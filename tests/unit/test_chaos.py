@@ -7,12 +7,20 @@ from random import Random
 
 import pytest
 
-from edl.chaos.fault_schedule import Action, Order, Plan, Worker, choose, read_duration, read_order
+from edl.chaos.fault_schedule import (
+    Action,
+    ObservedWorker,
+    Order,
+    Plan,
+    choose_worker,
+    read_duration,
+    read_order,
+)
 from edl.chaos.faults import slowest_parts
 from edl.core.events import Event, SwitchDetails, SwitchParts
 from edl.errors import UsageError
 
-RING = [Worker(0, True, True), Worker(1, True, True), Worker(2, True, True)]
+RING = [ObservedWorker(0, True, True), ObservedWorker(1, True, True), ObservedWorker(2, True, True)]
 
 
 @pytest.mark.parametrize(
@@ -88,25 +96,25 @@ def test_moments_come_so_often_on_average_and_are_the_seeds() -> None:
 
 def test_the_leader_is_struck_and_nobody_else() -> None:
     order = Order(Action.KILL, "leader")
-    assert choose(order, RING, 1, Random(1))[0] == 1
-    assert choose(order, RING, None, Random(1)) == (None, "there is no leader on this host")
+    assert choose_worker(order, RING, 1, Random(1))[0] == 1
+    assert choose_worker(order, RING, None, Random(1)) == (None, "there is no leader on this host")
 
 
 def test_any_worker_of_the_ring_on_this_host() -> None:
-    workers = [*RING[:2], Worker(2, True, False), Worker(3, False, True)]
-    chosen = {choose(KILL, workers, 0, Random(seed))[0] for seed in range(50)}
+    workers = [*RING[:2], ObservedWorker(2, True, False), ObservedWorker(3, False, True)]
+    chosen = {choose_worker(KILL, workers, 0, Random(seed))[0] for seed in range(50)}
     assert chosen == {0, 1}
-    assert choose(Order(Action.KILL, "newcomer"), workers, 0, Random(1))[0] == 3
-    assert choose(Order(Action.KILL, "w1"), workers, 0, Random(1))[0] == 1
-    assert choose(Order(Action.KILL, "w2"), workers, 0, Random(1))[0] is None
+    assert choose_worker(Order(Action.KILL, "newcomer"), workers, 0, Random(1))[0] == 3
+    assert choose_worker(Order(Action.KILL, "w1"), workers, 0, Random(1))[0] == 1
+    assert choose_worker(Order(Action.KILL, "w2"), workers, 0, Random(1))[0] is None
 
 
 def test_the_last_one_that_surely_holds_the_state_is_spared() -> None:
-    fresh = [Worker(0, True, True), Worker(1, True, True, trained=False)]
+    fresh = [ObservedWorker(0, True, True), ObservedWorker(1, True, True, trained=False)]
     for seed in range(20):
-        assert choose(KILL, fresh, 0, Random(seed))[0] == 1
-    assert "holds the state" in choose(KILL, fresh[:1], 0, Random(1))[1]
-    assert choose(Order(Action.CUT, "worker"), fresh[:1], 0, Random(1))[0] == 0
+        assert choose_worker(KILL, fresh, 0, Random(seed))[0] == 1
+    assert "holds the state" in choose_worker(KILL, fresh[:1], 0, Random(1))[1]
+    assert choose_worker(Order(Action.CUT, "worker"), fresh[:1], 0, Random(1))[0] == 0
 
 
 def test_the_parts_are_those_of_the_old_worker_that_stood_still_longest() -> None:

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from edl.checkpoint import format as files
-from edl.checkpoint.format import Manifest, pack
+from edl.checkpoint.format import Manifest, pack_state
 from edl.checkpoint.safetensors import Blob
 from edl.errors import CheckpointError
 
@@ -43,13 +43,13 @@ STATE = {
 
 def written(directory: Path, step: int = 7) -> Path:
     path = files.path_of(directory, step)
-    files.write(path, MANIFEST, pack(STATE))
+    files.write(path, MANIFEST, pack_state(STATE))
     return path
 
 
 def test_everything_comes_back(tmp_path: Path) -> None:
     path = written(tmp_path)
-    checkpoint = files.read(path)
+    checkpoint = files.read_checkpoint(path)
     assert (checkpoint.path, checkpoint.manifest) == (path, MANIFEST)
     state = checkpoint.state
     assert state["numbers"] == [1, -(2**70), 2.5, float("inf"), True, None, 0.5, 3]
@@ -79,7 +79,7 @@ def test_other_tools_find_the_tensors_by_their_path(tmp_path: Path) -> None:
         "bfloat16": Blob("torch", "bfloat16", (3,), memoryview(b"abcdef")),
     }
     path = files.path_of(tmp_path, 7)
-    size = files.write(path, MANIFEST, pack(state))
+    size = files.write(path, MANIFEST, pack_state(state))
     assert size == path.stat().st_size
     with safe_open(path, "numpy") as file:
         assert json.loads(file.metadata()["manifest"])["step"] == 7
@@ -98,8 +98,8 @@ def test_other_tools_find_the_tensors_by_their_path(tmp_path: Path) -> None:
 def test_a_state_without_arrays_and_one_that_is_an_array(tmp_path: Path) -> None:
     path = files.path_of(tmp_path, 7)
     for state in ({"a": 1}, np.arange(3)):
-        files.write(path, MANIFEST, pack(state))
-        assert np.array_equal(files.read(path).state, state)
+        files.write(path, MANIFEST, pack_state(state))
+        assert np.array_equal(files.read_checkpoint(path).state, state)
         assert len(load_file(path)) == isinstance(state, np.ndarray)
 
 
@@ -121,7 +121,7 @@ def test_a_file_is_synced_before_its_name_and_the_directory_after(
 
     def replacing(source: Path, target: Path) -> None:
         assert source.parent == target.parent
-        assert files.read(source).manifest == MANIFEST  # it is complete already
+        assert files.read_checkpoint(source).manifest == MANIFEST  # it is complete already
         calls.append("rename")
         replace(source, target)
 
@@ -155,7 +155,7 @@ def test_a_torn_file_is_refused_at_every_length(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="is torn"):
             files.read_manifest(path)
     path.write_bytes(whole)
-    assert files.read(path).manifest == MANIFEST
+    assert files.read_checkpoint(path).manifest == MANIFEST
 
 
 def test_every_changed_byte_is_noticed(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_every_changed_byte_is_noticed(tmp_path: Path) -> None:
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x04]) + whole[place + 1 :])
         with pytest.raises(CheckpointError):
-            files.read(path)
+            files.read_checkpoint(path)
 
 
 OPENING = b'{"__metadata__":{"edl-checkpoint":"'
@@ -197,14 +197,14 @@ def test_a_file_that_is_too_long_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path)
     path.write_bytes(path.read_bytes() + b"!")
     with pytest.raises(CheckpointError, match="is damaged: it has"):
-        files.read(path)
+        files.read_checkpoint(path)
 
 
 def test_what_is_not_data_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"state\['tracked'\]\[1\] is a builtins\.object"):
-        pack({"tracked": [1, object()]})
+        pack_state({"tracked": [1, object()]})
     with pytest.raises(CheckpointError, match=r"numpy.ndarray"):
-        pack({"tracked": np.array([object()])})
+        pack_state({"tracked": np.array([object()])})
 
 
 def test_the_newest_come_first_and_other_files_are_left_alone(tmp_path: Path) -> None:
@@ -212,7 +212,9 @@ def test_the_newest_come_first_and_other_files_are_left_alone(tmp_path: Path) ->
         written(tmp_path, step)
     (tmp_path / "step-7.safetensors").touch()
     (tmp_path / "README").touch()
-    assert files.listed(tmp_path) == [files.path_of(tmp_path, step) for step in (100, 20, 5)]
+    assert files.checkpoint_files(tmp_path) == [
+        files.path_of(tmp_path, step) for step in (100, 20, 5)
+    ]
 
 
 def test_the_newest_are_kept_and_refused_later_ones_do_not_count(tmp_path: Path) -> None:
@@ -221,7 +223,7 @@ def test_the_newest_are_kept_and_refused_later_ones_do_not_count(tmp_path: Path)
     (tmp_path / "README").touch()
     files.prune(tmp_path, step=4, keep=2)
     kept = [files.path_of(tmp_path, step) for step in (91, 90, 4, 3)]
-    assert files.listed(tmp_path) == kept
+    assert files.checkpoint_files(tmp_path) == kept
     assert (tmp_path / "README").exists()
 
 
@@ -235,6 +237,6 @@ def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
 
 def test_a_directory_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot list"):
-        files.listed(tmp_path / "nothing")
+        files.checkpoint_files(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        files.read(tmp_path / "nothing")
+        files.read_checkpoint(tmp_path / "nothing")

@@ -11,7 +11,7 @@ import pytest
 
 from edl.checkpoint import format as files
 from edl.checkpoint.owner import Owner, owner_of
-from edl.checkpoint.store import CheckpointConfig, Checkpoints, Place, check_resumable
+from edl.checkpoint.store import CheckpointConfig, CheckpointPosition, Checkpoints, check_resumable
 from edl.config import Config
 from edl.core.events import Details
 from edl.core.job_spec import JobSettings
@@ -82,7 +82,7 @@ class Start:
         return self.checkpoints.save_last(self.at, self.replica, timeout_s=10)
 
     @property
-    def at(self) -> Place:
+    def at(self) -> CheckpointPosition:
         """What is saved beside the state: the step, and the place in the data."""
         return self.progress.place
 
@@ -94,7 +94,7 @@ class Start:
 
 def test_what_the_job_has_learned_is_saved(tmp_path: Path) -> None:
     Start(tmp_path).save(3)
-    assert files.read(files.path_of(tmp_path, 3)).manifest.learned == LEARNED
+    assert files.read_checkpoint(files.path_of(tmp_path, 3)).manifest.learned == LEARNED
 
 
 def tear(directory: Path, step: int) -> None:

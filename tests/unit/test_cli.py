@@ -20,7 +20,7 @@ from edl.cli.common import check_own_name, worker_number
 from edl.cli.events import aligned
 from edl.cli.live import LiveLine
 from edl.cli.main import app, invoke
-from edl.cli.status import line, table
+from edl.cli.status import line, status_table
 from edl.cli.worker import _reachable
 from edl.client.events import flat
 from edl.config import Config, HorovodSlot
@@ -331,7 +331,7 @@ def test_status_of_a_job_that_has_just_begun_or_is_over() -> None:
         0,
         0,
     )
-    assert "nobody" in shown(table(facts))
+    assert "nobody" in shown(status_table(facts))
     assert facts.reason == "it starts; `edl stop digits` ends it"
     left = replace(snapshot(JobState.RUNNING), hosts=(), members=())
     reason = "none of its processes is alive; `edl stop digits` ends it"
@@ -346,7 +346,7 @@ def test_a_leader_that_is_gone_leads_no_more() -> None:
 
 
 def test_status_for_people() -> None:
-    text = shown(table(job_status(snapshot(), "127.0.0.1:2181")))
+    text = shown(status_table(job_status(snapshot(), "127.0.0.1:2181")))
     for part in (
         "running: w2 is preparing; 2 of 3 train",
         "w1, term 3",
@@ -360,34 +360,36 @@ def test_status_for_people() -> None:
 
 def test_status_says_how_many_samples_were_left_out() -> None:
     now = job_status(snapshot(), "zk")
-    assert "untrained" not in shown(table(now))
-    said = shown(table(replace(now, untrained=1208)))
+    assert "untrained" not in shown(status_table(now))
+    said = shown(status_table(replace(now, untrained=1208)))
     assert "1,208 samples of epochs that were left before their end" in said
 
 
 def test_status_tells_what_horovodrun_has_not_assigned_yet() -> None:
     now = job_status(snapshot(), "zk")
     said = replace(now, hosts={}, desired={"a": 2, "b": 1}, assigned={"a": 2, "b": 0})
-    assert "2 of 3 wanted (a: 2, b: 1); assigned: a: 2; 1 to 4 workers" in shown(table(said))
+    assert "2 of 3 wanted (a: 2, b: 1); assigned: a: 2; 1 to 4 workers" in shown(status_table(said))
     other = replace(said, desired={})  # another discovery script
-    assert "2 of 2 wanted (a: 2); 1 to 4 workers" in shown(table(other))
+    assert "2 of 2 wanted (a: 2); 1 to 4 workers" in shown(status_table(other))
 
 
 def test_status_says_what_is_slow_and_what_is_free() -> None:
     now = job_status(snapshot(), "zk")
-    assert "slowest" not in shown(table(now))
+    assert "slowest" not in shown(status_table(now))
     slow = replace(now, slowest="w1", slowest_s=0.21, others_s=0.0152, hosts={"a": 4, "b": 2})
-    text = shown(table(slow))
+    text = shown(status_table(slow))
     assert "w1 computes 210 ms in a step, the others 15 ms" in text
     assert re.search(r"free slots +a: 1, b: 2 ", text)
     noisy = replace(now, noise_scale=1234.5)
-    assert re.search(r"noise scale +1,234 samples: a larger global batch", shown(table(noisy)))
-    alone = shown(table(replace(noisy, noise_is_biased=True)))
+    assert re.search(
+        r"noise scale +1,234 samples: a larger global batch", shown(status_table(noisy))
+    )
+    alone = shown(status_table(replace(noisy, noise_is_biased=True)))
     assert "1,234 samples, by a single worker: a larger" in alone
     quiet = replace(now, quiet_s=6.4, median_step_s=0.1)
-    assert "step 7, the last one 6 s ago, 100 samples/s" in shown(table(quiet))
+    assert "step 7, the last one 6 s ago, 100 samples/s" in shown(status_table(quiet))
     usual = replace(quiet, median_step_s=2.0)
-    assert "step 7, 100 samples/s" in shown(table(usual))
+    assert "step 7, 100 samples/s" in shown(status_table(usual))
     assert line(quiet) == (
         "epoch 2: 64 of 128 samples (50%), step 7, the last one 6 s ago, 100 samples/s; "
         "2 of 3 workers; w1 leads; running: w2 is preparing; 2 of 3 train"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from clusters import Steps, decide, job, nodes, sizes
 
-from edl.core.cluster.jsa import LARGEST, RANDOM, SMALLEST, Jsa, best_batch
+from edl.core.cluster.jsa import LARGEST, RANDOM, SMALLEST, Jsa, fastest_batch
 from edl.core.cluster.jsa_program import best_sizes
 from edl.core.cluster.state import ClusterJob
 
@@ -78,17 +78,17 @@ def test_many_jobs_with_diminishing_gains_are_served_as_by_the_greedy_rule() -> 
 
 def test_the_batch_with_the_highest_throughput() -> None:
     # A larger share is always better here: all that fits, up to 40.
-    found = [best_batch(tuned("a"), slots, 4, 10, 40) for slots in (1, 2, 4, 5)]
+    found = [fastest_batch(tuned("a"), slots, 4, 10, 40) for slots in (1, 2, 4, 5)]
     assert [(one.batch, one.rate) for one in found if one] == [
         (10, pytest.approx(5)),
         (20, pytest.approx(10)),
         (40, pytest.approx(20)),
         (40, pytest.approx(40 / 1.8)),
     ]
-    assert best_batch(tuned("a"), 3, 4, 40, 40) is None  # 14 samples do not fit into a slot
+    assert fastest_batch(tuned("a"), 3, 4, 40, 40) is None  # 14 samples do not fit into a slot
     few = tuned("few", local_batches=(5, 10))
-    assert best_batch(few, 3, 4, 10, 10) is None  # a slot takes 5 at least
-    assert best_batch(few, 3, 4, 10, 16) == (16, pytest.approx(16 / (1 + 1.6 / 3)))
+    assert fastest_batch(few, 3, 4, 10, 10) is None  # a slot takes 5 at least
+    assert fastest_batch(few, 3, 4, 10, 16) == (16, pytest.approx(16 / (1 + 1.6 / 3)))
 
 
 def test_batches_and_slots_together() -> None:

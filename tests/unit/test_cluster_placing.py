@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from clusters import job, nodes
 
-from edl.core.cluster.placing import compact, pack, place
+from edl.core.cluster.placing import compact, place_packed, place_slots
 from edl.core.cluster.policies import POLICIES, policy
 from edl.core.cluster.state import Allocation, ClusterJob, ClusterState, Node, Placements
 from edl.core.cluster.validity import violation
@@ -22,14 +22,14 @@ def cluster(
 
 def test_the_emptiest_node_is_filled_first() -> None:
     # 6 slots: 4 of the empty n0, then 2 of n1. Free are n1: 2, n2: 4, so b takes n2.
-    placed = place({"a": 6, "b": 2}, cluster(nodes(4, 4, 4)))
+    placed = place_slots({"a": 6, "b": 2}, cluster(nodes(4, 4, 4)))
     assert placed == {"a": (("n0", 4), ("n1", 2)), "b": (("n2", 2),)}
 
 
 def test_who_has_its_size_keeps_its_slots_before_others_are_placed() -> None:
     present = {"b": (("n0", 3),)}
     # b comes last and keeps n0. Free are n0: 1, n1: 4: a takes 4 of n1, then the 1 of n0.
-    assert place({"a": 5, "b": 3}, cluster(nodes(4, 4), present)) == {
+    assert place_slots({"a": 5, "b": 3}, cluster(nodes(4, 4), present)) == {
         "a": (("n1", 4), ("n0", 1)),
         "b": (("n0", 3),),
     }
@@ -38,7 +38,7 @@ def test_who_has_its_size_keeps_its_slots_before_others_are_placed() -> None:
 def test_who_changes_its_size_or_loses_a_node_is_placed_anew() -> None:
     present = {"a": (("n0", 2),), "b": (("gone", 1),)}
     # a needs 3 now: n0 and n1 are both empty then, and n0 is the first. b takes n1, the emptier.
-    assert place({"a": 3, "b": 1}, cluster(nodes(4, 4), present)) == {
+    assert place_slots({"a": 3, "b": 1}, cluster(nodes(4, 4), present)) == {
         "a": (("n0", 3),),
         "b": (("n1", 1),),
     }
@@ -46,22 +46,22 @@ def test_who_changes_its_size_or_loses_a_node_is_placed_anew() -> None:
 
 def test_packed_jobs_lie_on_few_nodes_the_largest_first() -> None:
     # b takes an empty node, a what fits best: the 2 of n1. c would fit into n2 alone.
-    placed = pack({"a": 2, "b": 4, "c": 1}, cluster(nodes(4, 2, 3)))
+    placed = place_packed({"a": 2, "b": 4, "c": 1}, cluster(nodes(4, 2, 3)))
     assert placed == {"b": (("n0", 4),), "a": (("n1", 2),), "c": (("n2", 1),)}
     # 5 fit into no node: the emptiest is filled, and the last slot is put where least stays free.
-    assert pack({"a": 5}, cluster(nodes(4, 2, 3))) == {"a": (("n0", 4), ("n1", 1))}
+    assert place_packed({"a": 5}, cluster(nodes(4, 2, 3))) == {"a": (("n0", 4), ("n1", 1))}
 
 
 def test_who_grows_stays_on_its_node_if_another_is_not_better() -> None:
     present = {"a": (("n1", 2),), "b": (("n2", 1),)}
     # b keeps its slot. n0 and n1 would both be full with a.
-    placed = pack({"a": 4, "b": 1}, cluster(nodes(4, 4, 4), present))
+    placed = place_packed({"a": 4, "b": 1}, cluster(nodes(4, 4, 4), present))
     assert placed == {"a": (("n1", 4),), "b": (("n2", 1),)}
 
 
 def test_a_size_of_0_has_no_slots() -> None:
-    assert pack({"a": 0}, cluster(nodes(4), {"a": (("n0", 1),)})) == {}
-    assert place({"a": 0}, cluster(nodes(4), {"a": (("n0", 1),)})) == {}
+    assert place_packed({"a": 0}, cluster(nodes(4), {"a": (("n0", 1),)})) == {}
+    assert place_slots({"a": 0}, cluster(nodes(4), {"a": (("n0", 1),)})) == {}
 
 
 def test_compact() -> None:

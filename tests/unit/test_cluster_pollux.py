@@ -9,16 +9,16 @@ import pytest
 from clusters import decide, job, nodes, result, sizes, submitted
 
 from edl.core.cluster.state import ClusterJob
-from edl.core.policy.step_time import Measured
+from edl.core.policy.step_time import StepTimeSample
 from edl.simulator.published.policies.pollux_policy import Pollux
 from edl.simulator.registry import policy
 
 RULE = Pollux(population=40, generations=40)
 
 
-def seen(*slots: int, hosts: int = 1) -> tuple[Measured, ...]:
+def seen(*slots: int, hosts: int = 1) -> tuple[StepTimeSample, ...]:
     """Return steps of 10 samples a slot that took 1 s with each of these numbers of slots."""
-    return tuple(Measured(count, hosts, 10, 1.0, 1.0) for count in slots)
+    return tuple(StepTimeSample(count, hosts, 10, 1.0, 1.0) for count in slots)
 
 
 def tuned(name: str, **changes: Any) -> ClusterJob:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from edl.core.policy.step_time import TINY, Measured, StepTime
+from edl.core.policy.step_time import TINY, StepTime, StepTimeSample
 from edl.simulator.published.policies.pollux_fit import fit_parts
 from edl.simulator.published.workloads.pollux_measurements import measured_applications
 
@@ -21,14 +21,14 @@ TRUE = StepTime(
 )
 
 
-def measured(workers: int, hosts: int, batch: int) -> Measured:
+def measured(workers: int, hosts: int, batch: int) -> StepTimeSample:
     compute_s = TRUE.compute_s + TRUE.each_sample_s * batch
-    return Measured(workers, hosts, batch, TRUE.step_s(workers, hosts, batch), compute_s)
+    return StepTimeSample(workers, hosts, batch, TRUE.step_s(workers, hosts, batch), compute_s)
 
 
 def test_of_one_batch_a_half_is_taken_to_be_there_whatever_the_batch() -> None:
     # 10 samples take 0.2 s: 0.1 s, and 0.01 s each. Workers are not known to cost anything.
-    found = fit_parts([Measured(1, 1, 10, 0.2, 0.2)])
+    found = fit_parts([StepTimeSample(1, 1, 10, 0.2, 0.2)])
     assert (found.compute_s, found.each_sample_s) == pytest.approx((0.1, 0.01), rel=1e-3)
     assert found.step_s(1, 1, 30) == pytest.approx(0.4, rel=1e-3)
     assert found.step_s(4, 1, 10) == pytest.approx(0.2, rel=1e-3)
@@ -36,7 +36,7 @@ def test_of_one_batch_a_half_is_taken_to_be_there_whatever_the_batch() -> None:
 
 def test_two_workers_say_what_reducing_costs_and_nothing_of_more() -> None:
     # 0.2 s and 0.05 s of reducing, one after the other as long as nothing speaks against it.
-    found = fit_parts([Measured(1, 1, 10, 0.2, 0.2), Measured(2, 1, 10, 0.25, 0.2)])
+    found = fit_parts([StepTimeSample(1, 1, 10, 0.2, 0.2), StepTimeSample(2, 1, 10, 0.25, 0.2)])
     assert found.step_s(2, 1, 10) == pytest.approx(0.25, rel=1e-3)
     assert found.reduce_s == pytest.approx(0.05, rel=0.2)
     assert (found.each_worker_s, found.overlap) == (TINY, pytest.approx(1.0, abs=0.1))
@@ -55,7 +55,7 @@ def test_a_known_model_is_found_again() -> None:
     assert fit_parts(seen[::-1]) == found
 
 
-def objective(values: np.ndarray, seen: list[Measured]) -> float:
+def objective(values: np.ndarray, seen: list[StepTimeSample]) -> float:
     """Return what the artifact of Pollux makes least, for values in the artifact's own order."""
     alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = values
     squares = []

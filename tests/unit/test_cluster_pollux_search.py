@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from edl.simulator.published.policies.pollux_search import (
-    Effort,
     Problem,
+    SearchBudget,
     fronts,
     repaired,
     search,
@@ -18,7 +18,7 @@ from edl.simulator.published.policies.pollux_search import (
     with_starts,
 )
 
-EFFORT = Effort(population=40, generations=60, patience=60)
+EFFORT = SearchBudget(population=40, generations=60, patience=60)
 
 
 def problem(slots: Sequence[int], present: Sequence[Sequence[int]], power: float = 1.0) -> Problem:
@@ -132,6 +132,6 @@ def test_patience_ends_a_search_that_finds_nothing() -> None:
     one = problem((4, 4), [[2, 0], [2, 0], [0, 2], [0, 2]], power=0.5)
     drawn = [chance(), chance()]
     for patience, source in zip((1, 5), drawn, strict=True):
-        best, _ = search(one, states(one.present), Effort(40, 60, patience), source)
+        best, _ = search(one, states(one.present), SearchBudget(40, 60, patience), source)
         assert (best == one.present).all()
     assert drawn[0].random() != drawn[1].random()

@@ -6,19 +6,19 @@ import pytest
 
 import edl
 from edl.install import doctor
-from edl.install.doctor import Check, State
+from edl.install.doctor import Check, CheckResult
 from edl.install.horovod_patches import patches
 
 
 def test_only_a_failed_check_makes_the_machine_unusable() -> None:
-    limited = [Check("a", State.OK, ""), Check("b", State.LIMITED, "", "mend it")]
+    limited = [Check("a", CheckResult.OK, ""), Check("b", CheckResult.LIMITED, "", "mend it")]
     assert doctor.usable(limited)
-    assert not doctor.usable([*limited, Check("c", State.FAILED, "", "mend it")])
+    assert not doctor.usable([*limited, Check("c", CheckResult.FAILED, "", "mend it")])
 
 
 def test_another_distribution_of_our_import_name_is_named() -> None:
     row = doctor._import_name(frozenset({"edl-horovod", "edl"}))
-    assert row.state is State.FAILED
+    assert row.state is CheckResult.FAILED
     assert "also provided by edl" in row.found
     assert "pip uninstall edl," in row.remedy
 
@@ -27,18 +27,18 @@ def test_another_package_in_front_of_ours_is_noticed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(edl, "__file__", str(tmp_path / "edl" / "__init__.py"))
-    assert doctor._import_name(frozenset({"edl-horovod"})).state is State.FAILED
+    assert doctor._import_name(frozenset({"edl-horovod"})).state is CheckResult.FAILED
 
 
 def test_our_own_import_name_is_fine() -> None:
-    assert doctor._import_name(frozenset({"edl-horovod"})).state is State.OK
+    assert doctor._import_name(frozenset({"edl-horovod"})).state is CheckResult.OK
 
 
 def test_one_framework_is_enough() -> None:
     rows = tuple(doctor._frameworks({"torch": "2.13.0", "tensorflow": None}))
     assert doctor.usable(rows)
     none = tuple(doctor._frameworks({"torch": None, "tensorflow": None}))
-    assert [row.state for row in none] == [State.FAILED, State.FAILED]
+    assert [row.state for row in none] == [CheckResult.FAILED, CheckResult.FAILED]
     assert all("edl build-horovod" in row.remedy for row in none)
 
 
@@ -48,9 +48,9 @@ def test_an_unpatched_horovod_is_limited_and_says_what_is_lost() -> None:
     assert [row.found for row in rows] == [
         f"missing: {each.lost}" for each in patches() if each.lost
     ]
-    assert all(row.state is State.LIMITED and row.remedy for row in rows)
+    assert all(row.state is CheckResult.LIMITED and row.remedy for row in rows)
     (all_present,) = doctor._patches(frozenset(each.name for each in patches()))
-    assert all_present.state is State.OK
+    assert all_present.state is CheckResult.OK
 
 
 def test_a_machine_without_zookeeper_says_what_to_install(
@@ -61,6 +61,6 @@ def test_a_machine_without_zookeeper_says_what_to_install(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("ZOOKEEPER_HOME", str(tmp_path))
     rows = tuple(doctor._zookeeper())
-    assert [row.state for row in rows] == [State.FAILED, State.FAILED]
+    assert [row.state for row in rows] == [CheckResult.FAILED, CheckResult.FAILED]
     assert "apt-get install openjdk-17-jre-headless" in rows[0].remedy
     assert "apt-get install zookeeper" in rows[1].remedy

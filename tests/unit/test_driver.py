@@ -47,7 +47,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
             return 200, b"1,3,1,3,0,1"
         return (200, held[path]) if path in held else (404, b"")
 
-    monkeypatch.setattr("edl.launch.horovodrun.driver.put", put)
+    monkeypatch.setattr("edl.launch.horovodrun.driver.http_put", put)
     monkeypatch.setattr("edl.launch.horovodrun.driver.fetch", fetch)
     return held
 

@@ -16,7 +16,7 @@ from edl.core.step.batching import Batching
 from edl.core.step.epoch_end import EpochLeft, ended_by_count, ended_by_script
 from edl.core.step.source import Source
 from edl.errors import JobFailed, UsageError
-from edl.framework.steps import Steps, asked_length
+from edl.framework.steps import BatchSteps, asked_length
 from edl.ring.loopback import LoopbackNetwork
 from edl.testing.counting import CountingBatchSource, CountingModel, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
@@ -31,7 +31,7 @@ SAMPLES, LIMIT = 24, 10  # of an epoch; steps of the job, in the midst of one
 class Script:
     """A script that trains the counting model; ``way`` takes the batches, and trains some."""
 
-    way: Callable[[Script, Steps, LoopbackWorker], None]
+    way: Callable[[Script, BatchSteps, LoopbackWorker], None]
     samples: int = SAMPLES
     shards: tuple[int, ...] = ()
     shared: bool = False
@@ -43,14 +43,16 @@ class Script:
         worker.attach_source(*source_of(self, 0, Batching(2)))
         one.model = model = CountingModel(self.samples)
         worker.attach_replica(model)
-        steps = Steps(worker, CountingBatchSource(worker, 0), lambda: "the batch was not trained")
+        steps = BatchSteps(
+            worker, CountingBatchSource(worker, 0), lambda: "the batch was not trained"
+        )
         self.way(self, steps, one)
         self.counts[worker.id] = model.count.tolist()
         self.steps[worker.id] = worker.step
         assert not model.wrong
         one.result = True
 
-    def train(self, steps: Steps, one: LoopbackWorker) -> None:
+    def train(self, steps: BatchSteps, one: LoopbackWorker) -> None:
         """Make the update of the current batch."""
         feed = steps._feed
         assert isinstance(feed, CountingBatchSource)
@@ -59,33 +61,33 @@ class Script:
         train_step(one.worker, one.member, one.model, one.model.gradient(feed.batch))
 
 
-def by_max_steps(script: Script, steps: Steps, one: LoopbackWorker) -> None:
+def by_max_steps(script: Script, steps: BatchSteps, one: LoopbackWorker) -> None:
     for _ in steps.epochs(max_steps=LIMIT):
         while steps.begin():
             script.train(steps, one)
 
 
-def forever(steps: Steps) -> Iterator[int]:
+def forever(steps: BatchSteps) -> Iterator[int]:
     for _ in steps.epochs(10**6):
         while steps.begin():
             yield 0
 
 
-def by_the_jobs_count(script: Script, steps: Steps, one: LoopbackWorker) -> None:
+def by_the_jobs_count(script: Script, steps: BatchSteps, one: LoopbackWorker) -> None:
     batches = forever(steps)
     while one.worker.step < LIMIT:
         next(batches)
         script.train(steps, one)
 
 
-def with_a_batch_in_hand(script: Script, steps: Steps, one: LoopbackWorker) -> None:
+def with_a_batch_in_hand(script: Script, steps: BatchSteps, one: LoopbackWorker) -> None:
     for _ in forever(steps):
         if one.worker.step >= LIMIT:
             break
         script.train(steps, one)
 
 
-def by_its_own_count(script: Script, steps: Steps, one: LoopbackWorker) -> None:
+def by_its_own_count(script: Script, steps: BatchSteps, one: LoopbackWorker) -> None:
     batches = forever(steps)
     for _ in range(LIMIT):
         next(batches)
@@ -93,7 +95,7 @@ def by_its_own_count(script: Script, steps: Steps, one: LoopbackWorker) -> None:
 
 
 def by_its_own_count_with_a_batch_in_hand(
-    script: Script, steps: Steps, one: LoopbackWorker
+    script: Script, steps: BatchSteps, one: LoopbackWorker
 ) -> None:
     for number, _ in enumerate(forever(steps)):
         if number >= LIMIT:
@@ -102,7 +104,7 @@ def by_its_own_count_with_a_batch_in_hand(
 
 
 def by_its_own_count_and_the_others_exchange(
-    script: Script, steps: Steps, one: LoopbackWorker
+    script: Script, steps: BatchSteps, one: LoopbackWorker
 ) -> None:
     batches = forever(steps)
     for _ in range(LIMIT):
@@ -112,7 +114,7 @@ def by_its_own_count_and_the_others_exchange(
             one.worker.exchange([1.0])
 
 
-def by_a_length_from_before(script: Script, steps: Steps, one: LoopbackWorker) -> None:
+def by_a_length_from_before(script: Script, steps: BatchSteps, one: LoopbackWorker) -> None:
     length = one.worker.loader.iterations_of_epoch
     for _ in steps.epochs(2):
         for _ in range(length):
@@ -136,7 +138,7 @@ def prove(job: LoopbackJob, script: Script) -> None:
 
 @pytest.mark.parametrize("way", EVEN)
 def test_all_end_after_the_same_step_of_the_job_inside_an_epoch(
-    way: Callable[[Script, Steps, LoopbackWorker], None],
+    way: Callable[[Script, BatchSteps, LoopbackWorker], None],
 ) -> None:
     """Newcomers, too, and with a death on the way."""
     script = Script(way)
@@ -154,7 +156,7 @@ def test_all_end_after_the_same_step_of_the_job_inside_an_epoch(
 
 @pytest.mark.parametrize("way", EVEN)
 def test_a_death_at_each_point_of_the_end(
-    way: Callable[[Script, Steps, LoopbackWorker], None],
+    way: Callable[[Script, BatchSteps, LoopbackWorker], None],
 ) -> None:
     whole = LoopbackJob(Script(way), np=3, seed=2)
     whole.run()

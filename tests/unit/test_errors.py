@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.errors import JobExists, UnknownJob, first
+from edl.errors import JobExists, UnknownJob, some
 
 
 def test_an_unknown_job_gets_the_few_nearest_names() -> None:
@@ -19,4 +19,4 @@ def test_a_job_that_is_there_says_who_is_alive_and_how_long_the_dead_count() -> 
     sentence = str(JobExists("j", ["host a", *(f"w{worker}" for worker in range(9))], 6.0))
     assert "already running (host a, w0, w1, w2, w3 and 5 more)" in sentence
     assert "until their ZooKeeper sessions end, about 6 s" in sentence
-    assert first([]) == ""
+    assert some([]) == ""

@@ -15,7 +15,7 @@ from edl.core.host.horovodrun_slot import (
     abandoned,
     after_loss,
     awaits_others,
-    decide,
+    decide_slot,
     forgotten,
     last_round,
     may_ask,
@@ -68,7 +68,7 @@ def with_job(**changes: Any) -> Snapshot:
 
 def end_signal(snapshot: Snapshot, own: SlotState, at: float) -> str | None:
     """Return the signal that the worker gets at that time; None if it gets none."""
-    endings = decide(snapshot, own, at).endings
+    endings = decide_slot(snapshot, own, at).endings
     return None if not endings else "SIGKILL" if endings[0].kill else "SIGTERM"
 
 
@@ -77,33 +77,33 @@ def did_nothing(decision: SupervisorDecision) -> bool:
 
 
 def test_the_first_start_is_at_once() -> None:
-    decision = decide(NOW, NONE, 0.0)
+    decision = decide_slot(NOW, NONE, 0.0)
     assert [start.slot for start in decision.starts] == [1]
 
 
 def test_a_worker_that_runs_is_left_alone() -> None:
-    decision = decide(NOW, OWN, 100.0)
+    decision = decide_slot(NOW, OWN, 100.0)
     assert did_nothing(decision)
 
 
 def test_a_killed_worker_is_started_again_after_a_pause() -> None:
     own = replace(OWN, processes=(KILLED,))
-    assert decide(NOW, own, 99.5).starts == ()
-    (start,) = decide(NOW, own, 100.0).starts
+    assert decide_slot(NOW, own, 99.5).starts == ()
+    (start,) = decide_slot(NOW, own, 100.0).starts
     assert start.failures == 1
 
 
 def test_the_driver_never_sees_the_end_of_a_worker_that_left_while_its_slot_is_wanted() -> None:
     own = replace(OWN, processes=(replace(LIVES, exit_code=0, exited=99.0),))
-    assert decide(NOW, own, 99.0).exit_code is None
-    assert decide(NOW, own, 100.0).starts
+    assert decide_slot(NOW, own, 99.0).exit_code is None
+    assert decide_slot(NOW, own, 100.0).starts
 
 
 def test_a_slot_that_the_driver_took_back_ends_with_success() -> None:
     own = replace(OWN, removed=True)
-    assert decide(NOW, own, 100.0).exit_code is None  # the leader takes the worker out
-    assert decide(NOW, own, 100.0).endings == ()
-    assert decide(NOW, replace(own, processes=(KILLED,)), 100.0).exit_code == 0
+    assert decide_slot(NOW, own, 100.0).exit_code is None  # the leader takes the worker out
+    assert decide_slot(NOW, own, 100.0).endings == ()
+    assert decide_slot(NOW, replace(own, processes=(KILLED,)), 100.0).exit_code == 0
 
 
 def test_a_worker_in_no_ring_is_ended_when_the_driver_takes_its_slot_back() -> None:
@@ -118,7 +118,7 @@ def test_a_worker_in_no_ring_is_ended_when_the_driver_takes_its_slot_back() -> N
         assert end_signal(now, ending, 104.0) is None
         assert end_signal(now, ending, 105.0) == "SIGKILL"
     joined = replace(LIVES, ending_since=100.0)  # it got its seat meanwhile, and leaves it
-    assert decide(NOW, replace(OWN, processes=(joined,), removed=True), 110.0).endings == ()
+    assert decide_slot(NOW, replace(OWN, processes=(joined,), removed=True), 110.0).endings == ()
 
 
 def test_the_driver_need_not_kill_what_it_ends_on_a_host_that_it_bars() -> None:
@@ -129,8 +129,8 @@ def test_the_driver_need_not_kill_what_it_ends_on_a_host_that_it_bars() -> None:
     assert end_signal(NOW, ending, 52.9) is None
     assert end_signal(NOW, ending, 53.0) == "SIGKILL"
     # Asked by a user, or it is not known yet to whom the slot belongs: it has the time to leave.
-    assert decide(NOW, replace(ending, disabled=False), 79.0).endings == ()
-    assert decide(NOW, replace(ending, removed=False), 79.0).endings == ()
+    assert decide_slot(NOW, replace(ending, disabled=False), 79.0).endings == ()
+    assert decide_slot(NOW, replace(ending, removed=False), 79.0).endings == ()
 
 
 def test_a_process_whose_ssh_has_ended_lets_its_worker_leave_and_ends() -> None:
@@ -142,15 +142,17 @@ def test_a_process_whose_ssh_has_ended_lets_its_worker_leave_and_ends() -> None:
     assert end_signal(NOW, ending, 80.0) == "SIGKILL"
     gone, others = replace(own, processes=(KILLED,)), (SlotRecord("a", 0), SlotRecord("a", 1))
     now = replace(NOW, slots=others)
-    assert decide(now, gone, 108.9).exit_code is None  # horovodrun may have ended, and so the job
-    assert decide(now, gone, 109.0).exit_code == 1
+    assert (
+        decide_slot(now, gone, 108.9).exit_code is None
+    )  # horovodrun may have ended, and so the job
+    assert decide_slot(now, gone, 109.0).exit_code == 1
     last = replace(NOW, slots=others[1:])
-    assert decide(last, gone, 128.9).outcome is None
-    outcome = decide(last, gone, 129.0).outcome
+    assert decide_slot(last, gone, 128.9).outcome is None
+    outcome = decide_slot(last, gone, 129.0).outcome
     assert outcome is not None
     assert outcome.state is JobState.FAILED
     stopping = replace(with_job(state=JobState.STOPPING), members=())
-    stopped = decide(stopping, gone, 101.0).outcome
+    stopped = decide_slot(stopping, gone, 101.0).outcome
     assert stopped is not None
     assert stopped.state is JobState.STOPPED
 
@@ -159,9 +161,9 @@ def test_who_is_asked_to_end_waits_for_the_driver_to_take_the_slot_back() -> Non
     own = replace(OWN, ending_since=50.0)
     assert end_signal(NOW, own, 50.0) == "SIGTERM"
     gone = replace(own, processes=(replace(LIVES, exit_code=0, exited=51.0),))
-    assert decide(NOW, gone, 79.0).exit_code is None
-    assert decide(NOW, gone, 80.0).exit_code == 1
-    assert decide(NOW, replace(gone, removed=True), 51.0).exit_code == 0
+    assert decide_slot(NOW, gone, 79.0).exit_code is None
+    assert decide_slot(NOW, gone, 80.0).exit_code == 1
+    assert decide_slot(NOW, replace(gone, removed=True), 51.0).exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -173,8 +175,8 @@ def test_the_end_of_the_job_is_the_end_for_the_driver(
 ) -> None:
     now = with_job(state=state, exit_code=exit_code)
     ended = replace(OWN, processes=(replace(LIVES, exit_code=0, exited=99.0),))
-    assert decide(now, ended, 100.0).exit_code == code
-    assert decide(now, NONE, 100.0).exit_code == code
+    assert decide_slot(now, ended, 100.0).exit_code == code
+    assert decide_slot(now, NONE, 100.0).exit_code == code
 
 
 def test_after_the_end_the_driver_is_waited_for_and_that_is_said() -> None:
@@ -195,13 +197,15 @@ def test_after_the_end_the_driver_is_waited_for_and_that_is_said() -> None:
 
 def test_an_error_after_the_job_has_finished_is_passed_on() -> None:
     now = with_job(state=JobState.FINISHED)
-    assert decide(now, replace(OWN, processes=(ERROR,), state_since=98.0), 100.0).exit_code == 3
+    assert (
+        decide_slot(now, replace(OWN, processes=(ERROR,), state_since=98.0), 100.0).exit_code == 3
+    )
 
 
 def test_a_script_may_work_on_after_the_training() -> None:
     now = with_job(state=JobState.FINISHED)
-    assert decide(now, OWN, 500.0).endings == ()
-    assert decide(now, OWN, 700.0).endings
+    assert decide_slot(now, OWN, 500.0).endings == ()
+    assert decide_slot(now, OWN, 700.0).endings
 
 
 @pytest.mark.parametrize(
@@ -215,7 +219,7 @@ def test_a_script_may_work_on_after_the_training() -> None:
 def test_a_job_that_cannot_begin_has_failed(exit_code: int, worker: int | None, said: str) -> None:
     now = replace(NOW, generation=None, members=())
     process = Process(1, "l1", 0.0, worker=worker, exit_code=exit_code, exited=1.0)
-    outcome = decide(now, replace(OWN, processes=(process,)), 2.0).outcome
+    outcome = decide_slot(now, replace(OWN, processes=(process,)), 2.0).outcome
     assert outcome is not None
     assert outcome.state is JobState.FAILED
     assert said in outcome.reason
@@ -227,7 +231,7 @@ def test_a_job_fails_at_once_whose_script_was_refused() -> None:
     process = Process(
         1, "l1", 0.0, exit_code=REFUSED_EXIT, exited=1.0, termination_message="no init()"
     )
-    outcome = decide(now, replace(OWN, processes=(process,)), 2.0).outcome
+    outcome = decide_slot(now, replace(OWN, processes=(process,)), 2.0).outcome
     assert outcome is not None
     assert (outcome.reason, outcome.exit_code) == ("no init()", REFUSED_EXIT)
 
@@ -235,18 +239,18 @@ def test_a_job_fails_at_once_whose_script_was_refused() -> None:
 def test_a_silent_script_fails_a_job_that_needs_it_to_begin() -> None:
     silent = replace(OWN, processes=(Process(1, "l1", 0.0),))
     needy = replace(with_job(min_np=2), generation=None, members=MEMBERS[:1])
-    assert decide(needy, silent, 119.0).outcome is None
-    outcome = decide(needy, silent, 120.0).outcome
+    assert decide_slot(needy, silent, 119.0).outcome is None
+    outcome = decide_slot(needy, silent, 120.0).outcome
     assert outcome is not None
     assert "did not call edl.init() within 120 s" in outcome.reason
-    late = decide(NOW, silent, 120.0)
+    late = decide_slot(NOW, silent, 120.0)
     assert (late.outcome, len(late.warnings)) == (None, 1)
 
 
 def test_one_of_several_that_fails_at_first_is_tried_again() -> None:
     now = replace(NOW, generation=None, members=MEMBERS[:1])
     process = Process(1, "l1", 0.0, exit_code=3, exited=1.0)
-    assert decide(now, replace(OWN, processes=(process,)), 5.0).starts
+    assert decide_slot(now, replace(OWN, processes=(process,)), 5.0).starts
 
 
 def test_nothing_is_started_while_nobody_could_give_it_the_state() -> None:
@@ -255,8 +259,8 @@ def test_nothing_is_started_while_nobody_could_give_it_the_state() -> None:
     assert not dead_ring(lost, OWN)
     assert not dead_ring(NOW, replace(OWN, processes=(KILLED,)))
     own = replace(OWN, processes=(KILLED,), ring_deaths=LOST)
-    assert decide(lost, own, 109.0).starts == ()
-    outcome = decide(lost, own, 110.0).outcome
+    assert decide_slot(lost, own, 109.0).starts == ()
+    outcome = decide_slot(lost, own, 110.0).outcome
     assert outcome is not None
     assert "no checkpoint" in outcome.reason
 
@@ -264,8 +268,8 @@ def test_nothing_is_started_while_nobody_could_give_it_the_state() -> None:
 def test_with_a_checkpoint_killed_workers_begin_again_and_broken_scripts_do_not() -> None:
     lost = replace(with_job(saved_step=40), members=())
     own = replace(OWN, ring_deaths=LOST)
-    assert decide(lost, replace(own, processes=(KILLED,)), 110.0).starts
-    outcome = decide(lost, replace(own, processes=(ERROR,)), 110.0).outcome
+    assert decide_slot(lost, replace(own, processes=(KILLED,)), 110.0).starts
+    outcome = decide_slot(lost, replace(own, processes=(ERROR,)), 110.0).outcome
     assert outcome is not None
     assert outcome.exit_code == 3
 
@@ -278,13 +282,15 @@ def test_a_worker_that_was_given_up_is_ended_and_that_is_no_failure() -> None:
 def test_a_stop_waits_for_the_ring_and_then_for_nobody() -> None:
     now = with_job(state=JobState.STOPPING)
     steps = replace(OWN, stepped=100.0)
-    assert decide(now, replace(steps, state_since=90.0), 100.0).endings == ()
+    assert decide_slot(now, replace(steps, state_since=90.0), 100.0).endings == ()
     assert end_signal(now, replace(steps, state_since=60.0), 100.0) == "SIGTERM"
     assert end_signal(replace(now, leader=None), replace(steps, state_since=90.0), 100.0)
     stuck = replace(OWN, state_since=100.0)
-    assert decide(now, stuck, 100.0 + LIMITS.stuck_s - 0.1).endings == ()
+    assert decide_slot(now, stuck, 100.0 + LIMITS.stuck_s - 0.1).endings == ()
     assert end_signal(now, stuck, 100.0 + LIMITS.stuck_s) == "SIGKILL"
-    outcome = decide(replace(now, members=()), replace(OWN, processes=(KILLED,)), 100.0).outcome
+    outcome = decide_slot(
+        replace(now, members=()), replace(OWN, processes=(KILLED,)), 100.0
+    ).outcome
     assert outcome is not None
     assert outcome.state is JobState.STOPPED
 
@@ -292,8 +298,8 @@ def test_a_stop_waits_for_the_ring_and_then_for_nobody() -> None:
 def test_a_slot_that_keeps_failing_stays_empty_and_the_driver_does_not_see_it() -> None:
     failing = replace(ERROR, started=90.0, failures=4, termination_message="ValueError: boom")
     own = replace(OWN, processes=(failing,))
-    assert decide(with_job(max_restarts=5), own, 200.0).starts
-    decision = decide(with_job(max_restarts=4), own, 200.0)
+    assert decide_slot(with_job(max_restarts=5), own, 200.0).starts
+    decision = decide_slot(with_job(max_restarts=4), own, 200.0)
     assert decision.disable_slot is not None
     assert decision.disable_slot.desired == NOW.assigned.hosts  # it is the driver's
     assert did_nothing(decision)
@@ -302,7 +308,7 @@ def test_a_slot_that_keeps_failing_stays_empty_and_the_driver_does_not_see_it() 
         "w1 exited with code 3; the last line of w1: ValueError: boom"
     )
     given_up = replace(own, processes=(replace(failing, used_up=True),))
-    idle = decide(with_job(max_restarts=4), given_up, 200.0)
+    idle = decide_slot(with_job(max_restarts=4), given_up, 200.0)
     assert idle.disable_slot is None
     assert did_nothing(idle)
 
@@ -317,7 +323,7 @@ def test_a_job_that_needs_a_slot_that_was_given_up_has_failed(elsewhere: bool) -
     )
     job = changed(JOB, max_restarts=4, min_np=1 if elsewhere else 2)
     used = (SlotRecord("a", 0, disabled="it failed"),) if elsewhere else ()
-    decision = decide(replace(NOW, job=job, slots=used), own, 200.0)
+    decision = decide_slot(replace(NOW, job=job, slots=used), own, 200.0)
     assert decision.outcome is not None
     assert (decision.outcome.state, decision.outcome.exit_code) == (JobState.FAILED, 3)
     assert "without it fewer than" in decision.outcome.reason
@@ -327,26 +333,26 @@ def test_a_job_that_needs_a_slot_that_was_given_up_has_failed(elsewhere: bool) -
 def test_a_process_whose_script_has_ended_is_killed_when_it_stays() -> None:
     over = with_job(state=JobState.FINISHED)
     own = replace(OWN, processes=(replace(LIVES, ended=90.0, handled=100.0),), state_since=100.0)
-    assert decide(over, own, 100.0 + LIMITS.exit_s - 0.1).endings == ()
+    assert decide_slot(over, own, 100.0 + LIMITS.exit_s - 0.1).endings == ()
     assert end_signal(over, own, 100.0 + LIMITS.exit_s) == "SIGKILL"
 
 
 def test_nobody_waits_for_the_dead_whose_end_was_logged() -> None:
     lost = replace(NOW, members=())
     own = replace(OWN, processes=(ERROR,), ring_deaths=(RingDeath(1, -1, 99.5),))
-    assert decide(lost, own, 100.0).outcome is None
-    assert decide(lost, replace(own, ended=frozenset({0, 1})), 100.0).outcome is not None
+    assert decide_slot(lost, own, 100.0).outcome is None
+    assert decide_slot(lost, replace(own, ended=frozenset({0, 1})), 100.0).outcome is not None
     proven = replace(lost, evicted={0: "its process is gone: port 1 refuses connections"})
-    assert decide(proven, replace(own, ended=frozenset({1})), 100.0).outcome is not None
+    assert decide_slot(proven, replace(own, ended=frozenset({1})), 100.0).outcome is not None
     frozen = replace(lost, evicted={0: "it is frozen or cut off"})
-    assert decide(frozen, replace(own, ended=frozenset({1})), 100.0).outcome is None
+    assert decide_slot(frozen, replace(own, ended=frozenset({1})), 100.0).outcome is None
 
 
 def test_when_the_ring_has_ended_the_job_has_stopped() -> None:
     ended = replace(NOW, generation=replace(RING, members=(), reason="horovodrun ends"))
     ending = replace(OWN, ending_since=99.0, processes=(KILLED,))
-    assert decide(ended, ending, 100.0).outcome is None  # one of them is still there
-    outcome = decide(replace(ended, members=()), ending, 100.0).outcome
+    assert decide_slot(ended, ending, 100.0).outcome is None  # one of them is still there
+    outcome = decide_slot(replace(ended, members=()), ending, 100.0).outcome
     assert outcome is not None
     assert (outcome.state, outcome.reason) == (JobState.STOPPED, "horovodrun ends")
 

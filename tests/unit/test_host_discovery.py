@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from edl import config
-from edl.core.host.host_discovery import first_desired, lines, parse
+from edl.core.host.host_discovery import first_desired, lines, parse_hosts
 from edl.errors import UsageError
 from edl.launch.horovodrun import discovery
 from edl.launch.horovodrun.launcher import ElasticLimits
 
 
 def test_hosts_and_slots() -> None:
-    assert parse(["a:4", "b:2", "a:1"]) == {"a": 5, "b": 2}
+    assert parse_hosts(["a:4", "b:2", "a:1"]) == {"a": 5, "b": 2}
     for word in ("a", "a:", ":3", "a:b", "a:-1", "a:1:2"):
         with pytest.raises(UsageError, match="is no host with its slots"):
-            parse([word])
+            parse_hosts([word])
 
 
 def test_a_job_starts_with_np_workers_as_few_hosts_as_will_do() -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from edl.core.policy.observation import Seen
+from edl.core.policy.observation import SizeMeasurement
 from edl.core.policy.scaling_profile import ScalingProfile
 from edl.core.records import JobPolicy
 from edl.daemon.job_policy import PolicyInZooKeeper
 from edl.errors import CoordinationError
 
 MINE, THEIRS = (JobPolicy("[stragglers]\n", source) for source in ("train.py", "p.toml"))
-LEARNED = ScalingProfile(seen=((2, Seen(40.0, 9)),))
+LEARNED = ScalingProfile(seen=((2, SizeMeasurement(40.0, 9)),))
 
 
 class Nodes:

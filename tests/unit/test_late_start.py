@@ -12,7 +12,7 @@ from edl.config import HorovodSlot
 from edl.core.host.horovodrun_slot import placed_otherwise
 from edl.core.snapshot import Snapshot
 from edl.launch.horovodrun import late_start, launcher
-from edl.launch.horovodrun.driver import Answer, Driver
+from edl.launch.horovodrun.driver import Driver, RankAssignment
 from edl.launch.horovodrun.late_start import LateStart
 from edl.launch.horovodrun.launcher import ElasticLimits, Launcher, discovered
 
@@ -45,7 +45,7 @@ def test_a_placement_since_the_start_knew_all_hosts() -> None:
     driver = Driver(SLOT)
     late = LateStart(driver, discover_s=5.0)
     assert not late.has_missed_hosts(NOW, 0.0)
-    driver.newest = Answer(0, 1, 2)
+    driver.newest = RankAssignment(0, 1, 2)
     assert not late.has_missed_hosts(NOW, 5.0)
 
 

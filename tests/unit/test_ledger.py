@@ -11,9 +11,9 @@ import pytest
 from edl.core.step.ledger import (
     LeasePolicy,
     Ledger,
+    complete_batch,
     complete_step,
-    end_batch,
-    give_back,
+    free_leases,
     grant,
     restore,
     start_epoch,
@@ -150,7 +150,7 @@ def test_an_epoch_ends_with_its_last_sample() -> None:
 
 
 def test_leases_of_who_is_gone_come_before_everything_after_them() -> None:
-    ledger = give_back(two_workers(), members=[1])
+    ledger = free_leases(two_workers(), members=[1])
     assert ledger.free == ((0, 8), (16, 20))
     assert ledger.held_by(1) == ((8, 16),)
     assert grant(ledger, [(1, 4)], POLICY).held_by(1) == ((8, 16), (0, 8))
@@ -158,13 +158,13 @@ def test_leases_of_who_is_gone_come_before_everything_after_them() -> None:
 
 def test_what_a_leaver_had_trained_stays_done() -> None:
     ledger = trained(two_workers(), row(0, 4, 0), row(1, 4, 8))
-    ledger = give_back(ledger, members=[0])
+    ledger = free_leases(ledger, members=[0])
     assert ledger.done == 8
     assert ledger.free == ((12, 20),), "and neighbours are one span again"
 
 
 def test_nothing_is_given_back_when_all_stay() -> None:
-    assert give_back(two_workers(), [0, 1, 2]) == two_workers()
+    assert free_leases(two_workers(), [0, 1, 2]) == two_workers()
 
 
 # --- the same everywhere, and after a restart ---
@@ -199,12 +199,12 @@ def test_what_one_optimizer_has_counted_is_in_hand_until_the_batch_ends() -> Non
     )
     assert (later.current, later.applied_by) == (ledger.current, 3)
     assert later.leases == ledger.leases, "a later step of the batch takes nothing"
-    ended = end_batch(later)
+    ended = complete_batch(later)
     assert (ended.done, ended.current, ended.applied_by, ended.partially_applied) == (8, (), 0, ())
 
 
 def test_what_a_worker_has_in_hand_is_owed_to_those_that_have_not_counted_it() -> None:
-    ledger = give_back(of_several(), [1])
+    ledger = free_leases(of_several(), [1])
     assert ledger.partially_applied == ((0, 4, 1),)
     assert ledger.free == ((0, 8), (16, 20))
     assert ledger.counted([(0, 8)]) == (1, 4)
@@ -212,7 +212,7 @@ def test_what_a_worker_has_in_hand_is_owed_to_those_that_have_not_counted_it() -
     assert ledger.counted([(4, 20)]) == (0, 16)
     assert ledger.counted([]) == (0, 0)
     assert restore(json.loads(json.dumps(ledger.snapshot()))) == ledger
-    granted = grant(end_batch(ledger), [(1, 8)], POLICY)
+    granted = grant(complete_batch(ledger), [(1, 8)], POLICY)
     assert granted.held_by(1)[-1] == (0, 8), "behind what it holds already"
 
 
@@ -221,11 +221,11 @@ def test_what_is_owed_is_owed_until_it_is_done() -> None:
     ledger = grant(owed, [(0, 4)], POLICY)
     ledger = trained(ledger, row(0, 4, 0), applied_by=2)
     assert ledger.partially_applied == ((0, 4, 1),)
-    again = give_back(ledger, [])
+    again = free_leases(ledger, [])
     assert again.partially_applied == ((0, 4, 3),), (
         "two have counted it, and a third one may not have"
     )
-    assert end_batch(ledger).partially_applied == ()
+    assert complete_batch(ledger).partially_applied == ()
 
 
 def test_a_digest_is_the_same_on_every_machine() -> None:

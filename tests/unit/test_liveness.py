@@ -14,7 +14,7 @@ from edl.core.job.liveness import (
     ProbeResult,
     RingIdle,
     proof,
-    whom_to_ask,
+    workers_to_probe,
 )
 from edl.core.records import Generation, Member, RingFailure, RingMember, Stage
 from edl.core.snapshot import Snapshot
@@ -53,7 +53,7 @@ def facts(*members: Member, generation: Generation = RING, **changes: Any) -> Sn
 
 
 def asked(now: Snapshot, announced_s: float = 99.0, idle: RingIdle = SHORT) -> set[int]:
-    return set(whom_to_ask(now, 0, announced_s, idle))
+    return set(workers_to_probe(now, 0, announced_s, idle))
 
 
 def test_a_ring_that_trains_is_left_alone() -> None:
@@ -67,7 +67,7 @@ def test_all_of_a_ring_that_stands_still_are_asked() -> None:
 def test_newcomers_that_may_be_taken_in_are_asked() -> None:
     preparing = worker(4, stage=Stage.PREPARING, generation=0)
     now = facts(A, B, C, newcomer(3), preparing)
-    assert whom_to_ask(now, 0, 99.0, SHORT) == {3: ("10.0.0.1", 9003)}
+    assert workers_to_probe(now, 0, 99.0, SHORT) == {3: ("10.0.0.1", 9003)}
 
 
 def test_of_many_newcomers_nobody_is_asked_all_the_time() -> None:
@@ -75,9 +75,9 @@ def test_of_many_newcomers_nobody_is_asked_all_the_time() -> None:
     now = facts(A, B, C, *(newcomer(number) for number in range(100, 200)))
     assert USUAL.newcomer_s * 100 == 1.0
     heard_s = dict.fromkeys(range(100, 198), 0.9) | {198: 1.0}
-    assert set(whom_to_ask(now, 0, 99.0, SHORT, heard_s)) == {198, 199}
+    assert set(workers_to_probe(now, 0, 99.0, SHORT, heard_s)) == {198, 199}
     in_doubt = facts(A, B, newcomer(3), newcomer(4))
-    assert set(whom_to_ask(in_doubt, 0, 0.0, SHORT, {2: 0.0, 3: 0.019})) == {1, 2, 4}
+    assert set(workers_to_probe(in_doubt, 0, 0.0, SHORT, {2: 0.0, 3: 0.019})) == {1, 2, 4}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from edl.errors import RingError
-from edl.ring.mesh import ADDRESS_BYTES, MESH_BYTES, MOST_MEMBERS, Question, question
+from edl.ring.mesh import ADDRESS_BYTES, MESH_BYTES, MOST_MEMBERS, MeshRequest, question
 
 
 def address(owner: int, peer: int, width: int = ADDRESS_BYTES) -> bytes:
@@ -44,7 +44,7 @@ def test_each_rank_gets_the_addresses_that_are_meant_for_it(size: int) -> None:
 
 def test_hosts_are_told_as_they_are() -> None:
     asked = question("local_host0/edl-hosts/3")
-    assert asked == Question("local_host0", 3, -1)
+    assert asked == MeshRequest("local_host0", 3, -1)
     assert asked.keys == ("local_host0/rank_0", "local_host0/rank_1", "local_host0/rank_2")
     assert split(asked.answer([b"one", b"", b"\x00\xff"]), 3) == [b"one", b"", b"\x00\xff"]
 
@@ -87,7 +87,7 @@ def test_values_that_hold_no_address_for_each_other_member_are_refused(
 ) -> None:
     for rank in range(3):
         with pytest.raises(RingError, match=f"3 members of global stored {said} of addresses"):
-            Question("global", 3, rank).answer([bytes(length) for length in stored])
+            MeshRequest("global", 3, rank).answer([bytes(length) for length in stored])
 
 
 def test_the_limit_is_that_of_a_full_mesh() -> None:

@@ -9,7 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edl.core.step.noise_scale import UNKNOWN, WINDOWS, Measured, NoiseScale, Squares, measured
+from edl.core.step.noise_scale import (
+    UNKNOWN,
+    WINDOWS,
+    NoiseSample,
+    NoiseScale,
+    Squares,
+    noise_sample,
+)
 from edl.testing.noise import known_noise
 from examples.digits_data import load
 
@@ -19,40 +26,40 @@ def test_two_workers_with_a_like_number_of_samples() -> None:
     # S = (4 * 10 + 4 * 2 - 8 * 5) / 1 = 8; |G|^2 = 5 - 8 / 8 = 4.
     # The two-batch estimator (McCandlish, appendix A.1), b = 4 with (10 + 2) / 2 = 6, B = 8 with 5:
     # S = (6 - 5) / (1/4 - 1/8) = 8; |G|^2 = (8 * 5 - 4 * 6) / (8 - 4) = 4.
-    found = measured({0: 4, 1: 4}, {0: Squares(10.0, 5.0), 1: Squares(2.0, 5.0)})
-    assert found == Measured(8.0, 4.0)
+    found = noise_sample({0: 4, 1: 4}, {0: Squares(10.0, 5.0), 1: Squares(2.0, 5.0)})
+    assert found == NoiseSample(8.0, 4.0)
 
 
 def test_workers_with_different_numbers_of_samples() -> None:
     # (3, 0) of 1 sample and (0, 1) of 3: their mean is (3, 3) / 4, with the square 18 / 16 = 1.125.
     # S = (1 * 9 + 3 * 1 - 4 * 1.125) / 1 = 7.5; |G|^2 = 1.125 - 7.5 / 4 = -0.75.
-    found = measured({0: 1, 1: 3}, {0: Squares(9.0, 1.125), 1: Squares(1.0, 1.125)})
-    assert found == Measured(7.5, -0.75)
+    found = noise_sample({0: 1, 1: 3}, {0: Squares(9.0, 1.125), 1: Squares(1.0, 1.125)})
+    assert found == NoiseSample(7.5, -0.75)
 
 
 def test_who_pads_says_nothing() -> None:
     two = {0: Squares(10.0, 5.0), 1: Squares(2.0, 5.0)}
-    assert measured({0: 4, 1: 4, 2: 0}, two) == Measured(8.0, 4.0)
+    assert noise_sample({0: 4, 1: 4, 2: 0}, two) == NoiseSample(8.0, 4.0)
 
 
 def test_a_single_worker_compares_two_steps() -> None:
     # (3, 1) and (1, 1) of 4 samples each, as above: mean square 6, of their mean 5.
-    assert measured({3: 4}, {3: Squares(6.0, 5.0)}) == Measured(8.0, 4.0, is_biased=True)
+    assert noise_sample({3: 4}, {3: Squares(6.0, 5.0)}) == NoiseSample(8.0, 4.0, is_biased=True)
 
 
 @pytest.mark.parametrize(
     "second", [Squares(), Squares(2.0, 0.0), Squares(math.inf, 5.0), Squares(math.nan, 5.0)]
 )
 def test_a_step_that_one_has_not_measured_says_nothing(second: Squares) -> None:
-    assert measured({0: 4, 1: 4}, {0: Squares(10.0, 5.0), 1: second}) is None
-    assert measured({0: 4, 1: 4}, {0: Squares(10.0, 5.0)}) is None
-    assert measured({}, {}) is None
+    assert noise_sample({0: 4, 1: 4}, {0: Squares(10.0, 5.0), 1: second}) is None
+    assert noise_sample({0: 4, 1: 4}, {0: Squares(10.0, 5.0)}) is None
+    assert noise_sample({}, {}) is None
 
 
 def after(*found: tuple[float, float], times: int = 1, start: NoiseScale = UNKNOWN) -> NoiseScale:
     """(S, |G|^2) of each measurement, all of them ``times`` over, from batches of 8."""
     for number, one in enumerate(found * times):
-        start = start.after(Measured(*one), 8, number + 1)
+        start = start.after(NoiseSample(*one), 8, number + 1)
     return start
 
 
@@ -89,11 +96,11 @@ def test_a_signal_that_falls_is_followed_or_unknown() -> None:
 def test_what_is_biased_is_dropped_when_there_are_two_workers() -> None:
     biased = UNKNOWN
     for update in range(10):
-        biased = biased.after(Measured(100.0, 1.0, is_biased=True), 8, update)
+        biased = biased.after(NoiseSample(100.0, 1.0, is_biased=True), 8, update)
     assert (biased.is_biased, biased.samples) == (True, pytest.approx(100.0))
-    now = biased.after(Measured(6.0, 2.0), 16, 11)
+    now = biased.after(NoiseSample(6.0, 2.0), 16, 11)
     assert (now.samples, now.steps, now.is_biased, now.first_batch) == (None, 1, False, 8)
-    assert now.after(Measured(100.0, 1.0, is_biased=True), 8, 12) == now
+    assert now.after(NoiseSample(100.0, 1.0, is_biased=True), 8, 12) == now
 
 
 def test_what_a_batch_is_worth() -> None:
@@ -137,7 +144,7 @@ def test_a_problem_whose_noise_is_known(shares: list[tuple[int, ...]]) -> None:
         own = [gradient + deviation * chance.normal(size=(n, size)).mean(axis=0) for n in counts]
         total = sum(counts)
         mean = sum(n * each for n, each in zip(counts, own, strict=True)) / total
-        found = measured(
+        found = noise_sample(
             dict(enumerate(counts)),
             {w: Squares(float(each @ each), float(mean @ mean)) for w, each in enumerate(own)},
         )
@@ -222,7 +229,7 @@ def test_it_is_the_true_one_or_unknown(
         own = gradients(w, x[picked], y[picked]).reshape(4, batch, -1).mean(axis=1)
         mean = own.mean(axis=0)
         squares = {i: Squares(float(g @ g), float(mean @ mean)) for i, g in enumerate(own)}
-        found = measured(dict.fromkeys(squares, batch), squares)
+        found = noise_sample(dict.fromkeys(squares, batch), squares)
         assert found is not None
         now = now.after(found, 4 * batch, step + 1)
         w = w - rate * mean

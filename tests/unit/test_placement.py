@@ -9,11 +9,11 @@ import pytest
 from made import changed, make_job, wanted
 
 from edl.core.job.placement import (
-    drain_host,
-    give_back,
     move,
-    place,
+    place_workers,
+    return_absent,
     whole,
+    without_host,
     without_slot,
 )
 from edl.core.job.replacement import replacement, taken_back
@@ -39,23 +39,26 @@ JOB = make_job(min_np=2, max_np=6)
 )
 def test_place(np: int, desired: dict[str, int], expected: dict[str, int]) -> None:
     for hosts in ((A, B, C), (C, A, B)):  # the order of arrival does not count
-        assert place("digits", np, desired, hosts) == expected
+        assert place_workers("digits", np, desired, hosts) == expected
 
 
 def test_a_host_without_an_agent_keeps_its_workers_but_gets_none() -> None:
-    assert place("digits", 4, {"b": 3}, [A]) == {"b": 3, "a": 1}
-    assert place("digits", 2, {"a": 2, "b": 2}, [A]) == {"a": 2, "b": 0}  # and loses them first
+    assert place_workers("digits", 4, {"b": 3}, [A]) == {"b": 3, "a": 1}
+    assert place_workers("digits", 2, {"a": 2, "b": 2}, [A]) == {
+        "a": 2,
+        "b": 0,
+    }  # and loses them first
     with pytest.raises(UsageError, match=r"have 5 slots \(a: 2, b: 3 without an agent\)"):
-        place("digits", 6, {"b": 3}, [A])
+        place_workers("digits", 6, {"b": 3}, [A])
 
 
 def test_what_is_desired_above_the_slots_is_not_raised_further() -> None:
-    assert place("digits", 5, {"a": 4}, [A, C]) == {"a": 4, "c": 1}
+    assert place_workers("digits", 5, {"a": 4}, [A, C]) == {"a": 4, "c": 1}
 
 
 def test_too_few_slots_is_a_sentence_with_the_numbers() -> None:
     with pytest.raises(UsageError) as caught:
-        place("digits", 8, {"a": 2}, [A, B, C])
+        place_workers("digits", 8, {"a": 2}, [A, B, C])
     assert str(caught.value) == (
         "cannot scale job digits to 8 workers: its hosts have 7 slots (a: 2, b: 4, c: 1); "
         "add a host with `edl join --job digits`"
@@ -71,22 +74,22 @@ def training(*agents: str, **here: int) -> Snapshot:
 
 
 def test_a_host_leaves_only_if_enough_workers_stay() -> None:
-    assert drain_host(training("a", "b", a=2, b=4), "b", {"a": 2, "b": 4}) == {"a": 2, "b": 0}
+    assert without_host(training("a", "b", a=2, b=4), "b", {"a": 2, "b": 4}) == {"a": 2, "b": 0}
     with pytest.raises(UsageError, match="1 worker would be left and min_np is 2"):
-        drain_host(training("a", "b", a=1, b=4), "b", {"a": 1, "b": 4})
+        without_host(training("a", "b", a=1, b=4), "b", {"a": 1, "b": 4})
 
 
 def test_a_host_that_leaves_gives_back_who_had_not_moved_to_it() -> None:
     """Else the ring would shrink by workers that train on elsewhere."""
-    assert drain_host(training("a", "b", a=3), "b", {"a": 1, "b": 2}) == {"a": 3, "b": 0}
-    assert drain_host(training("a", "b", a=2, b=1), "b", {"a": 1, "b": 2}) == {"a": 2, "b": 0}
+    assert without_host(training("a", "b", a=3), "b", {"a": 1, "b": 2}) == {"a": 3, "b": 0}
+    assert without_host(training("a", "b", a=2, b=1), "b", {"a": 1, "b": 2}) == {"a": 2, "b": 0}
 
 
 def test_with_a_host_that_leaves_the_places_of_the_dead_are_given_up() -> None:
     """Else it would wait for them to come and replace its workers."""
 
     def drained(now: Snapshot, **hosts: int) -> dict[str, int]:
-        return drain_host(replace(now, **wanted(hosts)), "b", hosts)
+        return without_host(replace(now, **wanted(hosts)), "b", hosts)
 
     assert drained(training("a", "b", a=2, b=1), a=2, b=1, dead=3) == {"a": 2, "b": 0, "dead": 0}
     with pytest.raises(UsageError, match="1 worker would be left and min_np is 2"):
@@ -97,11 +100,11 @@ def test_with_a_host_that_leaves_the_places_of_the_dead_are_given_up() -> None:
     assert drained(alive, a=2, b=1) == {"a": 2, "b": 0}
     # Who has come since the facts were read is not dead.
     before = replace(training("a", "b", a=2, b=1), **wanted({"a": 2, "b": 1}))
-    assert drain_host(before, "b", {"a": 2, "b": 1, "c": 1}) == {"a": 2, "b": 0, "c": 1}
+    assert without_host(before, "b", {"a": 2, "b": 1, "c": 1}) == {"a": 2, "b": 0, "c": 1}
     # Who leaves since then does not move here.
     before = replace(training("a", "b", "c", a=1, b=1), **wanted({"a": 1, "b": 1, "c": 1}))
     with pytest.raises(UsageError, match="0 workers would be left and min_np is 2"):
-        drain_host(before, "c", {"a": 0, "b": 0, "c": 1})
+        without_host(before, "c", {"a": 0, "b": 0, "c": 1})
 
 
 @pytest.mark.parametrize(
@@ -118,7 +121,7 @@ def test_with_a_host_that_leaves_the_places_of_the_dead_are_given_up() -> None:
 def test_what_has_not_moved_is_given_back(
     desired: dict[str, int], here: dict[str, int], after: dict[str, int]
 ) -> None:
-    assert give_back(desired, "b", here) == after
+    assert return_absent(desired, "b", here) == after
 
 
 def moved(
@@ -164,7 +167,7 @@ def test_where_slots_are_assigned_a_host_must_be_discovered() -> None:
     with pytest.raises(UsageError, match="nobody offers c; let edl-discover offer c to horovodrun"):
         move(now, None, "a", "c", {"a": 2})
     with pytest.raises(UsageError, match=r"5 slots \(a: 2, b: 3\); let edl-discover offer another"):
-        place("digits", 6, {"a": 2}, now.available, now.assigned.by_slot)
+        place_workers("digits", 6, {"a": 2}, now.available, now.assigned.by_slot)
 
 
 def test_the_driver_of_horovodrun_keeps_a_host() -> None:
@@ -191,13 +194,13 @@ FEW = changed(JOB, min_np=1, sizes=(1, 2, 4))
 def test_a_host_that_leaves_keeps_the_size_on_free_slots_or_the_next_smaller_is_wanted() -> None:
     now = replace(training("a", "b", a=3, b=1), job=FEW)
     agents = (Host("a", 3, "x"), Host("b", 1, "x"))
-    assert drain_host(replace(now, hosts=agents), "b", {"a": 3, "b": 1}) == {"a": 2, "b": 0}
+    assert without_host(replace(now, hosts=agents), "b", {"a": 3, "b": 1}) == {"a": 2, "b": 0}
     more = (Host("a", 4, "x"), Host("b", 1, "x"))
-    assert drain_host(replace(now, hosts=more), "b", {"a": 3, "b": 1}) == {"a": 4, "b": 0}
+    assert without_host(replace(now, hosts=more), "b", {"a": 3, "b": 1}) == {"a": 4, "b": 0}
     two = changed(JOB, min_np=2, sizes=(2, 4))
     now = replace(training("a", "b", a=1, b=1), job=two)
     with pytest.raises(UsageError, match="1 worker would be left and min_np is 2"):
-        drain_host(now, "b", {"a": 1, "b": 1})
+        without_host(now, "b", {"a": 1, "b": 1})
 
 
 def test_a_slot_that_is_given_up_is_replaced_or_the_next_smaller_size_is_wanted() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from edl.core.policy.batch import best_batch, choose
+from edl.core.policy.batch import best_global_batch, choose_batch
 from edl.core.policy.goodput import Goodput
-from edl.core.policy.observation import Observation, Seen
+from edl.core.policy.observation import Observation, SizeMeasurement
 from edl.core.sizes import Sizes
 from edl.core.step.batching import Batching
 from edl.core.step.noise_scale import NoiseScale
@@ -35,7 +35,7 @@ def noise(scale: float, first_batch: int = 100) -> NoiseScale:
 NOW = Observation(
     1,
     Sizes(1, 8),
-    seen={1: Seen(500.0, 50, 100.0)},
+    seen={1: SizeMeasurement(500.0, 50, 100.0)},
     model=Made(),
     batching=Batching(batch_range=(100, 1600)).choosing(100),
     noise=noise(400.0),
@@ -49,10 +49,10 @@ def test_the_batch_with_the_largest_goodput() -> None:
     For B / ((100 + B)(400 + B)) is largest at the root of 100 x 400. The goodput there is
     1000 x 200/300 x 500/600 = 556, beside 1000 x 100/200 = 500 with 100.
     """
-    batch, goodput = best_batch(NOW, 1)
+    batch, goodput = best_global_batch(NOW, 1)
     assert batch == pytest.approx(200, abs=6)  # the candidates are 1.058 apart
     assert goodput == pytest.approx(555.6, rel=1e-3)
-    choice = choose(NOW)
+    choice = choose_batch(NOW)
     assert choice.batch == batch
     assert choice.reason == (
         f"the global batch becomes {batch}: {batch} would make +11.1% of its progress, by a noise "
@@ -62,19 +62,21 @@ def test_the_batch_with_the_largest_goodput() -> None:
 
 def test_more_noise_and_more_workers_are_for_a_larger_batch() -> None:
     """The root of 100 x 1600 is 400; with 2 workers, whose step costs 200 samples, of 200 x 400."""
-    assert best_batch(replace(NOW, noise=noise(1600.0)), 1)[0] == pytest.approx(400, rel=0.06)
-    assert best_batch(NOW, 2)[0] == pytest.approx(283, rel=0.06)
+    assert best_global_batch(replace(NOW, noise=noise(1600.0)), 1)[0] == pytest.approx(
+        400, rel=0.06
+    )
+    assert best_global_batch(NOW, 2)[0] == pytest.approx(283, rel=0.06)
 
 
 def test_nothing_is_tried_far_beyond_what_was_measured() -> None:
     """All noise: the largest would be the best; 100 and 150 were measured, so 300 may be tried."""
     endless = replace(NOW, noise=noise(1e12), batches_seen=(100.0, 150.0))
-    assert best_batch(endless, 1)[0] == 300
-    assert best_batch(endless, 4)[0] == 1200
+    assert best_global_batch(endless, 1)[0] == 300
+    assert best_global_batch(endless, 4)[0] == 1200
 
 
 def test_a_single_batch_tells_nothing_so_another_one_is_tried() -> None:
-    choice = choose(replace(NOW, batches_seen=(100.0,)))
+    choice = choose_batch(replace(NOW, batches_seen=(100.0,)))
     assert choice == (200, "the global batch becomes 200: one size of it tells nothing")
 
 
@@ -83,14 +85,14 @@ def test_a_single_batch_tells_nothing_so_another_one_is_tried() -> None:
     [
         ({"awaits": True}, "the workers change"),
         ({"model": None}, "its steps are yet to be measured"),
-        ({"seen": {1: Seen(500.0, 9, 100.0)}}, "its steps are yet to be measured"),
-        ({"seen": {1: Seen(500.0, 50, 180.0)}}, "its steps are yet to be measured"),
+        ({"seen": {1: SizeMeasurement(500.0, 9, 100.0)}}, "its steps are yet to be measured"),
+        ({"seen": {1: SizeMeasurement(500.0, 50, 180.0)}}, "its steps are yet to be measured"),
         ({"noise": NoiseScale()}, "the gradient noise scale is not known"),
         ({"noise": noise(130.0)}, "of its progress, by a noise scale of 130, less than 5%"),
     ],
 )
 def test_it_stays(change: dict[str, Any], why: str) -> None:
-    choice = choose(replace(NOW, **change))
+    choice = choose_batch(replace(NOW, **change))
     assert choice.batch == 0
     assert choice.reason.startswith("the global batch stays 100: ")
     assert choice.reason.endswith(why)
@@ -98,13 +100,15 @@ def test_it_stays(change: dict[str, Any], why: str) -> None:
 
 def test_the_rule_for_the_size_knows_the_batch_that_each_would_have() -> None:
     """At most 200 together: 4 workers train 200 / 0.15 s, 8 train 200 / 0.125 s."""
-    now = replace(NOW, np=4, seen={4: Seen(1333.0, 50, 50.0)}, batching=Batching(100, 200))
+    now = replace(
+        NOW, np=4, seen={4: SizeMeasurement(1333.0, 50, 50.0)}, batching=Batching(100, 200)
+    )
     rates = Goodput().table(replace(now, noise=NoiseScale()))
     assert rates[1] == pytest.approx(500.0)
     assert rates[4] == pytest.approx(200 / 0.15)
     assert rates[8] == pytest.approx(200 / 0.125)
     chosen = Goodput().table(replace(now, batching=NOW.batching, noise=NOW.noise))
-    assert chosen[2] == best_batch(NOW, 2)[1]
+    assert chosen[2] == best_global_batch(NOW, 2)[1]
 
 
 def test_of_several_batches_that_make_a_step() -> None:
@@ -113,8 +117,8 @@ def test_of_several_batches_that_make_a_step() -> None:
         NOW,
         batching=Batching(batch_range=(50, 400)),
         step_batches=4,
-        seen={1: Seen(667.0, 50, 200.0)},
+        seen={1: SizeMeasurement(667.0, 50, 200.0)},
         noise=noise(400.0, 200),
     )
-    assert choose(now).reason.startswith("the global batch stays 50: ")
-    assert "less than 5%" in choose(now).reason
+    assert choose_batch(now).reason.startswith("the global batch stays 50: ")
+    assert "less than 5%" in choose_batch(now).reason

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edl.core.policy.cost import UNKNOWN_END, Cost, span, worth
-from edl.core.policy.observation import Observation, Seen
+from edl.core.policy.observation import Observation, SizeMeasurement
 from edl.core.sizes import Sizes
 
 HOUR = 3600.0
@@ -18,7 +18,7 @@ NOW = Observation(
     np=2,
     sizes=Sizes(1, 4),
     steps=50,
-    seen={np: Seen(rate, 100) for np, rate in RATES.items()},
+    seen={np: SizeMeasurement(rate, 100) for np, rate in RATES.items()},
     elapsed_s=1000.0,
     worker_s=1000.0,
     left=720_000.0,
@@ -60,7 +60,7 @@ def test_the_money_counts_more_than_the_deadline() -> None:
 
 
 def test_a_size_that_is_no_faster_does_not_help() -> None:
-    slower = {**NOW.seen, 3: Seen(170.0, 100), 4: Seen(160.0, 100)}
+    slower = {**NOW.seen, 3: SizeMeasurement(170.0, 100), 4: SizeMeasurement(160.0, 100)}
     assert found(Cost(deadline_s=2000.0), replace(NOW, seen=slower)) == 2
 
 

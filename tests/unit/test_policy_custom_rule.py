@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from edl.client.policies import read
+from edl.client.policies import check_policy
 from edl.core.policy.custom_rule import CustomRule, suggestion
-from edl.core.policy.file import parse
+from edl.core.policy.file import parse_policy
 from edl.core.policy.observation import Observation, Suggestion
 from edl.core.sizes import Sizes
 from edl.errors import UsageError
@@ -46,9 +46,9 @@ def answered(rule: CustomRuleRunner, now: Observation = NOW, state: Any = None) 
 
 
 def test_it_is_named_in_the_file() -> None:
-    assert parse(TEXT, "p.toml").size == RULE
+    assert parse_policy(TEXT, "p.toml").size == RULE
     with pytest.raises(UsageError, match=r"p\.toml, line 3: rule my:own has no 'threshold'"):
-        parse('[size]\nrule = "my:own"\nthreshold = 1', "p.toml")
+        parse_policy('[size]\nrule = "my:own"\nthreshold = 1', "p.toml")
 
 
 def test_it_is_asked_with_what_it_has_noted(rules: Any) -> None:
@@ -122,7 +122,7 @@ def test_it_is_looked_for_before_the_job_starts(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
 
     def checked(text: str = TEXT) -> None:
-        read(text, "p.toml", Sizes(1, 4), command, tmp_path)
+        check_policy(text, "p.toml", Sizes(1, 4), command, tmp_path)
 
     with pytest.raises(UsageError, match=r"p\.toml: there is no module my_rules for the rule"):
         checked()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edl.core.policy.cost import Cost
-from edl.core.policy.file import HOLD_S, check_change, check_sizes, parse
+from edl.core.policy.file import HOLD_S, check_change, check_sizes, parse_policy
 from edl.core.policy.learning_rate import LearningRate
 from edl.core.policy.stragglers import Stragglers
 from edl.core.policy.throughput import Throughput
@@ -31,34 +31,34 @@ def size(*lines: str, rule: str = "throughput") -> str:
 
 
 def test_a_short_file() -> None:
-    policy = parse(SHORT, "policy.toml")
+    policy = parse_policy(SHORT, "policy.toml")
     assert policy.size == Throughput(threshold=0.2, every_steps=20, add=2)
     assert (policy.stragglers, policy.hold_s, policy.text) == (None, HOLD_S, SHORT)
 
 
 def test_the_example_is_a_policy() -> None:
     text = (Path(__file__).parents[2] / "examples" / "policy.toml").read_text()
-    policy = parse(text, "policy.toml")
+    policy = parse_policy(text, "policy.toml")
     assert policy.size is not None
     assert policy.stragglers is not None
 
 
 def test_times_are_written_with_their_unit() -> None:
     text = size('deadline = "2h"', "price = 3", 'hold = "15 m"', "settled = 90", rule="cost")
-    policy = parse(text, "policy.toml")
+    policy = parse_policy(text, "policy.toml")
     assert policy.size == Cost(deadline_s=7200.0, price=3.0, settled_s=90.0)
     assert policy.hold_s == 900.0
 
 
 def test_wishes_and_data() -> None:
     text = size('together = "max"', "every = 30", "data_wait = 0.3", rule="votes")
-    policy = parse(text, "policy.toml")
+    policy = parse_policy(text, "policy.toml")
     assert policy.size == Votes("max", 30.0)
     assert policy.data_wait == 0.3
 
 
 def test_stragglers_alone() -> None:
-    policy = parse('[stragglers]\nagain = "2m"\nreplaces = false', "policy.toml")
+    policy = parse_policy('[stragglers]\nagain = "2m"\nreplaces = false', "policy.toml")
     assert policy.stragglers == Stragglers(again_s=120.0, replaces=False)
     assert policy.size is None
     check_sizes(policy, Sizes(2, 2), "policy.toml")
@@ -66,7 +66,9 @@ def test_stragglers_alone() -> None:
 
 def test_a_utility() -> None:
     text = size("price = 1", 'utility = [[0, 10], ["3h", 0]]', rule="cost")
-    assert parse(text, "policy.toml").size == Cost(price=1.0, utility=((0.0, 10.0), (10800.0, 0.0)))
+    assert parse_policy(text, "policy.toml").size == Cost(
+        price=1.0, utility=((0.0, 10.0), (10800.0, 0.0))
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,13 +123,13 @@ def test_a_utility() -> None:
 )
 def test_what_cannot_be_is_refused_with_its_line(text: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse(text, "p.toml")
+        parse_policy(text, "p.toml")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_job_of_one_size_cannot_find_another() -> None:
-    policy = parse(SHORT, "p.toml")
+    policy = parse_policy(SHORT, "p.toml")
     check_sizes(policy, Sizes(1, 2), "p.toml")
     check_sizes(policy, Sizes(1), "p.toml")
     for sizes in (Sizes(2, 2), Sizes(1, 8, sizes=(4,)), Sizes(1, 5, size_step=4)):
@@ -139,11 +141,13 @@ def test_a_job_of_one_size_cannot_find_another() -> None:
 
 
 def test_batches_by_the_names_of_the_loaders() -> None:
-    policy = parse("[batch]\nbatch_size = 32\nmax_global_batch = 256", "policy.toml")
+    policy = parse_policy("[batch]\nbatch_size = 32\nmax_global_batch = 256", "policy.toml")
     assert policy.batch == Batching(32, 256)
-    assert parse("[batch]\nmax_global_batch = 256", "p").batch == Batching(0, 256)
-    assert parse("[batch]\nglobal_batch = 256", "p").batch == Batching(global_batch=256)
-    assert parse("[batch]\nglobal_batch = [64, 256]", "p").batch == Batching(batch_range=(64, 256))
+    assert parse_policy("[batch]\nmax_global_batch = 256", "p").batch == Batching(0, 256)
+    assert parse_policy("[batch]\nglobal_batch = 256", "p").batch == Batching(global_batch=256)
+    assert parse_policy("[batch]\nglobal_batch = [64, 256]", "p").batch == Batching(
+        batch_range=(64, 256)
+    )
 
 
 def test_a_schedule_and_a_scaling() -> None:
@@ -158,14 +162,14 @@ scaling = "sqrt"
 batch = 128
 ramp = 4
 """
-    found = parse(text, "policy.toml").learning_rate
+    found = parse_policy(text, "policy.toml").learning_rate
     assert found is not None
     assert found.schedule == Knee(peak_lr=0.4, warmup=1000, total=10_000, explore=4000)
     assert found.scaling == Scaling(rule="sqrt", batch=128, ramp=4)
-    only = parse('[learning_rate]\nscaling = "linear"\nbatch = 64', "p").learning_rate
+    only = parse_policy('[learning_rate]\nscaling = "linear"\nbatch = 64', "p").learning_rate
     assert only == LearningRate(None, Scaling(rule="linear", batch=64))
     steps = 'schedule = "step"\npeak_lr = 1\nmilestones = [10, 20.5]'
-    found = parse(f"[learning_rate]\n{steps}", "p").learning_rate
+    found = parse_policy(f"[learning_rate]\n{steps}", "p").learning_rate
     assert found == LearningRate(Step(peak_lr=1, milestones=[10, 20.5]), None)
 
 
@@ -216,17 +220,20 @@ ramp = 4
 )
 def test_a_table_that_cannot_be_names_its_line(lines: list[str], sentence: str) -> None:
     with pytest.raises(UsageError) as refused:
-        parse("\n".join(lines), "policy.toml")
+        parse_policy("\n".join(lines), "policy.toml")
     assert str(refused.value).startswith("policy.toml, " + sentence)
 
 
 def test_a_running_job_keeps_its_batches_and_its_learning_rate() -> None:
-    before, same = parse(size() + "\n[batch]\nbatch_size = 4", "a"), "[batch]\nbatch_size = 4"
-    check_change(before, parse(same, "b"), "b")
+    before, same = (
+        parse_policy(size() + "\n[batch]\nbatch_size = 4", "a"),
+        "[batch]\nbatch_size = 4",
+    )
+    check_change(before, parse_policy(same, "b"), "b")
     for other in (
         size(),
         "[batch]\nbatch_size = 5",
         f'{same}\n[learning_rate]\nscaling="sqrt"\nbatch=4',
     ):
         with pytest.raises(UsageError, match=r"b has other .* or start the job anew"):
-            check_change(before, parse(other, "b"), "b")
+            check_change(before, parse_policy(other, "b"), "b")

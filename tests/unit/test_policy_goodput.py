@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from edl.core.policy.goodput import Goodput
-from edl.core.policy.observation import Observation, Seen, Suggestion
+from edl.core.policy.observation import Observation, SizeMeasurement, Suggestion
 from edl.core.sizes import Sizes
 from edl.testing.noise import known_noise
 
@@ -27,7 +27,7 @@ class Made:
     throughput: Callable[[int], float] = amdahl
 
 
-NOW = Observation(2, Sizes(1, 8), seen={2: Seen(178.0, 50)}, model=Made())
+NOW = Observation(2, Sizes(1, 8), seen={2: SizeMeasurement(178.0, 50)}, model=Made())
 
 
 def asked(now: Observation = NOW, rule: Goodput = RULE) -> Suggestion:
@@ -37,8 +37,8 @@ def asked(now: Observation = NOW, rule: Goodput = RULE) -> Suggestion:
 def test_it_grows_to_twice_of_what_was_measured() -> None:
     assert asked().np == 4
     assert asked().reason == "goes to 4: 4 would train +63.6% of what 2 do"
-    assert asked(replace(NOW, np=4, seen={4: Seen(291.0, 50)})).np == 8
-    assert asked(replace(NOW, seen={**NOW.seen, 4: Seen(291.0, 50)})).np == 8
+    assert asked(replace(NOW, np=4, seen={4: SizeMeasurement(291.0, 50)})).np == 8
+    assert asked(replace(NOW, seen={**NOW.seen, 4: SizeMeasurement(291.0, 50)})).np == 8
 
 
 def test_for_less_than_five_percent_nothing_is_changed() -> None:

@@ -16,7 +16,7 @@ from edl.core.events import (
     PolicyDetails,
     StragglerDetails,
 )
-from edl.core.policy.history import History, Mark, Span, history
+from edl.core.policy.history import History, HistoryMark, SizeSpan, history
 
 
 def event(at_s: float, details: Details, reason: str = "why") -> Event:
@@ -42,17 +42,17 @@ def test_each_ring_is_a_span_with_what_was_said_last_of_its_throughput() -> None
             event(30.0, JobFinishedDetails()),
         ],
     )
-    assert found.spans == (Span(2.0, 10.0, 1, 100.0), Span(10.0, 30.0, 2, 180.0))
+    assert found.spans == (SizeSpan(2.0, 10.0, 1, 100.0), SizeSpan(10.0, 30.0, 2, 180.0))
     assert found.marks == (
-        Mark(0.0, "launcher", "why"),
-        Mark(8.0, "policy", "policy: tries 2: 1 -> 2"),
-        Mark(21.0, "straggler", "w1 computes"),
+        HistoryMark(0.0, "launcher", "why"),
+        HistoryMark(8.0, "policy", "policy: tries 2: 1 -> 2"),
+        HistoryMark(21.0, "straggler", "w1 computes"),
     )
 
 
 def test_what_nobody_has_said_is_not_known_and_an_end_is_no_size() -> None:
     found = history("digits", [ring(0.0, 2), ring(5.0, 0, 40.0), ring(6.0, 0)])
-    assert found.spans == (Span(0.0, 5.0, 2, 40.0),)
+    assert found.spans == (SizeSpan(0.0, 5.0, 2, 40.0),)
     assert history("digits", [ring(0.0, 2), ring(5.0, 3)]).spans[0].samples_per_s is None
     assert history("digits", []) == History("digits", (), ())
 

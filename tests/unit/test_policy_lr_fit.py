@@ -10,7 +10,7 @@ from edl.core.policy.lr_fit import (
     Parabola,
     fitted,
     highest_that_holds,
-    judge,
+    judge_learning_rate,
     lowest_loss,
     points,
     standard_errors,
@@ -90,12 +90,18 @@ def test_standard_errors() -> None:
 
 
 def test_a_change_that_all_batches_agree_on() -> None:
-    verdict = judge(AT, [bowl(3.0, depth) for depth in (0.9, 1.0, 1.1, 1.0)], explores=True)
+    verdict = judge_learning_rate(
+        AT, [bowl(3.0, depth) for depth in (0.9, 1.0, 1.1, 1.0)], explores=True
+    )
     assert (verdict.factor, verdict.settled) == (pytest.approx(1.5), True)
     assert "the loss is least at 3 times the learning rate (4 batches, R2 1.00" in verdict.reason
-    verdict = judge(AT, [bowl(0.4, depth) for depth in (0.9, 1.0, 1.1, 1.0)], explores=True)
+    verdict = judge_learning_rate(
+        AT, [bowl(0.4, depth) for depth in (0.9, 1.0, 1.1, 1.0)], explores=True
+    )
     assert (verdict.factor, verdict.settled) == (pytest.approx(0.8), True)
-    verdict = judge(AT, [bowl(0.4, depth) for depth in (0.9, 1.0, 1.1, 1.0)], explores=False)
+    verdict = judge_learning_rate(
+        AT, [bowl(0.4, depth) for depth in (0.9, 1.0, 1.1, 1.0)], explores=False
+    )
     assert (verdict.factor, verdict.settled) == (pytest.approx(0.4), True)
 
 
@@ -103,7 +109,7 @@ def test_a_change_that_they_do_not_agree_on() -> None:
     # The mean of bowls at 0 and 6 is least at 3; their slopes here, 2 (1 - least), are 2 and -10,
     # in turn: the mean is -4, the variance 4 * 36 / 3 = 48, the mean's error sqrt(48 / 4): that is
     # 1.2 of them.
-    verdict = judge(AT, [bowl(0.0), bowl(6.0)] * 2, explores=True)
+    verdict = judge_learning_rate(AT, [bowl(0.0), bowl(6.0)] * 2, explores=True)
     assert (verdict.factor, verdict.settled) == (1.0, False)
     assert "the batches do not agree" in verdict.reason
     assert "3 times the learning rate (4 batches, R2 1.00, 1.2 standard errors" in verdict.reason
@@ -126,6 +132,6 @@ def test_a_change_that_they_do_not_agree_on() -> None:
 def test_what_is_not_believed(
     losses: tuple[float, ...], factor: float, settled: bool, words: str
 ) -> None:
-    verdict = judge(AT, [losses] * 4, explores=True)
+    verdict = judge_learning_rate(AT, [losses] * 4, explores=True)
     assert (verdict.factor, verdict.settled) == (factor, settled)
     assert words in verdict.reason

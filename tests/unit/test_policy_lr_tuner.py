@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from edl.core.policy.lr_fit import points
-from edl.core.policy.lr_tuner import FEWEST, MOST, SETTLE, Measured, TunerState, Tuning
+from edl.core.policy.lr_tuner import FEWEST, MOST, SETTLE, MeasuredUpdate, TunerState, Tuning
 
 BATCH = 10
 TUNING = Tuning(total=10_000, explore=5_000, share=0.03, least=1e-3, most=1e3)
 
 
-def now(samples: float, losses: Sequence[float] | None, cost_s: float = 0.0) -> Measured:
+def now(samples: float, losses: Sequence[float] | None, cost_s: float = 0.0) -> MeasuredUpdate:
     """Return a measurement in which an update of 10 samples takes 0.1 s.
 
     The whole training takes 100 s, of which 3 s may go to measuring.
     """
-    return Measured(samples, BATCH, None if losses is None else tuple(losses), cost_s, 0.1)
+    return MeasuredUpdate(samples, BATCH, None if losses is None else tuple(losses), cost_s, 0.1)
 
 
 def bowl(state: TunerState, least: float) -> list[float]:
@@ -149,7 +149,7 @@ def test_if_nobody_could_measure_the_round_goes_on() -> None:
     state = TUNING.measured(TUNING.begin(1.0), now(10, None, cost_s=0.1))
     assert (state.curves, state.spent_s, state.next_at) == ((), 0.1, 10)
     began = replace(TUNING.begin(1.0), measures=True)
-    unknown = Measured(20, BATCH, (1.0, 1.0, 1.0, 1.0), 0.0, 0.0)  # how long a step takes
+    unknown = MeasuredUpdate(20, BATCH, (1.0, 1.0, 1.0, 1.0), 0.0, 0.0)  # how long a step takes
     assert TUNING.measured(began, unknown) == replace(began, measures=False, next_at=20)
 
 
@@ -237,7 +237,7 @@ def test_without_noise_and_ill_conditioned_it_ends_below_the_stable_rate(
         if state.measures and kept is not None:
             start, end = kept
             losses = tuple(loss(start + (1.0 + e) * (end - start)) for e in points(state.reach))
-            state, kept = tuning.measured(state, Measured(step, 1, losses, 4 / 3, 3.0)), None
+            state, kept = tuning.measured(state, MeasuredUpdate(step, 1, losses, 4 / 3, 3.0)), None
         elif due:
             kept, state = (before, w), replace(state, measures=True)
     assert state.peak < 2.0 * (1.0 + momentum)

@@ -12,7 +12,7 @@ from edl.core.policy.observation import (
     KEPT_STEPS,
     Observation,
     Rule,
-    Seen,
+    SizeMeasurement,
     State,
     Suggestion,
 )
@@ -40,7 +40,7 @@ def learn(*readings: ProgressSample, learned: ScalingProfile | None = None) -> S
 def test_steps_between_two_readings_are_a_throughput() -> None:
     learned = learn(reading(1, 100.0), reading(5, 102.0), reading(11, 104.0))
     # 80 samples in 2 s, then 120 in 2 s: 40 in 4 steps and 60 in 6 steps are 52 on average.
-    assert learned.seen == ((2, Seen(pytest.approx(52.0), 10, 10.0)),)
+    assert learned.seen == ((2, SizeMeasurement(pytest.approx(52.0), 10, 10.0)),)
     assert (learned.np, learned.steps) == (2, 10)
 
 
@@ -52,7 +52,7 @@ def test_readings_of_others_say_nothing_together(other: dict[str, int]) -> None:
 
 def test_what_lies_between_two_epochs_is_no_throughput() -> None:
     learned = learn(reading(1, 100.0), reading(5, 190.0, epoch=1), reading(7, 191.0, epoch=1))
-    assert learned.seen == ((2, Seen(pytest.approx(40.0), 2, 10.0)),)
+    assert learned.seen == ((2, SizeMeasurement(pytest.approx(40.0), 2, 10.0)),)
     assert learned.steps == 6  # they were made with 2 workers all the same
 
 
@@ -68,18 +68,21 @@ def test_a_ring_of_another_size_begins_anew_and_a_repair_does_not() -> None:
 
 def test_a_script_that_counts_no_samples_is_measured_by_its_commits() -> None:
     before, now = (ProgressSample(0, 1, 3, 0, step, 0, float(step)) for step in (1, 5))
-    assert learn(before, now).seen == ((3, Seen(pytest.approx(3.0), 4, 1.0)),)
+    assert learn(before, now).seen == ((3, SizeMeasurement(pytest.approx(3.0), 4, 1.0)),)
 
 
 def test_an_old_throughput_is_forgotten_bit_by_bit() -> None:
-    seen = Seen(100.0, 5 * KEPT_STEPS).and_then(Seen(200.0, KEPT_STEPS))
-    assert seen == Seen(150.0, 6 * KEPT_STEPS)
+    seen = SizeMeasurement(100.0, 5 * KEPT_STEPS).and_then(SizeMeasurement(200.0, KEPT_STEPS))
+    assert seen == SizeMeasurement(150.0, 6 * KEPT_STEPS)
 
 
 def test_a_profile_tells_of_sizes_that_were_not_seen() -> None:
     points = (Point(1, 30.0, 0.3, 50, 15.0), Point(2, 99.0, 0.3, 50, 15.0))
     learned = learn(reading(1, 100.0), reading(5, 102.0)).with_curve(Curve("digits", 0.0, points))
-    assert learned.seen == ((1, Seen(30.0, 50, 9.0)), (2, Seen(40.0, 4, 10.0)))
+    assert learned.seen == (
+        (1, SizeMeasurement(30.0, 50, 9.0)),
+        (2, SizeMeasurement(40.0, 4, 10.0)),
+    )
     commits = Curve("digits", 0.0, (Point(3, 9.0, 0.3, 50, 15.0, COMMITS),))
     assert learned.with_curve(commits) == learned
 

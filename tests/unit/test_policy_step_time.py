@@ -11,24 +11,26 @@ from edl.core.policy.step_time import (
     TINY,
     FitOptions,
     Loss,
-    Measured,
     Objective,
     StepTime,
+    StepTimeSample,
     fit,
 )
 
 TRUE = StepTime(0.02, 0.001, 0.03, 0.004, 0.08, 0.01, 2.0)
 
 
-def made(*configurations: tuple[int, int, float], noise: float = 0.0) -> list[Measured]:
+def made(*configurations: tuple[int, int, float], noise: float = 0.0) -> list[StepTimeSample]:
     chance = np.random.default_rng(1)
     return [
-        Measured(n, hosts, batch, TRUE.step_s(n, hosts, batch) * (1 + chance.normal(0, noise)))
+        StepTimeSample(
+            n, hosts, batch, TRUE.step_s(n, hosts, batch) * (1 + chance.normal(0, noise))
+        )
         for n, hosts, batch in configurations
     ]
 
 
-def with_compute(*configurations: tuple[int, int, float]) -> list[Measured]:
+def with_compute(*configurations: tuple[int, int, float]) -> list[StepTimeSample]:
     """Return step times without noise, with the compute time of each step."""
     compute_s = [TRUE.compute_s + TRUE.each_sample_s * batch for *_, batch in configurations]
     return [
@@ -122,7 +124,9 @@ def test_the_order_of_measurements_does_not_matter() -> None:
 def test_a_published_curve() -> None:
     """AutoScaling's CPU cluster: 1,024 samples a step in all, so 1,024 / n of each worker."""
     rates = {1: 115, 2: 213, 4: 401, 8: 735, 16: 1393, 32: 2466, 40: 2891, 50: 3270}
-    measured = [Measured(n, max(1, n // 2), 1024 / n, 1024 / rate) for n, rate in rates.items()]
+    measured = [
+        StepTimeSample(n, max(1, n // 2), 1024 / n, 1024 / rate) for n, rate in rates.items()
+    ]
     found = fit(measured)
     for one in measured:
         step_s = found.step_s(one.workers, one.hosts, one.batch)

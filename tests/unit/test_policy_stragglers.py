@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edl.core.policy.observation import State
-from edl.core.policy.stragglers import Care, Slow, Stragglers, Times
+from edl.core.policy.stragglers import Mitigation, StragglerCause, Stragglers, Times
 
 RULE = Stragglers(patience_steps=1)
 
@@ -20,7 +20,7 @@ def ring(*compute_s: float, host: str = "abcdefgh", **data_s: float) -> list[Tim
     ]
 
 
-def after(steps: int, times: list[Times], rule: Stragglers = RULE) -> Care:
+def after(steps: int, times: list[Times], rule: Stragglers = RULE) -> Mitigation:
     state: State = {}
     for _ in range(steps):
         care = rule(times, state)
@@ -38,7 +38,7 @@ def test_a_worker_is_slow_after_so_many_steps(speed: float, steps: int) -> None:
     times = [Times(w, "a", 32.0, 0.1 / (speed if w == 2 else 1.0)) for w in range(5)]
     assert not after(steps - 1, times).findings
     [finding] = after(steps, times).findings
-    assert (finding.workers, finding.host, finding.at) == ((2,), "", Slow.COMPUTE)
+    assert (finding.workers, finding.host, finding.at) == ((2,), "", StragglerCause.COMPUTE)
 
 
 def test_several_steps_at_once_count_as_many() -> None:
@@ -79,7 +79,7 @@ def test_it_has_to_be_slow_for_long() -> None:
 
 def test_slow_data_are_named_and_nobody_is_replaced_for_them() -> None:
     care = after(200, ring(0.1, 0.1, 0.1, 0.1, w1=0.5))
-    assert [(f.workers, f.at) for f in care.findings] == [((1,), Slow.DATA)]
+    assert [(f.workers, f.at) for f in care.findings] == [((1,), StragglerCause.DATA)]
     assert (care.shares, care.replace) == ({}, ())
     assert str(care.findings[0]) == "w1 loads its data at 0.18 of the usual speed"
 
@@ -95,7 +95,7 @@ def test_a_slow_host_is_one_finding() -> None:
 
 
 def test_two_workers_say_nothing_of_each_other() -> None:
-    assert after(100, ring(0.1, 0.9)) == Care({}, (), (), {})
+    assert after(100, ring(0.1, 0.9)) == Mitigation({}, (), (), {})
 
 
 def test_who_has_trained_nothing_is_as_fast_as_before() -> None:

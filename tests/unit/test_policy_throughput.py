@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edl.core.policy.observation import Observation, Seen, State
+from edl.core.policy.observation import Observation, SizeMeasurement, State
 from edl.core.policy.throughput import Throughput, marginal_share, ordinal
 from edl.core.sizes import Sizes
 
@@ -19,9 +19,9 @@ RULE = Throughput(every_steps=10, staying_steps=100)
 ENOUGH = 100
 
 
-def seen(**rates: float) -> dict[int, Seen]:
+def seen(**rates: float) -> dict[int, SizeMeasurement]:
     """``n4=400.0``: 4 workers train 400 samples a second, measured for long enough."""
-    return {int(name[1:]): Seen(rate, ENOUGH) for name, rate in rates.items()}
+    return {int(name[1:]): SizeMeasurement(rate, ENOUGH) for name, rate in rates.items()}
 
 
 def at(np: int, most: int = 8, **rates: float) -> Observation:
@@ -61,11 +61,11 @@ def test_what_it_says_and_does() -> None:
 
 
 def test_the_next_size_is_known_for_a_hundred_steps_before_it_is_left() -> None:
-    found = {**seen(n1=100.0, n2=200.0), 3: Seen(201.0, 99)}
+    found = {**seen(n1=100.0, n2=200.0), 3: SizeMeasurement(201.0, 99)}
     now = Observation(3, Sizes(1, 8), steps=99, seen=found)
     share = "a 3rd worker brings 0.01 of its share, less than 0.10"
     assert asked(now) == (3, f"stays at 3 to know it better: {share}, by 99 steps of 100")
-    assert asked(replace(now, seen={**found, 3: Seen(201.0, 100)}))[0] == 2
+    assert asked(replace(now, seen={**found, 3: SizeMeasurement(201.0, 100)}))[0] == 2
 
 
 def test_it_decides_every_so_many_steps_and_not_while_a_change_is_under_way() -> None:
@@ -88,18 +88,21 @@ def test_what_was_found_stands_for_a_while() -> None:
     # Then 3 workers are measured again, for what was measured before is old.
     again = RULE(changed, suggestion.state, 50.0 + RULE.settled_s)
     assert (again.np, again.state["since_s"]) == (3, 650.0)
-    new = {**changed.seen, 3: Seen(300.0, ENOUGH, at_s=660.0)}
+    new = {**changed.seen, 3: SizeMeasurement(300.0, ENOUGH, at_s=660.0)}
     assert RULE(replace(changed, np=3, steps=10, seen=new), again.state, 660.0).np == 4
 
 
 def test_the_next_smaller_size_is_measured_again_before_a_size_stands_again() -> None:
     state = {"np": 3, "steps": 0, "since_s": 650.0, "searches": 1}
-    newer = {3: Seen(300.0, ENOUGH, at_s=700.0), 4: Seen(301.0, ENOUGH, at_s=690.0)}
+    newer = {
+        3: SizeMeasurement(300.0, ENOUGH, at_s=700.0),
+        4: SizeMeasurement(301.0, ENOUGH, at_s=690.0),
+    }
     now = replace(at(3), seen={**seen(n1=100.0, n2=200.0), **newer})
     asks = RULE(now, state, 700.0)
     assert asks.np == 2
     assert asks.reason.startswith("tries 2 again, which was measured long ago; else stays at 3: ")
-    known = replace(now, seen={**now.seen, 2: Seen(200.0, ENOUGH, at_s=720.0)})
+    known = replace(now, seen={**now.seen, 2: SizeMeasurement(200.0, ENOUGH, at_s=720.0)})
     assert RULE(replace(known, np=2), asks.state, 720.0).np == 3
     found = RULE(known, {**state, "np": 2}, 730.0)
     assert (found.np, found.state["searches"]) == (3, 2)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from edl.cli.figure import draw
-from edl.cli.profile import table
-from edl.core.job.profile import Curve, Point, in_order, measured, sizes
+from edl.cli.profile import profile_table
+from edl.core.job.profile import Curve, Point, in_order, measured_point, sizes
 from edl.core.progress import ProgressSample
 from edl.errors import UsageError
 from edl.figures import check_figure
@@ -34,7 +34,7 @@ def steps(
 
 
 def test_throughput_is_samples_by_time_of_one_clock() -> None:
-    point = measured(steps(100, 160), np=2, steps=50, warm_up=5)
+    point = measured_point(steps(100, 160), np=2, steps=50, warm_up=5)
     assert point is not None
     assert (point.np, point.steps, point.unit) == (2, 55, "samples")
     assert point.throughput == pytest.approx(160.0)
@@ -43,7 +43,7 @@ def test_throughput_is_samples_by_time_of_one_clock() -> None:
 
 def test_readings_may_be_rare_and_come_twice() -> None:
     rare = steps(100, 160)[::7]
-    point = measured([one for one in rare for _ in range(3)], np=2, steps=30, warm_up=5)
+    point = measured_point([one for one in rare for _ in range(3)], np=2, steps=30, warm_up=5)
     assert point is not None
     assert point.throughput == pytest.approx(160.0)
 
@@ -51,33 +51,33 @@ def test_readings_may_be_rare_and_come_twice() -> None:
 def test_the_first_steps_of_a_ring_do_not_count() -> None:
     slow = steps(10, 14, step_s=1.0)
     warm = [replace(r, at_s=r.at_s + 100.0) for r in steps(15, 70)]
-    point = measured([*slow, *warm], np=2, steps=50, warm_up=5)
+    point = measured_point([*slow, *warm], np=2, steps=50, warm_up=5)
     assert point is not None
     assert point.step_s == pytest.approx(0.1)
 
 
 def test_too_few_steps_are_no_measurement() -> None:
-    assert measured([], np=2) is None
-    assert measured(steps(100, 154), np=2, steps=50, warm_up=5) is None
-    assert measured(steps(100, 155), np=2, steps=50, warm_up=5) is not None
+    assert measured_point([], np=2) is None
+    assert measured_point(steps(100, 154), np=2, steps=50, warm_up=5) is None
+    assert measured_point(steps(100, 155), np=2, steps=50, warm_up=5) is not None
 
 
 @pytest.mark.parametrize("change", [{"generation": 4}, {"worker": 1}])
 def test_only_the_newest_ring_counts_and_one_clock(change: dict[str, int]) -> None:
     """A crash, or another leader: what was seen before is of another ring or another clock."""
     readings = [*steps(0, 200), *steps(201, 220, **change)]
-    assert measured(readings, np=2, steps=50) is None
-    assert measured([*readings, *steps(221, 260, **change)], np=2, steps=50) is not None
+    assert measured_point(readings, np=2, steps=50) is None
+    assert measured_point([*readings, *steps(221, 260, **change)], np=2, steps=50) is not None
 
 
 def test_a_ring_of_another_size_is_not_measured() -> None:
-    assert measured(steps(0, 200, size=3), np=2) is None
+    assert measured_point(steps(0, 200, size=3), np=2) is None
 
 
 def test_pauses_between_epochs_do_not_count() -> None:
     first = steps(0, 40)
     second = [replace(r, epoch=1, at_s=r.at_s + 60.0) for r in steps(41, 80)]
-    point = measured([*first, *second], np=2, steps=50, warm_up=5)
+    point = measured_point([*first, *second], np=2, steps=50, warm_up=5)
     assert point is not None
     assert point.step_s == pytest.approx(0.1)
 
@@ -88,15 +88,15 @@ def test_but_they_do_when_there_is_little_else() -> None:
         replace(r, epoch=r.step // 2, at_s=r.at_s + 1.0 * (r.step // 2)) for r in steps(0, 170)
     ]
     each = readings[1::2]  # each reading is of another epoch
-    assert measured(each, np=2, steps=50, warm_up=5) is not None
-    point = measured(each, np=2, steps=50, warm_up=5)
+    assert measured_point(each, np=2, steps=50, warm_up=5) is not None
+    point = measured_point(each, np=2, steps=50, warm_up=5)
     assert point is not None
     assert point.step_s == pytest.approx(0.6)
 
 
 def test_a_script_that_reports_no_samples_is_measured_by_its_commits() -> None:
     silent = [replace(r, samples=0) for r in steps(0, 100)]
-    point = measured(silent, np=2, steps=50)
+    point = measured_point(silent, np=2, steps=50)
     assert point is not None
     assert (point.unit, point.throughput) == ("commits", pytest.approx(20.0))
     assert Curve("digits", 0.0).with_point(point).unit == "commits/s"
@@ -151,7 +151,7 @@ def test_no_size_at_all() -> None:
 
 
 def test_the_table_has_a_row_for_each_size() -> None:
-    shown = table(CURVE)
+    shown = profile_table(CURVE)
     columns = [[str(cell) for cell in column.cells] for column in shown.columns]
     assert columns[:5] == [
         ["1", "2", "4"],

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 from made import make_job
 
-from edl.core.job.profile_hold import Fate, Held, ProfileHold
+from edl.core.job.profile_hold import HoldState, ProfileHold, ProfileView
 
 JOB = make_job(command=("python",), max_np=5)
 MINE = ProfileHold("mine", "process 7 on a", {"a": 2})
@@ -15,46 +15,48 @@ SLOTS = {"a": 2, "b": 2, "c": 2}
 OURS, FOREIGN = {"a": 1}, {"a": 1, "c": 1}
 
 
-def held(before: Mapping[str, int], last: Mapping[str, int] | None) -> Held:
+def held(before: Mapping[str, int], last: Mapping[str, int] | None) -> ProfileView:
     """Of a profile that has wanted one worker on host a."""
-    return Held("mine", before, ours=(before, OURS), last=last)
+    return ProfileView("mine", before, ours=(before, OURS), last=last)
 
 
 @pytest.mark.parametrize(
     ("desired", "hold", "fate"),
     [
-        (OURS, MINE, Fate.OURS),
-        (OURS, ASKED, Fate.ASKED),
-        (OURS, OTHER, Fate.ASKED),
-        (OURS, None, Fate.OURS),  # our session was lost, and the hold with it
-        (FOREIGN, MINE, Fate.MOVED),
-        (FOREIGN, ASKED, Fate.ASKED),
-        (FOREIGN, OTHER, Fate.ASKED),
-        (FOREIGN, None, Fate.ASKED),  # perhaps: nobody can know any more
+        (OURS, MINE, HoldState.OURS),
+        (OURS, ASKED, HoldState.ASKED),
+        (OURS, OTHER, HoldState.ASKED),
+        (OURS, None, HoldState.OURS),  # our session was lost, and the hold with it
+        (FOREIGN, MINE, HoldState.MOVED),
+        (FOREIGN, ASKED, HoldState.ASKED),
+        (FOREIGN, OTHER, HoldState.ASKED),
+        (FOREIGN, None, HoldState.ASKED),  # perhaps: nobody can know any more
     ],
 )
-def test_who_has_asked(desired: Mapping[str, int], hold: ProfileHold | None, fate: Fate) -> None:
+def test_who_has_asked(
+    desired: Mapping[str, int], hold: ProfileHold | None, fate: HoldState
+) -> None:
     assert held({"a": 2}, last=OURS).fate_of(desired, hold) is fate
 
 
 def test_what_was_changed_against_an_unknown_size_stays() -> None:
     """ZooKeeper did not answer the last time that the profile wrote it."""
-    assert held({"a": 2}, last=None).fate_of(FOREIGN, MINE) is Fate.ASKED
-    assert held({"a": 2}, last=None).fate_of(OURS, MINE) is Fate.OURS
+    assert held({"a": 2}, last=None).fate_of(FOREIGN, MINE) is HoldState.ASKED
+    assert held({"a": 2}, last=None).fate_of(OURS, MINE) is HoldState.OURS
 
 
 def test_what_was_asked_for_stays() -> None:
-    assert held({"a": 2}, last=OURS).given_back(FOREIGN, Fate.ASKED, SLOTS, JOB) == FOREIGN
+    assert held({"a": 2}, last=OURS).given_back(FOREIGN, HoldState.ASKED, SLOTS, JOB) == FOREIGN
 
 
 def test_what_nobody_has_changed_is_as_it_was() -> None:
     before = {"a": 2, "b": 0}
-    assert held(before, last=OURS).given_back(OURS, Fate.OURS, SLOTS, JOB) == before
+    assert held(before, last=OURS).given_back(OURS, HoldState.OURS, SLOTS, JOB) == before
 
 
 def test_a_host_gets_no_more_workers_back_than_it_has_slots_now() -> None:
     before = {"a": 2, "b": 2}
-    back = held(before, last=OURS).given_back(OURS, Fate.OURS, {"a": 2, "b": 1}, JOB)
+    back = held(before, last=OURS).given_back(OURS, HoldState.OURS, {"a": 2, "b": 1}, JOB)
     assert back == {"a": 2, "b": 1}
 
 
@@ -97,7 +99,7 @@ GIVEN_BACK = {
 @pytest.mark.parametrize("case", GIVEN_BACK)
 def test_what_a_profile_took_is_given_back_to_whoever_is_there(case: str) -> None:
     desired, before, last, after = GIVEN_BACK[case]
-    assert held(before, last).given_back(desired, Fate.MOVED, SLOTS, JOB) == after
+    assert held(before, last).given_back(desired, HoldState.MOVED, SLOTS, JOB) == after
 
 
 def test_a_hold_survives_its_storage() -> None:

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from edl.core.host.python_command import Main, PythonCommand, parse
+from edl.core.host.python_command import Main, PythonCommand, parse_command
 
 SCRIPT, MODULE, CODE, OTHER = Main.SCRIPT, Main.MODULE, Main.CODE, Main.OTHER
 
@@ -37,7 +37,7 @@ def test_a_command_of_python(
     command: str, options: str, main: Main, target: str, arguments: str
 ) -> None:
     words = shlex.split(command)
-    assert parse(words) == PythonCommand(
+    assert parse_command(words) == PythonCommand(
         words[0], tuple(shlex.split(options)), main, target, tuple(shlex.split(arguments))
     )
 
@@ -46,4 +46,4 @@ def test_a_command_of_python(
     "command", ["", "bash train.sh", "pythonic t.py", "./train.py", "torchrun"]
 )
 def test_another_command(command: str) -> None:
-    assert parse(command.split()) is None
+    assert parse_command(command.split()) is None

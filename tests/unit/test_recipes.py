@@ -19,7 +19,7 @@ import typer
 import yaml
 
 from edl.cli.main import VERBS, app
-from edl.config import Config
+from edl.config import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
@@ -78,10 +78,9 @@ def test_the_command_lines_are_found() -> None:
 
 
 def test_every_variable_of_edl_exists() -> None:
-    fields = Config.__dataclass_fields__
     named = {one for path in TEXTS for one in re.findall(r"\bEDL_([A-Z_]+)\b", path.read_text())}
     assert {"ZOOKEEPER", "SECRET", "HOST", "ADDRESS"} <= named
-    assert {one.lower() for one in named} <= set(fields)
+    assert {one.lower() for one in named} <= set(SETTINGS)
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=name)

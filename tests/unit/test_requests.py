@@ -21,7 +21,7 @@ from edl.coordination.job_store import JobStore
 from edl.coordination.profile import ProfileNode
 from edl.coordination.registrations import HostNodes
 from edl.coordination.requests import RequestNodes
-from edl.core.job.desired import Change, set_desired
+from edl.core.job.desired import DesiredChange, set_desired
 from edl.core.job.placement import Placement
 from edl.core.job.profile import Curve
 from edl.core.job.profile_hold import ProfileHold
@@ -129,7 +129,7 @@ class Store(JobStore):
 
     def set_desired(
         self, change: Callable[[dict[str, int]], Placement], by: RequestedBy, why: str
-    ) -> Change:
+    ) -> DesiredChange:
         self._call()
         done = set_desired(self.desired, Assigned(), change(self.now), by, why)
         if by is RequestedBy.PERSON and self.hold is not None:
@@ -285,7 +285,7 @@ def test_a_size_that_may_be_written_or_not_is_named_so() -> None:
     assert str(caught.value) == "ZooKeeper is away"  # nothing was read, so nothing is written
 
     class Deaf(Store):
-        def set_desired(self, *asked: Any) -> Change:
+        def set_desired(self, *asked: Any) -> DesiredChange:
             super().set_desired(*asked)
             raise AWAY
 
@@ -592,7 +592,7 @@ class Interrupted(Store):
 
     changes = 0
 
-    def set_desired(self, *asked: Any) -> Change:
+    def set_desired(self, *asked: Any) -> DesiredChange:
         self.changes += 1
         if self.changes == 2:
             raise KeyboardInterrupt
@@ -638,7 +638,7 @@ def test_a_migration_is_taken_back_as_soon_as_zookeeper_is_back(is_written: bool
     class Hiccup(Store):
         changes = 0
 
-        def set_desired(self, *asked: Any) -> Change:
+        def set_desired(self, *asked: Any) -> DesiredChange:
             self.changes += 1
             self.agents, self.where = HOSTS[:1], ["a", "a"]  # b has gone, and nobody had moved
             before = self.desired

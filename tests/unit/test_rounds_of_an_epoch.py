@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from edl.core.records import Generation, RingMember
 from edl.core.step.batching import Batching
-from edl.framework.steps import Steps
+from edl.framework.steps import BatchSteps
 from edl.testing.counting import CountingBatchSource, CountingModel, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 
@@ -50,7 +50,7 @@ class Reading:
         model = CountingModel(self.samples)
         worker.attach_replica(model)
         feed = CountingBatchSource(worker, 0)
-        steps = Steps(worker, feed, lambda: "the batch was not trained")
+        steps = BatchSteps(worker, feed, lambda: "the batch was not trained")
         for _ in steps.epochs(4):
             while steps.begin():
                 if worker.warming_up:

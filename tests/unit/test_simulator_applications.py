@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from edl.core.policy.step_time import Measured
+from edl.core.policy.step_time import StepTimeSample
 from edl.errors import UsageError
 from edl.simulator.published.workloads import application
 from edl.simulator.published.workloads.application import Application, Scaled, Timed, Validation
@@ -108,12 +108,12 @@ def test_the_rate_of_progress() -> None:
 def test_what_a_job_measures_of_itself() -> None:
     # 64 on (2,): a batch of 16 takes 4.0 s, 3.2 s of it without the synchronisation. The noise
     # scale is v / s of the initial batch, of 16 samples: 12 / 2 * 16, and half of it later.
-    assert made().observed((2,), 64, 0) == (Measured(2, 1, 16, 4.0, 4.0 - 0.8), 96.0)
+    assert made().observed((2,), 64, 0) == (StepTimeSample(2, 1, 16, 4.0, 4.0 - 0.8), 96.0)
     assert made().observed((2,), 64, 1)[1] == 48.0
     noise = Validation(16, (1.0,), (1.0,), (0.0,), (1.0,))
     timed = [Timed((1,), 8, 1.0, 0.0), Timed((1,), 16, 2.0, 0.0)]
     found = Application("noise", 1, [noise], timed, []).observed((1,), 16, 0)
-    assert found == (Measured(1, 1, 16, 2.0, 2.0), math.inf)
+    assert found == (StepTimeSample(1, 1, 16, 2.0, 2.0), math.inf)
 
 
 def test_ends_of_epochs_and_steps() -> None:

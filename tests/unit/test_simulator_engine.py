@@ -12,12 +12,12 @@ from clusters import Steps, nodes, result, run, submitted
 from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.max_min import MaxMin
 from edl.core.cluster.state import Allocation, ClusterState, Node
-from edl.core.policy.step_time import Measured
+from edl.core.policy.step_time import StepTimeSample
 from edl.errors import UsageError
 from edl.simulator.engine import Rules
 from edl.simulator.failures import Failures
 from edl.simulator.published.policies.srtf import Srtf
-from edl.simulator.resize import Change, ResizeCost, change_of, constant, parse
+from edl.simulator.resize import ResizeCost, SlotChange, change_of, constant, parse_resize_cost
 from edl.simulator.results import BatchChange
 from edl.simulator.work import Observation, SubmittedJob
 
@@ -56,7 +56,7 @@ def test_a_preempted_job_keeps_its_work_and_pays_for_the_restart() -> None:
     assert (done["a"].end_s, done["b"].end_s) == pytest.approx((135, 35))
     assert (done["a"].slot_s, done["b"].slot_s) == pytest.approx((10 + 100, 25))
     changes = [(moment.at_s, moment.change) for moment in done["a"].history]
-    assert changes == [(0, Change.START), (10, Change.PREEMPT), (35, Change.RESTART)]
+    assert changes == [(0, SlotChange.START), (10, SlotChange.PREEMPT), (35, SlotChange.RESTART)]
     assert (done["a"].resizes, done["b"].resizes) == (1, 0)
     assert done["a"].history[1].reason == "waits: 95 s remain, needs 1 slot and 0 are left"
 
@@ -85,14 +85,14 @@ def test_a_change_does_not_shorten_the_pause_that_it_falls_into() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "trained", "change"),
     [
-        ((), (("a", 1),), False, Change.START),
-        ((), (("a", 1),), True, Change.RESTART),
-        ((("a", 1),), (), True, Change.PREEMPT),
-        ((("a", 1),), (("a", 2),), True, Change.JOIN),
-        ((("a", 1),), (("b", 2), ("a", 1)), True, Change.JOIN),
-        ((("a", 2), ("b", 1)), (("a", 2),), True, Change.LEAVE),
-        ((("a", 2),), (("b", 2),), True, Change.MIGRATE),
-        ((("a", 2), ("b", 1)), (("a", 1), ("b", 2)), True, Change.MIGRATE),
+        ((), (("a", 1),), False, SlotChange.START),
+        ((), (("a", 1),), True, SlotChange.RESTART),
+        ((("a", 1),), (), True, SlotChange.PREEMPT),
+        ((("a", 1),), (("a", 2),), True, SlotChange.JOIN),
+        ((("a", 1),), (("b", 2), ("a", 1)), True, SlotChange.JOIN),
+        ((("a", 2), ("b", 1)), (("a", 2),), True, SlotChange.LEAVE),
+        ((("a", 2),), (("b", 2),), True, SlotChange.MIGRATE),
+        ((("a", 2), ("b", 1)), (("a", 1), ("b", 2)), True, SlotChange.MIGRATE),
     ],
 )
 def test_kinds_of_change(before, after, trained, change) -> None:
@@ -100,14 +100,14 @@ def test_kinds_of_change(before, after, trained, change) -> None:
 
 
 def test_costs_as_text() -> None:
-    assert parse("0.3") == constant(0.3)
-    assert parse("join=0.3, restart=20") == ResizeCost(join=0.3, restart=20)
+    assert parse_resize_cost("0.3") == constant(0.3)
+    assert parse_resize_cost("join=0.3, restart=20") == ResizeCost(join=0.3, restart=20)
     for wrong in ("", "thirty", "joins=3", "join=", "30,40"):
         with pytest.raises(UsageError, match="is no cost of a resize; write seconds"):
-            parse(wrong)
+            parse_resize_cost(wrong)
     for wrong in ("-1", "join=-1", "inf", "nan"):
         with pytest.raises(UsageError, match="a time that is negative or endless"):
-            parse(wrong)
+            parse_resize_cost(wrong)
 
 
 def test_spread_jobs_that_share_a_node_slow_each_other_down() -> None:
@@ -142,7 +142,7 @@ def test_a_failed_node_costs_a_restart_and_no_work() -> None:
     job = run(Fifo(), [submitted("a", 0, 100)], nodes(1), 10, failures=Once(1, 1))["a"]
     assert (job.end_s, job.slot_s) == pytest.approx((150, 50 + 70))
     kinds = [moment.change for moment in job.history]
-    assert kinds == [Change.START, Change.FAILURE, Change.RESTART]
+    assert kinds == [SlotChange.START, SlotChange.FAILURE, SlotChange.RESTART]
     # With an interval of 60 s, the node is away at the first decision, and the job starts at 120.
     job = run(Fifo(), [submitted("a", 0, 100)], nodes(1), 10, interval_s=60, failures=Once(1, 1))
     assert job["a"].end_s == pytest.approx(120 + 10 + 100)
@@ -227,7 +227,7 @@ class Batched:
         return Steps()
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
-        return Measured(1, 1, batch, 1.0, 1.0), None
+        return StepTimeSample(1, 1, batch, 1.0, 1.0), None
 
 
 def test_another_batch_costs_nothing_and_is_kept() -> None:

@@ -18,7 +18,7 @@ from edl.simulator.published.workloads.pollux_workload import (
     SLOTS,
     pollux_jobs,
 )
-from edl.simulator.runs import Run, do, equal_nodes
+from edl.simulator.runs import SimulatedRun, do, equal_nodes
 
 RULES = Rules(INTERVAL_S, RESIZE, whole_seconds=True)
 
@@ -35,7 +35,7 @@ RULES = Rules(INTERVAL_S, RESIZE, whole_seconds=True)
 def test_each_job_ends_in_the_published_second(
     policy: str, load: str, workload: int, mean_jct_s: float | None
 ) -> None:
-    outcome = do(Run(policy, RULES, NODES, SLOTS, load, workload))
+    outcome = do(SimulatedRun(policy, RULES, NODES, SLOTS, load, workload))
     found = compare(outcome.result, answers(policy, load, workload))
     assert found.differing == ()
     assert found.matches == found.jobs == (160 if load == "1.0" else 80)
@@ -59,7 +59,7 @@ def test_pollux_is_near_its_published_mean() -> None:
 
 
 def test_a_difference_is_named() -> None:
-    outcome = do(Run("tiresias", RULES, NODES, SLOTS, "0.5", 3))
+    outcome = do(SimulatedRun("tiresias", RULES, NODES, SLOTS, "0.5", 3))
     published = dict(answers("tiresias", "0.5", 3))
     name = next(iter(published))
     published[name] += 1

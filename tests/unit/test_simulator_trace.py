@@ -10,7 +10,7 @@ from clusters import nodes, run
 from edl.core.cluster.fifo import Fifo
 from edl.errors import UsageError
 from edl.simulator.timed_work import TimedWork
-from edl.simulator.trace import parse, read
+from edl.simulator.trace import parse_trace, read_trace
 
 
 def lines(text: str) -> list[str]:
@@ -19,7 +19,7 @@ def lines(text: str) -> list[str]:
 
 
 def test_a_job_of_known_duration() -> None:
-    (job,) = parse(lines("slots,name,time_s,duration_s| 4 , a ,1.5,100"), "t.csv", 64)
+    (job,) = parse_trace(lines("slots,name,time_s,duration_s| 4 , a ,1.5,100"), "t.csv", 64)
     assert (job.name, job.arrival_s, job.requested_slots) == ("a", 1.5, 4)
     assert (job.min_slots, job.max_slots) == (4, 4)  # rigid, if nothing is said
     assert run(Fifo(), [job], nodes(4))["a"].end_s == pytest.approx(101.5)
@@ -27,7 +27,7 @@ def test_a_job_of_known_duration() -> None:
 
 def test_more_slots_by_amdahls_law() -> None:
     text = "name,time_s,slots,duration_s,min_slots,max_slots,parallel_fraction|a,0,2,100,1,8,0.8"
-    (job,) = parse(lines(text), "t.csv", 64)
+    (job,) = parse_trace(lines(text), "t.csv", 64)
     assert (job.min_slots, job.max_slots) == (1, 8)
     # T(k) = 0.2 + 0.8 / k is 1, 0.6, 0.4 with 1, 2, 4 slots; 100 s with 2.
     work = TimedWork(100, 2, 0.8)
@@ -42,7 +42,7 @@ def test_more_slots_by_amdahls_law() -> None:
 
 def test_a_job_of_a_measured_application() -> None:
     text = "name,time_s,slots,application,batch_size,max_slots|a,0,4,cifar10,512,99|b,0,1,ncf,256,"
-    jobs = parse(lines(text), "t.csv", 64)
+    jobs = parse_trace(lines(text), "t.csv", 64)
     # Local batches are at least 32, so 512 samples are for 16 slots; with 2048 it may have 64.
     assert (jobs[0].min_slots, jobs[0].max_slots, jobs[0].batches) == (4, 64, (128, 4096))
     assert (jobs[1].kind, jobs[1].max_slots) == ("ncf", 1)
@@ -50,7 +50,7 @@ def test_a_job_of_a_measured_application() -> None:
 
 def test_weights() -> None:
     text = "name,time_s,slots,duration_s,weight|a,0,1,1,2.5|b,0,1,1,"
-    assert [job.weight for job in parse(lines(text), "t.csv", 64)] == [2.5, 1]
+    assert [job.weight for job in parse_trace(lines(text), "t.csv", 64)] == [2.5, 1]
 
 
 GOOD = "name,time_s,slots,duration_s"
@@ -100,7 +100,7 @@ GOOD = "name,time_s,slots,duration_s"
 )
 def test_what_is_wrong_is_one_sentence_with_the_line(text: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse(lines(text), "t.csv", 64)
+        parse_trace(lines(text), "t.csv", 64)
     assert said in str(caught.value)
     assert str(caught.value).startswith("t.csv")
     assert "\n" not in str(caught.value)
@@ -108,9 +108,9 @@ def test_what_is_wrong_is_one_sentence_with_the_line(text: str, said: str) -> No
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"none.csv cannot be read: No such file"):
-        read(tmp_path / "none.csv", 64)
+        read_trace(tmp_path / "none.csv", 64)
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match=r"binary.csv is no CSV file"):
-        read(tmp_path / "binary.csv", 64)
+        read_trace(tmp_path / "binary.csv", 64)
     (tmp_path / "good.csv").write_bytes(b"\xef\xbb\xbf" + f"{GOOD}\r\na,0,1,1\r\n".encode())
-    assert [job.name for job in read(tmp_path / "good.csv", 64)] == ["a"]
+    assert [job.name for job in read_trace(tmp_path / "good.csv", 64)] == ["a"]

@@ -12,13 +12,15 @@ from edl.simulator.engine import Rules
 from edl.simulator.published.virtualflow_answers import MeasuredEnds, measured_ends
 from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
 from edl.simulator.results import Result
-from edl.simulator.runs import Run, do
+from edl.simulator.runs import SimulatedRun, do
 
 
 def simulated(policy: str) -> Result:
     of = SETS[VIRTUALFLOW]
     rules = Rules(of.interval_s, of.resize)
-    return do(Run(policy, rules, of.nodes, of.slots, jobs=tuple(virtualflow_jobs()))).result
+    return do(
+        SimulatedRun(policy, rules, of.nodes, of.slots, jobs=tuple(virtualflow_jobs()))
+    ).result
 
 
 def ends(number: int) -> Sequence[float]:

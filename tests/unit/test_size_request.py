@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from made import Clock
 
-from edl.core.policy.file import parse
+from edl.core.policy.file import parse_policy
 from edl.core.policy.votes import Votes
 from edl.core.records import JobPolicy
 from edl.core.sizes import Sizes
@@ -98,7 +98,7 @@ def test_wishes_are_a_policy(worker: Any) -> None:
     adapting.on_interval(lambda: 1, 90, "mean")
     [policy] = worker.followed
     assert policy.source == "edl.on_interval"
-    assert parse(policy.text, policy.source).size == Votes("mean", 90.0)
+    assert parse_policy(policy.text, policy.source).size == Votes("mean", 90.0)
     with pytest.raises(UsageError, match=r"edl\.on_interval was called already"):
         adapting.on_interval(lambda: 1)
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from edl import failpoints
-from edl.config import Config
 from edl.core.job import stall
 from edl.core.job.stall import (
     AFTER_FIT,
@@ -28,9 +27,9 @@ from edl.core.job.stall import (
 from edl.core.records import Generation, RingMember
 from edl.ring import gloo
 from edl.ring.gloo import gloo_ring
-from edl.worker.activity import Watch
+from edl.worker.activity import ThreadWatch
+from edl.worker.newcomer import Newcomer
 from edl.worker.shared_state import SharedState
-from edl.worker.switching import Switching
 
 
 def report(worker: int, doing: str | None, since_s: float = 12.0) -> Report:
@@ -39,7 +38,7 @@ def report(worker: int, doing: str | None, since_s: float = 12.0) -> Report:
 
 
 def judge(reports: list[Report], quiet_s: float, step: int, limit_s: float | None) -> Stall:
-    return stall.judge(reports, quiet_s, step, replace(LIMITS, give_up_s=limit_s))
+    return stall.judge_stall(reports, quiet_s, step, replace(LIMITS, give_up_s=limit_s))
 
 
 LIMITS = StallLimits(stall_s=10.0, frozen_s=10.0)
@@ -196,7 +195,7 @@ def seen(
     function: Callable[[threading.Event], object], arrived: Callable[[Activity], bool]
 ) -> Activity:
     """Return what is seen of a thread in ``function``, which returns when the event is set."""
-    watch, begun, end = Watch(), threading.Event(), threading.Event()
+    watch, begun, end = ThreadWatch(), threading.Event(), threading.Event()
 
     def run() -> None:
         watch.start()
@@ -261,16 +260,13 @@ def test_a_wait_of_edl() -> None:
     assert found.doing == "waiting for the leader's next generation"
 
 
-def test_a_newcomer_with_a_seat_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newcomer_that_is_a_member_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks whether they switch now, again and again: it does not hold them up."""
     members = tuple(RingMember(n, "h", n, "127.0.0.1", 1) for n in range(2))
     shared = SharedState(1)
     shared.announce(Generation(2, 1, members, 0, (1,), (), "w1 joins", previous=members[:1]))
     nothing: Any = None  # of what is not asked
-    config = Config(address="127.0.0.1")
-    ring = gloo_ring(nothing, "127.0.0.1")
-    newcomer = Switching(config, shared, ring, nothing, nothing, nothing)
-    newcomer._member = members[1]
+    newcomer = Newcomer(shared, gloo_ring(nothing, "127.0.0.1"), nothing, nothing, nothing)
 
     def wait(end: threading.Event) -> None:
         def no_answer_yet(*_: object, **__: object) -> tuple[int, bytes]:
@@ -278,7 +274,7 @@ def test_a_newcomer_with_a_seat_waits_for_the_others(monkeypatch: pytest.MonkeyP
             return 200, b"go"
 
         monkeypatch.setattr(gloo.client, "fetch", no_answer_yet)
-        newcomer._wait_for_seat(fits=0)
+        newcomer.wait_for_membership(1, fits=0)
 
     found = seen(wait, lambda now: now.waits)
     assert found.doing == "waiting for the others to switch"

@@ -18,13 +18,19 @@ from hypothesis import strategies as st
 from edl.core.events import Details, StateDiffersDetails
 from edl.core.job_spec import JobSettings
 from edl.core.step.batching import Batching
-from edl.core.step.newcomers import TRIAL_STEPS, Said, on_trial, who_leaves, why_they_leave
+from edl.core.step.newcomers import (
+    TRIAL_STEPS,
+    StateReport,
+    newcomers_that_leave,
+    on_trial,
+    why_they_leave,
+)
 from edl.core.step.source import Source
 from edl.core.step.state_check import (
     ALIGN_BYTES,
     PARTS_OF_SCRIPT,
     WHOLE,
-    Group,
+    StateGroup,
     due,
     due_at_save,
     extents,
@@ -32,14 +38,14 @@ from edl.core.step.state_check import (
     fold,
     reason,
     resynced,
-    split,
+    split_by_digest,
     split_of,
     undecided,
 )
 from edl.core.step.step_record import StepRecord, StepRecords, Stop
 from edl.errors import NewcomerDiffers, RingBroken, StateDiffers
 from edl.framework.digest import ByteRange, StateArrays, of_value, places
-from edl.torch.digest import digests, weighted_sum
+from edl.torch.digest import digests, weighted_word_sum
 from edl.torch.replica import TorchReplica
 from edl.worker.loader_progress import LoaderProgress
 from edl.worker.progress import Receive
@@ -51,14 +57,16 @@ from edl.worker.switching import Switching
     ("step", "begins_epoch", "every", "expected"),
     [
         (0, True, 100, None),  # all have just been given it
-        (100, False, 100, Group(0, 100)),
-        (199, False, 100, Group(99, 100)),
+        (100, False, 100, StateGroup(0, 100)),
+        (199, False, 100, StateGroup(99, 100)),
         (101, True, 100, WHOLE),
         (7, False, 1, WHOLE),
         (100, True, 0, None),
     ],
 )
-def test_what_is_due(step: int, begins_epoch: bool, every: int, expected: Group | None) -> None:
+def test_what_is_due(
+    step: int, begins_epoch: bool, every: int, expected: StateGroup | None
+) -> None:
     assert due(step, begins_epoch, every) == expected
 
 
@@ -83,7 +91,7 @@ def test_each_step_compares_as_many_bytes(sizes: list[int], count: int) -> None:
     """But for numbers that are not divided, and the places where a part may be cut."""
     ends = [*itertools.accumulate(sizes)]
     for index in range(count):
-        taken = sum(e.stop - e.start for e in extents(ends, Group(index, count)))
+        taken = sum(e.stop - e.start for e in extents(ends, StateGroup(index, count)))
         assert abs(taken - sum(sizes) / count) <= 2 * ALIGN_BYTES
 
 
@@ -110,7 +118,7 @@ def test_a_state_is_one_number_whatever_the_order() -> None:
     ],
 )
 def test_who_differs(states: list[int], odd: tuple[int, ...] | None) -> None:
-    found = split(enumerate(states))
+    found = split_by_digest(enumerate(states))
     assert (None if found is None else found.odd) == odd
     row = StepRecord(1, 7, 0, 0, 1, 0, 0, 1, 0)
     rows = [StepRecord(**{**vars(row), "worker": w, "state": s}) for w, s in enumerate(states)]
@@ -133,7 +141,7 @@ def test_the_first_part_that_differs() -> None:
     ],
 )
 def test_the_reason_names_workers_step_and_part(states: list[int], expected: str) -> None:
-    found = split(enumerate(states))
+    found = split_by_digest(enumerate(states))
     assert found is not None
     why = reason(found, 300, {w: {"a": s} for w, s in enumerate(states)})
     assert why.startswith(expected)
@@ -142,7 +150,7 @@ def test_the_reason_names_workers_step_and_part(states: list[int], expected: str
 
 def test_the_reason_says_who_is_healed_by_whom() -> None:
     states = [8, 7, 9, 7, 7]
-    found = split(enumerate(states))
+    found = split_by_digest(enumerate(states))
     assert found is not None
     why = resynced(found, 300, {w: {"a": s} for w, s in enumerate(states)})
     assert "of w0, w2 differs from that of w1, w3, w4 after step 300, first in a; w0, w2 get" in why
@@ -150,14 +158,14 @@ def test_the_reason_says_who_is_healed_by_whom() -> None:
 
 
 def test_the_reason_says_that_nobody_is_healed() -> None:
-    found = split(enumerate([7, 8]))
+    found = split_by_digest(enumerate([7, 8]))
     assert found is not None
     why = undecided(found, 300, {0: {"a": 7}, 1: {"a": 8}})
     assert why.startswith("the states of w0 and w1 differ after step 300, first in a; no majority")
 
 
 def test_a_learning_rate_that_differs_is_named_before_what_it_has_changed() -> None:
-    found = split(enumerate([7, 8, 7]))
+    found = split_by_digest(enumerate([7, 8, 7]))
     assert found is not None
     rates = {w: {"learning rate": rate} for w, rate in enumerate([0.1, 0.05, 0.1])}
     why = reason(found, 300, {w: {"a": s} for w, s in enumerate([7, 8, 7])}, rates)
@@ -170,8 +178,8 @@ def test_a_learning_rate_that_differs_is_named_before_what_it_has_changed() -> N
 
 def test_the_whole_state_is_due_after_the_first_step_of_newcomers() -> None:
     assert due(81, False, 100, joined_after=80) == WHOLE
-    assert due(80, False, 100, joined_after=80) == Group(80, 100)
-    assert due(82, False, 100, joined_after=80) == Group(82, 100)
+    assert due(80, False, 100, joined_after=80) == StateGroup(80, 100)
+    assert due(82, False, 100, joined_after=80) == StateGroup(82, 100)
     assert due(81, False, 0, joined_after=80) is None
 
 
@@ -179,13 +187,13 @@ def test_the_whole_state_is_due_after_the_first_step_of_newcomers() -> None:
     ("step", "every", "is_first", "expected"),
     [
         (1, 500, True, WHOLE),
-        (7, 500, False, Group(7, PARTS_OF_SCRIPT)),
-        (7, 5, False, Group(2, 5)),
+        (7, 500, False, StateGroup(7, PARTS_OF_SCRIPT)),
+        (7, 5, False, StateGroup(2, 5)),
         (7, 0, True, None),
     ],
 )
 def test_what_is_due_when_a_script_saves(
-    step: int, every: int, is_first: bool, expected: Group | None
+    step: int, every: int, is_first: bool, expected: StateGroup | None
 ) -> None:
     assert due_at_save(step, every, is_first) == expected
 
@@ -204,10 +212,10 @@ def test_what_is_due_when_a_script_saves(
     ],
 )
 def test_who_leaves(states: list[int], joined: dict[int, int], leaving: tuple[int, ...]) -> None:
-    found = split(enumerate(states))
+    found = split_by_digest(enumerate(states))
     assert found is not None
-    said = {w: Said({"a": s}, {}, joined.get(w)) for w, s in enumerate(states)}
-    assert who_leaves(found, said) == leaving
+    said = {w: StateReport({"a": s}, {}, joined.get(w)) for w, s in enumerate(states)}
+    assert newcomers_that_leave(found, said) == leaving
 
 
 def test_a_worker_counts_as_a_newcomer_for_so_many_steps() -> None:
@@ -217,8 +225,8 @@ def test_a_worker_counts_as_a_newcomer_for_so_many_steps() -> None:
 
 
 def test_the_sentence_names_the_newcomer_the_rate_and_what_to_do() -> None:
-    said = {0: Said({"a": 1, "b": 2}, {"learning rate": 0.0071})}
-    said |= {2: Said({"a": 1, "b": 3}, {"learning rate": 0.0083}, 80)}
+    said = {0: StateReport({"a": 1, "b": 2}, {"learning rate": 0.0071})}
+    said |= {2: StateReport({"a": 1, "b": 3}, {"learning rate": 0.0083}, 80)}
     why = why_they_leave((2,), 81, said)
     assert why.startswith(
         "w2 joined after step 80, and after step 81 its state differs from that of w0: the "
@@ -300,17 +308,17 @@ def test_what_cannot_be_compared_is_left_out() -> None:
 def test_the_sum_that_a_device_makes(size: int) -> None:
     """No bit changes without it, nor the order of words."""
     data = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.manual_seed(7))
-    before = int(weighted_sum(data))
-    assert int(weighted_sum(data.clone())) == before
+    before = int(weighted_word_sum(data))
+    assert int(weighted_word_sum(data.clone())) == before
     for index, bit in itertools.product(range(0, size, max(1, size // 8)), range(8)):
         changed = data.clone()
         changed[index] ^= 1 << bit
-        assert int(weighted_sum(changed)) != before
+        assert int(weighted_word_sum(changed)) != before
     if size > 8:
         words = data.view(torch.int32)
-        assert int(weighted_sum(words.flip(0).view(torch.uint8))) != before
+        assert int(weighted_word_sum(words.flip(0).view(torch.uint8))) != before
         negated = (words ^ -(2**31)).view(torch.uint8)
-        assert int(weighted_sum(negated)) != before
+        assert int(weighted_word_sum(negated)) != before
 
 
 def test_names_say_where_a_part_is() -> None:
@@ -358,7 +366,7 @@ def test_a_change_is_in_the_digest_of_one_group_only() -> None:
     """Each byte of the state is in one group, and a large tensor is in several."""
     _, one = trained()
     model, other = trained()
-    groups = [Group(index, 20) for index in range(20)]
+    groups = [StateGroup(index, 20) for index in range(20)]
     assert [one.digests(group) for group in groups] == [other.digests(group) for group in groups]
     with torch.no_grad():
         model[1].bias[1] += 1.0
@@ -375,12 +383,12 @@ def test_a_large_tensor_is_compared_a_piece_at_a_time() -> None:
     replica = TorchReplica(model, torch.optim.SGD(model.parameters(), lr=0.1))
     found = {}
     for index in range(10):
-        pieces = replica.digests(Group(index, 10))
+        pieces = replica.digests(StateGroup(index, 10))
         found[index] = pieces.get("model.w")
     assert len({*found.values()}) == 10
     with torch.no_grad():
         values[555] = -1.0
-    changed = [n for n in found if replica.digests(Group(n, 10)).get("model.w") != found[n]]
+    changed = [n for n in found if replica.digests(StateGroup(n, 10)).get("model.w") != found[n]]
     assert changed == [5]
 
 
@@ -399,7 +407,7 @@ class Containers:
         return {"x": self.inner, "rate": self.inner["rate"]}
 
     def within(self, index: int, count: int = 4) -> dict[str, Any]:
-        return {part.name: part.value for part in self.parts.within(Group(index, count))}
+        return {part.name: part.value for part in self.parts.within(StateGroup(index, count))}
 
 
 def test_a_state_is_listed_once_for_all_groups_and_where_there_are_numbers() -> None:
@@ -437,13 +445,13 @@ class Fixed:
 
     def __init__(self, **parts: int) -> None:
         self.parts = parts
-        self.asked: list[Group] = []
+        self.asked: list[StateGroup] = []
         self.received: list[tuple[int, Receive]] = []
 
     def learning_rates(self) -> dict[str, float]:
         return {}
 
-    def digests(self, group: Group = WHOLE) -> dict[str, int]:
+    def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
         self.asked.append(group)
         return self.parts
 
@@ -484,7 +492,7 @@ class Job:
 
     def said(self, parts: dict[str, int], rank: int = 0) -> bytes:
         rates = {"learning rate": self.rates[rank]} if rank in self.rates else {}
-        said = Said(parts, rates, self.joined.get(rank))
+        said = StateReport(parts, rates, self.joined.get(rank))
         return json.dumps(vars(said)).encode()
 
     def log_event(self, details: Details, why: str) -> None:
@@ -509,7 +517,7 @@ def test_each_step_makes_the_digest_of_another_group_once() -> None:
         job.progress._ledger = first if step == 3 else middle  # an epoch begins after step 3
         job.check.begin_step()
         assert (job.check.state != 0) is (step > 0)
-    assert job.replica.asked == [Group(1, 3), Group(2, 3), WHOLE, Group(1, 3)]
+    assert job.replica.asked == [StateGroup(1, 3), StateGroup(2, 3), WHOLE, StateGroup(1, 3)]
     job.alone = True
     job.check.begin_step()
     assert job.check.state == 0

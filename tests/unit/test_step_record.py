@@ -16,7 +16,7 @@ from edl.core.step.step_record import (
     Stop,
     SwitchTimes,
     agreed_generation,
-    check,
+    check_records,
     check_together,
     counts,
     global_samples,
@@ -104,15 +104,15 @@ def test_a_table_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_rows_of_one_step_agree() -> None:
-    check(of(TABLE))
-    check(of(TABLE[:1]))
+    check_records(of(TABLE))
+    check_records(of(TABLE[:1]))
 
 
 @pytest.mark.parametrize("name", ["generation", "step", "ledger"])
 def test_a_worker_that_took_a_wrong_turn_is_named(name: str) -> None:
     rows = (TABLE[0], replace(TABLE[1], **{name: 99}), TABLE[2])
     with pytest.raises(RingError) as caught:
-        check(of(rows))
+        check_records(of(rows))
     own = getattr(ROW, name)
     assert f"the {name} of step 41 (w0: 99, w2: {own}, w4: {own})" in str(caught.value)
 
@@ -139,8 +139,8 @@ def test_rows_may_differ_in_what_is_a_workers_own() -> None:
     } | {n for n in FIELDS if n.endswith("_us")}
     assert set(FIELDS) - own == AGREED
     for name in sorted(own):
-        check(of((TABLE[0], replace(TABLE[1], **{name: 99}))))
-    check(of((TABLE[0], replace(TABLE[1], stop=Stop.WANTED))))
+        check_records(of((TABLE[0], replace(TABLE[1], **{name: 99}))))
+    check_records(of((TABLE[0], replace(TABLE[1], stop=Stop.WANTED))))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_optimizers_that_do_not_take_turns_alike_are_told(
 ) -> None:
     mine = replace(TABLE[0], updated=2)
     with pytest.raises(RingError) as caught:
-        check(of((mine, replace(TABLE[1], **{"updated": 2, **change}))))
+        check_records(of((mine, replace(TABLE[1], **{"updated": 2, **change}))))
     assert f"do not take turns alike before step 41 ({told}); which of them" in str(caught.value)
 
 
@@ -177,13 +177,13 @@ def test_records_of_which_some_were_sent_too_early_count_for_nothing() -> None:
 )
 def test_who_leaves_an_epoch_alone_is_named(change: dict[str, int], left: str) -> None:
     rows = (TABLE[0], replace(TABLE[1], **change), TABLE[2])
-    for look in (check, check_together):
+    for look in (check_records, check_together):
         with pytest.raises(RingError, match=f"{left} before its end, after 41 steps of the job"):
             look(of(rows))
 
 
 def test_all_may_leave_together() -> None:
-    check(of([replace(row, stop=Stop.FINISHED) for row in TABLE]))
+    check_records(of([replace(row, stop=Stop.FINISHED) for row in TABLE]))
     check_together(of([replace(row, stop=Stop.FINISHED, ledger=row.worker) for row in TABLE]))
 
 
@@ -199,7 +199,7 @@ def test_one_that_wants_to_stop_stops_all() -> None:
 
 def test_nobody_has_two_rows() -> None:
     with pytest.raises(RingError, match="appears twice in the records of step 41"):
-        check(of((TABLE[0], TABLE[1], TABLE[1])))
+        check_records(of((TABLE[0], TABLE[1], TABLE[1])))
 
 
 def test_the_global_batch_is_the_sum() -> None:

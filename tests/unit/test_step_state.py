@@ -11,7 +11,7 @@ from edl.core.step.step_state import (
     DECIDED,
     DONE,
     TRANSITIONS,
-    Step,
+    OptimizerStep,
     StepEvent,
     StepState,
 )
@@ -46,13 +46,13 @@ def test_the_document_shows_the_table() -> None:
 
 @pytest.mark.parametrize(("state", "event"), IN_CODE, ids=str)
 def test_what_is_in_the_table_happens(state: StepState, event: StepEvent) -> None:
-    before = Step(7, state, (StepEvent.SEND,))
-    assert before.after(event) == Step(7, IN_CODE[state, event], (StepEvent.SEND, event))
+    before = OptimizerStep(7, state, (StepEvent.SEND,))
+    assert before.after(event) == OptimizerStep(7, IN_CODE[state, event], (StepEvent.SEND, event))
 
 
 @pytest.mark.parametrize(("state", "event"), NEVER, ids=str)
 def test_what_is_not_in_the_table_raises(state: StepState, event: StepEvent) -> None:
-    before = Step(7, state, (StepEvent.SEND, StepEvent.BREAK))
+    before = OptimizerStep(7, state, (StepEvent.SEND, StepEvent.BREAK))
     with pytest.raises(IllegalTransition) as raised:
         before.after(event)
     message = f"step 7 of this worker is {state.value}, which allows no event {event.value!r}. "
@@ -60,10 +60,10 @@ def test_what_is_not_in_the_table_raises(state: StepState, event: StepEvent) -> 
 
 
 def test_a_history_is_that_of_one_step() -> None:
-    first = Step().next(1).after(StepEvent.KEEP).after(StepEvent.END)
+    first = OptimizerStep().next(1).after(StepEvent.KEEP).after(StepEvent.END)
     assert first.history == (StepEvent.KEEP, StepEvent.END)
     second = first.next(2)
-    assert second == Step(2, StepState.HANDED_OUT)
+    assert second == OptimizerStep(2, StepState.HANDED_OUT)
     with pytest.raises(IllegalTransition, match="What happened to it: nothing yet"):
         second.after(StepEvent.APPLY)
 
@@ -71,7 +71,7 @@ def test_a_history_is_that_of_one_step() -> None:
 def test_no_batch_is_handed_out_amid_gradients() -> None:
     for state in (StepState.SENDING, StepState.BROKEN, StepState.ENDED):
         with pytest.raises(IllegalTransition, match="allows no event 'hand out'"):
-            Step(7, state).next(8)
+            OptimizerStep(7, state).next(8)
 
 
 def test_what_the_groups_of_states_have_in_common() -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from edl.core.step.batching import Batching
-from edl.core.step.ledger import Ledger, complete_step, give_back, grant, restore, start_epoch
-from edl.core.step.spans import common, joined, take, without
+from edl.core.step.ledger import Ledger, complete_step, free_leases, grant, restore, start_epoch
+from edl.core.step.spans import common, joined, subtract_spans, take
 from edl.core.step.step_record import StepRecord, StepRecords
 from edl.core.step.stream import MOST_SHARDS, SHARD, ShardPolicy, StreamSource, by_shard
 from edl.errors import DataError
@@ -48,8 +48,8 @@ def stream(shards: int) -> Ledger:
 
 def test_spans() -> None:
     spans = [(0, 4), (9, 12)]
-    assert without(spans, [(2, 10)]) == ((0, 2), (10, 12))
-    assert without(spans, []) == tuple(spans)
+    assert subtract_spans(spans, [(2, 10)]) == ((0, 2), (10, 12))
+    assert subtract_spans(spans, []) == tuple(spans)
     assert common(spans, [(11, 20), (1, 3)]) == ((1, 3), (11, 12))
     assert take(spans, 5) == ((0, 4), (9, 10))
     assert spans == [(10, 12)]
@@ -83,7 +83,7 @@ def test_the_nothing_behind_a_shard_goes_with_its_last_samples() -> None:
 def test_what_is_left_of_a_dead_workers_shard_is_read_on_by_another() -> None:
     ledger = grant(stream(2), [(0, 1), (1, 1)], POLICY)
     ledger = trained(ledger, row(0, 4, 0, 4), row(1, 4, SHARD, 4))
-    ledger = grant(give_back(ledger, [1]), [(1, 1)], POLICY)
+    ledger = grant(free_leases(ledger, [1]), [(1, 1)], POLICY)
     assert ledger.held_by(1) == (shard(1, 4), shard(0, 4))
 
 

@@ -13,9 +13,9 @@ from made import make_job, wanted
 
 from edl.coordination.lost_job import LOST
 from edl.core.events import Event, WorkerFailedDetails
-from edl.core.host.agent import AgentState, decide
+from edl.core.host.agent import AgentState, decide_agent
 from edl.core.host.process import ScriptEnd
-from edl.core.host.supervision import Ending, SupervisorDecision, SupervisorLimits
+from edl.core.host.supervision import EndProcess, SupervisorDecision, SupervisorLimits
 from edl.core.records import Generation, JobState, Leader, Member, RingMember
 from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, UnknownJob
@@ -138,7 +138,7 @@ class Launcher(Supervisor[AgentState]):
     def _follow(self, snapshot: Snapshot, now: float) -> None: ...
 
     def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
-        return decide(snapshot, self._own, now)
+        return decide_agent(snapshot, self._own, now)
 
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
         return code
@@ -219,7 +219,7 @@ def test_the_template_is_given_up_after_a_forked_worker_that_failed_by_itself_at
 ) -> None:
     launcher.turn(100.0)
     if asked:
-        launcher._end(Ending("t-0", False, "it is not wanted"), 105.0)
+        launcher._end(EndProcess("t-0", False, "it is not wanted"), 105.0)
     workers.exits, workers.trained_s, workers.forked = {"t-0": code}, trained_s, forked
     launcher.turn(110.0)
     assert workers.gave_up == gave_up

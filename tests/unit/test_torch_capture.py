@@ -30,8 +30,8 @@ class Tracked:
 def through_a_file(directory: Path, state: Any) -> Any:
     manifest = files.Manifest("digits", "r1", 1, 0, "torch", {}, {})
     path = files.path_of(directory, 1)
-    files.write(path, manifest, files.pack(state))
-    return files.read(path).state
+    files.write(path, manifest, files.pack_state(state))
+    return files.read_checkpoint(path).state
 
 
 def network(width: int = 4) -> torch.nn.Sequential:

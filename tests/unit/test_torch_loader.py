@@ -12,7 +12,7 @@ from tfrecords import framed
 import edl.data
 import edl.torch
 from edl.core.events import DataSkippedDetails, Details
-from edl.core.policy.file import Policy
+from edl.core.policy.file import PolicyFile
 from edl.core.step.aligned import AlignedSource
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
@@ -25,7 +25,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.source: Source | None = None
-        self.policy: Policy | None = None
+        self.policy: PolicyFile | None = None
         self.follows = lambda: self.policy
         self.loader = SimpleNamespace(sampler=SimpleNamespace())
         self.finishing = SimpleNamespace()
@@ -105,11 +105,11 @@ def test_nobody_can_tell_the_global_batches_of_a_stream() -> None:
 
 def test_the_jobs_policy_says_how_large_batches_are() -> None:
     worker = Listener()
-    worker.policy = Policy("", batch=Batching(batch_range=(8, 64)))
+    worker.policy = PolicyFile("", batch=Batching(batch_range=(8, 64)))
     edl.torch.DataLoader([1.0, 2.0], batch_size=32, worker=cast(Worker, worker))
     assert worker.source == Source(2, Batching(batch_range=(8, 64)), False, 0, 0)
     most = Listener()
-    most.policy = Policy("", batch=Batching(0, 64))
+    most.policy = PolicyFile("", batch=Batching(0, 64))
     edl.torch.DataLoader([1.0, 2.0], batch_size=32, worker=cast(Worker, most))
     assert most.source == Source(2, Batching(32, 64), False, 0, 0)
 
@@ -117,7 +117,7 @@ def test_the_jobs_policy_says_how_large_batches_are() -> None:
 @pytest.mark.parametrize("name", ["max_global_batch", "global_batch"])
 def test_who_says_it_twice_is_refused(name: str) -> None:
     worker = Listener()
-    worker.policy = Policy("", batch=Batching(4))
+    worker.policy = PolicyFile("", batch=Batching(4))
     sentence = f"edl.DataLoader was given {name}, and the job's policy has a table"
     with pytest.raises(UsageError, match=sentence):
         edl.torch.DataLoader([1.0], worker=cast(Worker, worker), **{name: 8})

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as lr
 
-from edl.core.policy.file import Policy
+from edl.core.policy.file import PolicyFile
 from edl.core.policy.learning_rate import LearningRate
 from edl.core.step.noise_scale import NoiseScale
 from edl.errors import UsageError
@@ -194,7 +194,7 @@ def test_horovods_optimizer_counts_no_samples(job: Job) -> None:
 
 def follows(job: Job, monkeypatch: pytest.MonkeyPatch, table: LearningRate | None) -> None:
     job.progress.optimizers = 1
-    worker = SimpleNamespace(loader=job, follows=lambda: Policy("", learning_rate=table))
+    worker = SimpleNamespace(loader=job, follows=lambda: PolicyFile("", learning_rate=table))
     monkeypatch.setattr(lr_schedule, "current_worker", lambda: worker)
 
 

@@ -12,7 +12,7 @@ from several_optimizers import Models
 from edl.core.step.batching import Batching
 from edl.core.step.source import Source
 from edl.errors import UsageError
-from edl.framework.steps import Steps
+from edl.framework.steps import BatchSteps
 from edl.testing.counting import CountingBatchSource
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 from edl.torch.optimizer import listen
@@ -34,7 +34,7 @@ class Script:
         self.optimizers = Optimizers(self.worker)
         self.nets = [torch.nn.Linear(2, 1) for _ in range(count)]
         self.sgd = [self.wrap(net.parameters()) for net in self.nets]
-        self.steps = Steps(
+        self.steps = BatchSteps(
             self.worker,
             CountingBatchSource(self.worker, 0),
             lambda: "not trained",

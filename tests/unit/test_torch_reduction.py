@@ -643,7 +643,7 @@ def test_a_wait_at_the_end_of_backward_is_found_in_any_thread(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU the end of backward may come in a thread of the engine's."""
-    watch = activity.Watch()
+    watch = activity.ThreadWatch()
     watch.start()
     waiting, go_on = threading.Event(), threading.Event()
 

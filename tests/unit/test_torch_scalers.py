@@ -77,9 +77,9 @@ def test_a_checkpoint_keeps_it_until_the_scaler_is_there(between: int, tmp_path:
     for _ in range(1 + between):
         manifest = files.Manifest("digits", "r1", 1, 0, "torch", {}, {})
         path = files.path_of(tmp_path, 1)
-        files.write(path, manifest, files.pack(state.replica.capture()))
+        files.write(path, manifest, files.pack_state(state.replica.capture()))
         state = Script(8.0)
-        state.replica.restore(files.read(path).state)
+        state.replica.restore(files.read_checkpoint(path).state)
     newcomer = Script(8.0)
     joined(newcomer, state)
     for resumed in (state, newcomer):

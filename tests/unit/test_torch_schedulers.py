@@ -105,8 +105,8 @@ def _types(scheduler: Any) -> dict[str, type]:
 def saved_and_resumed(job: Script, script: Script, tmp_path: Path) -> None:
     path = files.path_of(tmp_path, 1)
     manifest = files.Manifest("digits", "r1", 1, 0, "torch", {}, {})
-    files.write(path, manifest, files.pack(job.replica.capture()))
-    script.replica.restore(files.read(path).state)
+    files.write(path, manifest, files.pack_state(job.replica.capture()))
+    script.replica.restore(files.read_checkpoint(path).state)
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)

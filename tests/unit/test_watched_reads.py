@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edl.coordination.reads import Issue, children, delete, exists, get
+from edl.coordination.reads import Issue, children, delete_node, exists, get
 from edl.coordination.watched_reads import InOrder, Watch, WatchedReads
 
 
@@ -63,7 +63,7 @@ def test_a_read_without_a_watch_is_sent_each_time() -> None:
 
 def test_other_requests_go_through() -> None:
     asked = Asked(other=7)
-    drop = delete("a")
+    drop = delete_node("a")
     assert asked.look(drop) == asked.look(drop) == [7]
     assert asked.sent == ["other", "other"]
 

@@ -11,8 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_model
 
 from edl.checkpoint import format as files
-from edl.checkpoint.format import Manifest, pack
-from edl.checkpoint.weights import export, newest
+from edl.checkpoint.format import Manifest, pack_state
+from edl.checkpoint.weights import export_weights, newest
 from edl.cli.main import invoke
 from edl.errors import CheckpointError, UsageError
 from edl.torch.replica import TorchReplica
@@ -31,7 +31,7 @@ def save(directory: Path, step: int, model: torch.nn.Module) -> Path:
     source = {"total": 100, "seed": 7, "shuffle": True, "batch_size": 4, "fingerprint": ""}
     manifest = Manifest("digits", "r1", step, 1, "torch", source, {}, 1_700_000_000.0)
     path = files.path_of(directory, step)
-    files.write(path, manifest, pack(TorchReplica(model, optimizer).capture()))
+    files.write(path, manifest, pack_state(TorchReplica(model, optimizer).capture()))
     return path
 
 
@@ -162,7 +162,7 @@ def test_weights_have_the_names_and_ties_of_the_models_state_dict(
     trained, path = Parts(2.0), tmp_path / "parts.safetensors"
     saved = save(tmp_path, 10, trained)
     if exported:
-        export(saved, path)
+        export_weights(saved, path)
         with safe_open(path, "pt") as file:
             assert file.metadata() == {"output.weight": "embedding.weight", "format": "pt"}
         Parts().load_state_dict(load_file(path))  # without edl
@@ -181,7 +181,7 @@ def test_weights_have_the_names_and_ties_of_the_models_state_dict(
 
 def test_a_tied_tensor_under_one_name_is_what_load_model_wants(tmp_path: Path) -> None:
     trained, path = Parts(2.0), tmp_path / "once.safetensors"
-    export(save(tmp_path, 10, trained), path, tied_once=True)
+    export_weights(save(tmp_path, 10, trained), path, tied_once=True)
     for load in (load_model, lambda model, path: load_weights(path, model)):
         model = Parts()
         load(model, path)
@@ -243,7 +243,7 @@ def test_a_type_that_safetensors_has_not_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(1, 1, dtype=torch.complex128)
     path = save(tmp_path, 10, model)
     with pytest.raises(UsageError, match=r"no type for bias, weight \(complex128\)"):
-        export(path, tmp_path / "weights.safetensors")
+        export_weights(path, tmp_path / "weights.safetensors")
     other = torch.nn.Linear(1, 1, dtype=torch.complex128)
     load_weights(path, other)
     assert torch.equal(other.weight, model.weight)

@@ -43,8 +43,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edl.core.cluster.jsa_program import Values, best_sizes
-from edl.core.cluster.placing import compact, pack
-from edl.core.cluster.state import Allocation, ClusterJob, ClusterState, size
+from edl.core.cluster.placing import compact, place_packed
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState, slot_count
 from edl.core.plural import counted
 from edl.core.settings import setting
 
@@ -72,7 +72,9 @@ class EdlPolicy:
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
         curves = [
-            curve(job, size(cluster.present.get(job.name, ())), cluster.per_node, cluster.slots)
+            curve(
+                job, slot_count(cluster.present.get(job.name, ())), cluster.per_node, cluster.slots
+            )
             for job in cluster.jobs
             if job.name not in fixed
         ]
@@ -100,9 +102,9 @@ class EdlPolicy:
                 sizes[job.name] = slots
                 if one.batches[slots] != job.batch:
                     batches[job.name] = one.batches[slots]
-        return Allocation(pack(sizes, cluster), reasons, {"due_s": due_s}, batches)
+        return Allocation(place_packed(sizes, cluster), reasons, {"due_s": due_s}, batches)
 
-    def _due(self, cluster: ClusterState, curves: Sequence[Curve]) -> dict[str, float]:
+    def _due(self, cluster: ClusterState, curves: Sequence[SlotValues]) -> dict[str, float]:
         """Return the time in seconds at which each job is past its fair wait, by its name.
 
         The time of a job is computed once, from its curve when it is first seen. A job that can
@@ -115,7 +117,7 @@ class EdlPolicy:
                 due_s[one.job.name] = one.job.arrival_s + self.patience * one.requested_s
         return due_s
 
-    def _prices(self, curves: Sequence[Curve]) -> dict[str, float]:
+    def _prices(self, curves: Sequence[SlotValues]) -> dict[str, float]:
         """Return the worth v_j of a slot-second of work on each job, by the job's name.
 
         Jobs that can have no slots are left out.
@@ -127,7 +129,7 @@ class EdlPolicy:
         prices = behind**self.exponent
         return {one.job.name: float(price) for one, price in zip(able, prices, strict=True)}
 
-    def _values(self, one: Curve, price: float, held: bool) -> Values:
+    def _values(self, one: SlotValues, price: float, held: bool) -> Values:
         """Return the value of each number of slots to a job, less the cost of a change.
 
         Args:
@@ -154,7 +156,7 @@ class EdlPolicy:
 
 
 @dataclass(frozen=True)
-class Curve:
+class SlotValues:
     """The speed, the remaining time and the batch of one job, by its number of slots from 0 on.
 
     Attributes:
@@ -206,7 +208,7 @@ class Curve:
         return f"{has}: {self.left_s[slots]:.0f} s are left, {worth}"
 
 
-def curve(job: ClusterJob, had: int, slots_a_node: int, slots: int) -> Curve:
+def curve(job: ClusterJob, had: int, slots_a_node: int, slots: int) -> SlotValues:
     """Return the speed, the remaining time and the best batch of a job by its number of slots.
 
     Args:
@@ -230,12 +232,12 @@ def curve(job: ClusterJob, had: int, slots_a_node: int, slots: int) -> Curve:
     left_s = np.full(len(rates), math.inf)
     rates[0] = 0.0
     if not len(possible):
-        return Curve(job, 0, 0, rates, left_s, batches)
+        return SlotValues(job, 0, 0, rates, left_s, batches)
     least = int(possible[0])
     placement, batch = compact(least, slots_a_node), batches[least]
     longest_s = job.model.steps_left(batch) * job.model.step_s(placement, batch)
     left_s[possible] = longest_s * rates[least] / rates[possible]
-    return Curve(
+    return SlotValues(
         job,
         had if had < len(rates) and rates[had] > 0 else 0,
         least,
@@ -263,7 +265,7 @@ def _batches(job: ClusterJob) -> list[int]:
 
 
 def _first(
-    curves: Sequence[Curve], due_s: Mapping[str, float], now_s: float, slots: int
+    curves: Sequence[SlotValues], due_s: Mapping[str, float], now_s: float, slots: int
 ) -> tuple[set[str], str]:
     """Choose the jobs past their fair wait that get their fewest slots before all other jobs.
 

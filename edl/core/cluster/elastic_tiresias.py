@@ -29,7 +29,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edl.core.cluster.placing import compact, first_that_fit, place
+from edl.core.cluster.placing import compact, first_that_fit, place_slots
 from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 from edl.core.settings import setting
@@ -75,7 +75,7 @@ class ElasticTiresias:
         for job in cluster.jobs:
             reasons[job.name] = _reason(job, sizes.get(job.name, 0), job.name in second, compacted)
         noted = {"second": sorted(second), "served": served} | _ran(cluster, sizes)
-        return Allocation(place(sizes, cluster), reasons, noted)
+        return Allocation(place_slots(sizes, cluster), reasons, noted)
 
     def _queues(self, cluster: ClusterState) -> tuple[set[str], dict[str, float]]:
         """Demote and promote jobs by their service and their wait, and return the new queues.

@@ -34,7 +34,7 @@ from zlib import crc32
 import numpy as np
 
 from edl.core.cluster.jsa_program import Values, best_sizes
-from edl.core.cluster.placing import compact, place
+from edl.core.cluster.placing import compact, place_slots
 from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 from edl.core.settings import setting
@@ -63,7 +63,7 @@ class Jsa:
         fixed = cluster.fixed
         slots, largest = cluster.slots - sum(fixed.values()), cluster.per_node
         reasons: dict[str, str] = {}
-        admitted: list[Scaling] = []
+        admitted: list[JobScaling] = []
         left, held = slots, False
         for job in cluster.jobs:
             if job.name in fixed:
@@ -86,16 +86,16 @@ class Jsa:
             reasons[one.job.name] = one.reason(count)
             if one.batches[count] != one.job.batch:
                 batches[one.job.name] = one.batches[count]
-        return Allocation(place(sizes, cluster), reasons, cluster.state, batches)
+        return Allocation(place_slots(sizes, cluster), reasons, cluster.state, batches)
 
-    def _scaling(self, job: ClusterJob, slots_a_node: int, slots: int) -> Scaling:
+    def _scaling(self, job: ClusterJob, slots_a_node: int, slots: int) -> JobScaling:
         """Return the relative throughput F_j(k) of ``job`` on 0 to ``slots`` slots.
 
         The result also has the batch that reaches each throughput, among the batches that this
         policy allows. A number of slots lies on as few nodes of ``slots_a_node`` slots as possible.
         """
         low, high = self._range(job)
-        scaling = Scaling(job)
+        scaling = JobScaling(job)
         unit = job.batches[1]
         if job.local_batches is not None:
             unit = min(unit, job.local_batches[1])
@@ -103,7 +103,7 @@ class Jsa:
         for count in range(1, min(job.max_slots, slots) + 1):
             chosen = None
             if count >= job.min_slots and (self.elastic or not scaling.least):
-                chosen = best_batch(job, count, slots_a_node, low, high)
+                chosen = fastest_batch(job, count, slots_a_node, low, high)
             if chosen is None:
                 scaling.add(-math.inf, 0)
             else:
@@ -126,7 +126,7 @@ class Jsa:
 
 
 @dataclass
-class Scaling:
+class JobScaling:
     """The relative throughput F_j(k) of one job on k slots, and the batch that reaches it.
 
     Attributes:
@@ -166,16 +166,16 @@ class Scaling:
         return f"has {slots} and a batch of {self.batches[count]}: {rate}"
 
 
-class Choice(NamedTuple):
+class BatchThroughput(NamedTuple):
     """A global batch in samples, and the throughput that it reaches in samples a second."""
 
     batch: int
     rate: float
 
 
-def best_batch(
+def fastest_batch(
     job: ClusterJob, slots: int, slots_a_node: int, low: int, high: int
-) -> Choice | None:
+) -> BatchThroughput | None:
     """Return the batch from ``low`` to ``high`` with the highest throughput, or None if none fits.
 
     The job has ``slots`` slots on as few nodes of ``slots_a_node`` slots as possible, and each slot
@@ -188,11 +188,11 @@ def best_batch(
     if low > high:
         return None
     placement = compact(slots, slots_a_node)
-    best = Choice(0, -math.inf)
+    best = BatchThroughput(0, -math.inf)
     for batch in _grid(low, high, slots):
         rate = batch / job.model.step_s(placement, batch)
         if rate > best.rate:
-            best = Choice(batch, rate)
+            best = BatchThroughput(batch, rate)
     return best
 
 

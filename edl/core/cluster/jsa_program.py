@@ -31,7 +31,7 @@ Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Row:
+class ProgramRow:
     """The largest sums P(j, k) of the first j jobs, for one j and all k from ``low`` on."""
 
     low: int
@@ -64,7 +64,7 @@ def best_sizes(values: Sequence[Values], slots: int) -> list[int] | None:
     needed = sum(int(sizes[0]) for sizes in worth)
     if needed > slots:
         return None
-    rows = [Row(0, np.zeros(1))]
+    rows = [ProgramRow(0, np.zeros(1))]
     scratch = np.empty(slots + 1)
     for of, sizes in zip(values, worth, strict=True):
         needed -= int(sizes[0])
@@ -83,8 +83,8 @@ def _worth(values: Values) -> npt.NDArray[np.int64]:
 
 
 def _next(
-    before: Row, values: Values, sizes: npt.NDArray[np.int64], most: int, scratch: Values
-) -> Row:
+    before: ProgramRow, values: Values, sizes: npt.NDArray[np.int64], most: int, scratch: Values
+) -> ProgramRow:
     """Return the row of the dynamic program with one more job.
 
     Args:
@@ -105,11 +105,11 @@ def _next(
             np.add(source, values[size], out=sums)
             best = row[begin - low : end - low]
             np.maximum(best, sums, out=best)
-    return Row(low, row)
+    return ProgramRow(low, row)
 
 
 def _trace_back(
-    rows: Sequence[Row], values: Sequence[Values], worth: Sequence[npt.NDArray[np.int64]]
+    rows: Sequence[ProgramRow], values: Sequence[Values], worth: Sequence[npt.NDArray[np.int64]]
 ) -> list[int]:
     """Return the number of slots of each job that led to the largest sum of the last row.
 

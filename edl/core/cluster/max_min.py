@@ -17,7 +17,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edl.core.cluster.placing import first_that_fit, place
+from edl.core.cluster.placing import first_that_fit, place_slots
 from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 
@@ -40,7 +40,7 @@ class MaxMin:
             else:
                 needs = counted(job.min_slots, "slot")
                 reasons[job.name] = f"waits: it needs {needs}, and earlier jobs have all others"
-        return Allocation(place(sizes, cluster), reasons, cluster.state)
+        return Allocation(place_slots(sizes, cluster), reasons, cluster.state)
 
 
 def shares(jobs: Sequence[ClusterJob], fixed: dict[str, int], slots: int) -> dict[str, int]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from edl.core.cluster.state import ClusterJob, ClusterState, Placement, Placements, size
+from edl.core.cluster.state import ClusterJob, ClusterState, Placement, Placements, slot_count
 
 
-def place(sizes: Mapping[str, int], cluster: ClusterState) -> Placements:
+def place_slots(sizes: Mapping[str, int], cluster: ClusterState) -> Placements:
     """Return slots for each job, as many as ``sizes`` says, on the emptiest nodes.
 
     A job that already has that many slots keeps them. The other jobs are placed in the order of
@@ -29,7 +29,7 @@ def place(sizes: Mapping[str, int], cluster: ClusterState) -> Placements:
     return placed
 
 
-def pack(sizes: Mapping[str, int], cluster: ClusterState) -> Placements:
+def place_packed(sizes: Mapping[str, int], cluster: ClusterState) -> Placements:
     """Return slots for each job, as many as ``sizes`` says, on as few nodes as possible.
 
     A job that already has that many slots keeps them. The other jobs are placed by size, the
@@ -112,7 +112,7 @@ def _kept(
     placed: dict[str, Placement] = {}
     for job, wanted in sizes.items():
         slots = cluster.present.get(job, ())
-        if wanted and size(slots) == wanted and all(free.get(at, 0) >= n for at, n in slots):
+        if wanted and slot_count(slots) == wanted and all(free.get(at, 0) >= n for at, n in slots):
             placed[job] = slots
             for at, count in slots:
                 free[at] -= count

@@ -15,11 +15,11 @@ from edl.core.cluster.elastic_tiresias import ElasticTiresias
 from edl.core.cluster.fifo import Fifo
 from edl.core.cluster.jsa import LARGEST, RANDOM, SMALLEST, Jsa
 from edl.core.cluster.max_min import MaxMin
-from edl.core.cluster.state import Policy
+from edl.core.cluster.state import ClusterPolicy
 from edl.core.cluster.tiresias import Tiresias
 from edl.errors import UsageError
 
-Registry = Mapping[str, tuple[Policy, str]]
+Registry = Mapping[str, tuple[ClusterPolicy, str]]
 """Name -> the policy with its published parameters, and what it does."""
 
 POLICIES: Registry = {
@@ -43,7 +43,7 @@ POLICIES: Registry = {
 
 def policy(
     name: str, seed: int = 0, resize_s: float | None = None, known: Registry = POLICIES
-) -> Policy:
+) -> ClusterPolicy:
     """Return the policy that is registered as ``name``, with the given parameters.
 
     Args:
@@ -63,5 +63,5 @@ def policy(
     given = {"seed": seed or None, "resize_s": resize_s}
     own = {one.name for one in fields(rule)}
     changes = {key: value for key, value in given.items() if key in own and value is not None}
-    found: Policy = replace(rule, **changes) if changes else rule
+    found: ClusterPolicy = replace(rule, **changes) if changes else rule
     return found

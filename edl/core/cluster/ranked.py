@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edl.core.cluster.placing import place
+from edl.core.cluster.placing import place_slots
 from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 
@@ -49,4 +49,4 @@ def admit(ranking: Sequence[Ranked], cluster: ClusterState, overtaking: bool = T
             first_waiting = first_waiting or job.name
             needs = f"needs {counted(wanted, 'slot')} and {left} are left"
             reasons[job.name] = f"waits: {one.why}, {needs}"
-    return Allocation(place(sizes, cluster), reasons, cluster.state)
+    return Allocation(place_slots(sizes, cluster), reasons, cluster.state)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from edl.core.policy.step_time import Measured
+from edl.core.policy.step_time import StepTimeSample
 
 Placement = tuple[tuple[str, int], ...]
 """Node and number of slots there, in the order of the job's ranks; no number is 0."""
@@ -23,7 +23,7 @@ PolicyState = Mapping[str, Any]
 """What a policy wants to be told the next time: JSON values, for another process may ask then."""
 
 
-def size(placement: Placement) -> int:
+def slot_count(placement: Placement) -> int:
     """Return the number of slots of ``placement``, summed over its nodes."""
     return sum(count for _, count in placement)
 
@@ -47,7 +47,7 @@ def total(nodes: Sequence[Node]) -> int:
     return sum(node.slots for node in nodes)
 
 
-class Model(Protocol):
+class TrainingModel(Protocol):
     """The known speed and remaining work of a job: measured, fitted, or told by an oracle.
 
     Every ``batch`` is a global batch in samples: what all slots of the job together train in a
@@ -108,11 +108,11 @@ class ClusterJob:
     max_slots: int
     batch: int
     batches: tuple[int, int]
-    model: Model
+    model: TrainingModel
     attained_slot_s: float = 0.0
     preemptible: bool = True
     local_batches: tuple[int, int] | None = None
-    steps: tuple[Measured, ...] = ()
+    steps: tuple[StepTimeSample, ...] = ()
     noise_scale: float | None = None
     weight: float = 1.0
 
@@ -163,7 +163,7 @@ class ClusterState:
     @property
     def fixed(self) -> dict[str, int]:
         """The number of slots of each job that has slots and may not be preempted, by its name."""
-        return {job.name: size(self.present[job.name]) for job in self.pinned}
+        return {job.name: slot_count(self.present[job.name]) for job in self.pinned}
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Allocation:
     batches: Mapping[str, int] = field(default_factory=dict)
 
 
-class Policy(Protocol):
+class ClusterPolicy(Protocol):
     """A cluster policy with its parameters: it decides which slots each job has."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
@@ -193,7 +193,7 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class QueuePolicy(Policy, Protocol):
+class QueuePolicy(ClusterPolicy, Protocol):
     """A policy that only starts jobs: a job that has slots keeps them until it ends.
 
     Which jobs it starts depends only on the waiting jobs and the free slots. So it starts the same

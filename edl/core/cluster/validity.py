@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from edl.core.cluster.state import Allocation, ClusterJob, ClusterState, Node, size
+from edl.core.cluster.state import Allocation, ClusterJob, ClusterState, Node, slot_count
 
 
 def violation(decision: Allocation, cluster: ClusterState) -> str | None:
@@ -44,7 +44,7 @@ def _slots(
     slots = {node.name: node.slots for node in nodes}
     used: Counter[str] = Counter()
     for name, placement in decision.placements.items():
-        job, given = known.get(name), size(placement)
+        job, given = known.get(name), slot_count(placement)
         if job is None:
             return f"{name} has slots and is no job"
         if not job.min_slots <= given <= job.max_slots:

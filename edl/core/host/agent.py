@@ -59,7 +59,7 @@ class AgentState(SupervisorState):
     draining: bool = False  # the host is about to leave the job
 
 
-def decide(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
+def decide_agent(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
     """Return the decision of an agent: what it does next, if anything, with the reason.
 
     Args:

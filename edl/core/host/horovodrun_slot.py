@@ -42,15 +42,20 @@ from edl.core.host.job_end import (
 from edl.core.host.process import Process, how
 from edl.core.host.restart_policy import (
     disable_slot,
-    end,
     end_each,
+    end_processes,
     fills_its_place,
     starts,
     why_to_end,
     with_terminating,
     without_init,
 )
-from edl.core.host.supervision import Outcome, SupervisorDecision, SupervisorLimits, SupervisorState
+from edl.core.host.supervision import (
+    JobOutcome,
+    SupervisorDecision,
+    SupervisorLimits,
+    SupervisorState,
+)
 from edl.core.job.placement import Placement
 from edl.core.records import Assigned, Desired, Job, JobState
 from edl.core.sizes import Sizes
@@ -97,7 +102,7 @@ class SlotState(SupervisorState):
         return self.processes[-1] if self.processes else None
 
 
-def decide(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
+def decide_slot(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
     """Return the decision of an `edl-worker`: what it does next for its slot, with the reason.
 
     ``now`` is the time by the same clock as the times in ``own``, in seconds.
@@ -117,13 +122,15 @@ def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision
     if own.living:
         known = all(p.seated and p.worker not in snapshot.evicted for p in own.living)
         if own.removed and not known:
-            return SupervisorDecision(reason, endings=end(own.living, own.limits, now, reason))
+            return SupervisorDecision(
+                reason, endings=end_processes(own.living, own.limits, now, reason)
+            )
         if own.ending_since is None:  # the leader takes it out: its slot is not assigned
             return SupervisorDecision(reason)
         barred = own.removed and own.disabled
         patience_s = own.limits.barred_s if barred else own.limits.release_s
         return SupervisorDecision(
-            reason, endings=end(own.living, own.limits, now, reason, patience_s)
+            reason, endings=end_processes(own.living, own.limits, now, reason, patience_s)
         )
     if own.removed:
         return SupervisorDecision(reason, exit_code=0)
@@ -143,14 +150,14 @@ def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorD
     """
     reason, limits = "its ssh has ended, and so has this process for the driver", own.limits
     if own.living:
-        endings = end(own.living, limits, now, reason, limits.release_s)
+        endings = end_processes(own.living, limits, now, reason, limits.release_s)
         return SupervisorDecision(reason, endings=endings)
     ended = (own.newest.exited if own.newest is not None else None) or 0.0
     if len(snapshot.slots) > 1 and now - ended >= limits.unseen_s:
         return SupervisorDecision(reason, exit_code=1)
     if now - ended >= limits.release_s:
         reason = f"the ssh of slot {own.slot} has ended, and no other edl-worker is left"
-        return SupervisorDecision(reason, outcome=Outcome(JobState.FAILED, reason, 1))
+        return SupervisorDecision(reason, outcome=JobOutcome(JobState.FAILED, reason, 1))
     return SupervisorDecision(f"{reason}; waiting for the end of horovodrun")
 
 

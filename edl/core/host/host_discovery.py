@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from edl.core.job.placement import place
+from edl.core.job.placement import place_workers
 from edl.core.snapshot import as_hosts
 from edl.errors import UsageError
 
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
-def parse(words: Iterable[str]) -> dict[str, int]:
+def parse_hosts(words: Iterable[str]) -> dict[str, int]:
     """Return {host: slots} for words like "node1:4"; the slots of a repeated host are added up.
 
     Raises:
@@ -34,7 +34,7 @@ def first_desired(discovered: Mapping[str, int], np: int) -> dict[str, int]:
     """
     if np >= sum(discovered.values()):
         return dict(discovered)
-    return {h: n for h, n in place("", np, {}, as_hosts(discovered)).items() if n}
+    return {h: n for h, n in place_workers("", np, {}, as_hosts(discovered)).items() if n}
 
 
 def lines(desired: Mapping[str, int], local: Mapping[str, bool]) -> list[str]:

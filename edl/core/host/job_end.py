@@ -32,10 +32,10 @@ from edl.core.host.process import (
     how_all,
     last_words,
 )
-from edl.core.host.restart_policy import end, end_each, is_terminating, why_to_end
+from edl.core.host.restart_policy import end_each, end_processes, is_terminating, why_to_end
 from edl.core.host.supervision import (
-    Ending,
-    Outcome,
+    EndProcess,
+    JobOutcome,
     SupervisorDecision,
     SupervisorLimits,
     SupervisorState,
@@ -66,7 +66,7 @@ def as_the_job_ends(
     if generation is not None and not generation.members:
         reason = generation.reason
         if not snapshot.members:
-            return SupervisorDecision(reason, outcome=Outcome(JobState.STOPPED, reason))
+            return SupervisorDecision(reason, outcome=JobOutcome(JobState.STOPPED, reason))
         to_end = why_to_end(snapshot, own, now)
         return SupervisorDecision(reason, endings=end_each(to_end, own.limits, now))
     return None
@@ -115,7 +115,7 @@ def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> Supervis
     waited = now - own.state_since
     reason = f"job {job.name} {job.state.phrase}"
     if job.state is JobState.FAILED:
-        return SupervisorDecision(reason, endings=end(living, limits, now, reason))
+        return SupervisorDecision(reason, endings=end_processes(living, limits, now, reason))
     finished = job.state is JobState.FINISHED
     patience = limits.finish_s if finished else limits.stop_s
     evicted = snapshot.evicted  # what such a worker has trained is not the job's
@@ -133,7 +133,7 @@ def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDec
     living, limits = own.living, own.limits
     reason = snapshot.job.reason or "the job is asked to stop"
     if not living and not foreign(snapshot, own):
-        return SupervisorDecision(reason, outcome=Outcome(JobState.STOPPED, reason))
+        return SupervisorDecision(reason, outcome=JobOutcome(JobState.STOPPED, reason))
     waited = now - own.state_since
     patience, quiet = limits.stop_limit_s(snapshot.job), now - max(own.stepped, own.state_since)
     still = _stuck(snapshot, living, limits, quiet)
@@ -143,7 +143,7 @@ def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDec
     elif still:  # they know that the job stops: SIGTERM would tell them nothing else
         why = f"the job stops and no step has completed for {quiet:.0f} s"
         return SupervisorDecision(
-            reason, endings=tuple(Ending(p.attempt_id, True, why) for p in still)
+            reason, endings=tuple(EndProcess(p.attempt_id, True, why) for p in still)
         )
     elif waited >= patience:
         why = f"the ring did not end within {patience:g} s"
@@ -151,7 +151,7 @@ def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDec
         why = f"the job stops and nobody has led it for {limits.leaderless_s:g} s"
     else:
         ending, why = [p for p in living if p.worker is None], "the job stops before it joined"
-    return SupervisorDecision(reason, endings=end(ending, limits, now, why))
+    return SupervisorDecision(reason, endings=end_processes(ending, limits, now, why))
 
 
 def _stuck(
@@ -179,7 +179,7 @@ def _stuck(
     ]
 
 
-def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> Outcome | None:
+def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
     """Return the outcome FAILED of a job that cannot get its first generation, else None.
 
     This is rule 4 of the module.
@@ -191,10 +191,10 @@ def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> Outco
         p for p in processes if p.exit_code == 0 and p.worker is None and p.ending_since is None
     ]
     if mute:
-        return Outcome(JobState.FAILED, f"{own.script} ended without calling edl.init()", 1)
+        return JobOutcome(JobState.FAILED, f"{own.script} ended without calling edl.init()", 1)
     refused = [p for p in processes if p.exit_code == REFUSED_EXIT and p.worker is None]
     if refused:
-        return Outcome(JobState.FAILED, refused[0].termination_message, REFUSED_EXIT)
+        return JobOutcome(JobState.FAILED, refused[0].termination_message, REFUSED_EXIT)
     failed = [p for p in processes if p.failed]
     first_died = not any(p.ready for p in processes) and all(
         p.failed or p.failures for p in processes
@@ -204,11 +204,11 @@ def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> Outco
         who = f"all {len(processes)} workers" if several else "the only worker"
         who = who if several or snapshot.assigned.np == 1 else own.script
         reason = f"{who} {how_all(failed, several)} before joining the job; {last_words(died)}"
-        return Outcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
+        return JobOutcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
     return _too_few_came_up(snapshot, own, now)
 
 
-def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Outcome | None:
+def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
     """Return the outcome FAILED if too few workers registered in time, else None."""
     processes, limit_s = own.processes, own.limits.start_timeout_s
     here = sum(p.alive and p.worker is not None for p in processes)
@@ -221,7 +221,7 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Ou
     if unregistered:
         names = ", ".join(p.name for p in unregistered)
         reason = f"{own.script} ({names}) did not call edl.init() {within}"
-        return Outcome(JobState.FAILED, reason, 1)
+        return JobOutcome(JobState.FAILED, reason, 1)
     died = next((p for p in processes if p.failed), None)
     if died is None:
         return None
@@ -230,10 +230,10 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Ou
         f"{usable} of at least {workers(snapshot.job.sizes.min_np)} came up {within}; {died.name} "
         f"{how(code)}; {last_words(died)}"
     )
-    return Outcome(JobState.FAILED, reason, exit_status(code))
+    return JobOutcome(JobState.FAILED, reason, exit_status(code))
 
 
-def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> Outcome | None:
+def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
     """Return the outcome of a job whose workers have all ended, by rule 5 of this module.
 
     Returns:
@@ -245,13 +245,13 @@ def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> Outcom
         return None
     if any(p.stopped for p in mine):
         late = _dead_for(generation, own, now) >= own.limits.away_s
-        return Outcome(JobState.STOPPED, TOLD) if late else None
+        return JobOutcome(JobState.STOPPED, TOLD) if late else None
     if not _others_are_dead(snapshot, generation, own, now):
         return None
     failed = [p for p in mine if p.failed] or [p for p in mine if p.exit_code]
     if not failed:
         settled = all(now - (p.exited or 0.0) >= own.limits.settle_s for p in mine)
-        all_well = Outcome(JobState.FINISHED, "all workers have exited with code 0")
+        all_well = JobOutcome(JobState.FINISHED, "all workers have exited with code 0")
         return all_well if settled else None
     unrecoverable = _why_unrecoverable(snapshot.job, own, failed, now)
     if unrecoverable is None:
@@ -264,7 +264,7 @@ def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> Outcom
     else:
         who = f"all workers died, {died.name} {how(died.exit_code or 1)}"
     reason = f"{who}{unrecoverable}; {last_words(died)}"
-    return Outcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
+    return JobOutcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
 
 
 def ring_is_away(snapshot: Snapshot, own: SupervisorState, now: float) -> bool:

@@ -51,7 +51,7 @@ def is_python(program: str) -> bool:
     return _PYTHON.fullmatch(program.rpartition("/")[2]) is not None
 
 
-def parse(command: Sequence[str]) -> PythonCommand | None:
+def parse_command(command: Sequence[str]) -> PythonCommand | None:
     """Take ``command`` apart; return None if the name of its program is not that of Python."""
     if not command or not is_python(command[0]):
         return None
@@ -89,7 +89,7 @@ def parse(command: Sequence[str]) -> PythonCommand | None:
 
 def python_script(command: Sequence[str]) -> str | None:
     """Return the script that ``python [options] script ...`` names; None for another command."""
-    python = parse(command)
+    python = parse_command(command)
     return python.target if python is not None and python.main is Main.SCRIPT else None
 
 

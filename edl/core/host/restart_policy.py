@@ -18,8 +18,8 @@ from dataclasses import replace
 from edl.core.host.process import Process, exit_status, how, last_words
 from edl.core.host.supervision import (
     DisableSlot,
-    Ending,
-    Outcome,
+    EndProcess,
+    JobOutcome,
     Start,
     SupervisorDecision,
     SupervisorLimits,
@@ -44,7 +44,7 @@ def with_terminating(
     endings = tuple(one for one in decision.endings if one.attempt_id not in killed) + overdue
     named = {ending.attempt_id for ending in endings}
     lingering = [p for p in own.living if p.attempt_id not in named and is_terminating(p)]
-    endings += end(lingering, own.limits, now, "")
+    endings += end_processes(lingering, own.limits, now, "")
     late = {one.attempt_id: one.reason for one in endings if one.kill}
     warnings = tuple(
         f"{p.name} is killed: {late[p.attempt_id]}"
@@ -59,13 +59,13 @@ def is_terminating(process: Process) -> bool:
     return process.ended is not None or process.exited_at is not None
 
 
-def end(
+def end_processes(
     processes: Iterable[Process],
     limits: SupervisorLimits,
     now: float,
     reason: str,
     patience_s: float | None = None,
-) -> tuple[Ending, ...]:
+) -> tuple[EndProcess, ...]:
     """Return the orders that end ``processes``: SIGTERM first, SIGKILL when that has not helped.
 
     Args:
@@ -82,19 +82,21 @@ def end(
 
 def end_each(
     reasons: Mapping[Process, str], limits: SupervisorLimits, now: float
-) -> tuple[Ending, ...]:
+) -> tuple[EndProcess, ...]:
     """Return the orders that end the processes in ``reasons``, which gives the reason for each.
 
     Like :func:`end`, this sends SIGTERM first and SIGKILL later; ``now`` is the launcher's clock.
     """
     return tuple(
-        one for process, why in reasons.items() for one in end([process], limits, now, why)
+        one
+        for process, why in reasons.items()
+        for one in end_processes([process], limits, now, why)
     )
 
 
 def _ending_of(
     process: Process, limits: SupervisorLimits, now: float, reason: str, patience_s: float
-) -> Ending | None:
+) -> EndProcess | None:
     """Return the next signal for ``process``: SIGTERM once, SIGKILL if that did not help, or None.
 
     A process that ends by itself gets no SIGTERM, because that would hide how it has ended.
@@ -114,15 +116,15 @@ def _ending_of(
             if handled is None
             else now - handled >= limits.exit_s
         )
-        return Ending(process.attempt_id, True, why) if late else None
+        return EndProcess(process.attempt_id, True, why) if late else None
     if process.exited_at is not None:
         why = f"its port is closed, and the process has not ended within {limits.gone_s:g} s"
         late = now - process.exited_at >= limits.gone_s
-        return Ending(process.attempt_id, True, why) if late else None
+        return EndProcess(process.attempt_id, True, why) if late else None
     if process.ending_since is None:
-        return Ending(process.attempt_id, False, reason)
+        return EndProcess(process.attempt_id, False, reason)
     if now - process.ending_since >= patience_s:
-        return Ending(process.attempt_id, True, f"{reason}; SIGTERM did not help")
+        return EndProcess(process.attempt_id, True, f"{reason}; SIGTERM did not help")
     return None
 
 
@@ -174,7 +176,7 @@ def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, n
     return process.seated and leads and long
 
 
-def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[Ending, ...]:
+def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[EndProcess, ...]:
     """Return the orders to kill workers in slots that should have been given back by now.
 
     Only workers that were evicted or have left are killed. A worker that is still in the ring may
@@ -182,7 +184,7 @@ def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[Ending, ...]:
     """
     ring = {member.id for member in snapshot.ring}
     return tuple(
-        Ending(p.attempt_id, True, "its slot was to be given back by now")
+        EndProcess(p.attempt_id, True, "its slot was to be given back by now")
         for p in own.living
         if own.overdue
         and (p.worker in snapshot.evicted or (p.departing is not None and p.worker not in ring))
@@ -280,7 +282,7 @@ def disable_slot(
     if desired is None:
         reason = f"{what}, and without it fewer than {job.sizes.min_np} (--min-np) are left: {last}"
         code = exit_status(process.exit_code or 1)
-        return SupervisorDecision(reason, outcome=Outcome(JobState.FAILED, reason, code))
+        return SupervisorDecision(reason, outcome=JobOutcome(JobState.FAILED, reason, code))
     count = sum(desired.values())
     fewer = desired != snapshot.assigned.hosts
     lowered = f"; {workers(count)} {verb(count)} wanted now" if fewer else ""

@@ -128,7 +128,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Ending:
+class EndProcess:
     """An order to end a process: SIGTERM, or with ``kill`` SIGKILL to its whole process group."""
 
     attempt_id: str
@@ -154,7 +154,7 @@ class DisableSlot:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """The end of a job as a launcher has to report it: its state, the reason, and the exit code."""
 
     state: JobState
@@ -168,8 +168,8 @@ class SupervisorDecision:
 
     reason: str
     starts: tuple[Start, ...] = ()
-    endings: tuple[Ending, ...] = ()
-    outcome: Outcome | None = None
+    endings: tuple[EndProcess, ...] = ()
+    outcome: JobOutcome | None = None
     warnings: tuple[str, ...] = ()
     disable_slot: DisableSlot | None = None
     exit_code: int | None = None
@@ -265,7 +265,7 @@ def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
     )
 
 
-def whom_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember, ...]:
+def members_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember, ...]:
     """Return the workers of other launchers that should be asked whether they live.
 
     They are asked when no member of the ring is known to live. Ring members that are known to be

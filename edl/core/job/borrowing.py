@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from edl.core.events import ReclaimedDetails
-from edl.core.job.placement import Placement, place
+from edl.core.job.placement import Placement, place_workers
 from edl.core.plural import by_host, counted, verb, workers
 from edl.core.records import Desired, Reclaim, Stage
 from edl.core.snapshot import Snapshot
@@ -79,7 +79,7 @@ def borrow(now: Snapshot, slots: int, host: str | None, desired: Placement) -> d
     more = sizes.room(np, usable)
     if not more:
         raise UsageError(f"{refusal}: it has {workers(np)}, and {sizes.refusal(np + usable)}")
-    return place(name, np + more, desired, hosts, now.assigned.by_slot)
+    return place_workers(name, np + more, desired, hosts, now.assigned.by_slot)
 
 
 def reclaim(
@@ -127,7 +127,7 @@ def reclaim(
             f"{workers(sum(new.values()))} would be left and {job.sizes.refusal(sum(new.values()))}"
             f"; run `edl stop {job.name}`"
         )
-    return place(job.name, size, new, now.available, now.assigned.by_slot)
+    return place_workers(job.name, size, new, now.available, now.assigned.by_slot)
 
 
 # --- the effect of a change of the desired workers
@@ -278,6 +278,6 @@ def describe_returned(one: Reclaim, now_s: float) -> tuple[ReclaimedDetails, str
     return details, text + late
 
 
-def without(desired: Desired, done: Collection[Reclaim]) -> Desired:
+def without_reclaimed(desired: Desired, done: Collection[Reclaim]) -> Desired:
     """Return ``desired`` without the requests ``done``, whose slots were given back."""
     return replace(desired, reclaims=tuple(one for one in desired.reclaims if one not in done))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edl.core.job.ages import Ages
-from edl.core.job.desired import Change
+from edl.core.job.desired import DesiredChange
 from edl.core.records import Generation, Member, Reclaim, Request, RingMember, Stage
 from edl.core.snapshot import Snapshot
 
@@ -51,7 +51,7 @@ class MembershipDecision:
 
     reason: str
     generation: Generation | None = None
-    change: Change | None = None
+    change: DesiredChange | None = None
     evict: Mapping[int, str] = field(default_factory=dict)
     answers: tuple[Request, ...] = ()
     asks: tuple[Request, ...] = ()
@@ -64,7 +64,7 @@ class MembershipDecision:
         return bool(changes or self.answers or self.asks)
 
 
-def end(now: Snapshot, term: int, reason: str) -> MembershipDecision:
+def end_generation(now: Snapshot, term: int, reason: str) -> MembershipDecision:
     """Return the decision to end the job: all workers leave after the same step.
 
     The decision holds a generation without members, of the given ``term``, with the given
@@ -75,7 +75,7 @@ def end(now: Snapshot, term: int, reason: str) -> MembershipDecision:
     return MembershipDecision(reason, Generation(number + 1, term, (), -1, (), members, reason))
 
 
-def seat_of(member: Member) -> RingMember:
+def ring_member(member: Member) -> RingMember:
     """Return the entry that stands for ``member`` in a generation."""
     return RingMember(member.id, member.host, member.slot, member.address, member.port)
 

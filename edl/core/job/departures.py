@@ -22,7 +22,7 @@ from edl.core.records import Member, Request, RequestKind, RingMember, Stage
 from edl.core.snapshot import Snapshot
 
 
-class Why(Enum):
+class DepartureCause(Enum):
     """The reason why a worker may leave.
 
     When the ring needs some of its leaving workers for longer, those with a reason further down the
@@ -50,7 +50,7 @@ class Departure:
 
     id: int
     host: str
-    why: Why
+    why: DepartureCause
     share: int = 0
     must: bool = False
     refilled: bool = False
@@ -58,7 +58,9 @@ class Departure:
     @property
     def moves(self) -> bool:
         """Whether another worker is wanted in place of this one, which stays until it is ready."""
-        return self.why is Why.UNASSIGNED or (self.why is Why.DRAIN and self.share == 0)
+        return self.why is DepartureCause.UNASSIGNED or (
+            self.why is DepartureCause.DRAIN and self.share == 0
+        )
 
 
 def departures_of(
@@ -85,23 +87,23 @@ def departures_of(
     by_slot = now.assigned.by_slot
     answers, drained = _drained(now, active)
     gone = {one.id for one in drained}
-    assigned = without(now.assigned.hosts, drained)
+    assigned = without_departed(now.assigned.hosts, drained)
     asked = [s for s in active if healthy[s.id].stage is Stage.LEAVING and s.id not in gone]
     shares = {} if by_slot else _shares(now, assigned, active, asked, gone)
     signalled = tuple(
         Departure(
-            *(s.id, s.host, Why.SIGNAL, shares.get(s.id, 0)),
+            *(s.id, s.host, DepartureCause.SIGNAL, shares.get(s.id, 0)),
             must=_impatient(healthy[s.id], ages, limits),
             refilled=by_slot,
         )
         for s in asked
     )
     leavers = (*signalled, *drained)
-    assigned = without(assigned, signalled)
+    assigned = without_departed(assigned, signalled)
     return answers, (*leavers, *_unassigned(active, {one.id for one in leavers}, assigned, by_slot))
 
 
-def without(assigned: Placement, leavers: Collection[Departure]) -> dict[str, int]:
+def without_departed(assigned: Placement, leavers: Collection[Departure]) -> dict[str, int]:
     """Return the number of assigned workers by host once the ``leavers`` have left."""
     lowered = dict(assigned)
     for one in leavers:
@@ -139,13 +141,13 @@ def _drained(
             accepted, outcome = False, f"w{request.worker} is not training in this job"
         elif request.kind == RequestKind.REPLACE:
             accepted, outcome = True, f"w{member.id} is replaced with the next switch"
-            drained[member.id] = Departure(member.id, member.host, Why.DRAIN)
+            drained[member.id] = Departure(member.id, member.host, DepartureCause.DRAIN)
         elif why := _why_not(now, member, assigned, left):
             accepted, outcome = False, f"cannot drain w{member.id}: {why}"
         else:
             accepted, outcome = True, f"w{member.id} leaves with the next switch"
             share = min(1, assigned.get(member.host, 0))
-            drained[member.id] = Departure(member.id, member.host, Why.DRAIN, share)
+            drained[member.id] = Departure(member.id, member.host, DepartureCause.DRAIN, share)
             assigned[member.host] = assigned.get(member.host, 0) - share
         answers.append(replace(request, done=True, accepted=accepted, outcome=outcome))
     return tuple(answers), tuple(drained.values())
@@ -248,7 +250,9 @@ def _unassigned(
     for host, here in sorted(here_by_host.items()):
         wanted = assigned.get(host, 0)
         unwanted += [s for s in here if s.slot >= wanted] if by_slot else here[wanted:]
-    return tuple(Departure(member.id, member.host, Why.UNASSIGNED) for member in unwanted)
+    return tuple(
+        Departure(member.id, member.host, DepartureCause.UNASSIGNED) for member in unwanted
+    )
 
 
 def _impatient(member: Member, ages: Ages, limits: Limits) -> bool:

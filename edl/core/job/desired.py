@@ -22,7 +22,7 @@ from edl.core.records import Assigned, Desired, RequestedBy
 
 
 @dataclass(frozen=True)
-class Change:
+class DesiredChange:
     """A change of the number of workers that are wanted on each host; false if nothing changes.
 
     Attributes:
@@ -44,7 +44,7 @@ class Change:
         """Whether other workers are wanted; False if only a returned borrowed slot is noted."""
         return dict(self.desired.hosts) != dict(self.before.hosts)
 
-    def at(self, at_s: float) -> Change:
+    def at(self, at_s: float) -> DesiredChange:
         """Return the same change with the time ``at_s``, in seconds since 1970."""
         return replace(self, desired=replace(self.desired, at_s=at_s))
 
@@ -78,7 +78,7 @@ def set_desired(
     why: str,
     at_s: float = 0.0,
     terms: LeaseTerms = NO_LEASE_TERMS,
-) -> Change:
+) -> DesiredChange:
     """Return the change that makes ``hosts`` the desired workers; nothing is written here.
 
     Args:
@@ -92,10 +92,10 @@ def set_desired(
             (``by``) leaves the borrowed slots as they are, for it restores the size afterwards.
     """
     if dict(hosts) == dict(before.hosts):
-        return Change(before, before)
+        return DesiredChange(before, before)
     profiled = by is RequestedBy.PROFILE  # a profile restores the size afterwards
     borrowed = before.borrowed if profiled else borrowed_after(before, hosts, terms)
     reclaims = reclaims_after(before, hosts, terms, at_s)
     after = Desired(dict(hosts), by, why, at_s, borrowed, reclaims)
     follows = None if assigned.by_slot else replace(assigned, hosts=after.hosts)
-    return Change(before, after, follows)
+    return DesiredChange(before, after, follows)

@@ -114,7 +114,7 @@ class RingIdle:
         return self.quiet_s > max(least_s, self.limits.frozen_steps * self.usual_s)
 
 
-def whom_to_ask(
+def workers_to_probe(
     now: Snapshot,
     leader: int,
     announced_s: float,
@@ -146,14 +146,14 @@ def whom_to_ask(
     lately_s = idle.limits.newcomer_s * len(ready)
     due = (m for m in ready if heard_s.get(m.id, math.inf) >= lately_s)
     asked = {member.id: (member.address, member.port) for member in due}
-    ring_members = seats_of(now.generation)
+    in_ring = ring_members(now.generation)
     if idle.stands or not _settled(now.generation, members):
         asked |= {
             ring_member.id: (ring_member.address, ring_member.port)
-            for ring_member in ring_members.values()
+            for ring_member in in_ring.values()
         }
-        if announced_s < idle.limits.switch_s and not _in_doubt(ring_members, members):
-            asked = {w: at for w, at in asked.items() if w not in ring_members}
+        if announced_s < idle.limits.switch_s and not _in_doubt(in_ring, members):
+            asked = {w: at for w, at in asked.items() if w not in in_ring}
     return {w: at for w, at in asked.items() if w != leader and w not in now.evicted}
 
 
@@ -202,7 +202,7 @@ def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
     return None
 
 
-def seats_of(generation: Generation | None) -> dict[int, RingMember]:
+def ring_members(generation: Generation | None) -> dict[int, RingMember]:
     """Return the members of ``generation`` and of the ring before it, by id; empty without one."""
     return {s.id: s for s in (*generation.members, *generation.previous)} if generation else {}
 
@@ -230,7 +230,7 @@ def _broken(now: Snapshot) -> bool:
 
 def _placed(worker: int, now: Snapshot) -> str:
     """Return the name of a worker with its rank and host, for a message."""
-    member = seats_of(now.generation).get(worker)
+    member = ring_members(now.generation).get(worker)
     rank = now.generation.rank_of(worker) if now.generation else None
     host = member.host if member else "?"
     return f"w{worker} ({'without a rank' if rank is None else f'rank {rank}'}, host {host})"

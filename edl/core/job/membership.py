@@ -27,11 +27,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from edl.core.job.ages import Ages
-from edl.core.job.borrowing import returned, without
-from edl.core.job.decision import Limits, MembershipDecision, end, is_stuck, seat_of
-from edl.core.job.desired import Change
+from edl.core.job.borrowing import returned, without_reclaimed
+from edl.core.job.decision import Limits, MembershipDecision, end_generation, is_stuck, ring_member
+from edl.core.job.desired import DesiredChange
 from edl.core.job.repair import has_state, repair
-from edl.core.job.resize import change
+from edl.core.job.resize import next_generation
 from edl.core.job.ring_failure import broke
 from edl.core.plural import names, workers
 from edl.core.records import Generation, JobState, Member, RingMember, Stage
@@ -79,7 +79,7 @@ def decide(
     done = returned(now) if trains and not decision.acts else ()
     if not done:
         return decision
-    noted = Change(now.desired, without(now.desired, done))
+    noted = DesiredChange(now.desired, without_reclaimed(now.desired, done))
     return replace(decision, change=noted, reclaimed=done)
 
 
@@ -118,7 +118,7 @@ def _decide(
     # members, all workers leave after the same step.
     if now.job.state is JobState.STOPPING:
         why = now.job.reason or "no reason given"
-        return end(now, term, f"the job is asked to stop: {why}")
+        return end_generation(now, term, f"the job is asked to stop: {why}")
     # Rule 2: there is no ring yet, so no state to keep.
     if current is None:
         return _start(now, now.job.spec.np, healthy, term, ages, limits)
@@ -200,7 +200,7 @@ def _decide_for_running(
             "no change until it comes back or the ring breaks"
         )
     # Rule 5: all members train in this generation, so they can all switch to the next one.
-    return change(now, current, healthy, term, ages, limits, silent)
+    return next_generation(now, current, healthy, term, ages, limits, silent)
 
 
 def _start(
@@ -232,7 +232,7 @@ def _start(
     first = {host: min(m.id for m in chosen if m.host == host) for host in {m.host for m in chosen}}
     first |= {host: place - len(before) for place, host in reversed([*enumerate(before)])}
     chosen.sort(key=lambda m: (first[m.host], m.id))
-    ring_members = tuple(seat_of(m) for m in chosen)
+    ring_members = tuple(ring_member(m) for m in chosen)
     reason = f"the job starts with {len(ring_members)} of {workers(wanted)}"
     members = tuple(member.id for member in ring_members)
     return MembershipDecision(
@@ -338,7 +338,7 @@ def _replace_newcomers(
     # Leavers stay in the places of lost newcomers, so that the ring is as large as is wanted.
     floor = min(len(current.previous), now.job.sizes.fit(now.assigned.np))
     short = min(len(lost), floor - len(old) - len(joined))
-    staying = _leavers_of(current, healthy)[: max(0, short)]
+    staying = _departing(current, healthy)[: max(0, short)]
     kept = {*old, *staying}
     members = (
         *(member for member in current.previous if member.id in kept),
@@ -365,7 +365,7 @@ def _replace_newcomers(
     )
 
 
-def _leavers_of(current: Generation, healthy: Mapping[int, Member]) -> list[int]:
+def _departing(current: Generation, healthy: Mapping[int, Member]) -> list[int]:
     """Return the healthy workers that leave with a generation, the ones that got SIGTERM last."""
     leavers = [m.id for m in current.previous if m.id in current.left and m.id in healthy]
     return sorted(leavers, key=lambda worker: healthy[worker].stage is Stage.LEAVING)

@@ -45,7 +45,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Standing:
+class MigrationStatus:
     """How far a migration has come.
 
     Attributes:
@@ -92,7 +92,7 @@ class Migration:
         return f"moved {self.move} in {how} {numbers}){still}"
 
 
-def standing(move: Move, now: Snapshot) -> Standing:
+def standing(move: Move, now: Snapshot) -> MigrationStatus:
     """Return how far the migration ``move`` has come in the snapshot ``now``."""
     generation, desired = now.generation, now.desired.hosts
     members = generation.members if generation is not None else ()
@@ -111,7 +111,7 @@ def standing(move: Move, now: Snapshot) -> Standing:
     ready = ("ready" if m.stage is Stage.READY else "preparing" for m in on_way)
     parts = [f"{m.name} is {stage}" for m, stage in zip(on_way, ready, strict=True)]
     parts += [f"{absent} to be started"] if absent and not now.job.state.over else []
-    return Standing(
+    return MigrationStatus(
         done=lacking <= 0 and ring[move.source] <= source and seated <= adopted,
         there=new,
         changed=(source, target) != (move.desired.get(move.source, 0), asked),

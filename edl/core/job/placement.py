@@ -42,7 +42,7 @@ def whole(number: SupportsIndex, least: int | None = None) -> int:
     return count
 
 
-def place(
+def place_workers(
     job: str, np: int, desired: Placement, hosts: Sequence[Host], by_slot: bool = False
 ) -> dict[str, int]:
     """Return the placement of ``np`` workers that differs least from ``desired``.
@@ -140,7 +140,7 @@ def to_add(job: str, by_slot: bool, host: str = "") -> str:
     return f"add {host or 'a host'} with `edl join --job {job}{named}`"
 
 
-def give_back(desired: Placement, host: str, here: Mapping[str, int]) -> dict[str, int]:
+def return_absent(desired: Placement, host: str, here: Mapping[str, int]) -> dict[str, int]:
     """Return the placement in which moves to ``host`` that have not happened are undone.
 
     A worker that was to be started on ``host``, and is not there, stays wanted on the host that
@@ -161,7 +161,7 @@ def give_back(desired: Placement, host: str, here: Mapping[str, int]) -> dict[st
     return new
 
 
-def drain_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]:
+def without_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]:
     """Return the placement without workers on ``host``, nor on hosts that are gone.
 
     If workers stayed wanted on a dead host, the others would wait for them before they leave. A
@@ -184,7 +184,7 @@ def drain_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]:
     for name in here:  # a worker that was asked to leave since then moves nowhere
         here[name] -= max(0, before.get(name, 0) - desired.get(name, 0))
     for name in (*sorted(set(desired) - now.present_in(desired) - {host}), host):
-        new = {**give_back(new, name, here), name: 0}
+        new = {**return_absent(new, name, here), name: 0}
     left = sum(new.values())
     others = [one for one in now.hosts if one.name != host]
     enough = job.sizes.enough(left)
@@ -239,7 +239,7 @@ def _settled(
     for size in (wanted, job.sizes.below(left)):
         with suppress(UsageError):
             if size is not None and job.sizes.allows(size):
-                return place(job.name, size, desired, hosts)
+                return place_workers(job.name, size, desired, hosts)
     return None
 
 

@@ -136,7 +136,7 @@ def in_order(found: Iterable[int], text: str = "") -> tuple[int, ...]:
     return ordered
 
 
-def measured(
+def measured_point(
     readings: Sequence[ProgressSample], np: int, steps: int = STEPS, warm_up: int = WARM_UP
 ) -> Point | None:
     """Return the throughput of the newest ring; None if it was not seen for long enough.

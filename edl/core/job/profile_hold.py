@@ -33,7 +33,7 @@ class ProfileHold(Record):
     asked: bool = False
 
 
-class Fate(StrEnum):
+class HoldState(StrEnum):
     """The reason for the placement that is in force when a profile looks at it again."""
 
     OURS = "nobody else has changed it"
@@ -42,7 +42,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True)
-class Held:
+class ProfileView:
     """What a profile knows about the workers that are desired of its job.
 
     Attributes:
@@ -64,7 +64,7 @@ class Held:
         """
         return hold.asked or hold.token != self.token
 
-    def fate_of(self, desired: Placement, hold: ProfileHold | None) -> Fate:
+    def fate_of(self, desired: Placement, hold: ProfileHold | None) -> HoldState:
         """Return why ``desired`` is the placement now in force.
 
         Args:
@@ -74,14 +74,14 @@ class Held:
         """
         ours = desired in self.ours
         if hold is not None and self.overruled(hold):
-            return Fate.ASKED
+            return HoldState.ASKED
         if ours:
-            return Fate.OURS
+            return HoldState.OURS
         # It is not known any more whether it was asked for, or what it was before the change.
-        return Fate.ASKED if hold is None or self.last is None else Fate.MOVED
+        return HoldState.ASKED if hold is None or self.last is None else HoldState.MOVED
 
     def given_back(
-        self, desired: Placement, fate: Fate, slots: Mapping[str, int], job: Job
+        self, desired: Placement, fate: HoldState, slots: Mapping[str, int], job: Job
     ) -> Placement:
         """Return the placement that shall be desired after the profile.
 
@@ -95,10 +95,10 @@ class Held:
             slots: the number of slots of each present host.
             job: the job, whose sizes limit the result.
         """
-        if fate is Fate.ASKED:
+        if fate is HoldState.ASKED:
             return desired
         last = desired
-        if fate is Fate.MOVED:
+        if fate is HoldState.MOVED:
             assert self.last is not None  # see fate_of
             last = self.last
         elif all(slots.get(host, 0) >= count for host, count in self.before.items()):

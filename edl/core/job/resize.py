@@ -19,17 +19,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edl.core.job.ages import Ages
-from edl.core.job.decision import Limits, MembershipDecision, end, is_stuck, seat_of
+from edl.core.job.decision import Limits, MembershipDecision, end_generation, is_stuck, ring_member
 from edl.core.job.departures import (
     Departure,
-    Why,
+    DepartureCause,
     attainable,
     attainable_size,
     departures_of,
-    without,
+    without_departed,
 )
-from edl.core.job.desired import Change, set_desired
-from edl.core.job.placement import Placement, place
+from edl.core.job.desired import DesiredChange, set_desired
+from edl.core.job.placement import Placement, place_workers
 from edl.core.plural import names, verb, workers, workers_train
 from edl.core.records import Assigned, Generation, Member, Request, RequestedBy, RingMember, Stage
 from edl.core.snapshot import Snapshot
@@ -69,7 +69,7 @@ class Newcomers:
     ready_s: float
 
 
-def change(
+def next_generation(
     now: Snapshot,
     current: Generation,
     healthy: Mapping[int, Member],
@@ -97,7 +97,7 @@ def change(
     # Horovodrun's driver assigns slots, and sends SIGTERM to each worker when it ends: no worker
     # would be started for those that leave.
     if not arriving and _all_terminated(now, active, leavers):
-        return end(now, term, "all workers were asked to leave, as when horovodrun ends")
+        return end_generation(now, term, "all workers were asked to leave, as when horovodrun ends")
     newcomers = _sort_newcomers(arriving, now, current, leavers, unresponsive, ages, limits)
     evict = newcomers.evict
     refused = tuple(answer for answer in answers if not answer.accepted)
@@ -134,7 +134,7 @@ def _all_terminated(
     now: Snapshot, active: Sequence[RingMember], leavers: Sequence[Departure]
 ) -> bool:
     """Return whether each worker of a ring got SIGTERM, under a launcher that assigns slots."""
-    terminated = sum(one.why is Why.SIGNAL for one in leavers)
+    terminated = sum(one.why is DepartureCause.SIGNAL for one in leavers)
     return now.assigned.by_slot and terminated == len(active)
 
 
@@ -156,7 +156,7 @@ def _switch(
     # would fall again with each decision. So the drain of a postponed worker stays open, too.
     postponed = {one.id for one in target.postponed}
     closed = tuple(one for one in answers if not (one.accepted and one.worker in postponed))
-    lowered = without(now.assigned.hosts, target.leaving)
+    lowered = without_departed(now.assigned.hosts, target.leaving)
     leaving = [one.id for one in target.leaving]
     new = _generation(current, healthy, term, sum(lowered.values()), target.joining, leaving)
     return MembershipDecision(
@@ -166,7 +166,7 @@ def _switch(
 
 def _changed(
     now: Snapshot, before: Assigned, lowered: Placement, leaving: Sequence[int]
-) -> Change | None:
+) -> DesiredChange | None:
     """Return the change of the desired workers that goes with a switch; None if nothing changes.
 
     Args:
@@ -205,7 +205,7 @@ def _with_allowed_size(
     attained = attainable(now, active, assigned.hosts)
     if sum(attained.values()) != left or ages.generation_s < limits.start_s:
         return now
-    hosts = place(now.job.name, size, attained, now.hosts)
+    hosts = place_workers(now.job.name, size, attained, now.hosts)
     return replace(now, assigned=replace(assigned, hosts=hosts))
 
 
@@ -222,7 +222,7 @@ def _sort_newcomers(
     limits: Limits,
 ) -> Newcomers:
     """Sort the workers that are arriving by whether they join, are awaited, or are evicted."""
-    assigned = without(now.assigned.hosts, leavers)
+    assigned = without_departed(now.assigned.hosts, leavers)
     misplaced = _beyond(arriving, now.assigned, assigned)
     placed = [m for m in arriving if m.id not in misplaced]
     evict = dict.fromkeys(misplaced, "its launcher has taken back its slot")
@@ -325,7 +325,7 @@ def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Departure]) ->
     The ring may shrink in any case to the number of workers that is assigned after the workers in
     ``leaving`` have left, and to refill a slot.
     """
-    assigned = sum(without(now.assigned.hosts, leaving).values())
+    assigned = sum(without_departed(now.assigned.hosts, leaving).values())
     refilled = any(one.refilled for one in leaving)
     return now.job.sizes.keeps(size, train) or refilled or (size == assigned < train)
 
@@ -341,7 +341,7 @@ def _hold_order(active: Sequence[RingMember], leavers: Sequence[Departure]) -> l
     order += [one for one in leavers[::-1] if not one.moves]
     if leavers and len(leavers) == len(active):
         ranks = {member.id: rank for rank, member in enumerate(active)}
-        reasons = [*Why][::-1]
+        reasons = [*DepartureCause][::-1]
         first = min(leavers, key=lambda one: (reasons.index(one.why), ranks[one.id]))
         order = [first, *(one for one in order if one is not first)]
     return order
@@ -355,7 +355,7 @@ def _floor(now: Snapshot, active: Sequence[RingMember], leaving: Sequence[Depart
     the one that asked for it. A worker that was asked to leave waits only for workers that can be
     started. A worker that must leave does so whatever the size.
     """
-    assigned = without(now.assigned.hosts, leaving)
+    assigned = without_departed(now.assigned.hosts, leaving)
     refilled = sum(one.refilled for one in leaving)
 
     def at_least(wanted: int) -> int:
@@ -388,7 +388,7 @@ def _may_wait(
     if any(healthy[member.id].stage is Stage.LEAVING for member in active):
         return False
     # The ring lacks workers, so training is slower meanwhile.
-    if len(active) < attainable_size(now, active, without(now.assigned.hosts, leavers)):
+    if len(active) < attainable_size(now, active, without_departed(now.assigned.hosts, leavers)):
         return False
     # The last ones had as much time as any newcomer has to become ready.
     return newcomers.ready_s < limits.prepare_s
@@ -405,7 +405,7 @@ def _awaited(
 
     An agent starts workers, or under horovodrun an `edl-worker`.
     """
-    lacking = _lacking(active, leavers, without(now.assigned.hosts, leavers))
+    lacking = _lacking(active, leavers, without_departed(now.assigned.hosts, leavers))
     lacking.subtract(healthy[w].host for w in (*newcomers.ready, *newcomers.coming))
     hosts = {host.name for host in now.hosts} | {slot.host for slot in now.slots}
     coming = [f"w{worker}" for worker in newcomers.coming]
@@ -452,7 +452,7 @@ def _generation(
     """
     active = current.members
     stay = [member for member in active if member.id not in leaving]
-    members = (*stay, *(seat_of(healthy[w]) for w in sorted(joining)))
+    members = (*stay, *(ring_member(healthy[w]) for w in sorted(joining)))
     parts = []
     if joining:
         parts.append(f"{names(sorted(joining))} joined")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edl.core.job.fits import NO_FITS, ScriptFits
-from edl.errors import first
+from edl.errors import some
 
 Signature = Mapping[str, str]  # the shape of each tensor of a model that workers share, by name
 
@@ -52,12 +52,12 @@ def why_unfit(mine: Signature, theirs: Signature, advice: str = BUILT_BEFORE) ->
     if not mine or not theirs or mine == theirs:
         return ""
     if lacking := sorted(theirs.keys() - mine.keys()):
-        return f"the job's model has {first(lacking)}, and this newcomer's has not; {advice}"
+        return f"the job's model has {some(lacking)}, and this newcomer's has not; {advice}"
     if odd := sorted(mine.keys() - theirs.keys()):
-        return f"this newcomer's model has {first(odd)}, and the job's has not; {advice}"
+        return f"this newcomer's model has {some(odd)}, and the job's has not; {advice}"
     differing = [
         f"{name} has shape {mine[name]} in this newcomer's model and {theirs[name]} in the job's"
         for name in sorted(mine)
         if mine[name] != theirs[name]
     ]
-    return f"{first(differing)}; all workers must build the same model"
+    return f"{some(differing)}; all workers must build the same model"

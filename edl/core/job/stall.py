@@ -165,7 +165,7 @@ def are_after_fit(reports: Sequence[Report], quiet_s: float, limits: StallLimits
     return any(r.is_after_fit for r in reports) and quiet_s < limits.first_step * limits.stall_s
 
 
-def judge(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLimits) -> Stall:
+def judge_stall(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLimits) -> Stall:
     """Return which workers hold up a job, in which way, and which of them to evict.
 
     Args:

@@ -9,7 +9,7 @@ from edl.core.records import RingMember
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerTopology:
     """A worker's place in a ring: Horovod's six numbers, and the index of its host.
 
     Attributes:
@@ -32,7 +32,7 @@ class Place:
     host_index: int
 
 
-def place(members: Sequence[RingMember], rank: int) -> Place:
+def topology_of(members: Sequence[RingMember], rank: int) -> WorkerTopology:
     """Return the place of the worker with this ``rank`` in a ring of ``members``, in rank order.
 
     Hosts are numbered in the order of their first ranks.
@@ -44,7 +44,7 @@ def place(members: Sequence[RingMember], rank: int) -> Place:
     mine = by_host[members[rank].host]
     local_rank = mine.index(rank)
     peers = [host for host in hosts if len(by_host[host]) > local_rank]
-    return Place(
+    return WorkerTopology(
         rank=rank,
         size=len(members),
         local_rank=local_rank,

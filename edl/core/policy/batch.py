@@ -27,14 +27,14 @@ BEYOND = 2  # times the largest batch of a worker that was measured
 ENOUGH_STEPS = 10  # with a batch, to know what it trains
 
 
-class Choice(NamedTuple):
+class BatchDecision(NamedTuple):
     """The global batch to use next, in samples (0: the present one stays), and the reason."""
 
     batch: int
     reason: str
 
 
-def best_batch(now: Observation, size: int) -> tuple[int, float]:
+def best_global_batch(now: Observation, size: int) -> tuple[int, float]:
     """Return the best global batch of ``size`` workers, in samples, and its goodput.
 
     The best batch is the allowed one with the largest goodput.
@@ -49,7 +49,7 @@ def best_batch(now: Observation, size: int) -> tuple[int, float]:
     return max(zip(batches, _goodputs(now, size, batches), strict=True), key=lambda one: one[1])
 
 
-def choose(now: Observation) -> Choice:
+def choose_batch(now: Observation) -> BatchDecision:
     """Return the global batch to use next with the present workers, and why.
 
     Another batch is chosen only if its goodput is better. The present batch also stays while
@@ -60,7 +60,7 @@ def choose(now: Observation) -> Choice:
     mine = now.batching.of_all(now.np)
     stays = f"the global batch stays {mine}"
     if now.awaits:
-        return Choice(0, f"{stays}: the workers change")
+        return BatchDecision(0, f"{stays}: the workers change")
     seen = now.seen.get(now.np)
     each = mine * now.step_batches / now.np
     if (
@@ -69,20 +69,22 @@ def choose(now: Observation) -> Choice:
         or seen.steps < ENOUGH_STEPS
         or not alike(seen.batch, each)
     ):
-        return Choice(0, f"{stays}: its steps are yet to be measured")
+        return BatchDecision(0, f"{stays}: its steps are yet to be measured")
     scale = now.noise.samples
     if scale is None:
-        return Choice(0, f"{stays}: the gradient noise scale is not known")
+        return BatchDecision(0, f"{stays}: the gradient noise scale is not known")
     most = now.batching.batch_range[1]
     if len(now.batches_seen) == 1 and mine < most:
         twice = min(2 * mine, most)
-        return Choice(twice, f"the global batch becomes {twice}: one size of it tells nothing")
-    best, then = best_batch(now, now.np)
+        return BatchDecision(
+            twice, f"the global batch becomes {twice}: one size of it tells nothing"
+        )
+    best, then = best_global_batch(now, now.np)
     gain = then / _goodputs(now, now.np, [mine])[0] - 1.0
     about = f"{best} would make {gain:+.1%} of its progress, by a noise scale of {scale:,.0f}"
     if gain < LEAST_GAIN:
-        return Choice(0, f"{stays}: {about}, less than {LEAST_GAIN:.0%}")
-    return Choice(best, f"the global batch becomes {best}: {about}")
+        return BatchDecision(0, f"{stays}: {about}, less than {LEAST_GAIN:.0%}")
+    return BatchDecision(best, f"the global batch becomes {best}: {about}")
 
 
 def _goodputs(now: Observation, size: int, batches: Sequence[int]) -> list[float]:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from edl.core.policy.hill_climbing import Comparison, HillClimbing
+from edl.core.policy.hill_climbing import HillClimbing, SizeComparison
 from edl.core.policy.observation import Observation, State, Suggestion
 from edl.core.settings import setting
 
@@ -53,7 +53,7 @@ class Cost(HillClimbing):
             return Suggestion(now.np, f"stays at {now.np}: {UNKNOWN_END}", state)
         return super().__call__(now, state, now_s)
 
-    def compare(self, now: Observation, fewer: int, more: int) -> Comparison:
+    def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
         """Return whether ``more`` workers in place of ``fewer`` pay.
 
         With a utility they pay if it grows by more than the cost. Without a utility, more workers
@@ -61,7 +61,7 @@ class Cost(HillClimbing):
         its cost stays within ``max_cost``.
         """
         if now.left is None:
-            return Comparison(fewer, more, False, UNKNOWN_END)
+            return SizeComparison(fewer, more, False, UNKNOWN_END)
         ends, costs = self.forecast(now, more)
         ended, cost = self.forecast(now, fewer)
         with_more = f"with {more} it ends after {span(ends)} for {costs:.2f}"
@@ -69,7 +69,9 @@ class Cost(HillClimbing):
         if self.utility:
             gain = worth(self.utility, ends) - worth(self.utility, ended)
             pays = gain > costs - cost
-            return Comparison(fewer, more, pays, f"{with_more}, {beside}: {gain:.2f} more worth it")
+            return SizeComparison(
+                fewer, more, pays, f"{with_more}, {beside}: {gain:.2f} more worth it"
+            )
         late = self.deadline_s is None or ended > self.deadline_s
         affordable = self.max_cost is None or costs <= self.max_cost
         if not late:
@@ -78,7 +80,7 @@ class Cost(HillClimbing):
             why = f"{with_more}, more than {self.max_cost:.2f}"
         else:
             why = f"{with_more}, {beside}"
-        return Comparison(fewer, more, late and affordable and ends < ended, why)
+        return SizeComparison(fewer, more, late and affordable and ends < ended, why)
 
     def forecast(self, now: Observation, np: int) -> tuple[float, float]:
         """Return the end and the cost of the training if ``np`` workers train from now on.

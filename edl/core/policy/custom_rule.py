@@ -30,7 +30,7 @@ class CustomRule:
         return f"{self.module}:{self.function}"
 
 
-def named(text: str) -> tuple[str, str] | None:
+def module_and_function(text: str) -> tuple[str, str] | None:
     """Return the module and the function that ``text`` names as ``module:function``, or None."""
     match = _NAME.fullmatch(text)
     return None if match is None else (match[1], match[2])

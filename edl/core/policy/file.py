@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edl.core.policy.cost import Cost
-from edl.core.policy.custom_rule import CustomRule, named
+from edl.core.policy.custom_rule import CustomRule, module_and_function
 from edl.core.policy.goodput import Goodput
 from edl.core.policy.learning_rate import LearningRate, learning_rate
 from edl.core.policy.observation import Rule
@@ -41,7 +41,7 @@ HOLD_S = 1800.0
 
 
 @dataclass(frozen=True)
-class Policy:
+class PolicyFile:
     """A parsed policy file.
 
     Attributes:
@@ -81,7 +81,7 @@ class Policy:
         return " and ".join(name for name, value in needing.items() if value is not None)
 
 
-def parse(text: str, source: str) -> Policy:
+def parse_policy(text: str, source: str) -> PolicyFile:
     """Return the policy in ``text``; ``source`` is the name of its file, for messages.
 
     Raises:
@@ -90,7 +90,7 @@ def parse(text: str, source: str) -> Policy:
     """
     lines = Lines(text, source)
     tables = _tables(text, source, lines)
-    policy = Policy(text)
+    policy = PolicyFile(text)
     if "size" in tables:
         policy = _with_size(policy, tables["size"], source, lines)
     if "stragglers" in tables:
@@ -125,7 +125,9 @@ def _tables(text: str, source: str, lines: Lines) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def _with_size(policy: Policy, given: Mapping[str, Any], source: str, lines: Lines) -> Policy:
+def _with_size(
+    policy: PolicyFile, given: Mapping[str, Any], source: str, lines: Lines
+) -> PolicyFile:
     """Return ``policy`` with the rule, hold and limit of data_wait that the table [size] sets."""
     policy = replace(policy, size=_size(given, source, lines))
     if "hold" in given:
@@ -167,7 +169,7 @@ def _size(given: Mapping[str, Any], source: str, lines: Lines) -> Rule | CustomR
     if "rule" not in given:
         raise UsageError(f"{source} names no rule; {RULE_NEEDED}")
     name = str(given["rule"])
-    own = named(name)
+    own = module_and_function(name)
     if name not in RULES and own is None:
         hint = f"{near(name, RULES)}; or name your own, as module:function"
         raise lines.error("size", "rule", f"there is no rule {given['rule']!r}{hint}")
@@ -184,7 +186,7 @@ def _size(given: Mapping[str, Any], source: str, lines: Lines) -> Rule | CustomR
 RULE_NEEDED = f'write [size] and below it rule = "throughput", or one of {", ".join(RULES)}'
 
 
-def check_sizes(policy: Policy, sizes: Sizes, source: str) -> None:
+def check_sizes(policy: PolicyFile, sizes: Sizes, source: str) -> None:
     """Raise an error if a policy that chooses the job's size has no other size to choose.
 
     Raises:
@@ -200,7 +202,7 @@ def check_sizes(policy: Policy, sizes: Sizes, source: str) -> None:
         )
 
 
-def check_change(before: Policy, after: Policy, source: str) -> None:
+def check_change(before: PolicyFile, after: PolicyFile, source: str) -> None:
     """Raise an error if a running job cannot change from the policy ``before`` to ``after``.
 
     Its scripts would have to start anew to follow another table [batch] or [learning_rate].

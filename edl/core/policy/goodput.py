@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edl.core.policy.batch import best_batch
+from edl.core.policy.batch import best_global_batch
 from edl.core.policy.cost import span
 from edl.core.policy.observation import Observation, State, Suggestion
 from edl.core.settings import setting
@@ -56,7 +56,7 @@ class Goodput:
         if now.model is None:
             return {}
         if now.batching is not None:
-            return {np: best_batch(now, np)[1] for np in self._sizes(now)}
+            return {np: best_global_batch(now, np)[1] for np in self._sizes(now)}
         worth = {np: now.noise.efficiency(np * now.batch or 1.0) for np in self._sizes(now)}
         return {np: now.model.throughput(np) * each for np, each in worth.items()}
 

@@ -32,7 +32,7 @@ LONGEST = 8  # times ``settled_s``, that a size stands before the search begins 
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SizeComparison:
     """A comparison of two sizes: whether ``more`` workers in place of ``fewer`` pay, and why."""
 
     fewer: int
@@ -60,7 +60,7 @@ class HillClimbing:
     )
 
     @abstractmethod
-    def compare(self, now: Observation, fewer: int, more: int) -> Comparison:
+    def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
         """Return whether ``more`` workers in place of ``fewer`` pay; both were measured."""
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
@@ -94,7 +94,7 @@ class HillClimbing:
         """Return for how many seconds the size is kept that search number ``searches`` found."""
         return self.settled_s * min(LONGEST, 1 << (searches - 1))
 
-    def table(self, now: Observation) -> list[Comparison]:
+    def table(self, now: Observation) -> list[SizeComparison]:
         """Return the comparison of each measured size with the next larger one, in order."""
         return [self.compare(now, fewer, more) for fewer, more in pairwise(sorted(now.seen))]
 
@@ -144,7 +144,7 @@ class HillClimbing:
             return np, f"stays at {np}: the job may have no other number of workers", True
         return another, f"tries {another}: only {np} {_have(np)} been measured", False
 
-    def _settled(self, now: Observation, failed: Comparison) -> tuple[int, str, bool]:
+    def _settled(self, now: Observation, failed: SizeComparison) -> tuple[int, str, bool]:
         """Choose the smaller size of ``failed``, the first comparison that does not pay.
 
         If the larger size was measured in too few steps, choose that one to measure it longer. See

@@ -16,7 +16,7 @@ from edl.core.events import (
 
 
 @dataclass(frozen=True)
-class Span:
+class SizeSpan:
     """A period in which a job had one size.
 
     Attributes:
@@ -34,7 +34,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Mark:
+class HistoryMark:
     """A decision in a job's history.
 
     Attributes:
@@ -53,8 +53,8 @@ class History:
     """The sizes of a job and the decisions about it, each in order of time."""
 
     job: str
-    spans: tuple[Span, ...]
-    marks: tuple[Mark, ...]
+    spans: tuple[SizeSpan, ...]
+    marks: tuple[HistoryMark, ...]
 
 
 def history(job: str, events: Sequence[Event]) -> History:
@@ -71,7 +71,7 @@ def history(job: str, events: Sequence[Event]) -> History:
         if isinstance(event.details, GenerationDetails)
     ]
     spans = [
-        Span(at_s, to_s, np)
+        SizeSpan(at_s, to_s, np)
         for (at_s, np), (to_s, _) in pairwise([*sizes, (last_s - first_s, 0)])
         if np
     ]
@@ -82,7 +82,7 @@ def history(job: str, events: Sequence[Event]) -> History:
     )
 
 
-def _rate(span: Span, events: Sequence[Event], first_s: float) -> float | None:
+def _rate(span: SizeSpan, events: Sequence[Event], first_s: float) -> float | None:
     """Return the last throughput that ``events`` report within ``span``, or None.
 
     The throughput is in samples a second; ``first_s`` is the time of the first event.
@@ -97,11 +97,11 @@ def _rate(span: Span, events: Sequence[Event], first_s: float) -> float | None:
     return said
 
 
-def _mark(event: Event, first_s: float) -> Mark | None:
+def _mark(event: Event, first_s: float) -> HistoryMark | None:
     """Return the mark of an event about a new size or a straggler, or None for another event."""
     details = event.details
     if isinstance(details, DesiredDetails):
-        return Mark(event.time - first_s, details.by, event.reason)
+        return HistoryMark(event.time - first_s, details.by, event.reason)
     if isinstance(details, StragglerDetails):
-        return Mark(event.time - first_s, "straggler", event.reason)
+        return HistoryMark(event.time - first_s, "straggler", event.reason)
     return None

@@ -133,7 +133,7 @@ class FitResult:
     reason: str
 
 
-def judge(at: Sequence[float], curves: Sequence[Curve], explores: bool) -> FitResult:
+def judge_learning_rate(at: Sequence[float], curves: Sequence[Curve], explores: bool) -> FitResult:
     """Return what the losses of several batches say about the learning rate.
 
     A change is believed if the parabola explains the mean losses (:data:`LEAST_R2`), and if the

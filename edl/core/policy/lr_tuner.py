@@ -11,8 +11,8 @@ docs/adr/0020-a-learning-rate-tuned-while-training.md:
 
 From time to time a *round* measures some updates, one after the other: for each update, the losses
 at some :func:`edl.core.policy.lr_fit.points`, in the batches of the next update. A round ends as
-soon as these losses give a result (:func:`edl.core.policy.lr_fit.judge`), or after :data:`MOST`
-updates without a change.
+soon as these losses give a result (:func:`edl.core.policy.lr_fit.judge_learning_rate`), or after
+:data:`MOST` updates without a change.
 
 Training begins at a tenth of the given learning rate. A rate that is too high may ruin a model in a
 few updates, and a rate that is too low is found out quickly: while the loss falls as far as was
@@ -43,7 +43,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from edl.core.policy.lr_fit import HUGE, Curve, judge, points
+from edl.core.policy.lr_fit import HUGE, Curve, judge_learning_rate, points
 
 START = 0.1  # of the learning rate that was given is the first one
 NEAR, FIRST, FAR = 2.0, 4.0, 8.0  # a round measures up to so many times the learning rate
@@ -108,7 +108,7 @@ class TunerState:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredUpdate:
     """A measured update.
 
     Attributes:
@@ -189,7 +189,7 @@ class Tuning:
         begun = max(state.next_at, SETTLE * batch)
         return not state.measures and begun <= samples < self.total
 
-    def measured(self, state: TunerState, now: Measured) -> TunerState:
+    def measured(self, state: TunerState, now: MeasuredUpdate) -> TunerState:
         """Return the state after a measured update: the round goes on, or ends with a decision."""
         if now.step_s <= 0:  # all workers are new, and nobody knows yet
             return replace(state, measures=False, next_at=now.samples)
@@ -202,7 +202,7 @@ class Tuning:
         state = replace(state, curves=curves)
         reason = f"too few batches to tell ({len(curves)})"
         if len(curves) >= FEWEST:
-            verdict = judge(points(state.reach), curves, self._explores(now))
+            verdict = judge_learning_rate(points(state.reach), curves, self._explores(now))
             reason = verdict.reason
             if verdict.settled:
                 return self._decided(state, now, verdict.factor, reason)
@@ -211,7 +211,7 @@ class Tuning:
         at = max(now.samples, self._affordable_at(state, now, 1))
         return replace(state, next_at=at)
 
-    def _checked(self, state: TunerState, now: Measured) -> TunerState:
+    def _checked(self, state: TunerState, now: MeasuredUpdate) -> TunerState:
         """Return the state after a check of the last step up or back found no much higher loss."""
         loss = state.loss
         if loss is None and now.losses is not None and _highest(now.losses) < HUGE:
@@ -220,7 +220,7 @@ class Tuning:
         at = max(now.samples, settled, self._affordable_at(state, now, FEWEST))
         return replace(state, checks=0, next_at=at, loss=loss)
 
-    def _stepped_back(self, state: TunerState, now: Measured, losses: Curve) -> TunerState:
+    def _stepped_back(self, state: TunerState, now: MeasuredUpdate, losses: Curve) -> TunerState:
         """Return the state with the learning rate from before the last step up.
 
         The loss became much higher; without a step up before, the rate is halved.
@@ -250,7 +250,9 @@ class Tuning:
             falls=0,
         )
 
-    def _decided(self, state: TunerState, now: Measured, factor: float, why: str) -> TunerState:
+    def _decided(
+        self, state: TunerState, now: MeasuredUpdate, factor: float, why: str
+    ) -> TunerState:
         """Close a round: set the learning rate it found, and when the next round begins.
 
         Args:
@@ -301,7 +303,7 @@ class Tuning:
             falls=falls,
         )
 
-    def _explores(self, now: Measured) -> bool:
+    def _explores(self, now: MeasuredUpdate) -> bool:
         """Return whether the tuner still explored when ``now`` was measured."""
         return now.samples <= self.explore
 
@@ -318,7 +320,7 @@ class Tuning:
         since = samples - max(state.decided_at, self.explore)
         return float(FALL ** (-since / (self.total - self.explore)))
 
-    def _affordable_at(self, state: TunerState, now: Measured, updates: int) -> float:
+    def _affordable_at(self, state: TunerState, now: MeasuredUpdate, updates: int) -> float:
         """Return after how many trained samples ``updates`` more updates may be measured.
 
         A part of the time for all measurements (:data:`EARLY`) may be used at once, the rest evenly

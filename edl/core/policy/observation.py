@@ -24,7 +24,7 @@ State = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Seen(Record):
+class SizeMeasurement(Record):
     """The throughput that was measured with one number of workers.
 
     Attributes:
@@ -41,7 +41,7 @@ class Seen(Record):
     hosts: int = 1
     at_s: float = 0.0
 
-    def and_then(self, more: Seen) -> Seen:
+    def and_then(self, more: SizeMeasurement) -> SizeMeasurement:
         """Return this measurement combined with ``more``, a newer one of the same size.
 
         What is older than :data:`KEPT_STEPS` steps loses weight bit by bit. If more than
@@ -54,7 +54,7 @@ class Seen(Record):
         both = before + more.steps
         rate = (self.samples_per_s * before + more.samples_per_s * more.steps) / both
         batch = (self.batch * before + more.batch * more.steps) / both
-        return Seen(rate, self.steps + more.steps, batch, more.hosts, more.at_s)
+        return SizeMeasurement(rate, self.steps + more.steps, batch, more.hosts, more.at_s)
 
 
 def alike(batch: float, other: float) -> bool:
@@ -67,7 +67,7 @@ def alike(batch: float, other: float) -> bool:
     return most <= ALIKE * least or least <= 0
 
 
-class Model(Protocol):
+class ThroughputModel(Protocol):
     """A model of the throughput that a job would have with other numbers of workers."""
 
     def throughput(self, np: int) -> float:
@@ -110,14 +110,14 @@ class Observation:
     sizes: Sizes
     slots: int | None = None
     steps: int = 0
-    seen: Mapping[int, Seen] = field(default_factory=dict)
+    seen: Mapping[int, SizeMeasurement] = field(default_factory=dict)
     awaits: bool = False
     elapsed_s: float = 0.0
     worker_s: float = 0.0
     left: float | None = None
     size_changes: Sequence[int] = ()
     data_part: float = 0.0
-    model: Model | None = None
+    model: ThroughputModel | None = None
     batch: float = 0.0
     batching: Batching | None = None
     step_batches: int = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.core.policy.stragglers import NO_CARE, Care, Times
+from edl.core.policy.stragglers import NO_MITIGATION, Mitigation, Times
 from edl.core.step.batching import Batching
 from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 
@@ -24,7 +24,7 @@ class RingReport:
         step_batches: the number of batches whose gradients are added up for one step.
     """
 
-    care: Care = NO_CARE
+    care: Mitigation = NO_MITIGATION
     times: tuple[Times, ...] = ()
     size_changes: tuple[int, ...] = ()
     is_timed: bool = True

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edl.core.policy.observation import Seen
-from edl.core.policy.step_time import Measured, StepTime
+from edl.core.policy.observation import SizeMeasurement
+from edl.core.policy.step_time import StepTime, StepTimeSample
 
 ENOUGH_STEPS = 10  # for a measurement to count more than the model
 
 
 @dataclass(frozen=True)
-class Scaling:
-    """A :class:`edl.core.policy.observation.Model` by the step time and by measured throughputs.
+class ScalingModel:
+    """A model of a job's throughput, by the step time and by measured throughputs.
+
+    It is a :class:`edl.core.policy.observation.ThroughputModel`.
 
     Attributes:
         step_time: the fitted model of a step's time.
@@ -30,7 +32,7 @@ class Scaling:
     step_time: StepTime
     batch: float
     slots: Sequence[int] = ()
-    seen: Mapping[int, Seen] = field(default_factory=dict)
+    seen: Mapping[int, SizeMeasurement] = field(default_factory=dict)
 
     def throughput(self, np: int) -> float:
         """Return the samples a second of ``np`` workers together, with the present batches."""
@@ -61,7 +63,7 @@ class Scaling:
         return max(1, len(self.slots))
 
 
-def measured(seen: Iterable[tuple[int, Seen]]) -> list[Measured]:
+def step_time_samples(seen: Iterable[tuple[int, SizeMeasurement]]) -> list[StepTimeSample]:
     """Return the step times that follow from throughputs, for fitting a model.
 
     Args:
@@ -69,7 +71,7 @@ def measured(seen: Iterable[tuple[int, Seen]]) -> list[Measured]:
             out.
     """
     return [
-        Measured(np, one.hosts, one.batch, np * one.batch / one.samples_per_s)
+        StepTimeSample(np, one.hosts, one.batch, np * one.batch / one.samples_per_s)
         for np, one in seen
         if one.batch > 0 and one.samples_per_s > 0
     ]

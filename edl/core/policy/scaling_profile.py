@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edl.core.job.profile import SAMPLES, Curve
-from edl.core.policy.observation import CHANGE_S, Observation, Seen, alike
-from edl.core.policy.scaling import Scaling
+from edl.core.policy.observation import CHANGE_S, Observation, SizeMeasurement, alike
+from edl.core.policy.scaling import ScalingModel
 from edl.core.policy.step_time import StepTime
 from edl.core.policy.stragglers import Times
 from edl.core.progress import ProgressSample
@@ -44,7 +44,7 @@ class ScalingProfile(Record):
         by_batch: the throughput by number of workers, for each batch that they had.
     """
 
-    seen: tuple[tuple[int, Seen], ...] = ()
+    seen: tuple[tuple[int, SizeMeasurement], ...] = ()
     np: int = 0
     steps: int = 0
     elapsed_s: float = 0.0
@@ -59,7 +59,7 @@ class ScalingProfile(Record):
     noise: NoiseScale = UNKNOWN
     batching: Batching | None = None
     step_batches: int = 1
-    by_batch: tuple[tuple[int, Seen], ...] = ()
+    by_batch: tuple[tuple[int, SizeMeasurement], ...] = ()
 
     def with_reading(
         self, before: ProgressSample | None, now: ProgressSample, hosts: int = 1
@@ -90,7 +90,7 @@ class ScalingProfile(Record):
         samples = now.samples - before.samples
         work = samples or steps * now.size  # a script that keeps its own place counts no samples
         each = work / steps / now.size
-        seen = Seen(work / seconds, steps, each, hosts, learned.elapsed_s)
+        seen = SizeMeasurement(work / seconds, steps, each, hosts, learned.elapsed_s)
         return learned._with(now.size, seen)
 
     def for_rule(self, text: str) -> ScalingProfile:
@@ -106,7 +106,7 @@ class ScalingProfile(Record):
         for point in curve.points:
             if point.unit == SAMPLES and point.np not in known:
                 batch = point.throughput * point.step_s / point.np
-                seen = Seen(point.throughput, point.steps, batch, at_s=self.elapsed_s)
+                seen = SizeMeasurement(point.throughput, point.steps, batch, at_s=self.elapsed_s)
                 learned = learned._with(point.np, seen)
         return learned
 
@@ -141,7 +141,7 @@ class ScalingProfile(Record):
         batch = seen[np].batch if np in seen else max((s.batch for s in seen.values()), default=0)
         model = None
         if self.step_time is not None and batch > 0:
-            model = Scaling(self.step_time, batch, host_slots, seen)
+            model = ScalingModel(self.step_time, batch, host_slots, seen)
         return Observation(
             np=np,
             sizes=sizes,
@@ -181,18 +181,18 @@ class ScalingProfile(Record):
     @property
     def _batches_seen(self) -> tuple[float, ...]:
         """The measured batches in samples of one worker, sorted; similar ones appear once."""
-        found: list[Seen] = []
+        found: list[SizeMeasurement] = []
         for _, one in self.by_batch:
             if one.batch > 0 and not any(alike(one.batch, other.batch) for other in found):
                 found.append(one)
         return tuple(sorted(one.batch for one in found))
 
     @property
-    def all_seen(self) -> dict[tuple[int, int], Seen]:
+    def all_seen(self) -> dict[tuple[int, int], SizeMeasurement]:
         """The measured throughputs by the pair (number of workers, index in ``by_batch``)."""
         return {(np, at): one for at, (np, one) in enumerate(self.by_batch)}
 
-    def _with(self, np: int, more: Seen) -> ScalingProfile:
+    def _with(self, np: int, more: SizeMeasurement) -> ScalingProfile:
         """Return the profile with ``more``, a measurement with ``np`` workers.
 
         Measurements with other batches stay in ``by_batch``, of which the last :data:`KEPT` are

@@ -54,7 +54,7 @@ ALPHA_C, BETA_C, ALPHA_R, BETA_R, ALPHA_N, BETA_N, GAMMA = range(7)  # the order
 
 
 @dataclass(frozen=True)
-class Measured:
+class StepTimeSample:
     """A measured step time: ``workers`` on ``hosts`` took ``step_s`` for ``batch`` samples each.
 
     Attributes:
@@ -159,7 +159,7 @@ class FitOptions:
 LIVE = FitOptions()
 
 
-def fit(measured: Sequence[Measured], options: FitOptions = LIVE) -> StepTime:
+def fit(measured: Sequence[StepTimeSample], options: FitOptions = LIVE) -> StepTime:
     """Return the model that explains the measurements best; their order does not matter.
 
     Raises:
@@ -230,7 +230,7 @@ class Objective:
     and with the logit of the place of gamma between 1 and 10. Such a vector is called ``inner``.
     """
 
-    def __init__(self, measured: Sequence[Measured], options: FitOptions) -> None:
+    def __init__(self, measured: Sequence[StepTimeSample], options: FitOptions) -> None:
         workers = np.array([one.workers for one in measured], float)
         hosts = np.array([one.hosts for one in measured])
         step_s = np.array([one.step_s for one in measured])

@@ -29,7 +29,7 @@ from edl.core.settings import setting
 SHOWN = 20  # workers, the slowest ones, to people
 
 
-class Slow(StrEnum):
+class StragglerCause(StrEnum):
     """The activity that a straggler is slow at."""
 
     COMPUTE = "computes"
@@ -81,18 +81,18 @@ class StragglerReport:
 
     workers: tuple[int, ...]
     host: str
-    at: Slow
+    at: StragglerCause
     speed: float
 
     def __str__(self) -> str:
         """Return the finding as a sentence for people."""
-        if self.at is Slow.NETWORK:
+        if self.at is StragglerCause.NETWORK:
             return f"reducing takes {1.0 - self.speed:.0%} of each step, on all workers alike"
         who = f"host {self.host} ({names(self.workers)})" if self.host else names(self.workers)
         return f"{who} {self.at} at {self.speed:.2f} of the usual speed"
 
 
-class Care(NamedTuple):
+class Mitigation(NamedTuple):
     """What is to be done about slow workers, and the findings behind it.
 
     Attributes:
@@ -109,7 +109,7 @@ class Care(NamedTuple):
     state: State
 
 
-NO_CARE = Care({}, (), (), {})
+NO_MITIGATION = Mitigation({}, (), (), {})
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Stragglers:
     replaces: bool = setting(True, "another worker takes its place, where a slot is free")
     again_s: float = setting(600.0, "until a host gets another replacement")
 
-    def __call__(self, times: Sequence[Times], state: State) -> Care:
+    def __call__(self, times: Sequence[Times], state: State) -> Mitigation:
         """Return what is to be done about the workers of a ring, given their last step times.
 
         With fewer than three workers nothing can be said. A worker that has trained no samples is
@@ -142,7 +142,7 @@ class Stragglers:
         """
         times = [one for one in times if one.samples > 0 and one.own_s > 0]
         if len(times) < 3:
-            return Care({}, (), (), state)
+            return Mitigation({}, (), (), state)
         usual = median(_rate(one) for one in times)
         notes: dict[str, Any] = dict(state)
         slow: list[Times] = []
@@ -157,13 +157,16 @@ class Stragglers:
                 slow.append(one)
         findings = tuple(self._findings(times, slow, notes))
         computing = [
-            w for finding in findings if finding.at is Slow.COMPUTE for w in finding.workers
+            w
+            for finding in findings
+            if finding.at is StragglerCause.COMPUTE
+            for w in finding.workers
         ]
         shares = {worker: float(notes[str(worker)]["speed"]) for worker in sorted(computing)}
         replace = tuple(
             w for w, speed in shares.items() if self.replaces and speed < self.least_share
         )
-        return Care(shares, replace, (*findings, *_network(times)), notes)
+        return Mitigation(shares, replace, (*findings, *_network(times)), notes)
 
     def _findings(
         self, times: Sequence[Times], slow: Sequence[Times], notes: Mapping[str, Any]
@@ -175,7 +178,7 @@ class Stragglers:
             slow: those of the slow workers.
             notes: the speed of each worker, by its number as a text.
         """
-        by_host: dict[tuple[str, Slow], list[int]] = defaultdict(list)
+        by_host: dict[tuple[str, StragglerCause], list[int]] = defaultdict(list)
         for one in slow:
             by_host[one.host, _at(one, times)].append(one.worker)
         found: list[StragglerReport] = []
@@ -210,7 +213,7 @@ def _network(times: Sequence[Times]) -> list[StragglerReport]:
     own_s = max(one.own_s for one in times)
     if reduce_s <= own_s:
         return []
-    return [StragglerReport((), "", Slow.NETWORK, own_s / (own_s + reduce_s))]
+    return [StragglerReport((), "", StragglerCause.NETWORK, own_s / (own_s + reduce_s))]
 
 
 def _rate(one: Times) -> float:
@@ -218,7 +221,7 @@ def _rate(one: Times) -> float:
     return one.samples / one.own_s
 
 
-def _at(one: Times, times: Sequence[Times]) -> Slow:
+def _at(one: Times, times: Sequence[Times]) -> StragglerCause:
     """Return the cause that makes a worker slow: loading its data, or computing.
 
     Each is compared with the median time for one sample over all workers, because a smaller batch
@@ -227,4 +230,8 @@ def _at(one: Times, times: Sequence[Times]) -> Slow:
     usual = median(other.data_s / max(1.0, other.samples) for other in times)
     more_data = one.data_s - usual * one.samples
     usual = median(other.compute_s / max(1.0, other.samples) for other in times)
-    return Slow.DATA if more_data > one.compute_s - usual * one.samples else Slow.COMPUTE
+    return (
+        StragglerCause.DATA
+        if more_data > one.compute_s - usual * one.samples
+        else StragglerCause.COMPUTE
+    )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.core.plural import verb
-from edl.core.policy.hill_climbing import Comparison, HillClimbing
+from edl.core.policy.hill_climbing import HillClimbing, SizeComparison
 from edl.core.policy.observation import Observation
 from edl.core.settings import setting
 
@@ -26,7 +26,7 @@ class Throughput(HillClimbing):
         0.1, "a worker more must bring this part of what one of the present ones does"
     )
 
-    def compare(self, now: Observation, fewer: int, more: int) -> Comparison:
+    def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
         """Return whether ``more`` workers in place of ``fewer`` pay, by their marginal share."""
         share = marginal_share(now, fewer, more)
         what = ordinal(more) if more == fewer + 1 else f"{more - fewer} more than {fewer}"
@@ -37,7 +37,7 @@ class Throughput(HillClimbing):
         brings = "brings" if more == fewer + 1 else verb(more - fewer, "brings", "bring")
         its = "its" if brings == "brings" else "their"
         why = f"{what} {brings} {share:.2f} of {its} share, {relation} {self.threshold:.2f}"
-        return Comparison(fewer, more, pays, why)
+        return SizeComparison(fewer, more, pays, why)
 
 
 def marginal_share(now: Observation, fewer: int, more: int) -> float:

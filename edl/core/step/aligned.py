@@ -18,9 +18,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from edl.core.step.ledger import LeasePolicy, Ledger, give_back
+from edl.core.step.ledger import LeasePolicy, Ledger, free_leases
 from edl.core.step.source import Source
-from edl.core.step.spans import Span, common, joined, length, take, without
+from edl.core.step.spans import Span, common, joined, length, subtract_spans, take
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class AlignedSource(Source):
         now = sorted(dealt(ledger, self.batch_size))[:in_hand]
         trained = [span_of(number, self.batch_size) for number in now]
         kept = ((worker, common(spans, trained)) for worker, spans in ledger.leases)
-        later = [s for _, spans in ledger.leases for s in without(spans, trained)]
+        later = [s for _, spans in ledger.leases for s in subtract_spans(spans, trained)]
         leases = tuple((worker, spans) for worker, spans in kept if spans)
         free = joined(tuple(sorted((*ledger.free, *later))))
-        return give_back(replace(ledger, leases=leases, free=free), members)
+        return free_leases(replace(ledger, leases=leases, free=free), members)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from typing import Any
 
 import msgspec
 
-from edl.core.step.spans import Span, joined, length, parted, take, without
+from edl.core.step.spans import Span, joined, length, parted, subtract_spans, take
 from edl.core.step.step_record import StepRecords, moves
 from edl.errors import DataError
 
@@ -333,11 +333,11 @@ def complete_step(
 def _cut(ledger: Ledger, end: int) -> Ledger:
     """Return the ledger without any positions from ``end`` on, where a shared stream has ended."""
     nothing = ((end, ledger.total),)
-    leases = {worker: without(spans, nothing) for worker, spans in ledger.leases}
-    return replace(ledger, free=without(ledger.free, nothing), leases=_sorted(leases))
+    leases = {worker: subtract_spans(spans, nothing) for worker, spans in ledger.leases}
+    return replace(ledger, free=subtract_spans(ledger.free, nothing), leases=_sorted(leases))
 
 
-def end_batch(ledger: Ledger) -> Ledger:
+def complete_batch(ledger: Ledger) -> Ledger:
     """Return the ledger after all optimizers have applied the current batches: these are done."""
     if not ledger.current and not ledger.applied_by:
         return ledger
@@ -347,7 +347,7 @@ def end_batch(ledger: Ledger) -> Ledger:
     )
 
 
-def give_back(ledger: Ledger, members: Iterable[int]) -> Ledger:
+def free_leases(ledger: Ledger, members: Iterable[int]) -> Ledger:
     """Return the ledger after workers have gone: what they held in leases and batches is free.
 
     Args:

@@ -29,7 +29,7 @@ CAUSE = (
 
 
 @dataclass(frozen=True)
-class Said:
+class StateReport:
     """The report that each worker gives the others about its state when states differ.
 
     Attributes:
@@ -54,7 +54,7 @@ def on_trial(joined_after: int | None, step: int) -> int | None:
     return joined_after
 
 
-def who_leaves(found: Split, said: Mapping[int, Said]) -> tuple[int, ...]:
+def newcomers_that_leave(found: Split, said: Mapping[int, StateReport]) -> tuple[int, ...]:
     """Decide which newcomers leave because their states differ.
 
     Args:
@@ -76,7 +76,7 @@ def who_leaves(found: Split, said: Mapping[int, Said]) -> tuple[int, ...]:
 def why_they_leave(
     leaving: tuple[int, ...],
     step: int,
-    said: Mapping[int, Said],
+    said: Mapping[int, StateReport],
     cause: str = CAUSE,
     unit: str = "step",
 ) -> str:

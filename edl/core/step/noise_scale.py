@@ -66,7 +66,7 @@ class Squares(Record):
 
 
 @dataclass(frozen=True)
-class Measured:
+class NoiseSample:
     """The estimates of S and |G|^2 from one step.
 
     Attributes:
@@ -80,7 +80,7 @@ class Measured:
     is_biased: bool = False
 
 
-def measured(samples: Mapping[int, int], squares: Mapping[int, Squares]) -> Measured | None:
+def noise_sample(samples: Mapping[int, int], squares: Mapping[int, Squares]) -> NoiseSample | None:
     """Estimate S and |G|^2 from the gradients of one step; None if that is not possible.
 
     Args:
@@ -98,7 +98,7 @@ def measured(samples: Mapping[int, int], squares: Mapping[int, Squares]) -> Meas
     total, mean = sum(sizes), found[0].mean  # of rank 0: the same on all but for rounding
     within = sum(n * own for n, own in zip(sizes, owns, strict=True)) - total * mean
     noise = max(0.0, within) / (len(sizes) - 1)  # below 0 by rounding only
-    return Measured(noise, mean - noise / total, len(counted) == 1)
+    return NoiseSample(noise, mean - noise / total, len(counted) == 1)
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Average(Record):
     both: float = 0.0
     signal_2: float = 0.0
 
-    def after(self, found: Measured, counts: float, window: int) -> Average:
+    def after(self, found: NoiseSample, counts: float, window: int) -> Average:
         """Return the average with one more measurement, after decay of the other weights.
 
         Args:
@@ -208,7 +208,7 @@ class NoiseScale(Record):
     is_biased: bool = False
     changes: tuple[tuple[int, float], ...] = ()
 
-    def after(self, found: Measured, batch: int, update: int) -> NoiseScale:
+    def after(self, found: NoiseSample, batch: int, update: int) -> NoiseScale:
         """Return the noise scale with one more measurement.
 
         A biased measurement is ignored once there were unbiased ones; the first unbiased one

@@ -18,7 +18,7 @@ EVERY = 10  # steps between two looks
 
 
 @dataclass(frozen=True)
-class Slow:
+class SlowestWorker:
     """A worker that is slower than the others, with the median times of a step.
 
     Attributes:
@@ -44,7 +44,7 @@ class Slowest:
     """
 
     def __init__(self) -> None:
-        self.found: Slow | None = None
+        self.found: SlowestWorker | None = None
         self._rows: deque[npt.NDArray[np.int64]] = deque(maxlen=OF_STEPS)
         self._seen = 0
         self._named: set[int] = set()
@@ -56,7 +56,7 @@ class Slowest:
         self._seen = 0
         self._named.clear()
 
-    def look(self, records: StepRecords) -> Slow | None:
+    def look(self, records: StepRecords) -> SlowestWorker | None:
         """Take the records of a step, in rank order, and return a worker that is newly found slow.
 
         Returns:
@@ -74,7 +74,7 @@ class Slowest:
         return self.found
 
 
-def slow(workers: Sequence[int], compute_us: npt.NDArray[np.int64]) -> Slow | None:
+def slow(workers: Sequence[int], compute_us: npt.NDArray[np.int64]) -> SlowestWorker | None:
     """Return the worker that takes longest for a step, with its times, if it is slow; else None.
 
     A worker is slow if it takes at least :data:`FACTOR` times as long as the median of the others,
@@ -91,4 +91,4 @@ def slow(workers: Sequence[int], compute_us: npt.NDArray[np.int64]) -> Slow | No
     own_s = float(usual_s[at])
     if own_s < FACTOR * others_s or own_s - others_s < LEAST_S:
         return None
-    return Slow(workers[at], own_s, others_s)
+    return SlowestWorker(workers[at], own_s, others_s)

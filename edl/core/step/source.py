@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edl.core.step.batching import Batching
-from edl.core.step.ledger import LeasePolicy, Ledger, give_back, start_epoch
+from edl.core.step.ledger import LeasePolicy, Ledger, free_leases, start_epoch
 from edl.core.step.shuffle import EpochOrder
 
 NO_FINGERPRINT = "data of unknown files"
@@ -101,7 +101,7 @@ class Source:
         ``in_hand`` is the number of successive batches that a worker may be training now; only
         subclasses use it.
         """
-        return give_back(ledger, members)
+        return free_leases(ledger, members)
 
     def order(self, epoch: int) -> EpochOrder:
         """Return the order of an epoch: which sample is at each position."""

@@ -58,7 +58,7 @@ def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
     return tuple(found)
 
 
-def without(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
+def subtract_spans(spans: Iterable[Span], taken: Iterable[Span]) -> tuple[Span, ...]:
     """Return ``spans`` without the positions of ``taken``, in the order of ``spans``."""
     rest = list(spans)
     for start, stop in taken:

@@ -44,17 +44,17 @@ ALIGN_BYTES = 64  # a part is cut at multiples of this: whole elements of any ty
 
 
 @dataclass(frozen=True)
-class Group:
+class StateGroup:
     """The ``index``-th of ``count`` groups of equal size into which a state is cut by bytes."""
 
     index: int
     count: int
 
 
-WHOLE = Group(0, 1)
+WHOLE = StateGroup(0, 1)
 
 
-def due(step: int, begins_epoch: bool, every: int, joined_after: int = NEVER) -> Group | None:
+def due(step: int, begins_epoch: bool, every: int, joined_after: int = NEVER) -> StateGroup | None:
     """Decide which part of the state after ``step`` is compared; None: nothing.
 
     The whole state is compared at the beginning of an epoch and after the first step of newcomers,
@@ -69,10 +69,10 @@ def due(step: int, begins_epoch: bool, every: int, joined_after: int = NEVER) ->
     if every == 0 or step == 0:  # before step 1 all workers have just received the state
         return None
     whole = begins_epoch or step == joined_after + 1
-    return WHOLE if whole else Group(step % every, every)
+    return WHOLE if whole else StateGroup(step % every, every)
 
 
-def due_at_save(step: int, every: int, is_first: bool) -> Group | None:
+def due_at_save(step: int, every: int, is_first: bool) -> StateGroup | None:
     """Decide which part of the state is compared when a script saves it for the ``step``-th time.
 
     The whole state is compared if the save ``is_first``, and then one of :data:`PARTS_OF_SCRIPT`
@@ -82,7 +82,7 @@ def due_at_save(step: int, every: int, is_first: bool) -> Group | None:
     if every == 0:
         return None
     count = min(every, PARTS_OF_SCRIPT)
-    return WHOLE if is_first else Group(step % count, count)
+    return WHOLE if is_first else StateGroup(step % count, count)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Extent:
     stop: int
 
 
-def extents(ends: Sequence[int], group: Group) -> list[Extent]:
+def extents(ends: Sequence[int], group: StateGroup) -> list[Extent]:
     """Return the bytes that belong to a group; the groups of a state have no gap and no overlap.
 
     Args:
@@ -151,7 +151,7 @@ class Split:
         return self.groups[0][0]
 
 
-def split(states: Iterable[tuple[int, int]]) -> Split | None:
+def split_by_digest(states: Iterable[tuple[int, int]]) -> Split | None:
     """Return the groups of workers whose states differ; None if all agree.
 
     Args:
@@ -170,7 +170,7 @@ def split_of(records: StepRecords) -> Split | None:
     """Return the groups of workers whose states differ by the rows of a step; None if all agree."""
     if not records.differ_in("state"):
         return None
-    return split(zip(records.values("worker"), records.values("state"), strict=True))
+    return split_by_digest(zip(records.values("worker"), records.values("state"), strict=True))
 
 
 def different_rate(rates: Mapping[int, Rates]) -> str:

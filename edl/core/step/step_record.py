@@ -252,7 +252,7 @@ class StepRecords(Sequence[StepRecord]):
 _COLUMN = {name: at for at, name in enumerate(FIELDS)}
 
 
-def check(records: StepRecords) -> None:
+def check_records(records: StepRecords) -> None:
     """Make sure that all workers are in the same step with the same ledger.
 
     Raises:

@@ -123,7 +123,7 @@ DONE = DECIDED | {StepState.APPLIED, StepState.ENDED}  # there is nothing more t
 
 
 @dataclass(frozen=True)
-class Step:
+class OptimizerStep:
     """One optimizer's part of one step on one worker: an immutable value of the state machine.
 
     Attributes:
@@ -152,7 +152,7 @@ class Step:
         """Whether the step is decided and makes no update."""
         return self.state in CHANGES_NOTHING
 
-    def next(self, number: int) -> Step:
+    def next(self, number: int) -> OptimizerStep:
         """Return the next step, with this ``number``, whose batch was just handed out.
 
         Raises:
@@ -160,7 +160,7 @@ class Step:
         """
         return replace(self.after(StepEvent.HAND_OUT), number=number, history=())
 
-    def after(self, event: StepEvent) -> Step:
+    def after(self, event: StepEvent) -> OptimizerStep:
         """Return this step after ``event``.
 
         Raises:
@@ -174,4 +174,4 @@ class Step:
                 f"{event.value!r}. What happened to it: {events}. Training ends here, for its "
                 "result could be wrong; please report this line as a defect of edl"
             )
-        return Step(self.number, state, (*self.history, event))
+        return OptimizerStep(self.number, state, (*self.history, event))

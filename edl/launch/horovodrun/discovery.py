@@ -28,7 +28,7 @@ KEPT = 20  # files of earlier drivers
 
 
 @dataclass(frozen=True)
-class Memory:
+class DiscoveryState:
     """What one call of `edl-discover` stores in a file for the next call.
 
     Attributes:
@@ -108,7 +108,7 @@ def read_hosts(path: Path) -> list[str]:
     return [word for line in text.splitlines() for word in line.partition("#")[0].split()]
 
 
-def _first(offered: Mapping[str, int], launcher: Launcher) -> Memory:
+def _first(offered: Mapping[str, int], launcher: Launcher) -> DiscoveryState:
     """Return what the first call remembers: the desired workers by the options of horovodrun.
 
     Raises:
@@ -118,7 +118,9 @@ def _first(offered: Mapping[str, int], launcher: Launcher) -> Memory:
     if limits is None:
         raise UsageError(f"the options of {' '.join(launcher.command)} cannot be read")
     discovered = _discovered(offered, limits.max_np or limits.np)
-    return Memory(first_desired(discovered, limits.np), limits.np, limits.min_np, limits.max_np)
+    return DiscoveryState(
+        first_desired(discovered, limits.np), limits.np, limits.min_np, limits.max_np
+    )
 
 
 def _discovered(offered: Mapping[str, int], slots: int) -> dict[str, int]:
@@ -126,7 +128,7 @@ def _discovered(offered: Mapping[str, int], slots: int) -> dict[str, int]:
     return dict(offered) or {"localhost": slots}
 
 
-def _ask(memory: Memory, offered: Mapping[str, int], settings: Config) -> Memory:
+def _ask(memory: DiscoveryState, offered: Mapping[str, int], settings: Config) -> DiscoveryState:
     """Return ``memory`` with the desired workers that the job in ZooKeeper has.
 
     While ZooKeeper does not answer or has no such job, ``memory`` is returned unchanged.
@@ -159,15 +161,15 @@ def _file(state: Path, launcher: Launcher) -> Path:
     return directory / f"{launcher.pid}-{launcher.started}.json"
 
 
-def _read(file: Path) -> Memory | None:
+def _read(file: Path) -> DiscoveryState | None:
     """Return the content of the file with the last answer; None if there is no valid file."""
     try:
-        return Memory(**json.loads(file.read_text()))
+        return DiscoveryState(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _write(file: Path, memory: Memory) -> None:
+def _write(file: Path, memory: DiscoveryState) -> None:
     """Store ``memory`` in ``file`` atomically, readable only for this user (mkstemp: mode 0600).
 
     Nothing is written if the file is up to date. Only the ``KEPT`` newest files of earlier drivers

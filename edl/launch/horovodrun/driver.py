@@ -24,7 +24,7 @@ from typing import Any
 
 from edl.config import HorovodSlot
 from edl.errors import EdlError
-from edl.http.client import fetch, put
+from edl.http.client import fetch, http_put
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class DriverLimits:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RankAssignment:
     """An answer of the driver: the rank of this slot in a new placement.
 
     Attributes:
@@ -89,7 +89,7 @@ class Driver:
         self._thread = threading.Thread(target=self._run, name="edl-driver", daemon=True)
         self._refused_since: float | None = None
         self.answers = True  # the driver has answered each request of this slot
-        self.newest = Answer(slot.rank, slot.local_size, slot.size)
+        self.newest = RankAssignment(slot.rank, slot.local_size, slot.size)
         self.asking = False  # waits for an answer; until then the driver counts on us
 
     def start(self, wake: Callable[[], None]) -> None:
@@ -132,7 +132,7 @@ class Driver:
         """Ask no slot for a new placement any more; a round that has begun goes on."""
         self._begins.clear()
 
-    def allow(self, allowed: bool, answer: Answer) -> None:
+    def allow(self, allowed: bool, answer: RankAssignment) -> None:
         """Allow or forbid this slot to ask the driver for its rank.
 
         What the last answer says must be carried out before the next request.
@@ -248,7 +248,7 @@ class Driver:
             self.asking = False
         with self._answering:
             self._may_ask.clear()
-            self.newest = Answer(rank, local_size if rank >= 0 else None, size)
+            self.newest = RankAssignment(rank, local_size if rank >= 0 else None, size)
         if self._identity is not None:
             self.identify(self._identity)
         self._wake()
@@ -258,7 +258,7 @@ class Driver:
         return self._request(fetch, path)
 
     def _put(self, path: str, body: bytes) -> bool:
-        return self._request(put, path, body) is not None
+        return self._request(http_put, path, body) is not None
 
     def _request(self, method: Callable[..., tuple[int, bytes]], *words: Any) -> bytes | None:
         """Send a request to the driver, and return the body of a successful answer, else None.

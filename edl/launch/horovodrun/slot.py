@@ -21,7 +21,7 @@ from edl.core.host.horovodrun_slot import (
     SlotLimits,
     SlotState,
     awaits_others,
-    decide,
+    decide_slot,
     forgotten,
     last_round,
     may_ask,
@@ -34,11 +34,11 @@ from edl.core.host.horovodrun_slot import (
 from edl.core.host.lost_slots import LostSlots
 from edl.core.host.process import Process
 from edl.core.host.python_command import title
-from edl.core.host.supervision import DisableSlot, Ending, Start, SupervisorDecision, dead_ring
+from edl.core.host.supervision import DisableSlot, EndProcess, Start, SupervisorDecision, dead_ring
 from edl.core.job.placement import Placement
 from edl.core.records import JobState, RequestedBy, SlotRecord
 from edl.core.snapshot import Snapshot
-from edl.launch.horovodrun.driver import Answer, Driver
+from edl.launch.horovodrun.driver import Driver, RankAssignment
 from edl.launch.horovodrun.late_start import LateStart
 from edl.launch.horovodrun.workers import SlotWorkers
 from edl.launch.parent import is_unread
@@ -136,7 +136,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         unread = since is not None and now - since >= orphan_s
         removed = self._word.local_size is None
         self._own = replace(self._own, removed=removed, unread=unread)
-        return decide(snapshot, self._own, now)
+        return decide_slot(snapshot, self._own, now)
 
     # --- the driver
 
@@ -172,7 +172,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         elif not fatal:
             self._remind_driver(snapshot, now)
 
-    def _moves(self, said: Answer, snapshot: Snapshot, now: float) -> bool:
+    def _moves(self, said: RankAssignment, snapshot: Snapshot, now: float) -> bool:
         """Return whether workers move away from this host before the other hosts are ready.
 
         The answer ``said`` is not carried out meanwhile, for ``move_s`` seconds at most.
@@ -279,7 +279,7 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _alone(self, now: float) -> int | None:
         for process in self._own.living:
             if self._own.ending_since is not None and process.ending_since is None:
-                self._end(Ending(process.attempt_id, False, "edl-worker is to end"), now)
+                self._end(EndProcess(process.attempt_id, False, "edl-worker is to end"), now)
         return super()._alone(now)
 
     # --- acts

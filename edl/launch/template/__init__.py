@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from edl.core.host.python_command import Main, PythonCommand, parse
+from edl.core.host.python_command import Main, PythonCommand, parse_command
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def why_none(command: Sequence[str], search_path: str | None) -> str:
 
     ``search_path`` is the PATH with which the interpreter is looked up.
     """
-    python = parse(command)
+    python = parse_command(command)
     if python is None:
         return f"{command[0]} is not Python"
     if python.main is Main.OTHER:
@@ -291,7 +291,7 @@ class Template:
 
 def _parsed(command: Sequence[str]) -> PythonCommand:
     """Return ``command`` parsed as a command of Python, which it must be."""
-    python = parse(command)
+    python = parse_command(command)
     assert python is not None
     return python
 

@@ -19,8 +19,15 @@ import keras
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
 from edl.errors import UsageError
-from edl.framework.state import Stateful
-from edl.tensorflow.keras_callbacks.values import PLAIN, NoData, fingerprint, is_small, put, taken
+from edl.framework.state import Trackable
+from edl.tensorflow.keras_callbacks.values import (
+    PLAIN,
+    NoData,
+    is_small,
+    restored_value,
+    taken,
+    value_fingerprint,
+)
 from edl.tensorflow.variables import plain, variables_of
 from edl.worker.worker import Worker
 
@@ -42,12 +49,12 @@ class _Memory:
         self._prints: dict[str, Any] = {}
         self._objects: dict[str, Any] = {}  # what is no data
         self._warned: set[str] = set()
-        if not isinstance(callback, Stateful):
+        if not isinstance(callback, Trackable):
             for name, value in self._attributes():
                 self._objects[name] = value
                 if (stored := self._taken(name, value)) is _MISSING:
                     continue
-                self._prints[name] = fingerprint(stored)
+                self._prints[name] = value_fingerprint(stored)
                 if is_small(stored):
                     self._first[name] = stored
 
@@ -62,13 +69,14 @@ class _Memory:
 
     def state(self) -> Any:
         """Return the callback's state: its ``state_dict()``, or its data that have changed."""
-        if isinstance(self.callback, Stateful):
+        if isinstance(self.callback, Trackable):
             return self.callback.state_dict()
         stored = {name: self._taken(name, value) for name, value in self._attributes()}
         return {
             name: value
             for name, value in stored.items()
-            if value is not _MISSING and fingerprint(value) != self._prints.get(name, _MISSING)
+            if value is not _MISSING
+            and value_fingerprint(value) != self._prints.get(name, _MISSING)
         }
 
     def load(self, state: Any) -> None:
@@ -77,7 +85,7 @@ class _Memory:
         Attributes that the state does not have get their first values again, unless these were
         large.
         """
-        if isinstance(self.callback, Stateful):
+        if isinstance(self.callback, Trackable):
             self.callback.load_state_dict(state)
             return
         for name, stored in {**self._first, **state}.items():
@@ -111,7 +119,7 @@ class _Memory:
 
     def _put(self, name: str, stored: Any) -> Any:
         """Return the value of an attribute from ``stored``, the inverse of :meth:`_taken`."""
-        mine = put(stored, getattr(self.callback, name, None))
+        mine = restored_value(stored, getattr(self.callback, name, None))
         if isinstance(self.callback, MonitorCallback) and name == "min_delta":
             return -mine if self.callback.monitor_op is keras.ops.less else mine
         return mine

@@ -55,7 +55,7 @@ def taken(value: Any) -> Any:
     return {"variables": [np.asarray(plain(each).numpy()) for each in variables]}
 
 
-def put(stored: Any, mine: Any) -> Any:
+def restored_value(stored: Any, mine: Any) -> Any:
     """Return the value of which :func:`taken` has made ``stored``, to replace ``mine``.
 
     Containers and variables of ``mine`` stay the same objects where they can, with new contents.
@@ -74,7 +74,7 @@ def put(stored: Any, mine: Any) -> Any:
     if kind == "dict":
         return _put_dict(items, mine)
     old = list(mine) if isinstance(mine, (list, tuple)) and len(mine) == len(items) else None
-    new = [put(item, old[i] if old else None) for i, item in enumerate(items)]
+    new = [restored_value(item, old[i] if old else None) for i, item in enumerate(items)]
     if kind == "tuple" or not isinstance(mine, _CONTAINERS[kind]):
         return _CONTAINERS[kind](new)
     mine.clear()
@@ -91,8 +91,10 @@ def _put_dict(items: list[Any], mine: Any) -> Any:
     If ``mine`` is a dict, it stays the same object, with new contents.
     """
     old = dict(mine) if isinstance(mine, dict) else {}
-    keys = [put(key, None) for key, _ in items]
-    new = {key: put(item, old.get(key)) for key, (_, item) in zip(keys, items, strict=True)}
+    keys = [restored_value(key, None) for key, _ in items]
+    new = {
+        key: restored_value(item, old.get(key)) for key, (_, item) in zip(keys, items, strict=True)
+    }
     if not isinstance(mine, dict):
         return new
     mine.clear()
@@ -100,7 +102,7 @@ def _put_dict(items: list[Any], mine: Any) -> Any:
     return mine
 
 
-def fingerprint(stored: Any) -> Any:
+def value_fingerprint(stored: Any) -> Any:
     """Return a value without arrays that is equal for equal values of :func:`taken`.
 
     An array is replaced by its type, shape and checksum.
@@ -108,9 +110,9 @@ def fingerprint(stored: Any) -> Any:
     if isinstance(stored, np.ndarray):
         return ("array", stored.dtype.name, stored.shape, zlib.crc32(bytes_of(stored).data))
     if isinstance(stored, dict):
-        return {kind: fingerprint(items) for kind, items in stored.items()}
+        return {kind: value_fingerprint(items) for kind, items in stored.items()}
     if isinstance(stored, list):
-        return [fingerprint(item) for item in stored]
+        return [value_fingerprint(item) for item in stored]
     return repr(stored)  # nan is equal to itself here
 
 

@@ -83,7 +83,7 @@ class Faults(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.seen["batches"] += 1
         self.late.assign(edl.step())
-        throttle.step()
+        throttle.throttle_step()
         if batch == 2 and strike("batch"):
             self.model.stop_training = True
 

@@ -74,7 +74,7 @@ def write_down() -> None:
     row = [edl.generation(), update.number, update.after, rate, tuner.reason]
     with (args.out / f"w{edl.current_worker().id}.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
-    throttle.step()
+    throttle.throttle_step()
 
 
 class WritesDown(keras.callbacks.Callback):

@@ -47,7 +47,7 @@ def main() -> None:
                 row = [edl.generation(), update.number, update.after, batch, known, *rates]
                 with (args.out / f"w{edl.current_worker().id}.jsonl").open("a") as file:
                     file.write(json.dumps(row) + "\n")
-            throttle.step()
+            throttle.throttle_step()
 
 
 if __name__ == "__main__":

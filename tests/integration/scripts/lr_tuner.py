@@ -48,7 +48,7 @@ def main() -> None:
                 row = [edl.generation(), update.number, update.after, rate, tuner.reason]
                 with (args.out / f"w{edl.current_worker().id}.jsonl").open("a") as file:
                     file.write(json.dumps(row) + "\n")
-            throttle.step()
+            throttle.throttle_step()
 
 
 if __name__ == "__main__":

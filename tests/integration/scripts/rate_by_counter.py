@@ -25,7 +25,7 @@ if sys.argv[1] == "torch":
             model(batch / SAMPLES).square().mean().backward()
             optimizer.step()
             count += 1
-            throttle.step()
+            throttle.throttle_step()
     print("final", [each.tolist() for each in model.parameters()])
 else:
     import keras
@@ -46,7 +46,7 @@ else:
             COUNT[0] += 1
 
         def on_train_batch_end(self, batch, logs=None):
-            throttle.step()
+            throttle.throttle_step()
 
     callbacks = [edl.KerasCallback(), Decay()]
     model.fit(edl.Dataset((x, x), 2), epochs=EPOCHS, callbacks=callbacks, verbose=0)

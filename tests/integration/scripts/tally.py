@@ -142,7 +142,7 @@ class Diary:
 
     def in_step(self):
         args = self.args
-        throttle.step()
+        throttle.throttle_step()
         self.compute()
         if args.talk:
             print("talks " + "." * args.talk)

@@ -65,7 +65,7 @@ for epoch in dataset.epochs(args.epochs):
         rate, step = float(sgd.learning_rate), edl.step()
         counted = edl.current_worker().loader.step_input.samples
         train(indices)
-        throttle.step()
+        throttle.throttle_step()
         if not edl.is_warming_up():
             trained = indices.numpy().tolist()[:counted]
             report(step=step, epoch=epoch, rate=rate, indices=trained)

@@ -11,7 +11,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 import numpy as np
 import tensorflow as tf
 
-from edl.core.step.state_check import Group
+from edl.core.step.state_check import StateGroup
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.variables import SessionAccess
 
@@ -38,7 +38,7 @@ if access is not None:
 def digests():
     found = {}
     for index in range(GROUPS):
-        pieces = replica.digests(Group(index, GROUPS))
+        pieces = replica.digests(StateGroup(index, GROUPS))
         found |= {(index, name): digest for name, digest in pieces.items()}
     return found
 

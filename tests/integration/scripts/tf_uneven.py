@@ -75,7 +75,7 @@ for _ in dataset.epochs(4):
     for indices in dataset:
         step, before = edl.step(), scale()
         (train_scaled if args.what == "inf" else train)(indices)
-        throttle.step()
+        throttle.throttle_step()
         if not edl.is_warming_up():
             counted = indices.numpy()[: edl.current_worker().loader.step_input.samples]
             report(step=step, scale=before, bad=bool((counted == BAD).any()))

@@ -78,7 +78,7 @@ for epoch in loader.epochs(args.epochs):
     for indices in loader:
         optimizer.zero_grad()
         net(indices).backward()
-        throttle.step()
+        throttle.throttle_step()
         optimizer.synchronize()
         norm = torch.nn.utils.clip_grad_norm_([net.plain.weight], 1e9).item()
         step, rate = edl.step(), optimizer.param_groups[0]["lr"]

@@ -121,7 +121,7 @@ def main():
             trained = training.train(indices, epoch)
             if trained["before_update"] == step:  # else the others have completed it without us
                 trained["counted"] = [[r.worker, r.samples] for r in worker.loader.records()]
-            throttle.step()
+            throttle.throttle_step()
             report(step=step, epoch=epoch, **trained)
     report(final=training.weights(), steps=edl.step())
 

@@ -25,7 +25,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edl.core.cluster.placing import compact, place
+from edl.core.cluster.placing import compact, place_slots
 from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 
@@ -44,7 +44,7 @@ class AfsL:
         sizes = fixed | {one.job.name: one.slots for one in shares if one.slots}
         reasons = dict.fromkeys(fixed, "keeps its slots: it may not be preempted")
         reasons |= {one.job.name: one.reason() for one in shares}
-        return Allocation(place(sizes, cluster), reasons, cluster.state)
+        return Allocation(place_slots(sizes, cluster), reasons, cluster.state)
 
 
 @dataclass

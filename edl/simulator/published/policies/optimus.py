@@ -19,7 +19,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.core.cluster.placing import compact, place
+from edl.core.cluster.placing import compact, place_slots
 from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 
@@ -47,7 +47,7 @@ class Optimus:
         ascending = sorted(
             (job for job in cluster.jobs if job.name in sizes), key=lambda j: sizes[j.name]
         )
-        allocation = place(fixed | {job.name: sizes[job.name] for job in ascending}, cluster)
+        allocation = place_slots(fixed | {job.name: sizes[job.name] for job in ascending}, cluster)
         return Allocation(allocation, _reasons(cluster.jobs, sizes, gains), cluster.state)
 
 

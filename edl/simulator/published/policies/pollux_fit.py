@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edl.core.policy.step_time import FitOptions, Loss, Measured, StepTime, fit
+from edl.core.policy.step_time import FitOptions, Loss, StepTime, StepTimeSample, fit
 
 PUBLISHED = FitOptions(
     loss=Loss.RMSLE,
@@ -23,7 +23,7 @@ PUBLISHED = FitOptions(
 )
 
 
-def fit_parts(measured: Sequence[Measured]) -> StepTime:
+def fit_parts(measured: Sequence[StepTimeSample]) -> StepTime:
     """Return the model that explains the measurements best, as the artifact of Pollux fits it.
 
     Args:

@@ -38,7 +38,7 @@ from edl.core.cluster.state import (
     Placement,
     Placements,
     PolicyState,
-    size,
+    slot_count,
     total,
 )
 from edl.core.plural import counted
@@ -48,8 +48,8 @@ from edl.simulator.published.policies.pollux_fit import fit_parts
 from edl.simulator.published.policies.pollux_goodput import BatchLimits, Choices, Shapes, choices
 from edl.simulator.published.policies.pollux_search import (
     Counts,
-    Effort,
     Problem,
+    SearchBudget,
     search,
     with_starts,
 )
@@ -98,7 +98,7 @@ class Pollux:
         if "population" in cluster.state:
             first = np.concatenate([first, _carried(cluster.state, order, cluster.nodes)])
         round_ = int(cluster.state.get("round", 0))
-        effort = Effort(self.population, self.generations, self.patience)
+        effort = SearchBudget(self.population, self.generations, self.patience)
         best, population = search(
             problem, first, effort, np.random.default_rng([self.seed, round_])
         )
@@ -197,7 +197,7 @@ def _most(job: ClusterJob, present: Placements) -> int:
     """
     tried = max((step.workers for step in job.steps), default=0)
     most = min(max(BEYOND * tried, job.min_slots), job.most_slots(job.batches[1]))
-    return max(most, size(present.get(job.name, ())))
+    return max(most, slot_count(present.get(job.name, ())))
 
 
 def _state(jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placements) -> Counts:

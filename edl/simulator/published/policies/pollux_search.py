@@ -82,7 +82,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Effort:
+class SearchBudget:
     """The limits of a search.
 
     Attributes:
@@ -97,7 +97,7 @@ class Effort:
 
 
 def search(
-    problem: Problem, first: Counts, effort: Effort, chance: np.random.Generator
+    problem: Problem, first: Counts, effort: SearchBudget, chance: np.random.Generator
 ) -> tuple[Counts, Counts]:
     """Search for the fittest state, and return it with the last population.
 

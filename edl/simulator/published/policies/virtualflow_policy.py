@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.core.cluster.placing import place
+from edl.core.cluster.placing import place_slots
 from edl.core.cluster.state import Allocation, ClusterJob, ClusterState
 from edl.core.plural import counted
 
@@ -72,7 +72,7 @@ class VirtualFlow:
             else:
                 reasons[job.name] = f"waits with {weight}: {held_by}"
         order = [job.name for job in admitted]
-        return Allocation(place(sizes, cluster), reasons, {"order": order})
+        return Allocation(place_slots(sizes, cluster), reasons, {"order": order})
 
 
 def weighted_shares(

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from edl.core.policy.step_time import Measured
+from edl.core.policy.step_time import StepTimeSample
 from edl.errors import UsageError
 
 EPS = 1e-8  # so that a quotient of whole numbers rounds up only if it is not whole; as published
@@ -199,7 +199,9 @@ class Application:
         sqr, var = self._gradients(batch, epoch)
         return (var + sqr) / (var / (batch / self._batches[0]) + sqr)
 
-    def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> tuple[Measured, float]:
+    def observed(
+        self, slots: tuple[int, ...], batch: int, epoch: int
+    ) -> tuple[StepTimeSample, float]:
         """Return a step of this batch as the job itself times it, and its noise scale in samples.
 
         An infinite noise scale says that the gradients are nothing but noise.
@@ -216,7 +218,7 @@ class Application:
         step_s, sync_s = self.parts(slots, local)
         sqr, var = self._gradients(sum(slots) * local * (more + 1), epoch)
         scale = var / sqr * self._batches[0] if sqr > 0 else math.inf
-        return Measured(sum(slots), len(slots), local, step_s, step_s - sync_s), scale
+        return StepTimeSample(sum(slots), len(slots), local, step_s, step_s - sync_s), scale
 
     def steps_at(self, batch: int, epoch: int) -> float:
         """Return the steps of ``batch`` samples from the first epoch to the end of ``epoch``.

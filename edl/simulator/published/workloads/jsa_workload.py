@@ -16,7 +16,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from edl.core.policy.step_time import Measured
+from edl.core.policy.step_time import StepTimeSample
 from edl.errors import UsageError
 from edl.simulator.arrivals import HOUR_S, MINUTE_S, shape, times
 from edl.simulator.work import Observation, SubmittedJob
@@ -111,7 +111,7 @@ class Samples:
         """
         count, kind = sum(slots), self.kind
         step_s, computing_s = kind.step_s(count, batch), kind.computing_s(count, batch)
-        return Measured(count, len(slots), batch / count, step_s, computing_s), math.inf
+        return StepTimeSample(count, len(slots), batch / count, step_s, computing_s), math.inf
 
 
 @dataclass(frozen=True)
