@@ -33,7 +33,7 @@ _ORDER = re.compile(r"(leader|worker|newcomer|w(?:0|[1-9][0-9]*))(?:@step=([0-9]
 T = TypeVar("T")
 
 
-class Random(Protocol):
+class RandomSource(Protocol):
     """A source of random numbers: a ``random.Random`` with the plan's seed."""
 
     def uniform(self, a: float, b: float) -> float:
@@ -111,7 +111,7 @@ class Plan:
         """The orders that wait for no step."""
         return tuple(order for order in self.orders if order.step is None)
 
-    def moments(self, random: Random) -> Iterator[tuple[float, Order]]:
+    def moments(self, random: RandomSource) -> Iterator[tuple[float, Order]]:
         """Yield (seconds since the start, order) for the orders without a step, in order of time.
 
         Without ``every_s`` each order comes once, at 0 seconds. With it the pairs go on for ever;
@@ -144,7 +144,7 @@ class ObservedWorker:
 
 
 def choose_worker(
-    order: Order, workers: Collection[ObservedWorker], leader: int | None, random: Random
+    order: Order, workers: Collection[ObservedWorker], leader: int | None, random: RandomSource
 ) -> tuple[int | None, str]:
     """Choose the worker that an order is carried out on.
 

@@ -198,10 +198,10 @@ def invoke(arguments: Sequence[str]) -> int:
         code = app(args=list(arguments), prog_name="edl", standalone_mode=False)
         return code if isinstance(code, int) else 0
 
-    return guarded(run)
+    return run_command(run)
 
 
-def guarded(command: Callable[[], int]) -> int:
+def run_command(command: Callable[[], int]) -> int:
     """Run a command and return its exit code; print an error as one sentence.
 
     After an error the code is 2 for a usage error, 130 after an interrupt, and else 1.

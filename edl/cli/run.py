@@ -23,7 +23,7 @@ from edl.cli.options import with_settings
 from edl.cli.policy import read_policy
 from edl.client.connection import open_session
 from edl.client.joining import has_finished, same_job
-from edl.client.policies import check_policy
+from edl.client.policies import checked_policy
 from edl.client.submitting import create, job_spec, made_up_name, prepare
 from edl.coordination.access import Access
 from edl.coordination.local_server import find_local, start_local
@@ -121,7 +121,7 @@ def run(
     cwd = Path(spec.cwd)
     kept = NO_POLICY
     if policy is not None:
-        kept = check_policy(*read_policy(policy), spec.sizes, command, cwd)
+        kept = checked_policy(*read_policy(policy), spec.sizes, command, cwd)
     check_command(command, cwd, config.environment().get("PATH"))
     check_own_name()
     name = check_name("job", job) if job is not None else made_up_name(command)

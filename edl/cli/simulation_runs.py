@@ -18,7 +18,7 @@ from edl.simulator.published.workloads.jsa_workload import jsa_jobs
 from edl.simulator.published.workloads.mixed_workload import mixed_jobs
 from edl.simulator.published.workloads.pollux_measurements import measured_applications
 from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
-from edl.simulator.registry import policy
+from edl.simulator.registry import registered_policy
 from edl.simulator.runs import SimulatedRun
 from edl.simulator.work import SubmittedJob
 
@@ -134,7 +134,7 @@ def policy_names(text: str) -> list[str]:
     """
     names = [name.strip() for name in text.split(",")]
     for name in names:
-        policy(name)
+        registered_policy(name)
     return names
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from edl import config
 from edl.cli.common import check_own_name
-from edl.cli.main import configure_logging, guarded
+from edl.cli.main import configure_logging, run_command
 from edl.client.connection import in_session_of_job, open_session
 from edl.config import Config, HorovodSlot
 from edl.coordination.access import Access
@@ -40,7 +40,7 @@ from edl.launch.workers import log_directory
 def main() -> None:
     """Run the console script `edl-worker`."""
     behind_a_shell()
-    sys.exit(guarded(lambda: work(sys.argv[1:])))
+    sys.exit(run_command(lambda: work(sys.argv[1:])))
 
 
 def work(command: Sequence[str]) -> int:

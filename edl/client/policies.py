@@ -56,7 +56,7 @@ def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
             or [learning_rate] differs from the one that the job began with, or the job is over.
     """
     now = running(store, f"give job {store.name} a policy")
-    new = check_policy(text, source, now.job.sizes, now.job.spec.command, Path(now.job.spec.cwd))
+    new = checked_policy(text, source, now.job.sizes, now.job.spec.command, Path(now.job.spec.cwd))
     given = parse_policy(text, source)
 
     def changed(before: JobPolicy) -> JobPolicy:
@@ -125,7 +125,7 @@ def explain(store: JobStore) -> Explanation:
     return Explanation(now.policy, np, learned, verdicts, now.status.policy, modelled)
 
 
-def check_policy(
+def checked_policy(
     text: str, source: str, sizes: Sizes, command: Sequence[str], cwd: Path
 ) -> JobPolicy:
     """Return the policy in ``text`` if the job can follow it; no code of the user is run for that.

@@ -129,7 +129,7 @@ def submit(
     spec = job_spec(command, sum(placement.values()), resolved, directory)
     rule = NO_POLICY
     if policy is not None:
-        rule = policies.check_policy(policy, "a program", spec.sizes, spec.command, directory)
+        rule = policies.checked_policy(policy, "a program", spec.sizes, spec.command, directory)
     job = made_up_name(command) if name is None else check_name("job", name)
     servers = resolved.zookeeper or find_local() or start_local()
     with ExitStack() as stack:

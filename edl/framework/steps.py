@@ -252,7 +252,7 @@ class BatchSteps:
 
         The state source is no newcomer, and trains as long as it holds enough samples.
         """
-        root, loader = self._worker.steps.sync_root, self._worker.loader
+        root, loader = self._worker.steps.state_source, self._worker.loader
         source = loader.progress.source
         if not source.lets_newcomers_pad:
             return False

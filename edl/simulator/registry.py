@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edl.core.cluster.policies import POLICIES as PRODUCT
 from edl.core.cluster.policies import Registry
-from edl.core.cluster.policies import policy as find
+from edl.core.cluster.policies import policy_named as find
 from edl.core.cluster.state import ClusterPolicy
 from edl.simulator.published.policies.afs_l import AfsL
 from edl.simulator.published.policies.optimus import Optimus
@@ -33,7 +33,7 @@ POLICIES: Registry = {
 """All policies, in the order in which `edl simulate --list` shows them."""
 
 
-def policy(name: str, seed: int = 0, resize_s: float | None = None) -> ClusterPolicy:
+def registered_policy(name: str, seed: int = 0, resize_s: float | None = None) -> ClusterPolicy:
     """Return the policy that is registered as ``name``, of the product or published.
 
     Args:

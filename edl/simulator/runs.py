@@ -13,7 +13,7 @@ from typing import NamedTuple
 from edl.core.cluster.state import Node
 from edl.simulator.engine import OnTime, Rules, simulate
 from edl.simulator.published.workloads.pollux_workload import pollux_jobs
-from edl.simulator.registry import policy
+from edl.simulator.registry import registered_policy
 from edl.simulator.results import Result
 from edl.simulator.work import SubmittedJob
 
@@ -77,7 +77,7 @@ def do(run: SimulatedRun, on_time: OnTime | None = None) -> RunOutcome:
     began_s = time.perf_counter()
     jobs = run.jobs or pollux_jobs(run.load, run.workload)
     nodes = equal_nodes(run.nodes, run.slots)
-    rule = policy(run.policy, run.seed, run.rules.resize.resize_s)
+    rule = registered_policy(run.policy, run.seed, run.rules.resize.resize_s)
     result = simulate(jobs, nodes, rule, run.rules, on_time)
     return RunOutcome(run, result, time.perf_counter() - began_s)
 

@@ -127,8 +127,9 @@ class KerasCallback(keras.callbacks.Callback):
         """Return all callbacks of ``fit`` in the order in which they run.
 
         This callback is the first, then come ``others`` (in place of each one that writes files, a
-        wrapper which lets it write on rank 0 only), and a :class:`_LastCallback` is the last. If the
-        job has done this fit already, the list has a :class:`~edl.tensorflow.fits.PassedOver` instead.
+        wrapper which lets it write on rank 0 only), and a :class:`_LastCallback` is the last. If
+        the job has done this fit already, the list has a :class:`~edl.tensorflow.fits.PassedOver`
+        instead.
         """
         now, worker = self._training, self._training.worker
         _check_compiled(model, now)

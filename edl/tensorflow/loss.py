@@ -35,7 +35,7 @@ def watch_losses() -> None:
     def __call__(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if not told and _trains():
             is_masked = backend.get_keras_mask(y_pred) is not None
-            why = why_no_mean(
+            why = why_loss_is_no_mean(
                 self, is_masked, sample_weight is not None, training.current().fitting
             )
             if why is not None:
@@ -46,7 +46,7 @@ def watch_losses() -> None:
     keras.losses.Loss.__call__ = __call__
 
 
-def why_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: bool) -> str | None:
+def why_loss_is_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: bool) -> str | None:
     """Return why ``loss`` is no mean over the samples of a batch; None if it may be one.
 
     Args:

@@ -153,7 +153,7 @@ class WorkerSteps(ABC):
         return round(self.timer.median_step_s * 1e6)
 
     @property
-    def sync_root(self) -> int:
+    def state_source(self) -> int:
         """The id of the worker that is the state source of the present ring."""
         current = self._switching.generation
         return self._switching.worker if current is None else current.state_source

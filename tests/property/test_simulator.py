@@ -19,7 +19,7 @@ from edl.core.cluster.max_min import MaxMin
 from edl.core.cluster.state import Allocation, ClusterJob, ClusterPolicy, QueuePolicy, slot_count
 from edl.simulator.failures import Failures
 from edl.simulator.published.policies.pollux_policy import Pollux
-from edl.simulator.registry import POLICIES, policy
+from edl.simulator.registry import POLICIES, registered_policy
 from edl.simulator.results import Result
 from edl.simulator.work import SubmittedJob
 
@@ -29,7 +29,7 @@ EVERY = pytest.mark.parametrize("name", POLICIES)
 
 def rule(name: str) -> ClusterPolicy:
     """Return the policy ``name``, with less of a search if it searches."""
-    found = policy(name)
+    found = registered_policy(name)
     return replace(found, population=10, generations=4) if isinstance(found, Pollux) else found
 
 
@@ -120,7 +120,11 @@ def test_time_never_goes_back(cluster, interval_s, seed, clock) -> None:
     jobs = [replace(job, arrival_s=job.arrival_s + clock) for job in jobs]
     failures = Failures(300.0, 60.0, seed)
     done = result(
-        policy("max_min"), jobs, nodes(*machines), interval_s=interval_s, failures=failures
+        registered_policy("max_min"),
+        jobs,
+        nodes(*machines),
+        interval_s=interval_s,
+        failures=failures,
     )
     for job in done.jobs:
         times = [job.arrival_s, *(moment.at_s for moment in job.history), job.end_s]
@@ -131,7 +135,7 @@ def test_time_never_goes_back(cluster, interval_s, seed, clock) -> None:
 @given(clusters())
 def test_fifo_starts_jobs_in_the_order_of_submission(cluster) -> None:
     machines, jobs = cluster
-    done = result(policy("fifo"), jobs, nodes(*machines))
+    done = result(registered_policy("fifo"), jobs, nodes(*machines))
     starts = [job.start_s for job in sorted(done.jobs, key=lambda job: job.arrival_s)]
     assert starts == sorted(starts)
 
@@ -140,7 +144,7 @@ def test_fifo_starts_jobs_in_the_order_of_submission(cluster) -> None:
 @given(clusters(), st.sampled_from([0.0, 0.3, 30.0]), st.booleans())
 def test_looking_at_those_that_start_or_end_is_enough(name, cluster, cost_s, drop) -> None:
     machines, jobs = cluster
-    asked = policy(name)
+    asked = registered_policy(name)
     assert isinstance(asked, QueuePolicy)
     fast = result(asked, jobs, nodes(*machines), cost_s, drop=drop)
     # Behind a function it is any policy: the engine visits every job at every event.

@@ -9,7 +9,7 @@ import pytest
 from clusters import Steps, decide, job, nodes, sizes
 
 from edl.core.cluster.edl_policy import EdlPolicy, curve
-from edl.core.cluster.policies import policy
+from edl.core.cluster.policies import policy_named
 from edl.simulator.resize import parse_resize_cost
 
 RULE = EdlPolicy(patience=1000.0)  # nobody is due
@@ -160,6 +160,6 @@ def test_beyond_a_node_whole_nodes_are_tried() -> None:
 def test_it_counts_with_what_a_change_costs_where_it_runs() -> None:
     # A join of 0.3 s and a leave of 0.1 s: 0.2 s in the mean, whatever a start takes.
     cost = parse_resize_cost("start=20,join=0.3,leave=0.1")
-    assert policy("edl", resize_s=cost.resize_s) == replace(EdlPolicy(), resize_s=0.2)
-    assert policy("edl") == EdlPolicy()
-    assert policy("max_min", resize_s=0.2) == policy("max_min")
+    assert policy_named("edl", resize_s=cost.resize_s) == replace(EdlPolicy(), resize_s=0.2)
+    assert policy_named("edl") == EdlPolicy()
+    assert policy_named("max_min", resize_s=0.2) == policy_named("max_min")

@@ -8,7 +8,7 @@ import pytest
 from clusters import job, nodes
 
 from edl.core.cluster.placing import compact, place_packed, place_slots
-from edl.core.cluster.policies import POLICIES, policy
+from edl.core.cluster.policies import POLICIES, policy_named
 from edl.core.cluster.state import Allocation, ClusterJob, ClusterState, Node, Placements
 from edl.core.cluster.validity import violation
 from edl.errors import UsageError
@@ -75,8 +75,8 @@ def test_the_slots_of_a_cluster() -> None:
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"no policy 'sjf'; use one of fifo, fifo_backfill"):
-        policy("sjf")
-    assert all(policy(name) is POLICIES[name][0] for name in POLICIES)
+        policy_named("sjf")
+    assert all(policy_named(name) is POLICIES[name][0] for name in POLICIES)
 
 
 JOBS = [job("a", min_slots=2, max_slots=4), job("b", preemptible=False)]

@@ -11,7 +11,7 @@ from clusters import decide, job, nodes, result, sizes, submitted
 from edl.core.cluster.state import ClusterJob
 from edl.core.policy.step_time import StepTimeSample
 from edl.simulator.published.policies.pollux_policy import Pollux
-from edl.simulator.registry import policy
+from edl.simulator.registry import registered_policy
 
 RULE = Pollux(population=40, generations=40)
 
@@ -107,9 +107,9 @@ def test_without_nodes_all_wait() -> None:
 
 
 def test_a_seed_gives_one_answer() -> None:
-    assert policy("pollux") == Pollux()
-    assert policy("pollux", 3) == Pollux(seed=3)
-    assert policy("fifo", 3) == policy("fifo")
+    assert registered_policy("pollux") == Pollux()
+    assert registered_policy("pollux", 3) == Pollux(seed=3)
+    assert registered_policy("fifo", 3) == registered_policy("fifo")
 
 
 @pytest.mark.parametrize("interval_s", [0.0, 60.0])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edl.client.policies import check_policy
+from edl.client.policies import checked_policy
 from edl.core.policy.custom_rule import CustomRule, suggestion
 from edl.core.policy.file import parse_policy
 from edl.core.policy.observation import Observation, Suggestion
@@ -122,7 +122,7 @@ def test_it_is_looked_for_before_the_job_starts(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
 
     def checked(text: str = TEXT) -> None:
-        check_policy(text, "p.toml", Sizes(1, 4), command, tmp_path)
+        checked_policy(text, "p.toml", Sizes(1, 4), command, tmp_path)
 
     with pytest.raises(UsageError, match=r"p\.toml: there is no module my_rules for the rule"):
         checked()

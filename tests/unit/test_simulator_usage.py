@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clusters import nodes, result, submitted
 
-from edl.simulator.registry import policy
+from edl.simulator.registry import registered_policy
 from edl.simulator.results import JobResult, Result
 from edl.simulator.usage import SlotSpan, Usage, levels, spans
 
@@ -13,7 +13,7 @@ JOBS = [submitted("a", 0, 100, 4), submitted("b", 10, 50, 4), submitted("c", 60,
 
 
 def simulated() -> Result:
-    return result(policy("srtf"), JOBS, nodes(4))
+    return result(registered_policy("srtf"), JOBS, nodes(4))
 
 
 def test_the_spans_of_a_job() -> None:

@@ -41,7 +41,7 @@ POLICIES: Registry = {
 """The policies of the product."""
 
 
-def policy(
+def policy_named(
     name: str, seed: int = 0, resize_s: float | None = None, known: Registry = POLICIES
 ) -> ClusterPolicy:
     """Return the policy that is registered as ``name``, with the given parameters.

@@ -225,7 +225,7 @@ class CallbackStates:
             JobFailed: the job begins with different callbacks on its workers.
             UsageError: this newcomer has other callbacks than the job.
         """
-        saved = self._worker.steps.sync_root == self._worker.id  # nobody else has sent it
+        saved = self._worker.steps.state_source == self._worker.id  # nobody else has sent it
         if not saved and state["names"] != self._names:
             self._refuse(state["names"])
         if self._worker.warming_up or not saved:
