@@ -91,7 +91,7 @@ class MemoryJob:
         schedule.actors += [
             BackgroundTask("leader", self._may_look, self._look, self._looks_at),
             BackgroundTask("sessions", self._may_expire, self._expire, self._expires_at),
-            BackgroundTask("election", self._may_depose, self._depose),
+            BackgroundTask("election", self._may_remove_leader, self._remove_leader),
         ]
 
     # --- writes
@@ -158,11 +158,11 @@ class MemoryJob:
             self.leader, self._ages = Leader(term, first), AgeTracker(self.schedule.now_s())
             self.changed(news=True)
 
-    def _may_depose(self) -> bool:
+    def _may_remove_leader(self) -> bool:
         """Return whether the leader's process is gone, so that the next candidate may lead."""
         return not self.away and bool(self._candidates) and self._candidates[0] in self.gone
 
-    def _depose(self) -> None:
+    def _remove_leader(self) -> None:
         """Remove the leader, whose process is gone, from the candidates."""
         self.resign(self._candidates[0])
 

@@ -62,7 +62,7 @@ def words(name: str) -> list[str]:
 
 
 def singular(word: str) -> str:
-    return word.removesuffix("s")
+    return word if word.endswith("ss") else word.removesuffix("s")
 
 
 def standard_terms() -> list[str]:
