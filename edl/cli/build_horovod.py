@@ -16,7 +16,8 @@ def build_horovod(
         bool,
         typer.Option(
             "--gpu",
-            help="Build the GPU operations. Horovod's own variables choose how: "
+            help="Build Horovod's collectives for tensors on GPUs (allreduce, allgather, ...). "
+            "Horovod's own variables choose the library and its folders: "
             "HOROVOD_GPU_OPERATIONS (default NCCL), HOROVOD_NCCL_HOME, HOROVOD_CUDA_HOME, ...",
         ),
     ] = False,
