@@ -423,7 +423,7 @@ class StragglerDetails(Details, kind=EventKind.STRAGGLER, writer="the leader"):
 
 @dataclass(frozen=True)
 class ZookeeperBackDetails(Details, kind=EventKind.ZOOKEEPER_BACK, writer="rank 0"):
-    """An event logged when ZooKeeper answers again after it was away for at least a second."""
+    """An event logged when ZooKeeper answers again after an outage of a second or more."""
 
     away_s: Annotated[float, "how long"]
 
