@@ -54,7 +54,9 @@ def run(
     slots: Annotated[
         int | None,
         typer.Option(
-            "--slots", help="Workers that fit on this host. Default: --max-np.", show_default=False
+            "--slots",
+            help="Workers that fit on this host. Default: --max-np if given, else -np.",
+            show_default=False,
         ),
     ] = None,
     host: HostOption = None,

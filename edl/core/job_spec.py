@@ -90,8 +90,8 @@ class JobSettings(Record):
     )
     state_check_steps: int = setting(
         500,
-        "in so many steps all of the [workers' states is compared]"
-        "(../explanation/same-state.md), a part after each; 0: nothing",
+        "steps in which the workers' whole [states are compared]"
+        "(../explanation/same-state.md), a part of them after each step; 0: never",
         least=0,
     )
     on_divergence: str = setting(

@@ -29,8 +29,8 @@ class Sizes(Record):
     )
     max_np: int | None = setting(
         None,
-        "never more workers. Default: the greater of `-np` and `--slots`; under horovodrun as for "
-        "`min_np`",
+        "never more workers. Default: `-np`, or `--slots` if that is given and greater; under "
+        "horovodrun as for `min_np`",
         option="--max-np",
     )
     sizes: tuple[int, ...] = setting(
