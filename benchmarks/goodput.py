@@ -3,17 +3,17 @@
 Each system trains the same model with three workers. Its own pace, without a failure, is measured
 first. Then, at the same seconds for all, a process is killed with -9: of edl a worker, the worker
 that leads and the agent in turn, and the agent is started again; of the others a worker each time,
-for the end of their launcher is the end of their job. What is useful: the samples of each step that
-was completed, once. What is redone after a return to a commit or a snapshot counts once.
+because their job ends when their launcher does. Useful samples are those of each completed step.
+A step that is redone after a return to a commit or a snapshot counts once.
 
 Stock Horovod bars the host of a dead worker, so its job runs on two "hosts", which are this
 machine, and a host is barred for 1 to 2 s only. Its script commits, and torchrun's writes a
 snapshot, every 100 steps.
 
 The first column differs by the length of a plain step, and by the machine, which is not equally
-fast at all times; so each system is measured against itself. What edl lacks is a third of the ring
-for the seconds until a killed worker is replaced. The others train again what came after the last
-commit or snapshot, and stand still while they start.
+fast at all times; so each system is measured against itself. edl loses a third of its pace for
+the seconds until a killed worker is replaced. The others train the steps after the last commit or
+snapshot again, and stand still while they start.
 """
 
 from __future__ import annotations

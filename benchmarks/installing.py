@@ -108,7 +108,7 @@ def markdown(found: Mapping[str, Took], machine: str) -> str:
         "From nothing",
         "The demo: PyTorch, edl and Horovod for PyTorch are installed, and a job of some 50 s "
         "trains until its table stands. The builds: `edl build-horovod --no-install`.",
-        ("what", "s", "processor time, s", "asked, s"),
+        ("what", "s", "processor time, s", "goal, at most, s"),
         [
             (
                 name if name == DEMO else f"Horovod for {name}",

@@ -33,7 +33,7 @@ Repetitions = Mapping[str, Sequence[Mapping[str, Stall]]]  # system -> one entry
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table. ``reached`` is None where nothing was asked."""
+    """A line of the table. ``asked`` is the goal; ``reached`` is None where there is none."""
 
     what: str
     stock: str
@@ -98,7 +98,7 @@ def _asked_of_resize(
     return "", None
 
 
-# Scenario -> what was asked of the gap, and how much of it is the session time-out.
+# Scenario -> the goal of the gap as text and in seconds, and the session time-out in it.
 ASKED_GAP = {
     crash.PLAIN: ("≤ 0.5 s", 0.5, 0.0),
     crash.LEADER: ("≤ 1.5 s", 1.5, 0.0),
@@ -143,7 +143,7 @@ def crash_notes(crashes: Crashes) -> list[str]:
     """How the rows of crashes are to be read."""
     count = ", ".join(f"{len(found)} of {name}" for name, found in crashes.items())
     faults = (
-        f"Crashes: {count}. Median (least to greatest); what was asked is compared with the "
+        f"Crashes: {count}. Median (least to greatest); the goal is compared with the "
         "greatest. Stock bars the host of a dead worker, so its job has two hosts, both this "
         "machine; it goes back to its last commit, made every 100 steps."
     )
@@ -282,7 +282,7 @@ def markdown(framework: str, rows: Sequence[Row], notes: Sequence[str]) -> str:
         f"Machine: {machine()}.",
         workload,
         "",
-        "| what | stock | edl | edl / stock | asked | reached |",
+        "| what | stock | edl | edl / stock | goal | goal reached |",
         "|---|---:|---:|---:|---|---|",
     ]
     for row in rows:

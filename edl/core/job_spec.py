@@ -90,7 +90,7 @@ class JobSettings(Record):
     )
     state_check_steps: int = setting(
         500,
-        "steps in which the workers' whole [states are compared]"
+        "number of steps over which the workers' whole [states are compared]"
         "(../explanation/same-state.md), a part of them after each step; 0: never",
         least=0,
     )
