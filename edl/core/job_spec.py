@@ -104,8 +104,9 @@ class JobSettings(Record):
     )
     noise_scale_steps: int = setting(
         0,
-        "the [gradient noise scale](../guides/batch-and-learning-rate.md#how-large-a-batch) "
-        "is measured once in so many steps; 0: only if a policy or a learning rate needs it, in 50",
+        "steps from one measurement of the "
+        "[gradient noise scale](../guides/batch-and-learning-rate.md#how-large-a-batch) to the "
+        "next; 0: it is measured only if a policy or a learning rate needs it, every 50 steps",
         option="--noise-scale-steps",
         metavar="N",
         least=0,
