@@ -133,7 +133,7 @@ def markdown(found: Mapping[str, Mapping[str, Starts]], machine: str) -> str:
     sections = [
         page.Section(
             framework,
-            f"The goal for forked workers: a replacement within {ASKED_S[framework][0]:g} s, a join "
+            f"Goal of forked workers: a replacement within {ASKED_S[framework][0]:g} s, a join "
             f"within {ASKED_S[framework][1]:g} s, less memory than of workers that start anew.",
             ("workers are", "replaced, s", "joined, s", "memory of 8 workers, MB"),
             [
