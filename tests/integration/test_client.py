@@ -405,8 +405,9 @@ def test_a_program_submits_a_job_as_edl_run_does(shell: Shell, client: Job) -> N
     options = ("-np", "1", "--min-np", "1", "--max-np", "2", "--stall-limit", "30", "--host", "a")
     by_verb = shell.start("run", *options, "--job", "verb", *command)
     shell.until_size(1, "verb")
-    sizes = {"min_np": 1, "max_np": 2, "stall_limit_s": 30.0, "cwd": shell.directory}
-    with submit(command, {"a": 1}, name="j", **sizes) as job:
+    settings = {"min_np": 1, "max_np": 2, "stall_limit_s": 30.0, "cwd": shell.directory}
+    settings["session_timeout_s"] = float(shell.environment["EDL_SESSION_TIMEOUT_S"])
+    with submit(command, {"a": 1}, name="j", **settings) as job:
         with shell.store("verb") as verb, shell.store("j") as mine:
             verb_now, now = verb.snapshot(), mine.snapshot()
             fixed = [path.removeprefix(mine.paths.root) for path in mine.paths.fixed]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from paths import ROOT
 from scenario import Scenario, scenario
@@ -127,8 +129,9 @@ def test_a_job_that_lost_a_node_and_was_cancelled_is_submitted_again(tmp_path: P
     ):
         job.wait_for_size(3)
         for process in job.processes():
-            if process.environ().get("EDL_HOST") == "n3":
-                process.kill()
+            with suppress(psutil.NoSuchProcess):  # it has followed another of its node
+                if process.environ().get("EDL_HOST") == "n3":
+                    process.kill()
         job.wait_for_size(2)
         job.wait_for_progress()
         assert slurm.state(job.number) == "RUNNING"

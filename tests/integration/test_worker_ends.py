@@ -49,8 +49,8 @@ def test_a_slot_that_keeps_failing_is_given_up_and_the_others_count_on(
         options=("--max-restarts", "1"),
         environment={"FAILS_IN_SLOT": "1", "FAILED": str(failed)},
     ) as job:
-        now = job.wait(lambda now: now["slots_disabled"], "end of the crash loop", 240.0)
-        assert list(now["slots_disabled"]) == [f"{next(iter(now['hosts']))}:1"]
+        now = job.wait(lambda now: now["disabled_slots"], "end of the crash loop", 240.0)
+        assert list(now["disabled_slots"]) == [f"{next(iter(now['hosts']))}:1"]
         job.wait(lambda now: sum(now["desired"].values()) == now["world_size"] == 2, "two workers")
         job.prove(workers=2)
         events = job.events()

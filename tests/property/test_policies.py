@@ -141,6 +141,14 @@ def test_it_keeps_its_limits_and_does_not_flap(job: Job) -> None:
     assert len(last) <= MOST_CHANGES, (job.rule, job.changes)
 
 
+def test_an_old_size_between_two_new_ones_makes_it_go_to_and_fro_no_more() -> None:
+    """2 was measured in the first search; later ones try 3 beside 1, where no worker brings more."""
+    rule = Throughput(threshold=0.5, every_steps=5, add=2, staying_steps=51)
+    job = Job(rule, Sizes(1, 3), 2, 0.0, 1 / BATCH, random.Random(0))
+    job.train(2 * HOUR)
+    assert len(job.changes) <= MOST_CHANGES, job.changes
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_near_its_threshold_it_does_not_flap(seed: int) -> None:
     """Without `settled_s` the worst of these changes 26 times."""
@@ -167,7 +175,12 @@ def test_a_disturbance_is_not_remembered_for_ever(rule: Rule, seed: int) -> None
     job = Disturbed(rule, Sizes(1, 8), 4, 0.001, 0.0, random.Random(seed))
     job.left = 1e7 if isinstance(rule, Cost) else 1e9  # 8 workers train 8,000 a second
     job.train(HOUR)
-    assert job.np >= 2 if isinstance(rule, Cost) else job.np == 8, job.changes
+    if isinstance(rule, Cost):  # one worker alone would need 2.8 hours
+        while job.left > 0:
+            job.train(60.0)
+        assert job.now_s < 2 * HOUR, job.changes
+    else:
+        assert job.np == 8, job.changes
     assert len(job.changes) < 40
 
 

@@ -101,14 +101,17 @@ class HillClimbing:
     def _choice(self, now: Observation, since_s: float) -> tuple[int, str, bool]:
         """Choose the next size from what was measured.
 
-        Larger sizes that were measured before ``since_s``, when this search began, do not count.
+        Of the sizes that were measured before ``since_s``, when this search began, only those count
+        that are smaller than all sizes measured since. An old one between two new ones would be
+        compared at the larger and not at the smaller of them, and the size would go to and fro.
 
         Returns:
             the size, the reason, and whether the search has ended, with nothing left to be tried.
         """
         old = {np for np, one in now.seen.items() if one.at_s < since_s and np != now.np}
-        newer = {np: one for np, one in now.seen.items() if np < now.np or np not in old}
-        np, why, found = self._search(replace(now, seen=newer))
+        least = min(now.seen.keys() - old)
+        counting = {np: one for np, one in now.seen.items() if np < least or np not in old}
+        np, why, found = self._search(replace(now, seen=counting))
         smaller = self._below(now, np)
         if found and smaller in old:
             return smaller, f"tries {smaller} again, which was measured long ago; else {why}", False
