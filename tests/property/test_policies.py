@@ -142,7 +142,7 @@ def test_it_keeps_its_limits_and_does_not_flap(job: Job) -> None:
 
 
 def test_an_old_size_between_two_new_ones_makes_it_go_to_and_fro_no_more() -> None:
-    """2 was measured in the first search; later ones try 3 beside 1, where no worker brings more."""
+    """2 was measured in the first search; later ones try 3 beside 1, and no worker brings more."""
     rule = Throughput(threshold=0.5, every_steps=5, add=2, staying_steps=51)
     job = Job(rule, Sizes(1, 3), 2, 0.0, 1 / BATCH, random.Random(0))
     job.train(2 * HOUR)
