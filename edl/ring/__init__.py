@@ -1,1 +1,1 @@
-"""Build, use, close and, if need be, break the ring (Horovod's communicator) of one generation."""
+"""Build, use, close and, when a worker is lost, break the ring (Horovod's communicator)."""

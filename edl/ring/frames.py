@@ -1,7 +1,7 @@
-"""Send messages of different sizes in one allgather, each as integers that begin with its length.
+"""Send messages of different lengths in one allgather, each as int64 numbers after its length.
 
-In Horovod's allgather each worker may bring another number of rows. So one collective carries the
-messages of all workers, and short messages cost no more than messages of a fixed size.
+In Horovod's allgather each worker may contribute a different number of rows. So one collective
+carries the messages of all workers, and a short message is not padded to the longest one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ WORD_BYTES = 8  # the size of an integer in a Table
 
 
 def pack_frame(payload: bytes | memoryview) -> Table:
-    """Return a vector of integers with the length of ``payload`` in bytes, and its bytes.
+    """Return ``payload`` as a vector of int64: its length in bytes, then its bytes.
 
-    The last integer is filled up with zeros.
+    The last number is filled up with zero bytes.
     """
     size = len(payload)
     frame: Table = np.empty(1 + -(-size // WORD_BYTES), dtype=np.int64)
@@ -30,7 +30,7 @@ def pack_frame(payload: bytes | memoryview) -> Table:
 
 
 def unpack(frames: Table) -> list[bytes]:
-    """Return the payloads of ``frames``, a concatenation of what :func:`pack` has returned."""
+    """Return the payloads in ``frames``, a concatenation of vectors made by :func:`pack_frame`."""
     payloads, at = [], 0
     data = np.ascontiguousarray(frames).view(np.uint8)
     while at < len(frames):
@@ -41,6 +41,6 @@ def unpack(frames: Table) -> list[bytes]:
 
 
 def split_bytes(data: bytes, sizes: Sequence[int]) -> list[bytes]:
-    """Cut ``data`` into consecutive parts of the given sizes in bytes."""
+    """Cut ``data`` into consecutive pieces, one for each number of bytes in ``sizes``."""
     ends = list(itertools.accumulate(sizes))
     return [data[end - size : end] for size, end in zip(sizes, ends, strict=True)]

@@ -1,7 +1,8 @@
-"""Build Horovod's ring over Gloo: set the environment of its init, and cut its connections.
+"""Build Horovod's ring over Gloo: set the environment of ``hvd.init()``, and cut its connections.
 
-The members of a ring find each other through the rendezvous store in the daemon of rank 0
-(:mod:`edl.ring.rendezvous`), under the generation's own scope.
+The members of a ring find each other through the rendezvous store (a key-value store over HTTP) in
+the daemon of rank 0, see :mod:`edl.ring.rendezvous`. Each generation has its own scope there, an
+unguessable prefix of the keys.
 """
 
 from __future__ import annotations
@@ -32,26 +33,27 @@ NO_FILE_YET = "DYNAMIC"  # a timeline that waits for hvd.start_timeline()
 
 
 class Binding(Collectives, Protocol):
-    """One of Horovod's framework bindings, as far as a ring needs it."""
+    """The interface of a Horovod binding (PyTorch's or TensorFlow's) that a ring uses."""
 
     def init(self) -> None:
-        """Build the ring that the environment describes, by ``hvd.init()``.
+        """Call ``hvd.init()``, which builds the ring that the HOROVOD_... variables describe.
 
         Raises:
             CollectiveFailed: Horovod could not build the ring.
         """
 
     def shutdown(self) -> None:
-        """Leave the ring, by ``hvd.shutdown()``."""
+        """Leave the ring by ``hvd.shutdown()``."""
 
 
 def gloo_ring(binding: Binding, address: str, go_timeout_s: float = 10.0) -> Ring:
-    """Return a ring of Horovod over Gloo, which is not built yet.
+    """Return a ring that uses Horovod over Gloo, not built yet.
 
     Args:
-        binding: the binding of the script's framework.
-        address: the address of this host at which the ring's connections are made.
-        go_timeout_s: the timeout for the message to newcomers that a switch begins, in seconds.
+        binding: Horovod's binding for the framework of the script.
+        address: the IPv4 address of this host on which Gloo makes the ring's connections.
+        go_timeout_s: the HTTP time-out, in seconds, for telling the newcomers through the daemon of
+            rank 0 that the old members switch.
 
     Raises:
         ConfigError: the environment lets Horovod communicate by something else than Gloo.
@@ -61,14 +63,15 @@ def gloo_ring(binding: Binding, address: str, go_timeout_s: float = 10.0) -> Rin
 
 
 class GlooConnection:
-    """A connection of this worker to its ring by Horovod over Gloo.
+    """The connections of this worker to the other members of its ring, by Horovod over Gloo.
 
     It implements :class:`edl.ring.ring.RingConnection`.
 
     Args:
-        binding: the binding of the script's framework.
-        address: the address of this host at which the ring's connections are made.
-        go_timeout_s: the timeout for the message to newcomers that a switch begins, in seconds.
+        binding: Horovod's binding for the framework of the script.
+        address: the IPv4 address of this host on which Gloo makes the ring's connections.
+        go_timeout_s: the HTTP time-out, in seconds, for telling the newcomers through the daemon of
+            rank 0 that the old members switch.
     """
 
     def __init__(self, binding: Binding, address: str, go_timeout_s: float) -> None:
@@ -78,11 +81,11 @@ class GlooConnection:
         self._go_timeout_s = go_timeout_s
 
     def open(self, where: WorkerTopology, generation: Generation | None) -> None:
-        """Build the ring of ``generation`` with ``hvd.init()``, as the rank that ``where`` says.
+        """Build the ring of ``generation`` with ``hvd.init()``, with the rank in ``where``.
 
         Args:
-            where: the rank of this worker and its place among the hosts.
-            generation: the generation whose members form the ring; None: a ring of one.
+            where: the rank of this worker, and its place among the hosts.
+            generation: the generation whose members form the ring; None: a ring of one worker.
 
         Raises:
             CollectiveFailed: Horovod could not build the ring.
@@ -133,14 +136,19 @@ class GlooConnection:
         self._sockets.forget()
 
     def cut(self) -> None:
-        """Break all connections, also of a ring that is being built. Safe from any thread."""
+        """Cut this worker's connections to the ring, or those being made while the ring is built.
+
+        Every collective of the ring then fails on all members. Safe from any thread.
+        """
         self._sockets.shut()
 
     def announce_switch(self, generation: Generation) -> None:
-        """Tell newcomers, by the daemon of rank 0, that the switch to ``generation`` begins.
+        """Tell the newcomers of ``generation`` that its old members begin to build its ring.
+
+        The message is a key in the rendezvous store of rank 0's daemon.
 
         Raises:
-            RendezvousFailed: the worker of rank 0 is gone.
+            RendezvousFailed: the daemon of rank 0 refuses the connection, so its worker is gone.
         """
         root = generation.members[0]
         path = client.rendezvous_path(root.port, generation.scope, GO)
@@ -150,7 +158,11 @@ class GlooConnection:
             raise RendezvousFailed(generation.number, f"w{root.id} is gone: {error}") from error
 
     def wait_for_announcement(self, generation: Generation) -> bool:
-        """Wait up to 2 s, and return whether the switch to ``generation`` was announced."""
+        """Wait up to 2 s for the old members to begin to build the ring of ``generation``.
+
+        Returns:
+            True if they have announced it; False after 2 s, or if rank 0's daemon does not answer.
+        """
         root = generation.members[0]
         path = client.rendezvous_path(root.port, generation.scope, GO)
         try:
@@ -162,18 +174,18 @@ class GlooConnection:
 
 
 def files_of_ring(user: Mapping[str, str], generation: int | None) -> dict[str, str | None]:
-    """Return the values of the variables in ``FILES`` while a ring is built.
+    """Return the values of HOROVOD_TIMELINE and HOROVOD_AUTOTUNE_LOG for one ring.
 
-    Horovod empties a file that it opens, and each ring opens its files. So the file of a ring has
-    the number of its generation in its name: ``timeline.json`` becomes ``timeline.g3.json``. A ring
-    of one sends nothing, and writes no file.
+    Horovod empties a file that it opens, and each ring opens its files. So the number of the
+    generation is put into the file name: ``timeline.json`` becomes ``timeline.g3.json``. A ring of
+    one worker writes no file.
 
     Args:
-        user: the environment that the user has set.
-        generation: the number of the ring's generation; None: a ring of one.
+        user: the environment variables that the user has set, by name.
+        generation: the number of the ring's generation; None: a ring of one worker.
 
     Returns:
-        For each variable its value; None: it is to be unset.
+        The value of each of the two variables, by name; None: the variable is to be unset.
     """
     values: dict[str, str | None] = {}
     for name in FILES:
@@ -188,7 +200,10 @@ def files_of_ring(user: Mapping[str, str], generation: int | None) -> dict[str, 
 
 
 def refuse_other_libraries(user: Mapping[str, str]) -> None:
-    """Refuse settings that would let Horovod communicate by something else than Gloo.
+    """Raise ConfigError if the user's settings let Horovod use another library than Gloo.
+
+    Args:
+        user: the environment variables that the user has set, by name.
 
     Raises:
         ConfigError: HOROVOD_CONTROLLER or HOROVOD_CPU_OPERATIONS names another library.
@@ -204,12 +219,12 @@ def refuse_other_libraries(user: Mapping[str, str]) -> None:
 
 
 def _interface_for(address: str) -> str:
-    """Return the value of HOROVOD_GLOO_IFACE with which Gloo uses ``address`` of this host.
+    """Return the value of HOROVOD_GLOO_IFACE that makes Gloo use the IPv4 address ``address``.
 
-    It is the name of the network interface whose first address is ``address``, because Gloo takes
-    the first address of an interface. For another address it is ``address`` itself, which needs a
-    patch of Horovod; without the patch it is the interface that has ``address``, and the ring is at
-    the first address of that interface.
+    Gloo takes the first address of a network interface. If ``address`` is the first of its
+    interface, the value is the interface's name. Otherwise it is ``address`` itself, which a
+    patched Horovod accepts; for an unpatched one it is the interface's name, and Gloo then uses
+    the first address of this interface in place of ``address``.
     """
     for name, entries in psutil.net_if_addrs().items():
         own = [entry.address for entry in entries if entry.family == socket.AF_INET]

@@ -44,11 +44,15 @@ INIT = "init"  # the name of the rendezvous and the connections, for `disturb`
 
 
 class Killed(BaseException):
-    """The exception that ends the thread of a lost member, as a dead process does nothing."""
+    """The exception that ends the thread of a member whose death a test simulates."""
 
 
 class Phase(Enum):
-    """How far a member is in a collective: not begun, contributed, or done with the result."""
+    """How far a member is in a collective.
+
+    BEFORE: it has contributed nothing. CONTRIBUTED: it has contributed its data and waits. DONE:
+    it has the result.
+    """
 
     BEFORE = "before"  # it has contributed nothing
     CONTRIBUTED = "contributed"
@@ -56,13 +60,13 @@ class Phase(Enum):
 
 
 class CollectivePoint(NamedTuple):
-    """A point of a collective, or of the building of a ring, that a member has reached.
+    """A point of a collective, or of the building of a ring, that one member has reached.
 
     Attributes:
-        worker: the id of the member.
-        generation: the number of the generation of its ring.
+        worker: the worker id of the member.
+        generation: the number of the generation of the member's ring.
         name: the name of the collective; ``INIT`` for the building of a ring.
-        phase: how far the member is in it.
+        phase: how far the member is in the collective.
     """
 
     worker: int
@@ -86,7 +90,7 @@ class _Wire:
 
     Args:
         generation: the number of the ring's generation.
-        members: worker ids by rank.
+        members: the worker id of each member, by rank.
     """
 
     def __init__(self, generation: int, members: dict[int, int]) -> None:
@@ -114,10 +118,10 @@ class _Wire:
         return bool(self.broken) or (self.closing and operation.index < 0)
 
     def break_(self, reason: str, choose: Callable[[int], int]) -> None:
-        """Break the ring for ``reason``, so that no collective is completed in it any more.
+        """Break the ring because of ``reason``: no further collective is completed in it.
 
-        Some members may already have results that others lack; numbers from ``choose`` decide which
-        members have the results of the last collectives.
+        ``choose(n)`` returns a number from 0 to n - 1; such numbers decide which members still have
+        the results of the newest collectives.
         """
         if self.broken:
             return
@@ -131,13 +135,13 @@ class _Wire:
 
 @dataclass
 class _Room:
-    """The rendezvous of one generation, which the daemon of its first member keeps.
+    """The rendezvous of one generation, which the daemon of its member of rank 0 serves.
 
     Attributes:
-        keeper: the worker id of the first member.
-        size: how many members must come.
-        arrived: the worker ids that have come, by rank.
-        wire: the ring, once all members have come; else None.
+        keeper: the worker id of the member of rank 0.
+        size: the number of members that must come.
+        arrived: the worker ids of the members that have come, by rank.
+        wire: the connections of the ring; None until all members have come.
         aborted: why the rendezvous has failed; empty if it has not.
     """
 
@@ -153,10 +157,10 @@ class LoopbackNetwork:
 
     Args:
         clock: the clock by which members wait.
-        choose: a function that returns a number below the given one; it decides what the rules
-            leave open.
+        choose: a function that returns a number from 0 to below its argument. It decides what the
+            rules in the module's docstring leave open, such as who has the last result.
         disturb: a function that the thread of a member calls at each :class:`CollectivePoint`,
-            without a lock.
+            without a lock; it may raise an exception there.
         timeout_s: how long a member waits in a collective or a rendezvous, in seconds.
     """
 
@@ -180,12 +184,12 @@ class LoopbackNetwork:
         self._gone_to: set[int] = set()  # generations whose old members are switching
 
     def ring(self, worker: int) -> Ring:
-        """Return a ring for ``worker``, not built yet, which only its own thread may use."""
+        """Return an unbuilt ring for the worker with the id ``worker``, for its own thread only."""
         member = self.member(worker)
         return Ring(member, member)
 
     def member(self, worker: int) -> LoopbackMember:
-        """Return the member of ``worker``, whose collectives also average gradients."""
+        """Return the connection object of the worker with the id ``worker``, which is made once."""
         if worker not in self._members:
             self._members[worker] = LoopbackMember(self, worker)
         return self._members[worker]
@@ -193,7 +197,10 @@ class LoopbackNetwork:
     # --- what happens to members, and to the daemons that keep a rendezvous
 
     def lose(self, worker: int) -> None:
-        """Simulate the death of ``worker``, which ends its connections and its rendezvous."""
+        """Simulate the death of the worker with the id ``worker``.
+
+        Its ring breaks, and the rendezvous that its daemon serves fail.
+        """
         with self.changed:
             self.lost.add(worker)
             if worker in self._members:
@@ -204,22 +211,24 @@ class LoopbackNetwork:
             self.changed.notify_all()
 
     def freeze(self, worker: int) -> None:
-        """Simulate that the process of ``worker`` stands still, while its connections stay.
+        """Simulate that the process of worker id ``worker`` hangs with its connections open.
 
-        The caller stops the thread of the worker.
+        The caller itself stops the thread of the worker.
         """
         self.frozen.add(worker)
 
     def thaw(self, worker: int) -> None:
-        """Let the frozen ``worker`` go on."""
+        """End the simulated hang of worker id ``worker`` that :meth:`freeze` began."""
         with self.changed:
             self.frozen.discard(worker)
             self.changed.notify_all()
 
     def serve(self, keeper: int, generation: int) -> None:
-        """Let the daemon of ``keeper`` serve the rendezvous of ``generation``.
+        """Let one worker's daemon serve the rendezvous of a generation, and abort its earlier ones.
 
-        The rendezvous of earlier generations that this daemon keeps are aborted.
+        Args:
+            keeper: the id of the worker whose daemon serves the rendezvous.
+            generation: the number of the generation.
         """
         with self.changed:
             self._served[keeper] = max(generation, self._served.get(keeper, 0))
@@ -229,9 +238,9 @@ class LoopbackNetwork:
             self.changed.notify_all()
 
     def abort(self, keeper: int, generation: Generation) -> None:
-        """Let the daemon of ``keeper`` abort the rendezvous of ``generation``.
+        """Abort the rendezvous of ``generation`` if the daemon of worker ``keeper`` serves it.
 
-        It does nothing if the daemon of another worker keeps this rendezvous.
+        If the daemon of another worker serves it, nothing happens.
         """
         with self.changed:
             room = self._room_of(generation)
@@ -242,10 +251,14 @@ class LoopbackNetwork:
     # --- for members
 
     def enter(self, generation: Generation, rank: int, worker: int) -> _Room:
-        """Let a member come to the rendezvous of ``generation``, and return the rendezvous.
+        """Note that a member has come to the rendezvous of ``generation``, and return the rendezvous.
 
-        The last member to come completes the rendezvous, which makes the ring. It is called with
-        the lock held.
+        With the last member the rendezvous is complete and makes the ring. Call it with the lock.
+
+        Args:
+            generation: the generation whose ring is built.
+            rank: the rank of the member in this generation.
+            worker: the worker id of the member.
         """
         room = self._room_of(generation)
         keeper = room.keeper
@@ -265,10 +278,10 @@ class LoopbackNetwork:
         return self._rooms.setdefault(generation.number, room)
 
     def announce_switch(self, worker: int, generation: Generation) -> None:
-        """Note that ``worker`` and the other old members of ``generation`` switch to its ring now.
+        """Note that the old members of ``generation``, one being ``worker``, begin to build its ring.
 
         Raises:
-            RendezvousFailed: the first member is lost or frozen.
+            RendezvousFailed: the member of rank 0 is lost or frozen.
         """
         keeper = generation.members[0].id
         if keeper in self.lost or (keeper in self.frozen and keeper != worker):
@@ -278,7 +291,11 @@ class LoopbackNetwork:
             self.changed.notify_all()
 
     def wait_for_announcement(self, generation: Generation) -> bool:
-        """Wait up to 2 s, and return whether the switch to ``generation`` was announced."""
+        """Wait up to 2 s until ``generation`` was announced by :meth:`announce_switch`.
+
+        Returns:
+            Whether it was; False also if the member of rank 0 is lost or frozen.
+        """
         number, keeper = generation.number, generation.members[0].id
         with self.changed:
             self.changed.wait_for(
@@ -291,13 +308,13 @@ class LoopbackNetwork:
 
 
 class LoopbackMember:
-    """One worker's end of its loopback ring.
+    """One worker's connection to its loopback ring, with the collectives.
 
     It implements :class:`edl.ring.ring.Collectives` and :class:`edl.ring.ring.RingConnection`.
-    Gradients are averaged by :meth:`average_start` and :meth:`average_finish`.
+    Tests average gradients by :meth:`average_start` and :meth:`average_finish`.
 
     Args:
-        network: the network that the ring belongs to.
+        network: the network that holds the ring.
         worker: the id of the worker.
     """
 
@@ -311,10 +328,10 @@ class LoopbackMember:
         self._cut = False
 
     def is_missed_in(self, name: str) -> bool:
-        """Return whether a collective waits for this member, to which others have contributed.
+        """Return whether other members wait in an open collective for this member's contribution.
 
         Args:
-            name: the beginning of the collective's name; other collectives are not looked at.
+            name: the beginning of the collective's name; collectives of other names are ignored.
         """
         open_ = self._wire.open.values() if self._wire is not None else ()
         return any(
@@ -324,15 +341,15 @@ class LoopbackMember:
     # --- the connection
 
     def open(self, where: WorkerTopology, generation: Generation | None) -> None:
-        """Connect to the other members of ``generation``, as the rank that ``where`` says.
+        """Connect to the other members of ``generation``, with the rank in ``where``.
 
         Args:
-            where: the rank of this worker and its place among the hosts.
-            generation: the generation whose members form the ring; None: a ring of one.
+            where: the rank of this worker, and its place among the hosts.
+            generation: the generation whose members form the ring; None: a ring of one worker.
 
         Raises:
             CollectiveFailed: the rendezvous has failed.
-            Killed: this member was lost meanwhile.
+            Killed: this worker was lost meanwhile.
         """
         network = self._network
         self._rank, self._wire, self._cut = where.rank, None, False
@@ -360,9 +377,9 @@ class LoopbackMember:
         self._reach(INIT, Phase.DONE)
 
     def _connected(self, room: _Room) -> _Wire:
-        """Return the ring that the rendezvous ``room`` has made.
+        """Return the connections that the rendezvous ``room`` has made.
 
-        If the ring broke at once, this member may fail although all others have it.
+        If the ring broke right after the rendezvous, this member may fail although others do not.
 
         Raises:
             CollectiveFailed: there is no ring, or this member could not connect.
@@ -376,7 +393,7 @@ class LoopbackMember:
         return wire
 
     def close(self) -> None:
-        """Leave the ring in order; for the other members this is its end, too."""
+        """Leave the ring in order, which ends it for the other members, too."""
         network, wire = self._network, self._wire
         self._check_alive()
         if wire is None:
@@ -391,13 +408,13 @@ class LoopbackMember:
         self._wire = None
 
     def cut(self) -> None:
-        """Break all connections of this member, also of a ring that is being built."""
+        """Break this member's ring, or the rendezvous in which a ring is being built."""
         with self._network.changed:
             self.let_go(f"w{self._worker} has cut its connections")
             self._network.changed.notify_all()
 
     def let_go(self, reason: str) -> None:
-        """Break this member's ring, or leave the rendezvous that it waits in, for ``reason``.
+        """Break this member's ring, or leave the rendezvous in which it waits, because of ``reason``.
 
         It is called with the network's lock held.
         """
@@ -415,37 +432,39 @@ class LoopbackMember:
         self._network.changed.notify_all()
 
     def announce_switch(self, generation: Generation) -> None:
-        """Announce that the old members of ``generation`` switch to its ring now.
+        """Announce that the old members of ``generation`` begin to build its ring.
 
         Raises:
-            RendezvousFailed: the first member is lost or frozen.
+            RendezvousFailed: the member of rank 0 is lost or frozen.
         """
         self._check_alive()
         self._network.announce_switch(self._worker, generation)
 
     def wait_for_announcement(self, generation: Generation) -> bool:
-        """Wait up to 2 s, and return whether the switch to ``generation`` was announced."""
+        """Wait up to 2 s, and return whether :meth:`announce_switch` was called for ``generation``."""
         self._check_alive()
         return self._network.wait_for_announcement(generation)
 
     # --- collectives
 
     def allgather_start(self, row: Array, name: str) -> Any:
-        """Contribute ``row`` to an allgather, and return a handle for :meth:`allgather_finish`."""
+        """Contribute the rows ``row`` to the allgather ``name``, and return a handle to wait for it."""
         return self._start("allgather", name, row, row.dtype, row.shape[1:])
 
     def allgather_finish(self, handle: Any) -> Array:
-        """Wait for an allgather, and return the rows of all members in rank order.
+        """Wait for the allgather of ``handle``, and return the rows of all members in rank order.
 
         Raises:
             CollectiveFailed: the ring is broken.
-            UsageError: the rows of the members do not fit together.
+            UsageError: the rows of the members differ in dtype or in the shape of a row.
         """
         rows: Array = self._finish(handle)
         return rows
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
-        """Return the ``payload`` of rank ``root``; the payload of the other members is ignored.
+        """Return the ``payload`` of rank ``root``; those of the other members are ignored.
+
+        All members call it with the same ``name`` for the collective.
 
         Raises:
             CollectiveFailed: the ring is broken.
@@ -454,15 +473,15 @@ class LoopbackMember:
         return bytes(self._finish(self._start("broadcast", name, data, root)).tobytes())
 
     def average_start(self, array: Array, name: str) -> Any:
-        """Contribute ``array`` to an average; return a handle for :meth:`average_finish`."""
+        """Contribute ``array`` to the average called ``name``, and return a handle to wait for it."""
         return self._start("average", name, array, array.dtype, array.shape)
 
     def average_finish(self, handle: Any) -> Array:
-        """Wait for an average, and return it.
+        """Wait for the collective of ``handle``, and return the mean of all members' arrays.
 
         Raises:
             CollectiveFailed: the ring is broken.
-            UsageError: the arrays of the members do not fit together.
+            UsageError: the arrays of the members differ in shape or dtype.
         """
         average: Array = self._finish(handle)
         return average
@@ -511,13 +530,17 @@ class LoopbackMember:
         return self._wire
 
     def _reach(self, name: str, phase: Phase) -> None:
-        """Call ``disturb``, by which a test interferes at this point of a collective.
+        """Call the test's ``disturb`` at one point of a collective; it may delay or raise.
 
-        A failure that the test raises also cuts this member's connections.
+        If it raises CollectiveFailed, this member's connections are cut.
+
+        Args:
+            name: the name of the collective.
+            phase: how far this member is in the collective.
 
         Raises:
             Killed: this member was lost meanwhile.
-            CollectiveFailed: the test has raised it.
+            CollectiveFailed: ``disturb`` has raised it.
         """
         self._check_alive()
         try:
@@ -534,9 +557,9 @@ class LoopbackMember:
 
 
 def _carry_out(operation: _Operation) -> None:
-    """Compute the result of a collective to which all members have contributed.
+    """Compute and store the result of ``operation``, to which all members have contributed.
 
-    If the contributions do not fit together, the reason is noted in ``operation.refusal`` instead.
+    If the contributions do not fit together, ``operation.refusal`` gets the reason instead.
     """
     data = [operation.contributions[rank] for rank in sorted(operation.contributions)]
     forms = _differing(form for _, form in data)

@@ -1,17 +1,17 @@
-"""Compute what all members of a mesh have stored, in one answer for each member.
+"""Combine what all members of a mesh have stored into one answer for each member.
 
-A mesh is a set of Gloo processes that are all connected to each other. Horovod's client asks for
-each key by itself, and for the addresses that each member has published for all others. With the
-patch bulk-rendezvous it asks once each for
+A mesh is a set of Gloo processes that are all connected to each other. An unpatched Horovod client
+asks the rendezvous store for each key in a request of its own, and receives the addresses that each
+member has published for all others. With edl's patch bulk-rendezvous it makes two requests for:
 
 - ``<horovod scope>/edl-hosts/<size>``: the values of the keys ``rank_0`` to ``rank_<last rank>``;
 - ``<horovod scope>/edl-addresses/<size>/<rank>``: from the value of each key ``0`` to ``<last
-  rank>`` the part that is meant for ``rank``. Gloo's value of rank i holds one address for each
-  other rank, in the order of ranks and all equally long; it has none for i itself, so ``rank``'s
-  own part is empty.
+  rank>`` the address that is meant for ``rank``. Gloo's value of rank i holds one address for each
+  other rank, in the order of ranks and all equally long; it has none for i itself, so the entry of
+  ``rank`` itself is empty.
 
-An answer is the length of each of the ``size`` parts (32 bits, the high byte first), then the
-parts: 4 + 136 bytes a member. This module only computes; :mod:`edl.ring.rendezvous` waits for the
+An answer is the length of each of its ``size`` entries (32 bits, the high byte first), then the
+entries: 4 + 136 bytes a member. This module only computes; :mod:`edl.ring.rendezvous` waits for the
 values.
 """
 
@@ -34,15 +34,15 @@ _QUESTION = re.compile(r"(.+)/(?:edl-hosts/([0-9]{1,9})|edl-addresses/([0-9]{1,9
 
 @dataclass(frozen=True)
 class MeshRequest:
-    """A question of one member to the rendezvous store about a whole mesh.
+    """A request of one member to the rendezvous store for the values of all members of a mesh.
 
-    It asks for the addresses at which each other member waits for ``rank``, or, with rank -1, for
-    the hosts of all members.
+    With a rank it asks for the addresses at which each other member expects a connection from
+    that rank; with rank -1 it asks for the host names of all members.
 
     Attributes:
-        scope: Horovod's scope of the mesh, within the scope of the generation.
-        size: how many members the mesh has.
-        rank: the rank of the member that asks; -1: the hosts are asked for.
+        scope: Horovod's scope of the mesh, which stands after the generation's scope in the path.
+        size: the number of members of the mesh.
+        rank: the rank of the member that asks; -1: a request for host names.
     """
 
     scope: str  # Horovod's scope, within the generation's
@@ -51,11 +51,14 @@ class MeshRequest:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of the values that the answer needs, one for each member in rank order."""
+        """The keys in the store whose values the answer needs, one for each rank, in rank order."""
         return _keys(f"{self.scope}/{'rank_' if self.rank < 0 else ''}", self.size)
 
     def answer(self, values: Sequence[bytes]) -> bytes:
-        """Return the answer in bytes, from the values of :attr:`keys`.
+        """Return the answer in bytes: the length of each entry, then the entries.
+
+        Args:
+            values: the stored values of :attr:`keys`, in the same order.
 
         Raises:
             RingError: the values do not hold one address for each other member.
@@ -78,10 +81,13 @@ class MeshRequest:
 
 
 def question(key: str) -> MeshRequest | None:
-    """Return the question about a mesh that ``key`` is; None if it is the key of a single value.
+    """Parse ``key`` as a request for a whole mesh.
+
+    Returns:
+        The request; None if ``key`` is an ordinary key, with one value.
 
     Raises:
-        RingError: there is no such mesh, or it has no such rank.
+        RingError: the mesh has fewer than 2 or more than 1,024 members, or not this rank.
     """
     match = _QUESTION.fullmatch(key)
     if match is None:

@@ -1,10 +1,10 @@
 """Store the addresses by which the processes of one ring find each other.
 
 Horovod's C++ client asks over plain HTTP, one connection a request: PUT, GET and DELETE of
-``/<horovod scope>/<key>``. A GET of a key that is not there yet is *held* until the key arrives, so
-no process polls (8 ranks: 5.6 s -> 0.65 s, docs/adr/0004). Our patched client asks once for what
-all members have stored, and is held until that is complete (:mod:`edl.ring.mesh`): five requests a
-member, whatever the number of members.
+``/<horovod scope>/<key>``. A GET of a key that is not there yet is *held*: it is answered when the
+key is stored. So no process polls (8 ranks: 5.6 s -> 0.65 s, docs/adr/0004). Our patched client
+asks once for what all members have stored, and is held until that is complete
+(:mod:`edl.ring.mesh`): five requests a member, whatever the number of members.
 
 Horovod's client cannot authenticate itself. So each generation has its own unguessable *scope* in
 front of that path. Only processes that may read the generation learn it, and a daemon serves no
@@ -14,10 +14,10 @@ So with ``ADDR`` = ``127.0.0.1:4711/SCOPE`` and ``PORT`` = ``4711`` it asks 127.
 ``/SCOPE:4711/<horovod scope>/<key>``. A third variable says that this store answers for all members
 at once; Horovod may meet other stores, such as horovodrun's, which do not.
 
-A member may come here before this daemon has heard of its generation: then its request is held
-until that has happened. A scope that was closed, or is of an earlier generation, is answered with
-410 from then on, also to requests that are held: our patched Horovod stops asking on 410 (patch
-gone-is-final), a stock one after three tries.
+A request for a generation that this daemon has not heard of yet is held until the daemon has. A
+scope that was closed, or is of an earlier generation, is answered with 410 from then on, also to
+requests that are held: our patched Horovod stops asking on 410 (patch gone-is-final), a stock one
+after three tries.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ _SCOPE = re.compile(r"g([0-9]{1,15})-[0-9a-f]+")
 
 
 def new_scope(generation: int) -> str:
-    """Return a name for the rendezvous of ``generation`` that cannot be guessed."""
+    """Return a new unguessable scope name for the rendezvous of the generation ``generation``."""
     return f"g{generation}-{secrets.token_hex(16)}"
 
 
 def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str, str]:
-    """Return the environment variables that make Horovod's next init use ``scope`` of a daemon.
+    """Return the variables, by name, that point Horovod's next init to the rendezvous store.
 
     Args:
-        seat_address: the address of the daemon, which is that of rank 0.
-        port: the port of the daemon.
-        scope: the scope of the generation.
+        seat_address: the address of the daemon of rank 0, which serves the store.
+        port: the port of this daemon.
+        scope: the scope of the generation in the store.
     """
     store = f"{seat_address}:{port}/{scope}"
     return {
@@ -78,11 +78,11 @@ def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str
 
 @dataclass
 class _Gathering:
-    """Requests that wait until all of several keys are stored.
+    """The requests that wait for the same set of keys to be stored.
 
     Attributes:
         missing: the keys that are not stored yet.
-        held: the futures of the requests that wait.
+        held: the futures of the waiting requests.
     """
 
     missing: set[str]
@@ -98,10 +98,10 @@ class _Scope:
 
 
 class RendezvousStore:
-    """A store of the keys in the newest generation's scope, for use on one event loop only.
+    """The key-value store of the newest generation's rendezvous, for use on one event loop only.
 
     Args:
-        hold_s: how long a request is held before it is answered without a value, in seconds.
+        hold_s: how long a request waits for a value that is not stored yet, in seconds.
     """
 
     def __init__(self, hold_s: float = HOLD_S) -> None:
@@ -116,7 +116,7 @@ class RendezvousStore:
     def announce(self, scope: str) -> None:
         """Serve ``scope`` from now on, and close the scope of an earlier generation.
 
-        A scope of a generation that is not newer is ignored.
+        If its generation is not newer than the newest known one, nothing changes.
         """
         number = _generation(scope)
         if number is None or number <= self._newest:
@@ -127,11 +127,11 @@ class RendezvousStore:
         self._look_again()
 
     async def put(self, scope: str, key: str, value: bytes) -> int:
-        """Store a value, and answer all requests that are held for its key.
+        """Store ``value`` under ``key``, and answer all requests that wait for the key.
 
         Returns:
-            The HTTP status: 200 if the value is stored; 404 if ``scope`` is no scope; 410 if the
-            scope is closed; 413 if the store is full; 503 if the scope's generation was not
+            The HTTP status: 200 if the value is stored; 404 if ``scope`` is no scope name; 410 if
+            the scope is closed; 413 if the store is full; 503 if the scope's generation was not
             announced for ``hold_s``, because Horovod would take 404 for success.
         """
         try:
@@ -153,15 +153,15 @@ class RendezvousStore:
         return OK
 
     async def get(self, scope: str, key: str) -> tuple[int, bytes]:
-        """Return the value of ``key``, waiting up to ``hold_s`` seconds for the value.
+        """Return the value of ``key`` in ``scope``, waiting up to ``hold_s`` seconds for it.
 
-        A question about a mesh (:mod:`edl.ring.mesh`) is answered as soon as all its values are
-        there.
+        A ``key`` that asks for a whole mesh (:mod:`edl.ring.mesh`) is answered as soon as all
+        members have stored their values.
 
         Returns:
-            The HTTP status, and the value or an empty one: 200 with the value; 404 after the wait;
-            409 if there can be no such mesh, or the values are not those of one; 410 if the scope
-            is closed; 503 if too many requests wait for their generation.
+            The HTTP status, then the value (empty unless 200): 200 with the value; 404 after the
+            wait; 409 if a mesh request is invalid, or its values are; 410 if the scope is closed;
+            503 if too many requests wait for their generation to be announced.
         """
         try:
             async with asyncio.timeout(self.hold_s):
@@ -181,11 +181,11 @@ class RendezvousStore:
         return (GONE, b"") if value is None else (OK, value)
 
     def delete(self, scope: str, key: str) -> int:
-        """Delete a key.
+        """Delete ``key`` from ``scope``.
 
         Returns:
-            The HTTP status: 200 whether the key was there or not; 404 if the scope is not open yet;
-            410 if the scope is closed.
+            The HTTP status: 200 whether the key was there or not; 404 if the scope's generation was
+            not announced yet; 410 if the scope is closed.
         """
         room = self._find(scope)
         if isinstance(room, int):
@@ -196,7 +196,7 @@ class RendezvousStore:
         return OK
 
     def close(self, scope: str) -> None:
-        """Close ``scope``: free its memory, and answer all its requests with 410. Idempotent."""
+        """Close ``scope`` if it is open: free its memory, and answer all its requests with 410."""
         if scope != self._scope or self._room is None:
             return
         room, self._room = self._room, None
@@ -206,22 +206,24 @@ class RendezvousStore:
             _answer_all(gathering.held, None)
 
     def close_all(self) -> None:
-        """Close the scope that is open, and answer requests for any scope with 410 from now on."""
+        """Close the open scope, and answer requests for any scope with 410 from now on."""
         self.close(self._scope)
         self._newest, self._scope = sys.maxsize, ""
         self._look_again()
 
     @property
     def held(self) -> int:
-        """How many requests wait: for one key, for several, or for a generation to be announced."""
+        """The number of requests that wait, for a key or for a generation to be announced."""
         room = self._room or _Scope()
         gathering = sum(len(each.held) for each in room.gatherings.values())
         return len(self._early) + gathering + sum(map(len, room.held.values()))
 
     def _find(self, scope: str) -> _Scope | int | None:
-        """Return the open scope, or an HTTP status: 404 for no scope, 410 for a closed one.
+        """Return the open scope named ``scope``, if it can be served.
 
-        None means that the generation of the scope is not known yet.
+        Returns:
+            The open scope; None if its generation was not announced yet; or the HTTP status to
+            answer with: 404 if it is not the name of a scope, 410 if the scope is closed.
         """
         number = _generation(scope)
         if number is None:
@@ -233,11 +235,11 @@ class RendezvousStore:
         return self._room
 
     async def _enter(self, scope: str) -> _Scope | int:
-        """Wait, as long as it takes, for the generation of ``scope``, and return the open scope.
+        """Wait, as long as it takes, until the generation of ``scope`` is announced.
 
         Returns:
-            The scope, or the HTTP status to answer with: 404 for no scope, 410 for a closed one, or
-            503 if too many requests wait.
+            The open scope; or the HTTP status to answer with: 404 if it is not the name of a scope,
+            410 if the scope is closed, 503 if too many requests wait.
         """
         while (room := self._find(scope)) is None:
             if len(self._early) >= EARLY:
@@ -251,14 +253,22 @@ class RendezvousStore:
         return room
 
     def _look_again(self) -> None:
-        """Wake the requests that wait for their generation to be announced."""
+        """Let the requests that wait for a generation check whether it is announced."""
         _answer_all(self._early, None)
 
     async def _ask_mesh(self, room: _Scope, asked: mesh.MeshRequest) -> tuple[int, bytes]:
-        """Wait for the values of a mesh, and return the status and the answer to ``asked``.
+        """Wait until all members have stored what the mesh request ``asked`` needs, and answer it.
 
         The last value releases the requests of all members. The event loop does other work between
         two answers, because 1,024 answers at once would block it.
+
+        Args:
+            room: the open scope.
+            asked: the request.
+
+        Returns:
+            The HTTP status, then the answer (empty unless 200): 404 if a value was deleted
+            meanwhile, 410 if the scope was closed.
         """
         await _gather(room, asked.keys)
         async with self._turn:
@@ -273,14 +283,14 @@ class RendezvousStore:
 
 
 def _answer_all(futures: Iterable[asyncio.Future[Answered]], value: Answered) -> None:
-    """Set the result of each future to ``value``, unless it is done already."""
+    """Set ``value`` as the result of each of ``futures`` that has none yet."""
     for future in futures:
         if not future.done():
             future.set_result(value)
 
 
 async def _gather(room: _Scope, keys: tuple[str, ...]) -> None:
-    """Wait until all ``keys`` are stored in ``room``, or the scope is closed."""
+    """Wait until all ``keys`` are stored in the scope ``room``, or this scope is closed."""
     gathering = room.gatherings.get(keys)
     if gathering is None:
         missing = set(keys) - room.values.keys()
@@ -298,7 +308,10 @@ async def _gather(room: _Scope, keys: tuple[str, ...]) -> None:
 
 
 async def _arrival(room: _Scope, key: str) -> bytes | None:
-    """Wait for the value of ``key`` and return it; None if the scope is closed before."""
+    """Return the value of ``key`` as soon as it is stored in the scope ``room``.
+
+    None if the scope is closed before that.
+    """
     future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
     room.held.setdefault(key, set()).add(future)
     try:
@@ -312,22 +325,22 @@ async def _arrival(room: _Scope, key: str) -> bytes | None:
 
 
 def _generation(scope: str) -> int | None:
-    """Return the number of the generation in the name ``scope``; None for any other name."""
+    """Return the generation number in the scope name ``scope``; None if it is no scope name."""
     match = _SCOPE.fullmatch(scope)
     return int(match[1]) if match else None
 
 
 class RendezvousServer(DaemonServer):
-    """The HTTP server of a worker's daemon, which also answers Horovod's requests for a rendezvous.
+    """The HTTP server of a worker's daemon, which also serves the rendezvous store to Horovod.
 
-    The paths of these requests are ``/<scope>:<port>/<horovod scope>/<key>``.
+    The paths of Horovod's requests are ``/<scope>:<port>/<horovod scope>/<key>``.
 
     Args:
         address: the address to listen on.
         port: the port to listen on; 0: any free port.
-        health: a function that returns the answer to ``GET /health``; None: there is no such path.
-        store: the store of the rendezvous; None: a new one.
-        guard: the authenticator of requests that need the job's secret.
+        health: a function that returns the answer to ``GET /health``; None: the path has none.
+        store: the rendezvous store; None: a new one.
+        guard: the authenticator of requests that need the job's secret; Horovod's need none.
     """
 
     def __init__(
@@ -342,21 +355,24 @@ class RendezvousServer(DaemonServer):
         self.store = store or RendezvousStore()
 
     def announce(self, scope: str) -> None:
-        """Serve ``scope``, of a new generation, and close earlier ones. Safe from any thread."""
+        """Serve ``scope``, which belongs to a new generation, and close the scopes of earlier ones.
+
+        Safe from any thread.
+        """
         self.in_loop(lambda: self.store.announce(scope))
 
     def close_scope(self, scope: str) -> None:
-        """Close the rendezvous ``scope``: answer all its requests, held and later, with 410.
+        """Close ``scope``, so that waiting and later requests for it are answered with 410.
 
         Safe from any thread; it returns at once.
         """
         self.in_loop(lambda: self.store.close(scope))
 
     async def answer_other(self, request: HttpRequest) -> Response:
-        """Return the answer to a request of Horovod's client, by its path and method.
+        """Return the answer to ``request``, which the base class's paths do not match.
 
-        The status is 404 for a path that is none of a rendezvous, 405 for a method other than GET,
-        PUT and DELETE.
+        If the path is of the form ``/<scope>:<port>/<key>``, the rendezvous store answers GET, PUT
+        and DELETE, and other methods get 405. Any other path gets 404.
         """
         match = _PATH.fullmatch(request.path)
         if match is None:
@@ -371,5 +387,5 @@ class RendezvousServer(DaemonServer):
         return Response(405)
 
     def let_go(self) -> None:
-        """Close the store, so that requests held in a rendezvous are answered with 410."""
+        """Close the rendezvous store before the server stops, so that waiting requests get 410."""
         self.store.close_all()

@@ -1,7 +1,7 @@
 """Build, use, close and break one worker's end of the communicator, the ring.
 
-A ring belongs to one generation. A :class:`Connection` defines how its members find each other and
-connect: Horovod's over Gloo (:mod:`edl.ring.gloo`), or one in this process
+A ring belongs to one generation. A :class:`RingConnection` defines how its members find each other
+and connect: Horovod's over Gloo (:mod:`edl.ring.gloo`), or one in this process for tests
 (:mod:`edl.ring.loopback`).
 """
 
@@ -21,33 +21,39 @@ logger = logging.getLogger(__name__)
 
 
 class Collectives(Protocol):
-    """The interface of the collectives that edl itself needs.
+    """The collectives that edl itself uses, as each framework's binding of Horovod implements them.
 
     Every method raises :class:`CollectiveFailed` when the ring is broken.
     """
 
     def allgather_start(self, row: Table, name: str) -> Any:
-        """Start to send ``row`` to all members, and return a handle for :meth:`allgather_finish`.
+        """Start to send the rows ``row`` to all members, in the allgather named ``name``.
 
-        The first dimension of ``row`` may differ between the members.
+        The number of rows may differ between the members.
+
+        Returns:
+            A handle for :meth:`allgather_finish`.
         """
 
     def allgather_finish(self, handle: Any) -> Table:
-        """Wait for an allgather, and return the rows of all members in rank order."""
+        """Wait for the allgather of ``handle``, and return all members' rows in rank order."""
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
-        """Return the ``payload`` of rank ``root``; the payload of the other members is ignored."""
+        """Return the ``payload`` of rank ``root``; those of the other members are ignored.
+
+        All members call it with the same ``name`` for the collective.
+        """
 
 
 class RingConnection(Protocol):
-    """The interface by which the members of a ring find each other, connect and part."""
+    """The interface by which the members of a ring find each other, connect and disconnect."""
 
     def open(self, where: WorkerTopology, generation: Generation | None) -> None:
-        """Connect to the other members of ``generation``, as the rank that ``where`` says.
+        """Connect to the other members of ``generation``, with the rank in ``where``.
 
         Args:
-            where: the rank of this worker and its place among the hosts.
-            generation: the generation whose members form the ring; None: a ring of one.
+            where: the rank of this worker, and its place among the hosts.
+            generation: the generation whose members form the ring; None: a ring of one worker.
 
         Raises:
             CollectiveFailed: a member did not come, or the generation was aborted. No connection is
@@ -55,36 +61,46 @@ class RingConnection(Protocol):
         """
 
     def close(self) -> None:
-        """Disconnect from the other members; for them the ring ends, too."""
+        """Disconnect from the other members in order, which ends the ring for them, too."""
 
     def cut(self) -> None:
-        """Break all connections, also of a ring that is being built. Safe from any thread."""
+        """Break all connections of this member, also those being made while a ring is built.
+
+        Every collective of the ring then fails on all members. Safe from any thread.
+        """
 
     def announce_switch(self, generation: Generation) -> None:
-        """Tell newcomers that the old members of ``generation`` switch to its ring now.
+        """Tell the newcomers of ``generation`` that its old members begin to build its ring.
 
         Raises:
-            RendezvousFailed: the worker that keeps the rendezvous is gone.
+            RendezvousFailed: the worker whose daemon serves the rendezvous (rank 0) is gone.
         """
 
     def wait_for_announcement(self, generation: Generation) -> bool:
-        """Wait briefly, and return whether the switch to ``generation`` was announced."""
+        """Wait about 2 s for the old members to begin to build the ring of ``generation``.
+
+        Returns:
+            True if they have announced it; False if a newcomer has to call it again.
+        """
 
 
 class CollectiveFailed(Exception):
-    """The error of a collective or an init that failed, with Horovod's text if there is one."""
+    """The error of a collective, or of building a ring, that failed; its text is Horovod's."""
 
 
 class Ring:
-    """The communicator of this worker with the others. Only :meth:`break_` is safe from any thread.
+    """One worker's end of the ring, the communicator of all workers in a generation.
+
+    Only :meth:`break_` is safe from any thread; all else is for the training thread.
 
     Args:
-        collectives: the collectives of a framework.
-        connection: how the members connect.
+        collectives: the framework's collectives.
+        connection: the way in which the members connect.
 
     Attributes:
-        generation: the number of the generation whose ring is open, or was last; 0: a ring of one.
-        place: the rank of this worker, the size of the ring, and the place among the hosts.
+        generation: the number of the generation whose ring is open, or was last; 0: a ring of one
+            worker.
+        place: this worker's rank, the size of the ring, and the worker's place among the hosts.
         is_open: whether the ring is built and not closed.
     """
 
@@ -98,15 +114,18 @@ class Ring:
 
     @property
     def alone(self) -> bool:
-        """Whether no other worker is in this ring, so that nothing needs to be sent."""
+        """Whether this worker is the only one in the ring, so that nothing needs to be sent."""
         return self.place.size == 1
 
     def build_alone(self) -> None:
-        """Build a ring of one, without any rendezvous: for warm-ups and jobs of one worker."""
+        """Build a ring of this worker alone, without a rendezvous.
+
+        It serves a newcomer's warm-up, and a job of one worker.
+        """
         self._open(WorkerTopology(0, 1, 0, 1, 0, 1, 0), None)
 
     def build(self, generation: Generation, rank: int) -> None:
-        """Connect to the other members of ``generation`` as ``rank``.
+        """Connect to the other members of ``generation``, with the rank ``rank`` for this worker.
 
         Raises:
             RendezvousFailed: a member did not come, or the generation was aborted.
@@ -116,7 +135,7 @@ class Ring:
         self._open(where, generation)
 
     def close(self) -> None:
-        """Leave the ring, which ends it for the other members, too. Harmless when not open."""
+        """Leave the ring, which ends it for the other members, too; do nothing if it is not open."""
         if self.is_open:
             self._connection.close()
             self.is_open = False
@@ -124,42 +143,50 @@ class Ring:
 
     @property
     def is_building(self) -> bool:
-        """Whether :meth:`build` is under way."""
+        """Whether a call of :meth:`build` is under way, possibly in another thread."""
         return self._membership[0] > 0 and not self.is_open
 
     @property
     def membership(self) -> tuple[int, tuple[int, ...]]:
-        """The number and the worker ids of the generation whose ring is open or being built.
+        """The generation of the ring that is open or being built: its number, then its worker ids.
 
-        It is ``(0, ())`` if there is none.
+        The worker ids are in rank order. ``(0, ())`` if no such ring is open or being built.
         """
         return self._membership
 
     def break_(self, generation: int | None = None) -> None:
-        """Cut all connections of the ring, so that every member fails now instead of waiting.
+        """Cut all connections of the ring, so that collectives fail on every member without a wait.
 
-        Safe from any thread; the thread that owns the ring still has to :meth:`close` it.
+        Safe from any thread; the training thread still has to :meth:`close` the ring.
 
         Args:
-            generation: cut only the ring of this generation; None: whichever ring there is.
+            generation: the number of the generation whose ring is cut; if the present ring is of
+                another one, nothing happens. None: cut the present ring, whichever it is.
         """
         if generation is None or self._membership[0] == generation:
             self._connection.cut()
 
     def announce_switch(self, generation: Generation) -> None:
-        """Tell the newcomers of ``generation`` that its old members are switching now.
+        """Tell the newcomers of ``generation`` that its old members begin to build its ring.
 
         Raises:
-            RendezvousFailed: the worker that keeps the rendezvous is gone.
+            RendezvousFailed: the worker whose daemon serves the rendezvous (rank 0) is gone.
         """
         self._connection.announce_switch(generation)
 
     def wait_for_announcement(self, generation: Generation) -> bool:
-        """Wait briefly, and return whether the switch to ``generation`` was announced."""
+        """Wait about 2 s for the old members to begin to build the ring of ``generation``.
+
+        Returns:
+            True if they have announced it; False if a newcomer has to call it again.
+        """
         return self._connection.wait_for_announcement(generation)
 
     def start_record(self, record: StepRecord) -> Any:
-        """Start to send this worker's step record; return a handle for :meth:`finish_record`.
+        """Start to send this worker's step record ``record`` to all members.
+
+        Returns:
+            A handle for :meth:`finish_record`.
 
         Raises:
             RingBroken: a worker is gone.
@@ -169,7 +196,7 @@ class Ring:
         return self._call(self._collectives.allgather_start, record.encode(), "edl.step_record")
 
     def finish_record(self, handle: Any) -> StepRecords:
-        """Wait for the step records of all workers, and return them in rank order.
+        """Wait for the allgather of ``handle``, and return all workers' step records in rank order.
 
         Raises:
             RingBroken: a worker is gone.
@@ -179,7 +206,7 @@ class Ring:
         return StepRecords(self._call(self._collectives.allgather_finish, handle))
 
     def barrier(self, record: StepRecord) -> None:
-        """Return when every member has called it.
+        """Wait until every member has called this method.
 
         Args:
             record: any step record; it only gives the collective its shape.
@@ -206,7 +233,7 @@ class Ring:
         return frames.unpack(self._call(self._collectives.allgather_finish, handle))
 
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
-        """Return the ``payload`` of rank ``root``; the payload of the other members is ignored.
+        """Return the ``payload`` of rank ``root``; those of the other members are ignored.
 
         Args:
             payload: the message of this worker.
@@ -221,14 +248,22 @@ class Ring:
         return bytes(self._call(self._collectives.broadcast_bytes, payload, root, name))
 
     def _call(self, function: Any, *arguments: Any) -> Any:
-        """Call a collective, and turn :class:`CollectiveFailed` into ``RingBroken``."""
+        """Call ``function``, a collective, with ``arguments`` and return what it returns.
+
+        Raises:
+            RingBroken: in place of a :class:`CollectiveFailed` from the collective.
+        """
         try:
             return function(*arguments)
         except CollectiveFailed as error:
             raise RingBroken(self.generation, str(error)) from error
 
     def _open(self, where: WorkerTopology, generation: Generation | None) -> None:
-        """Connect as ``where`` says, and note the new ring.
+        """Connect to the members of ``generation``, and set the attributes of the new ring.
+
+        Args:
+            where: the rank of this worker, and its place among the hosts.
+            generation: the generation; None: a ring of this worker alone.
 
         Raises:
             RendezvousFailed: the connection could not be made.

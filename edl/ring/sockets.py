@@ -33,12 +33,12 @@ _TIMEVAL = struct.Struct("@ll")
 
 @dataclass(frozen=True)
 class SocketRecord:
-    """A record of a TCP socket of this process, as it was when it was looked at.
+    """The properties of one TCP socket of this process at the time of :func:`open_sockets`.
 
     Attributes:
-        descriptor: its file descriptor.
-        port: its local port.
-        listening: whether it listens for connections.
+        descriptor: the file descriptor.
+        port: the local port.
+        listening: whether the socket listens for connections.
         reuses_address: whether SO_REUSEADDR is set.
         receive_timeout: whether SO_RCVTIMEO is set.
     """
@@ -51,15 +51,15 @@ class SocketRecord:
 
     @property
     def of_ring(self) -> bool:
-        """Whether the socket is a connection that Gloo has made."""
+        """Whether the socket is a connection that Gloo has made, by its two options."""
         return self.reuses_address and self.receive_timeout
 
 
 class RingSockets:
-    """A record of the sockets of one ring, by which they can be cut.
+    """The sockets of the current ring, recorded so that they can be cut.
 
     Call :meth:`before` right before the ring is built, :meth:`remember` after it, and :meth:`shut`
-    to cut the ring. All methods may be called from any thread.
+    to cut the ring. All methods may be called from any thread. ``len()`` is the number of sockets.
     """
 
     def __init__(self) -> None:
@@ -69,13 +69,14 @@ class RingSockets:
         self._ring: frozenset[int] = frozenset()
 
     def before(self, store_port: int = 0) -> frozenset[int]:
-        """Note that a ring is about to be built, and return all TCP sockets' inodes.
-
-        It is called right before ``hvd.init()``; the result is for :meth:`remember`.
+        """Record which TCP sockets exist right before ``hvd.init()`` builds a ring.
 
         Args:
-            store_port: the port on which the rendezvous store listens, on whichever host; 0: no
-                store.
+            store_port: the port on which the rendezvous store listens, on whichever host; 0: the
+                ring needs no store.
+
+        Returns:
+            The inodes of the existing sockets, for :meth:`remember`.
         """
         with self._lock:
             self._store_port = store_port
@@ -84,10 +85,10 @@ class RingSockets:
             return self._before
 
     def remember(self, before: frozenset[int]) -> None:
-        """Note the connections of the ring that was built.
+        """Record the connections that Gloo has made, after the ring was built.
 
         Args:
-            before: what :meth:`before` has returned.
+            before: the inodes that :meth:`before` has returned; those sockets are not the ring's.
         """
         found = open_sockets()
         with self._lock:
@@ -97,17 +98,20 @@ class RingSockets:
             )
 
     def forget(self) -> None:
-        """Forget the sockets of a ring that was closed."""
+        """Forget the recorded sockets, because their ring was closed."""
         with self._lock:
             self._before, self._ring = None, frozenset()
 
     def shut(self) -> int:
-        """Cut the ring's connections, and return how many were cut. No descriptor is closed.
+        """Cut the ring's connections with ``shutdown()``, without closing a file descriptor.
 
         While the ring is being built, the sockets on which Gloo listens or connects are cut as
-        well, so that the build fails now. They are new sockets with SO_REUSEADDR whose port no
+        well, so that the build fails at once. They are new sockets with SO_REUSEADDR whose port no
         older socket of this process listens on; the sockets that our HTTP server accepts have such
         a port. New connections to the rendezvous store are cut, too.
+
+        Returns:
+            The number of sockets that were cut.
         """
         with self._lock:
             before, ring, store_port = self._before, self._ring, self._store_port
@@ -129,7 +133,7 @@ class RingSockets:
 
 
 def open_sockets() -> dict[int, SocketRecord]:
-    """Return every TCP socket of this process, by inode."""
+    """Return the properties of every TCP socket of this process, by the socket's inode."""
     found: dict[int, SocketRecord] = {}
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)
@@ -149,9 +153,9 @@ def open_sockets() -> dict[int, SocketRecord]:
 
 
 def _going_to(port: int) -> frozenset[int]:
-    """Return the inodes of this machine's TCP sockets whose other end is ``port``.
+    """Return the inodes of this machine's TCP sockets whose remote port is ``port``.
 
-    Sockets that are still connecting are in it, too.
+    Sockets that are still connecting are included.
     """
     found = set()
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
@@ -168,7 +172,7 @@ def _going_to(port: int) -> frozenset[int]:
 
 
 def _look(one: socket.socket, descriptor: int) -> SocketRecord:
-    """Return the record of the socket ``one``, which has the file descriptor ``descriptor``."""
+    """Return the properties of the socket ``one``, whose file descriptor is ``descriptor``."""
     timeout = one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.size)
     return SocketRecord(
         descriptor,
@@ -180,10 +184,14 @@ def _look(one: socket.socket, descriptor: int) -> SocketRecord:
 
 
 def _shut(descriptor: int, inode: int) -> bool:
-    """Cut the connection behind a descriptor, if its inode is still ``inode``.
+    """Cut the TCP connection of a socket with ``shutdown()``.
+
+    Args:
+        descriptor: the file descriptor of the socket.
+        inode: the inode of the socket; if the descriptor now has another one, nothing is cut.
 
     Returns:
-        Whether it was cut.
+        Whether the connection was cut.
     """
     try:
         one = _duplicate(descriptor, inode)
@@ -197,13 +205,16 @@ def _shut(descriptor: int, inode: int) -> bool:
 
 
 def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
-    """Return a duplicate of a socket; None if the descriptor belongs to another file by now.
+    """Duplicate a socket, with a file descriptor of its own.
 
-    The check of the inode is made on the duplicate, which no other thread can close or reuse.
+    The inode is checked on the duplicate, which no other thread can close or reuse.
 
     Args:
         descriptor: the file descriptor of the socket.
         inode: the inode that the socket had.
+
+    Returns:
+        The duplicate; None if the descriptor belongs to another file by now.
 
     Raises:
         OSError: the descriptor is closed, or is no socket.
