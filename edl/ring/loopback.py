@@ -251,7 +251,7 @@ class LoopbackNetwork:
     # --- for members
 
     def enter(self, generation: Generation, rank: int, worker: int) -> _Room:
-        """Note that a member has come to the rendezvous of ``generation``, and return the rendezvous.
+        """Note that a member has come to the rendezvous of ``generation``; return the rendezvous.
 
         With the last member the rendezvous is complete and makes the ring. Call it with the lock.
 
@@ -278,7 +278,7 @@ class LoopbackNetwork:
         return self._rooms.setdefault(generation.number, room)
 
     def announce_switch(self, worker: int, generation: Generation) -> None:
-        """Note that the old members of ``generation``, one being ``worker``, begin to build its ring.
+        """Note that ``worker`` and the other old members of ``generation`` build its ring.
 
         Raises:
             RendezvousFailed: the member of rank 0 is lost or frozen.
@@ -414,7 +414,7 @@ class LoopbackMember:
             self._network.changed.notify_all()
 
     def let_go(self, reason: str) -> None:
-        """Break this member's ring, or leave the rendezvous in which it waits, because of ``reason``.
+        """Break this member's ring, or leave the rendezvous in which it waits, for ``reason``.
 
         It is called with the network's lock held.
         """
@@ -441,14 +441,14 @@ class LoopbackMember:
         self._network.announce_switch(self._worker, generation)
 
     def wait_for_announcement(self, generation: Generation) -> bool:
-        """Wait up to 2 s, and return whether :meth:`announce_switch` was called for ``generation``."""
+        """Wait up to 2 s; return whether :meth:`announce_switch` was called for ``generation``."""
         self._check_alive()
         return self._network.wait_for_announcement(generation)
 
     # --- collectives
 
     def allgather_start(self, row: Array, name: str) -> Any:
-        """Contribute the rows ``row`` to the allgather ``name``, and return a handle to wait for it."""
+        """Contribute the rows ``row`` to the allgather ``name``; return a handle to wait for."""
         return self._start("allgather", name, row, row.dtype, row.shape[1:])
 
     def allgather_finish(self, handle: Any) -> Array:
@@ -473,7 +473,7 @@ class LoopbackMember:
         return bytes(self._finish(self._start("broadcast", name, data, root)).tobytes())
 
     def average_start(self, array: Array, name: str) -> Any:
-        """Contribute ``array`` to the average called ``name``, and return a handle to wait for it."""
+        """Contribute ``array`` to the average called ``name``; return a handle to wait for."""
         return self._start("average", name, array, array.dtype, array.shape)
 
     def average_finish(self, handle: Any) -> Array:

@@ -1,9 +1,10 @@
 """Accumulate gradients: decide which backward passes only add up, and weight what each pass adds.
 
 Autograd adds what a pass has computed to the gradient of a parameter. A hook right before that
-addition multiplies the new part by the weight of the samples of its batch, so that the sums of all
-workers can be sent as they are (:mod:`edl.core.step.weighting`). ``torch.autograd.grad`` adds
-nothing to a gradient, and does not run this hook.
+addition multiplies what is added by the weight of the batch, which is the number of its samples
+over the nominal batch size. So the sums of all workers can be sent as they are
+(:mod:`edl.core.step.weighting`). ``torch.autograd.grad`` adds nothing to a gradient, and does not
+run this hook.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from edl.worker.worker import Worker
 
 @dataclass(slots=True, eq=False)
 class Contribution:
-    """A record of what the current backward pass adds to the gradient of one parameter.
+    """The record of one parameter for the hook that weights what is added to its gradient.
 
     Attributes:
         parameter: the parameter whose gradient is accumulated.
         begin: a function that is called before something is added to the gradient.
-        weighted_in: the number of the backward pass whose addition was weighted last; -1 at first.
+        weighted_in: the number of the backward pass whose addition was weighted last; -1: none yet.
         is_padding: whether that addition came from a padding batch and the gradient was None
             before.
         node: the autograd node that adds to the gradient; the reference keeps its hooks alive.
@@ -41,20 +42,20 @@ class Contribution:
 
 
 class Accumulation:
-    """The gradient accumulation of one optimizer; it counts and weights its backward passes.
+    """The gradient accumulation of one optimizer: it counts and weights backward passes.
 
     Args:
         worker: the worker of this process.
-        reduction: the optimizer's part of each step, which has the weights.
+        reduction: the optimizer's reduction of gradients, which knows the weights.
         passes_per_step: how many backward passes make a step. A step that ends after fewer passes
             sends the gradients that there are.
 
     Attributes:
         passes: how many backward passes have ended in all steps so far.
-        expected: whether the script accumulates gradients itself.
-        is_watched: whether a hook weights each addition to a gradient before it is made.
-        counts_passes: whether a step ends after a number of passes that the script gave to the
-            optimizer (``backward_passes_per_step``).
+        expected: whether the script accumulates gradients itself, by ``no_sync()`` or
+            ``backward_passes_per_step``.
+        is_watched: whether the hooks that weight each addition to a gradient are set.
+        counts_passes: whether the script has given the optimizer ``backward_passes_per_step`` > 1.
     """
 
     def __init__(self, worker: Worker, reduction: StepReduction, passes_per_step: int) -> None:
@@ -74,20 +75,21 @@ class Accumulation:
 
     @property
     def adds_up(self) -> bool:
-        """Whether the current backward pass only adds to the gradients and ends no step."""
+        """Whether the current backward pass only adds to the gradients, and sends none."""
         return self._no_sync or self._left > 1 or self.is_between_microbatches
 
     @property
     def is_between_microbatches(self) -> bool:
-        """Whether more microbatches of the current batch follow, so that no update is due yet."""
+        """Whether more microbatches of the current batch follow, so that no update is made yet."""
         return self._worker.loader.open and self._worker.loader.step_input.pieces_left > 0
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let backward passes in the ``with`` block add up gradients here, and send none.
+        """Let backward passes in the ``with`` block add to the local gradients, and send none.
 
         Raises:
-            UsageError: see :meth:`expect_microbatches`.
+            UsageError: the loader splits batches into microbatches (see
+                :meth:`expect_microbatches`).
         """
         self.expected = True
         self.expect_microbatches()
@@ -99,7 +101,7 @@ class Accumulation:
             self._no_sync = before
 
     def expect_microbatches(self, several: bool = False) -> None:
-        """Prepare to add up the gradients of microbatches, if the loader splits batches.
+        """Set the hooks that weight gradients, if the loader splits batches into microbatches.
 
         Args:
             several: whether the script has several optimizers.
@@ -121,10 +123,11 @@ class Accumulation:
         self.watch_all()
 
     def leave_out(self) -> bool:
-        """Leave the current batch, or microbatch, out of the sums of this worker.
+        """Add nothing for the current batch, or microbatch, to this worker's accumulated gradients.
 
         Returns:
-            Whether the step goes on: inside of :meth:`no_sync`, and between two microbatches.
+            Whether the step goes on with another batch or microbatch, because the call is inside of
+            :meth:`no_sync` or before the last microbatch.
         """
         if self._no_sync or (
             self.is_between_microbatches and not self._worker.loader.step_input.may_grow
@@ -133,22 +136,26 @@ class Accumulation:
         return self._no_sync or self.is_between_microbatches
 
     def end_pass(self) -> bool:
-        """Count a backward pass at its end, and return whether it only added up gradients."""
+        """Count a backward pass that has ended.
+
+        Returns:
+            True if it only added to the gradients; False if the gradients are to be sent.
+        """
         added_up = self.adds_up
         self.passes += 1
         self._left -= 1
         return added_up
 
     def break_off(self) -> None:
-        """Count a backward pass that an exception has broken off, as no part of its step."""
+        """Count a failed backward pass: in :attr:`passes`, but not among the passes of its step."""
         self.passes += 1
 
     def begin_step(self) -> bool:
-        """Count the backward passes of the next step from 0.
+        """Begin to count the backward passes of the next step from 0.
 
         Returns:
-            Whether the step before has counted any passes. Between two batches this means that the
-            script has left that step unfinished, and its sums are still in the gradients.
+            Whether passes were counted in the step that ends. Between two batches, True means that
+            the script has left that step unfinished, and its sums are still in the gradients.
         """
         left, self._left = self._left, self._per_step
         return left < self._per_step
@@ -158,15 +165,14 @@ class Accumulation:
     def watch(self, parameter: torch.nn.Parameter, begin: Callable[[], None]) -> Contribution:
         """Register ``parameter``, so that each addition to its gradient can be weighted.
 
-        The hook that weights is set now if :attr:`is_watched`, otherwise when :meth:`watch_all` is
-        called.
+        The hook that weights is set at once if :attr:`is_watched`, otherwise by :meth:`watch_all`.
 
         Args:
             parameter: a parameter of the optimizer.
             begin: a function that the hook calls before something is added to the gradient.
 
         Returns:
-            The record that the hook keeps of the parameter, for :meth:`is_padding`.
+            The hook's record of the parameter, an argument of :meth:`is_padding`.
         """
         part = Contribution(parameter, begin)
         self._parts.append(part)
@@ -175,14 +181,16 @@ class Accumulation:
         return part
 
     def watch_all(self) -> None:
-        """Set the hooks of all registered parameters, which weight what is added to gradients."""
+        """Set the hooks that weight additions to the gradients of all registered parameters."""
         if not self.is_watched:
             self.is_watched = True
             for part in self._parts:
                 self._hook(part)
 
     def is_padding(self, part: Contribution, name: str) -> bool:
-        """Return whether a gradient comes from padding batches alone, after a pass has added to it.
+        """Return whether all that was added to a gradient so far comes from padding batches.
+
+        It is called after a backward pass has added to the gradient.
 
         Args:
             part: the record that :meth:`watch` has returned for the parameter.
@@ -217,7 +225,8 @@ class Accumulation:
             computed: the gradient of the current pass; None if the pass has computed none.
 
         Returns:
-            What is added in place of ``computed``; None if ``computed`` is added as it is.
+            A tuple of one tensor, which is added in place of ``computed``; None if ``computed`` is
+            added as it is.
         """
         part.begin()
         part.weighted_in, part.is_padding = self.passes, False
@@ -230,10 +239,9 @@ class Accumulation:
         return (computed * weight,)
 
     def _weight(self) -> float:
-        """Return what gradients of the current batch are multiplied by before autograd adds them.
+        """Return the factor that the hooks multiply gradients of the current batch by.
 
-        The weight is 1.0 also in a step without accumulation, whose gradients are weighted when
-        they are sent.
+        It is 1.0 in a step without accumulation, whose gradients are weighted when they are sent.
         """
         loader, reduction = self._worker.loader, self._reduction
         if not loader.open or reduction.step.done or not (self.adds_up or loader.step_input.summed):
@@ -252,9 +260,10 @@ def in_microbatches(worker: Worker) -> bool:
 
 @contextlib.contextmanager
 def requiring_gradient(parameter: torch.nn.Parameter) -> Iterator[torch.nn.Parameter]:
-    """Set ``requires_grad`` of ``parameter`` inside the ``with`` block, and restore it at the end.
+    """Set ``requires_grad`` of ``parameter`` inside the ``with`` block, and yield the parameter.
 
-    PyTorch accepts a hook only on a parameter that requires a gradient.
+    At the end the former value is restored. PyTorch accepts a hook only on a parameter that
+    requires a gradient.
     """
     required = parameter.requires_grad
     parameter.requires_grad_(True)

@@ -33,17 +33,17 @@ synchronise_batch_norm(lambda: None if (found := _of_this_job()) is None else fo
 
 
 def init(**settings: Any) -> None:
-    """Take part in the job that the launcher started this process for.
+    """Make this process a worker of the job for which the launcher started it.
 
     Without a launcher the script runs as a job of one worker. In a job that is already training,
     the call returns at once and the script *warms up*, see :meth:`edl.torch.DataLoader.epochs`. A
     second call does nothing.
 
     Args:
-        settings: fields of :class:`edl.config.Config`.
+        settings: fields of :class:`edl.config.Config`, by name.
 
     Raises:
-        ConfigError: a setting has no usable value.
+        ConfigError: a setting has an invalid value.
         CoordinationError: ZooKeeper does not answer, or does not have the job.
         JobFailed: the job did not start in time.
     """
@@ -71,8 +71,8 @@ def notify_batch_end() -> None:
 
     ``optimizer.step()`` ends a batch itself, so only a batch without ``backward()`` needs this
     call, and all workers must make it. A second call for the same batch does nothing. Inside of
-    :func:`no_sync` the step goes on with the next batch, and only this worker leaves the current
-    batch out.
+    :func:`no_sync` the step goes on with the next batch, and only this worker adds nothing for the
+    current batch to its accumulated gradients.
     """
     worker = current_worker()
     optimizers = _of_this_job()
@@ -87,12 +87,13 @@ def no_sync() -> Iterator[None]:
     """Accumulate gradients on this worker in the ``with`` block, as ``no_sync`` of PyTorch's DDP.
 
     Several batches make one step of the optimizer. All but the last batch have their ``backward()``
-    inside the block; the last batch has it outside, which sends the sums. The update is weighted by
-    the samples of all these batches. Divide each loss by the number of batches to get the mean over
-    them. Workers join and leave between two steps.
+    inside the block; the last batch has it outside, which sends the accumulated gradients. The
+    update is weighted by the samples of all these batches. To get the mean over them, divide each
+    loss by the number of batches. Workers join and leave only between two steps.
 
     Raises:
-        UsageError: there is no ``edl.Optimizer`` yet.
+        UsageError: there is no ``edl.Optimizer`` yet, or the loader splits batches
+            (``micro_batch``).
     """
     optimizers = _of_this_job()
     if optimizers is None:
@@ -102,23 +103,26 @@ def no_sync() -> Iterator[None]:
 
 
 def begin_loop() -> None:
-    """Note the parameter groups and ``requires_grad`` flags at the start of the epoch loop.
+    """Record the parameter groups and ``requires_grad`` flags with which the epoch loop begins.
 
-    Newcomers receive what the script changes in its loop. What the script changes before the loop,
-    each worker's script does itself.
+    What the script changes in them during the loop is then sent to newcomers. What it changes
+    before the loop is not sent, because the newcomer's own script does the same.
     """
     if _replica is not None and _of_this_job() is not None:
         _replica.begin()
 
 
 def end_batch() -> None:
-    """End the current batch when the script asks for the next: its update was made or skipped."""
+    """End the current batch in all optimizers, because the script asks for the next batch.
+
+    Reduced gradients that no optimizer has applied count as a skipped update.
+    """
     if (optimizers := _of_this_job()) is not None:
         optimizers.end_batch()
 
 
 def model_of(optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-    """Return the model that ``optimizer`` trains; None if it is no optimizer of this job."""
+    """Return the model that ``optimizer`` trains; None if it is no ``edl.Optimizer`` of this job."""
     return None if _replica is None else _replica.model_of(optimizer)
 
 
@@ -130,7 +134,7 @@ def has_optimizer() -> bool:
 def attach_optimizer(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, passes_per_step: int
 ) -> GradientReduction:
-    """Reduce the gradients of ``optimizer`` over the ring; share its state and the model's.
+    """Reduce the gradients of ``optimizer`` over the ring, and share its state and the model's.
 
     ``Optimizer`` calls this. The state is sent to newcomers and kept in checkpoints.
 
@@ -140,10 +144,11 @@ def attach_optimizer(
         passes_per_step: how many backward passes make a step of the optimizer.
 
     Returns:
-        The reduction of the optimizer's gradients.
+        The object that reduces the optimizer's gradients.
 
     Raises:
-        UsageError: see :meth:`edl.torch.optimizers.Optimizers.add`.
+        UsageError: training has begun, or several optimizers do not fit together, see
+            :meth:`edl.torch.optimizers.Optimizers.add`.
     """
     global _optimizers, _replica
     worker, last_step = current_worker(), LastStep()
@@ -166,7 +171,12 @@ def attach_optimizer(
 def _see_scaler(
     optimizers: Optimizers, replica: TorchReplica, scaler: torch.amp.GradScaler
 ) -> None:
-    """Share the state of ``scaler`` with the job, and remember the scaler for its loss scale.
+    """Share the state of a GradScaler with the job when the script is about to use it.
+
+    Args:
+        optimizers: the optimizers of the job, which get the scaler for its loss scale.
+        replica: the state of the job, which gets the scaler's state.
+        scaler: the GradScaler.
 
     Raises:
         UsageError: the loader splits batches into microbatches, which a GradScaler cannot unscale.
@@ -182,7 +192,7 @@ def _see_scaler(
 
 
 def _of_this_job() -> Optimizers | None:
-    """Return the optimizers of the current job; None if there are none.
+    """Return the optimizers of the current job; None if the script has made none in it.
 
     In an interactive session the process may still have the optimizers of an earlier job.
     """

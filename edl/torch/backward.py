@@ -1,4 +1,4 @@
-"""Call a function at the end of a backward pass, by callbacks of autograd's engine."""
+"""Call a function at the end of each backward pass, by callbacks of autograd's engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BackwardEnd:
         ended: the function to call; it has no arguments.
 
     Attributes:
-        failed: whether an exception has broken off a pass for whose end :meth:`expect` was called.
+        failed: whether an exception has ended a backward pass in which :meth:`expect` was called.
             The user of this object sets it back to False.
     """
 
@@ -39,14 +39,17 @@ class BackwardEnd:
     def expect(self) -> None:
         """Request a call of ``ended()`` at the end of the current backward pass.
 
-        It is called in a hook of autograd, any number of times in a pass.
+        Hooks of autograd call this, any number of times in a pass; ``ended()`` is called once.
         """
         if (this_pass := _current_pass()) != self._expected_in:
             self._expected_in = this_pass
             _ENGINE.queue_callback(_Pass(self))
 
     def at_end(self) -> None:
-        """Call ``ended()``, or wait for the end of the outer backward pass if there is one."""
+        """Call ``ended()``, or postpone it to the end of the outer backward pass if there is one.
+
+        Autograd's engine calls this at the end of a backward pass.
+        """
         if (node := _current_node()) is None:
             self._ended()
         else:  # the node of the outer pass that runs this one; its hooks belong to the outer
@@ -59,8 +62,11 @@ class BackwardEnd:
 class _Pass:
     """The callback of one backward pass: autograd's engine calls it at the end, then releases it.
 
-    If the engine releases the callback without having called it, an exception has broken off the
-    pass. The engine has no other sign of that.
+    If the engine releases the callback without having called it, an exception has ended the pass,
+    and ``end.failed`` is set. The engine has no other sign of that.
+
+    Args:
+        end: the watcher that is told.
     """
 
     def __init__(self, end: BackwardEnd) -> None:

@@ -16,9 +16,9 @@ KIND = "torch"
 
 
 class Copier:
-    """A copier of model state into host memory, which it uses again for each copy.
+    """A copier of model state into host memory that reuses its buffers.
 
-    Each :meth:`copy` overwrites the copy before, so the caller must be done with that.
+    Each :meth:`copy` overwrites the previous copy, so the caller must be done with that one.
     """
 
     def __init__(self) -> None:
@@ -27,9 +27,14 @@ class Copier:
         self._from_device = False
 
     def copy(self, state: Any) -> Any:
-        """Return ``state`` with each tensor replaced by a :class:`Blob` with a copy of its bytes.
+        """Copy a state, with each tensor replaced by a :class:`Blob` with a copy of its bytes.
 
-        NumPy arrays are copied as arrays; all other values stay as they are.
+        Args:
+            state: nested dicts, lists and tuples with tensors. NumPy arrays in it are copied as
+                arrays; all other values are shared with the copy.
+
+        Returns:
+            The copy, with the same nesting.
 
         Raises:
             CheckpointError: a tensor is sparse or quantized, or has no data (a meta tensor).
@@ -61,10 +66,10 @@ class Copier:
 
 
 def to_tensors(state: Any) -> Any:
-    """Return ``state`` with each :class:`Blob` of this module as a tensor again.
+    """Return ``state``, of nested dicts and lists, with a tensor in place of each :class:`Blob`.
 
-    A tensor is put on the type of device that it was copied from, or on the CPU if there is no CUDA
-    device here.
+    It reverses :meth:`Copier.copy`. A tensor is put on the type of device that it was copied from,
+    or on the CPU if there is no CUDA device here.
 
     Raises:
         CheckpointError: an array is of another framework, or of a dtype that this PyTorch lacks.
@@ -93,10 +98,10 @@ def check_model(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Ten
 
     Args:
         mine: parameters and buffers of the script's model, by name.
-        theirs: the same of the model in the checkpoint.
+        theirs: parameters and buffers in the checkpoint, by name.
 
     Raises:
-        CheckpointError: a name or a shape differs; the text names the first ones that do.
+        CheckpointError: a name or a shape differs; the text lists some of those that do.
     """
     if lacking := sorted(theirs.keys() - mine.keys()):
         raise CheckpointError(

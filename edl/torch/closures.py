@@ -1,4 +1,4 @@
-"""Run the closure that a script gives to ``optimizer.step()``, once in a step."""
+"""Let the closure that a script gives to ``optimizer.step()`` run only once in a step."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 def after_closure(
     arguments: tuple[Any, ...], named: dict[str, Any], then: Callable[[], None]
 ) -> Arguments | None:
-    """Call ``then`` when the gradients of the step are computed: now, or after the closure.
+    """Call ``then`` as soon as the gradients of an ``optimizer.step()`` are computed.
 
-    Without a closure ``then`` is called now. A closure is replaced by one that calls ``then`` at
-    its end and raises a UsageError when the optimizer evaluates it a second time.
+    Without a closure that is at once. With one, the closure is replaced by a closure that calls
+    ``then`` at its end, and raises UsageError when the optimizer evaluates it a second time.
 
     Args:
         arguments: the positional arguments of ``optimizer.step``, the first being the optimizer.
-        named: its keyword arguments.
-        then: a function that uses the gradients.
+        named: the keyword arguments of ``optimizer.step``.
+        then: a function without arguments that uses the gradients.
 
     Returns:
-        The arguments to call ``optimizer.step`` with; None if they stay as they are.
+        The positional and the keyword arguments to call ``optimizer.step`` with; None if they stay
+        as they are.
     """
     closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
     if closure is None:

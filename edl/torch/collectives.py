@@ -31,7 +31,12 @@ WIRE_DTYPE = {torch.bfloat16: torch.float32}
 
 
 def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call ``function`` of Horovod with the arguments, and return what the function returns.
+    """Call ``function`` of Horovod's, and return its result or raise edl's error for Horovod's.
+
+    Args:
+        function: a function of Horovod's PyTorch binding.
+        arguments: its positional arguments.
+        named: its keyword arguments.
 
     Raises:
         CollectiveFailed: the ring is broken.
@@ -46,14 +51,14 @@ def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 class TorchCollectives:
-    """The collectives that edl itself needs, by Horovod's PyTorch binding.
+    """The collectives that edl itself uses, implemented by Horovod's PyTorch binding.
 
     It implements :class:`edl.ring.ring.Collectives`. Gradients do not go through it, but through
     :mod:`edl.torch.reduction`.
     """
 
     def init(self) -> None:
-        """Build the ring that Horovod's environment variables describe.
+        """Call ``hvd.init()``, which builds the ring that the HOROVOD_... variables describe.
 
         Raises:
             CollectiveFailed: Horovod could not build the ring.
@@ -66,11 +71,14 @@ class TorchCollectives:
         atexit.unregister(hvd.shutdown)
 
     def shutdown(self) -> None:
-        """Leave the ring, and end Horovod's thread in this process."""
+        """Leave the ring by ``hvd.shutdown()``, which also ends Horovod's thread here."""
         hvd.shutdown()
 
     def allgather_start(self, row: Table, name: str) -> Any:
-        """Start to send ``row`` to all workers, and return a handle for :meth:`allgather_finish`.
+        """Start to send the rows ``row`` to all workers, in the allgather named ``name``.
+
+        Returns:
+            A handle for :meth:`allgather_finish`.
 
         Raises:
             CollectiveFailed: the ring is broken.
@@ -78,7 +86,7 @@ class TorchCollectives:
         return guarded(hvd.allgather_async, torch.from_numpy(row), name=name)
 
     def allgather_finish(self, handle: Any) -> Table:
-        """Wait for an allgather, and return the rows of all workers in rank order.
+        """Wait for the allgather of ``handle``; return the rows of all workers in rank order.
 
         Raises:
             CollectiveFailed: the ring is broken.
@@ -87,7 +95,9 @@ class TorchCollectives:
         return rows
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
-        """Return the ``payload`` of rank ``root``; the payload of the other workers is ignored.
+        """Return the ``payload`` of rank ``root``; those of the other workers are ignored.
+
+        All workers call it with the same ``name`` for the collective.
 
         Raises:
             CollectiveFailed: the ring is broken.
@@ -107,7 +117,9 @@ class TorchCollectives:
 
 @waits("exchanging the state with the others")
 def broadcast_start(tensor: torch.Tensor, root: int, name: str) -> int:
-    """Start to overwrite ``tensor`` with the tensor of rank ``root``.
+    """Start to overwrite ``tensor``, in place, with the tensor of rank ``root``.
+
+    All workers call it with the same ``name`` for the collective.
 
     Returns:
         A handle for :func:`finish`.
@@ -121,6 +133,11 @@ def average_start(tensor: torch.Tensor, output: torch.Tensor, name: str) -> int:
 
     Horovod's public calls either overwrite the input or allocate an output for each call. The
     function that they call takes both an input and an output, so it is called here.
+
+    Args:
+        tensor: this worker's tensor.
+        output: a tensor of the same shape and dtype, which receives the average.
+        name: the name of the collective, the same on all workers.
 
     Returns:
         A handle for :func:`finish`.
@@ -140,7 +157,7 @@ def average_start(tensor: torch.Tensor, output: torch.Tensor, name: str) -> int:
 
 @waits(FOR_GRADIENTS)
 def finish(handle: int) -> torch.Tensor:
-    """Wait for the collective of ``handle``, and return the output of the collective.
+    """Wait for the collective of ``handle``, and return its output tensor.
 
     Raises:
         CollectiveFailed: the ring is broken.
@@ -150,9 +167,9 @@ def finish(handle: int) -> torch.Tensor:
 
 
 def _synchronize(handle: int) -> Any:
-    """Wait for a collective as ``hvd.synchronize`` does, but sleep between two looks at it.
+    """Wait for the collective of ``handle`` as ``hvd.synchronize`` does, but sleep between polls.
 
-    Horovod's own wait (WaitAndClear in torch/mpi_ops_v2.cc) looks again and again and keeps a
+    Horovod's own wait (WaitAndClear in torch/mpi_ops_v2.cc) polls without a pause and keeps a
     processor busy, which its own threads need, and the other workers of the machine.
 
     Returns:

@@ -20,7 +20,7 @@ __all__ = ["LayerBalance", "LayerRow", "Phases", "layer_balance"]
 def layer_balance(
     model: torch.nn.Module, layers: Iterable[str] | None = None, matrices: bool = False
 ) -> JobBalance:
-    """Return a recorder of the squared norms of the layers of ``model``.
+    """Return a recorder of the squared norms of the weights of each layer of ``model``.
 
     See :class:`edl.diagnose.LayerBalance` for what it records and what follows from that::
 
@@ -37,7 +37,8 @@ def layer_balance(
         model: the model whose layers are recorded.
         layers: names of parameters with two or more dimensions, in the order of the net; None: all
             such parameters that are trained, in the order of ``model.named_parameters()``.
-        matrices: whether to record the matrices D_i, too (:mod:`edl.diagnose`).
+        matrices: whether to record, too, the matrices D_i = W_(i+1)^T W_(i+1) - W_i W_i^T of
+            consecutive layers' weights W_i (:mod:`edl.diagnose`).
 
     Raises:
         UsageError: ``model`` is no module, it has fewer than two such parameters, a name in

@@ -15,16 +15,16 @@ PRIME, ODD = 0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D  # from the usual ra
 
 
 def size_of(value: Any) -> int | None:
-    """Return the size of a tensor or an array in bytes; None for any other value."""
+    """Return the size in bytes of ``value``, a tensor or NumPy array; None for any other value."""
     return value.nbytes if isinstance(value, (torch.Tensor, np.ndarray)) else None
 
 
 def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
-    """Return a digest of each part of a state, by the name of the part.
+    """Return the digest of each byte range in ``parts``, by the name of the value that it is of.
 
-    A part that cannot be compared is left out: a sparse or quantized tensor, or an object of an
+    A value that cannot be compared is left out: a sparse or quantized tensor, or an object of an
     unknown type. Two tensors have equal digests if their bits are equal, so 0.0 and -0.0 differ.
-    The sums that a device has computed come to the CPU in one transfer for all parts.
+    What a device has computed comes to the CPU in one transfer for all its tensors.
     """
     found: dict[str, int] = {}
     sums: dict[torch.device, dict[str, torch.Tensor]] = {}
@@ -59,7 +59,7 @@ def weighted_word_sum(data: torch.Tensor) -> torch.Tensor:
         data: a flat tensor of bytes (uint8); it is padded with zeros to whole words.
 
     Returns:
-        A 0-d tensor of int64 on the device of ``data``.
+        The sum, as a 0-d tensor of int64 on the device of ``data``.
     """
     total = torch.zeros((), dtype=torch.int64, device=data.device)
     padded = torch.nn.functional.pad(data, (0, -len(data) % 4))

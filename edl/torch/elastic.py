@@ -1,6 +1,6 @@
 """Provide ``hvd.elastic`` for a PyTorch script that imports ``edl.torch`` as ``hvd``.
 
-:mod:`edl.framework.elastic` has what these names do in every framework.
+:mod:`edl.framework.elastic` has what is the same in every framework.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ __all__ = ["ElasticSampler", "TorchState", "run"]
 
 
 class TorchState(State):
-    """An elastic state: a model, an optimizer and further attributes that follow the job.
+    """Horovod's elastic state of a script: a model, an optimizer and further attributes.
 
-    Attributes may be samplers, LR schedulers, numbers and other objects. An object with
-    ``state_dict()`` and ``load_state_dict()`` stays the same object when the state is restored or
-    received; any other attribute is replaced by a copy. A crash undoes what has changed since the
-    last commit, also inside of lists and dicts.
+    It is saved at each commit, restored after a crash, and sent to newcomers. Attributes may be
+    samplers, LR schedulers, numbers and other objects. An object with ``state_dict()`` and
+    ``load_state_dict()`` stays the same object when the state is restored or received; any other
+    attribute is replaced by a copy. A crash undoes what has changed since the last commit, also
+    inside of lists and dicts.
 
     Args:
-        model: the model, if there is one.
-        optimizer: the optimizer, if there is one.
+        model: the model; None: there is none.
+        optimizer: the optimizer; None: there is none.
         attributes: further attributes, by name.
     """
 
@@ -49,7 +50,7 @@ class TorchState(State):
         super().__init__(model=model, optimizer=optimizer, **attributes)
 
     def restore(self) -> None:
-        """Restore the state that was saved last, and set all gradients to None.
+        """Restore the state of the last commit, and set all gradients to None.
 
         The gradients belong to batches that the script trains again.
         """
@@ -59,7 +60,11 @@ class TorchState(State):
                 parameter.grad = None
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the learning rate of each optimizer in the state, by a name for error messages."""
+        """Return the present learning rates of the optimizers in the state.
+
+        Returns:
+            The rates by texts for error messages, such as ``learning rate of optimizer 1``.
+        """
         things = (getattr(self, name) for name in self._names)
         return rates_of([thing for thing in things if isinstance(thing, torch.optim.Optimizer)])
 
@@ -118,7 +123,11 @@ class TorchState(State):
         return exchange(ring, root, values, keep, cloudpickle.dumps)
 
     def renew(self) -> None:
-        """Divide the rest of the epoch among the workers of a new ring, then save the state."""
+        """After a change of the ring, divide the rest of the epoch anew, and save the state.
+
+        Each :class:`ElasticSampler` in the state divides the untrained samples among the workers of
+        the new ring.
+        """
         for name in self._names:
             if isinstance(thing := getattr(self, name), ElasticSampler):
                 thing.reset()
@@ -128,9 +137,10 @@ class TorchState(State):
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function(state, ...)`` wrapped, so that it trains while workers join and leave.
 
-    The function may be interrupted at any collective and at any commit, and is then called again.
-    It returns on all workers after the same commit. A worker whose last steps are interrupted by
-    the death of another worker returns with the state of a worker that has finished.
+    The function may be interrupted at any collective and at any commit, and is then called again
+    with the state of the last commit. It returns on all workers after the same commit. A worker
+    whose last steps are interrupted by the death of another worker returns with the state of a
+    worker that has finished.
 
     Args:
         function: the training function of the script; its first argument is a :class:`TorchState`.
@@ -145,7 +155,7 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _parameters(thing: Any) -> Iterator[torch.Tensor]:
-    """Yield the parameters of a model or of an optimizer; nothing for any other object."""
+    """Yield the parameters of ``thing``, a model or an optimizer; nothing for any other object."""
     if isinstance(thing, torch.nn.Module):
         yield from thing.parameters()
     elif isinstance(thing, torch.optim.Optimizer):

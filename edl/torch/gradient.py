@@ -13,13 +13,13 @@ from edl.torch.accumulation import Contribution
 
 @dataclass(slots=True)
 class PendingAllreduce:
-    """An allreduce of one gradient that is on its way through the ring.
+    """An allreduce of one gradient that was started in the ring and not waited for yet.
 
     Attributes:
         handle: Horovod's handle, to wait for the allreduce.
         sent: the tensor that is sent; it must stay alive until Horovod has read it.
         local: the parameter's gradient when it was sent; None if it had none, and zeros were sent.
-        version: PyTorch's count of the writes to ``local`` when it was sent.
+        version: PyTorch's count of in-place writes to ``local`` when it was sent.
     """
 
     handle: int
@@ -36,6 +36,26 @@ class Gradient:
     than all the rest here. "Local" is the gradient that this worker has computed, "mean" the
     average over the global batch of all workers, and "leftover" a gradient that is still there from
     the step before.
+
+    Attributes:
+        parameter: the parameter.
+        part: the parameter's record for gradient accumulation.
+        name: the parameter's name; empty if the optimizer does not train it any more.
+        collective: the name of the gradient's allreduce.
+        computed: the number of the step in which backward computed the gradient last; 0: none.
+        computed_in: the number of that backward pass; -1: none.
+        pending: the allreduce that was started and not waited for; None: there is none.
+        buffer: memory that receives the next average; None: it is allocated then.
+        left: the gradient at the end of the last step; None: there was none.
+        left_version: PyTorch's count of in-place writes to that gradient at that time.
+        local: with several optimizers, the local gradient while ``parameter.grad`` is the mean.
+        mean_in: the number of the step whose mean the gradient is; -1: it is no mean.
+        is_mixed: whether a gradient of an earlier step is added into it.
+        forgotten_in: the step in which the script cleared the mean before it was reduced again;
+            -1: none.
+        forgotten: what the script left as the gradient then: None, or zeros.
+        microbatches: the sum over the microbatches so far; None: there is none.
+        pieces_of: the number of the step that these microbatches belong to; -1: none.
     """
 
     parameter: torch.nn.Parameter
@@ -57,7 +77,7 @@ class Gradient:
     pieces_of: int = -1  # the step that the microbatches belong to
 
     def is_local(self, step: int) -> bool:
-        """Return whether the gradient is this worker's own in ``step``, not yet the job's mean."""
+        """Return whether the gradient is this worker's own of step ``step``, and not the mean."""
         if self.pending is not None:
             return True
         if self.parameter.grad is None or self.mean_in == step:
@@ -65,28 +85,29 @@ class Gradient:
         return self.computed == step or not self.is_leftover()
 
     def is_leftover(self, since: int = 0) -> bool:
-        """Return whether the gradient is still the one of the step before.
+        """Return whether the gradient is still the tensor of the step before.
 
         Args:
-            since: how often the gradient was written to since the end of that step.
+            since: how many in-place writes the tensor has had since the end of that step; with any
+                other number of writes it does not count as a leftover.
         """
         if self.left is None or (gradient := self.parameter.grad) is None:
             return False
         return self.left() is gradient and gradient._version == self.left_version + since
 
     def refuse_leftover(self, since: int = 0) -> None:
-        """Raise UsageError if the gradient is still the one of the step before.
+        """Raise UsageError if the gradient is still the tensor of the step before.
 
         Such a gradient is the mean of another step, and a newcomer does not have it.
 
         Args:
-            since: how often the gradient was written to since the end of that step.
+            since: as for :meth:`is_leftover`: the number of in-place writes since that step.
         """
         if self.is_leftover(since):
             self._refuse()
 
     def refuse_mixed(self, step: int) -> None:
-        """Raise UsageError if the gradient, or a part of it, is of a step before ``step``."""
+        """Raise UsageError if the gradient is, or contains, one of a step before ``step``."""
         gradient = self.parameter.grad
         if gradient is None or (self.is_mixed and not gradient.any()):
             self.is_mixed = False
@@ -103,7 +124,7 @@ class Gradient:
         )
 
     def remember(self) -> None:
-        """Note the gradient at the end of a step, to recognise a leftover in the next step."""
+        """Record the gradient at the end of a step, so that the next step recognises it."""
         gradient = self.parameter.grad
         if gradient is None:
             self.left = None
@@ -111,7 +132,7 @@ class Gradient:
             self.left, self.left_version = weakref.ref(gradient), gradient._version
 
     def check_unchanged(self) -> None:
-        """Check that the script has not changed the gradient while it was being reduced.
+        """Check that the script has not changed the gradient since it was sent.
 
         Raises:
             UsageError: the script has changed or replaced it, so that the mean and the gradient
@@ -130,10 +151,10 @@ class Gradient:
     # --- microbatches
 
     def put_aside(self, step: int) -> None:
-        """Add the gradient of a microbatch to the sum of its batch, and set the gradient to None.
+        """Move the gradient of a microbatch into the sum of its batch; the gradient becomes None.
 
-        It is called when more microbatches follow. The script cannot clear the sum with
-        ``zero_grad()``.
+        It is called after each microbatch but the last. So the script's ``zero_grad()`` cannot
+        clear the sum.
 
         Args:
             step: the number of the current step.
@@ -148,7 +169,7 @@ class Gradient:
         )
 
     def take_back(self, step: int) -> None:
-        """Set the gradient to the sum over all microbatches, after the last microbatch.
+        """After the last microbatch, set the gradient to the sum over all microbatches.
 
         A sum of an earlier step, which the script has left unfinished, is dropped.
 
@@ -165,7 +186,7 @@ class Gradient:
     # --- with several optimizers: a backward pass may add to a gradient that is the mean already
 
     def become_mean(self, mean: torch.Tensor, step: int) -> None:
-        """Set the gradient to ``mean``, and keep the local gradient until the next step.
+        """Set the parameter's gradient to ``mean``, and keep the local one until the next step.
 
         Args:
             mean: the mean over the global batch.
@@ -177,9 +198,10 @@ class Gradient:
         self.remember()
 
     def become_local(self, step: int) -> None:
-        """Set the gradient back to what this worker has computed, if it is the mean of ``step``.
+        """Set the parameter's gradient from the mean of ``step`` back to the local gradient.
 
-        A gradient that the script has set to None or to zeros stays as it is.
+        If it is not the mean of ``step``, nothing changes. If the script has set the mean to None
+        or zeros, that stays.
         """
         if self.mean_in == step:
             if self._is_forgotten():
@@ -189,20 +211,20 @@ class Gradient:
             self.local, self.mean_in = None, -1
 
     def forget_again(self, step: int) -> None:
-        """Set the gradient again to None or zeros, if the script had done so in ``step``.
+        """Set the gradient to None or zeros again, if the script had done so in step ``step``.
 
-        It is called after a reduction that was repeated because the ring broke: that has put the
-        mean in the place of what the script had cleared.
+        It is called after a reduction that was repeated because the ring broke: that reduction has
+        put the mean in the place of the None or the zeros.
         """
         if self.forgotten_in == step:
             self.parameter.grad, self.local, self.mean_in = self.forgotten, None, -1
 
     def refuse_changed(self, step: int) -> None:
-        """Raise UsageError if the script has changed the gradient while it is the mean of ``step``.
+        """Raise UsageError if the script has changed the gradient since it became the mean.
 
-        It is called before something else is reduced in the same step. If the ring broke after
-        that, the survivors would reduce the local gradient again, and the script's change would be
-        lost.
+        Only a mean of step ``step`` is checked; one that is None or zeros is allowed. It is called
+        before more gradients are reduced in the same step. If the ring broke after that, the
+        survivors would reduce the local gradient again, and the script's change would be lost.
         """
         if self.mean_in == step and not self.is_leftover() and not self._is_forgotten():
             raise UsageError(
@@ -217,7 +239,7 @@ class Gradient:
         return gradient is None or (not self.is_leftover() and not gradient.any())
 
     def expect_more(self, step: int) -> None:
-        """Prepare the gradient for an addition that autograd is about to make in ``step``.
+        """Prepare for autograd's addition to the gradient in step ``step``, right before it.
 
         If the gradient is the mean of ``step`` already, the local gradient takes its place again.
 

@@ -2,8 +2,9 @@
 
 A script may add a group in epoch 2, remove one, or freeze parameters. A newcomer that begins in
 epoch 5, and a job that is resumed there, have not run that code: they receive the groups and the
-flags with the job's state. The groups that a script has *before its loop* must be those that the
-job began with, or some of its present ones: else it is another script, and is refused.
+flags with the job's state. The groups that a newcomer's script has *before its loop* must be those
+that the job began with, or some of those that the job has now; else it is another script, and edl
+raises UsageError.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ Names = list[list[str]]  # of the parameters of each group
 def optimizer_parameters(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module
 ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Yield the optimizer's parameters with names that are the same on every worker."""
+    """Yield the name and the object of each parameter of ``optimizer``, in its order.
+
+    The name is the one in ``model``; a parameter that is not in the model is ``parameter.N``, N
+    being its index in the optimizer. So names are the same on every worker.
+    """
     names = {parameter: name for name, parameter in model.named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, parameter in enumerate(parameters):
@@ -32,7 +37,7 @@ def optimizer_parameters(
 
 
 class ParameterGroups:
-    """The parameter groups of one optimizer, which follow those of the job.
+    """The parameter groups of one optimizer, which can be made equal to those of the job.
 
     Args:
         optimizer: the optimizer of this script.
@@ -46,17 +51,21 @@ class ParameterGroups:
 
     @property
     def names(self) -> Names:
-        """The names of the parameters of each group, as the groups are now."""
+        """The names of the parameters in each present group of the optimizer."""
         named = optimizer_parameters(self._optimizer, self._model)
         return [[next(named)[0] for _ in each["params"]] for each in self._optimizer.param_groups]
 
     def begin(self) -> None:
-        """Note the groups with which the script's loop begins; further calls do nothing."""
+        """Record the groups with which the script's epoch loop begins; further calls do nothing."""
         if self._at_start is None:
             self._at_start = self.names
 
     def state(self) -> dict[str, Names]:
-        """Return the parameter names of each group, ``now`` and ``at_start`` of the epoch loop."""
+        """Return the parameter names of each group, at present and when the epoch loop began.
+
+        Returns:
+            Two lists of groups, by the keys ``now`` and ``at_start``.
+        """
         self.begin()
         assert self._at_start is not None
         return {"now": self.names, "at_start": self._at_start}
@@ -65,8 +74,8 @@ class ParameterGroups:
         """Replace the groups of the optimizer by those of the job, where they differ.
 
         Args:
-            theirs: the :meth:`state` of a worker that has the job's groups.
-            options: the options of each of these groups, such as ``lr``.
+            theirs: what :meth:`state` has returned on a worker with the job's groups.
+            options: the options of each of the job's groups, such as ``lr``.
 
         Raises:
             UsageError: the script began with other groups, or its model lacks a parameter.
@@ -110,16 +119,20 @@ class ParameterGroups:
         logger.info("the optimizer has the job's %d parameter groups now", len(groups))
 
     def _receive(self, parameters: set[torch.Tensor]) -> None:
-        """Note a group that came with the job's state, which the script may add again."""
+        """Record a group that came with the job's state, by the set of its parameters.
+
+        The script may add the same group itself later; that call then does nothing.
+        """
         if not self._received:
             vars(self._optimizer)["add_param_group"] = self._add
         self._received.append(parameters)
 
     def _add(self, group: dict[str, Any]) -> None:
-        """Add a parameter group, unless it came with the job's state already.
+        """Add the parameter group ``group``, unless it came with the job's state already.
 
-        This replaces ``add_param_group`` of the optimizer as long as there are such groups. A call
-        for one of these does nothing: the group is there, with the job's options.
+        This replaces ``add_param_group`` of the optimizer as long as there are groups that came
+        with the job's state and were not added by the script. A call for one of these does nothing,
+        because the group is there, with the job's options.
         """
         given = group["params"]
         given = [given] if isinstance(given, torch.Tensor) else [*given]
@@ -134,13 +147,13 @@ class ParameterGroups:
 
 
 class Flags:
-    """The ``requires_grad`` flags of parameters, as far as the script's loop has changed them."""
+    """A record of the ``requires_grad`` flags that the script's epoch loop has changed."""
 
     def __init__(self) -> None:
         self._at_start: dict[str, bool] = {}
 
     def begin(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Note the flags with which the script's loop begins.
+        """Record the flags with which the script's epoch loop begins.
 
         A later call only adds parameters with new names.
 
@@ -151,7 +164,11 @@ class Flags:
             self._at_start.setdefault(name, parameter.requires_grad)
 
     def changed(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, bool]:
-        """Return the flags that differ from those with which the loop began, by parameter name."""
+        """Return the flags that the loop has changed, by parameter name.
+
+        Args:
+            parameters: the parameters of the script's models, by name.
+        """
         self.begin(parameters)
         return {
             name: parameter.requires_grad
@@ -164,8 +181,8 @@ class Flags:
 
         Args:
             parameters: the parameters of this script's models, by name.
-            changed: the flags that the job's loop has changed, by name. All others become what they
-                were when this script's loop began.
+            changed: the flags that the job's loop has changed, by parameter name. All other flags
+                are set back to what they were when this script's loop began.
         """
         self.begin(parameters)
         for name, parameter in parameters.items():

@@ -88,15 +88,18 @@ for _function in (synchronize, barrier, join):
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer, *arguments: Any, **named: Any
 ) -> torch.optim.Optimizer:
-    """Return Horovod's distributed optimizer, for a script with ``elastic.run``.
+    """Wrap ``optimizer`` as Horovod's distributed optimizer, for a script with ``elastic.run``.
 
     The gradients of all workers count equally, as in Horovod. (``edl.Optimizer`` weights them by
     their samples, and belongs to ``edl.DataLoader``.)
 
     Args:
         optimizer: the optimizer to wrap.
-        arguments: the positional arguments of Horovod's ``DistributedOptimizer``.
-        named: its keyword arguments.
+        arguments: the positional arguments of Horovod's ``DistributedOptimizer`` after the first.
+        named: the keyword arguments of Horovod's ``DistributedOptimizer``.
+
+    Returns:
+        The wrapped optimizer.
 
     Raises:
         UsageError: ``op=Adasum``; or edl is not initialised.
