@@ -122,7 +122,7 @@ def end_batch() -> None:
 
 
 def model_of(optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-    """Return the model that ``optimizer`` trains; None if it is no ``edl.Optimizer`` of this job."""
+    """Return the model that ``optimizer`` trains; None if it is no optimizer of the current job."""
     return None if _replica is None else _replica.model_of(optimizer)
 
 

@@ -1,4 +1,4 @@
-"""Provide ``edl.torch.DataLoader``: PyTorch's loader, given the batches of a worker's leases."""
+"""Provide ``edl.torch.DataLoader``: PyTorch's loader, with batches formed from a worker's leases."""
 
 from __future__ import annotations
 
@@ -67,16 +67,17 @@ class DataLoader:
             the number of workers.
         shuffle: whether the order of the samples is random. The order of an epoch is a function of
             (seed, epoch) alone.
-        seed: the seed of that order, and of the random numbers with which samples are loaded.
+        seed: the seed of that order, and of the random numbers drawn while samples are loaded.
         num_workers: how many processes load samples, as in ``torch.utils.data.DataLoader``; 0: the
             training thread loads them.
         max_global_batch: the largest global batch, in samples; None: no limit. Where all workers
             together would train more, each of them trains fewer than ``batch_size``.
         global_batch: in place of ``batch_size``, the samples of all workers together in a step,
             whatever the number of workers. With two numbers, the smallest and the largest, the job
-            chooses between them by its goodput.
-        micro_batch: the most samples that this worker trains at once. A larger batch is split into
-            microbatches, whose gradients are added up until the last one makes the update.
+            chooses a size between them by its goodput. None: ``batch_size`` is used.
+        micro_batch: the most samples in one forward and backward pass of this worker. A larger
+            batch is split into microbatches, whose gradients are added up; the last microbatch
+            makes the update. None: batches are not split.
         prefetch_factor: as in ``torch.utils.data.DataLoader``.
         worker_init_fn: as in ``torch.utils.data.DataLoader``.
         worker: the worker to load for; None: the worker of this process.
@@ -167,13 +168,13 @@ class DataLoader:
     def epochs(self, count: int | None = None, *, max_steps: int | None = None) -> Iterator[int]:
         """Yield the numbers of the epochs to train: from the job's current epoch to ``count - 1``.
 
-        A newcomer first warms up: it gets one batch of one epoch, in a ring of one, and the result
-        is discarded. Then it goes on with the job's current epoch.
+        A newcomer first warms up: its first epoch has one batch, trained in a ring of one worker,
+        and the result is discarded. Then it goes on with the job's current epoch.
 
         Args:
-            count: how many epochs to train; None: as many as ``max_steps`` updates take.
-            max_steps: end the training when the job has made so many updates (``edl.step()``), also
-                inside an epoch.
+            count: how many epochs the job trains; None: as many as ``max_steps`` updates take.
+            max_steps: end the training when the job has made this many updates (``edl.step()``),
+                also inside an epoch; None: no limit.
 
         Raises:
             UsageError: neither is given, or ``max_steps`` is no whole number above 0.
@@ -194,9 +195,9 @@ class DataLoader:
     def steps(self, count: int) -> Iterator[Any]:
         """Yield batches until the job has made ``count`` updates, over as many epochs as needed.
 
-        The updates are those that :func:`edl.step` counts: of all workers, since the beginning of
-        the job, also if it was resumed. So a newcomer and a resumed job end with the same update. A
-        newcomer first gets one batch to warm up.
+        The updates are those that :func:`edl.step` counts: all updates of the model since the job
+        began, also before it was resumed or this worker joined. So all workers end with the same
+        update. A newcomer first gets one batch to warm up.
 
         Raises:
             UsageError: ``count`` is no whole number above 0.
@@ -209,31 +210,31 @@ class DataLoader:
             yield from self
 
     def _resized(self, before: int, now: int) -> None:
-        """Warn of LR schedulers that count steps, if a new job size changes the global batch.
+        """Warn of LR schedulers that count steps, if a resize changes the global batch.
 
         Args:
-            before: how many workers the job had.
-            now: how many workers the job has.
+            before: the number of workers until now.
+            now: the number of workers from now on.
         """
         batching = self._worker.loader.progress.source.batching
         self._batch_changed(batching.of_all(before), batching.of_all(now))
 
     def _batch_changed(self, before: int, now: int) -> None:
-        """Warn on rank 0 of LR schedulers that count steps, as the global batch has changed.
+        """Warn on rank 0 of LR schedulers that count steps, if the global batch has changed.
 
         Args:
-            before: samples of the global batch until now.
-            now: samples of the global batch from now on.
+            before: the size of the global batch until now, in samples.
+            now: the size of the global batch from now on, in samples.
         """
         if self._worker.rank == 0 and before != now:
             warn_of_a_changed_batch(before, now, self._worker.loader.epoch + 1)
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over the batches of the current epoch.
+        """Return an iterator over the batches of the current epoch, as PyTorch's loader gives them.
 
         Raises:
             UsageError: the loop is outside of :meth:`epochs`, or all samples of the epoch are
-                trained.
+                trained already.
         """
         self._steps.check_may_iterate(
             "iterate the loader inside `for epoch in loader.epochs(n):`, so that a newcomer can "
@@ -251,11 +252,11 @@ class DataLoader:
         return self._worker.loader.progress.update_order.batch
 
     def __len__(self) -> int:
-        """Return how many batches the loop over the loader gets in an epoch, rounded up.
+        """Return how many batches the script gets from this loader in an epoch, rounded up.
 
-        Before this worker's first step in the job's ring the number is computed with as many
-        workers as the job began with, so that a schedule over ``epochs * len(loader)`` steps is the
-        same on newcomers. From then on it is computed with the present workers.
+        Before this worker's first step in the job's ring the number is computed for the number of
+        workers with which the job began, so that a schedule over ``epochs * len(loader)`` steps is
+        the same on newcomers. After it the number is computed for the present number of workers.
 
         Raises:
             TypeError: the data set is a stream, whose length is unknown before its end.
@@ -266,7 +267,10 @@ class DataLoader:
 
 
 def _unfinished() -> str:
-    """Return the error text for a batch that the script has taken and not trained."""
+    """Return the text of the error for a batch that the script has taken and not trained.
+
+    Without an ``edl.Optimizer`` the text says to make one.
+    """
     return UNFINISHED if has_optimizer() else NO_OPTIMIZER
 
 
@@ -276,11 +280,14 @@ _NONE = object()  # stands for "no batch"; None may be the result of a collate_f
 class _LoaderBatchSource:
     """A source of this worker's batches: formed from its leases, loaded by PyTorch's loader.
 
+    It implements :class:`edl.framework.steps.BatchSource`.
+
     Args:
         worker: the worker of this process.
         as_sent: a function that turns a batch into the indices and seeds that PyTorch's loader
             gets.
-        loader: a function that makes PyTorch's loader, given a function that forms the next batch.
+        loader: a function that makes PyTorch's loader. Its argument is a function that returns the
+            next batch to load, or None if there is none at present.
 
     Attributes:
         data: the data of the batch that :meth:`next` has returned last.
@@ -301,7 +308,7 @@ class _LoaderBatchSource:
         self.data: Any = _NONE
 
     def restart(self) -> None:
-        """Drop all batches that are being loaded: their samples are not this worker's any more."""
+        """Drop all batches that are being loaded: their samples are no longer this worker's."""
         if self._first is not None:
             self._first.discard()
             self._first = None
@@ -309,20 +316,23 @@ class _LoaderBatchSource:
         self._formed.clear()
 
     def form_lost_again(self) -> None:
-        """Do nothing, because PyTorch's loader loses no batches.
+        """Do nothing: batches that PyTorch's loader has are never lost.
 
-        See :class:`edl.framework.steps.BatchSource`.
+        Other frameworks form lost batches again here, see
+        :class:`edl.framework.steps.BatchSource`.
         """
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Return the next batch, whose data are then in :attr:`data`, and whether it is padding.
-
-        A padding batch counts for nothing. It is returned if the worker has no samples left before
-        the others do, or has no loaded batch yet; its data are those of the batch before.
+        """Return the next batch, and put its data into :attr:`data`.
 
         Args:
-            waits: whether to wait until a batch is loaded. Without loader processes it always
-                waits.
+            waits: whether to wait until a batch is loaded. If False, and none is loaded yet, a
+                padding batch is returned. Without loader processes it always waits.
+
+        Returns:
+            The batch; and True if it is a padding batch, which counts for nothing. A worker that
+            has no samples left before the others do gets one, too. Its data are those of the batch
+            before.
         """
         worker = self._worker
         fresh = self._take(waits)
@@ -340,7 +350,12 @@ class _LoaderBatchSource:
         return worker.loader.sampler.warm_up(), True
 
     def _take(self, waits: bool) -> Any:
-        """Return the data of the next loaded batch; ``_NONE`` if there is no such batch."""
+        """Return the data of the next batch from the loader; ``_NONE`` if there is none.
+
+        Args:
+            waits: whether to wait for a newcomer's first batch; if False, and it is not loaded yet,
+                ``_NONE`` is returned.
+        """
         if self._first is None:
             return next(self._arriving, _NONE)
         if not (waits or self._first.has_come):
@@ -353,7 +368,7 @@ class _LoaderBatchSource:
         return worker.warming_up or worker.loader.sampler.has_more(worker.loader.ledger)
 
     def _open(self) -> Iterator[Any]:
-        """Return an iterator over PyTorch's loader, whose processes are started here."""
+        """Start PyTorch's loader with its processes, and return its iterator over batches."""
         if not _forks(self._loader):
             return iter(self._loader)
         with holding_sigterm():  # until _WorkerInit blocks it
@@ -361,7 +376,7 @@ class _LoaderBatchSource:
 
     @staticmethod
     def _loaded(batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield ``batches``, and shorten the errors of the data set.
+        """Yield the items of ``batches``; shorten the text of an error from a loader process.
 
         Raises:
             DataError: the data set raised it in a loader process. The text is the data set's own,
@@ -374,9 +389,12 @@ class _LoaderBatchSource:
             raise DataError(sentence.strip()) from error
 
     def _form(self) -> Batch | None:
-        """Return the next batch to load, formed from the leases; None if there is none now.
+        """Form the next batch to load, from the leases; for a newcomer, its batch to warm up.
 
         PyTorch's loader calls it, by :class:`_Leases`, when it wants to load one more batch.
+
+        Returns:
+            The batch; None if all leased samples are in batches already.
         """
         if self._first is not None and not self._first.may_form():
             return None
@@ -390,7 +408,10 @@ class _LoaderBatchSource:
         return batch
 
     def _any_data(self) -> Any:
-        """Load and return the data of a padding batch, for a worker that has loaded none yet."""
+        """Load one batch in this thread, and return its data, for a padding batch.
+
+        It is for a worker that has loaded no batch yet, whose data a padding batch could repeat.
+        """
         items = self._as_sent(self._worker.loader.sampler.warm_up())
         dataset: Any = self._loader.dataset
         collate = self._loader.collate_fn
@@ -401,19 +422,19 @@ class _LoaderBatchSource:
 
 
 def _forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
-    """Return whether the processes of ``loader`` are forks of this process.
+    """Return whether ``loader`` starts its processes as forks of this process.
 
-    Processes that are started in another way may keep a blocked signal for good.
+    A loader process started in another way may keep a blocked signal blocked for good.
     """
     context = loader.multiprocessing_context or multiprocessing
     return loader.num_workers > 0 and context.get_start_method() == "fork"
 
 
 class _Leases(torch.utils.data.Sampler[list[Any]]):
-    """The batch sampler of PyTorch's loader, which yields batches as long as the leases have some.
+    """The batch sampler of PyTorch's loader, which yields batches while the leases have samples.
 
     Args:
-        form: a function that returns the next batch, or None if there is none now.
+        form: a function that returns the next batch, or None if there is none at present.
         as_sent: a function that turns a batch into the indices and seeds that the loader gets.
     """
 
@@ -429,9 +450,9 @@ class _Leases(torch.utils.data.Sampler[list[Any]]):
 class _WorkerInit:
     """The ``worker_init_fn`` of PyTorch's loader: a function that prepares a loader process.
 
-    It ends with a call of the script's own ``worker_init_fn``. The process closes its copies of the
-    ring's connections and ends when its worker dies. A fork holds copies of these connections; as
-    long as it lives, the other workers cannot see that the worker is gone.
+    The loader process closes its copies of the ring's connections, and will end when its worker
+    dies. A fork holds copies of these connections; as long as they are open, the other workers
+    cannot see that the worker is gone. At the end the script's own ``worker_init_fn`` is called.
 
     Args:
         then: the ``worker_init_fn`` of the script; None: it has none.
@@ -455,10 +476,13 @@ class _WorkerInit:
 
 
 def _obey(worker: int | None) -> None:
-    """Wait for a SIGTERM from the process ``worker``, and end this loader process then.
+    """Wait for a SIGTERM from the worker's process, and then end this loader process.
 
     A SIGTERM from elsewhere, such as one that goes to every process at once, is ignored, because
     the worker needs its loader until it has left the job.
+
+    Args:
+        worker: the process id of the worker.
     """
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != worker:
         pass
@@ -466,15 +490,15 @@ def _obey(worker: int | None) -> None:
 
 
 class _Parsed(torch.utils.data.Dataset[Any]):
-    """A data set of stream samples, which are read by the worker and parsed by PyTorch's loader.
+    """A data set for PyTorch's loader whose "indices" are samples that the worker has read.
 
-    An index of this data set is a sample as the stream has read it. Samples that go to loader
-    processes are pickled first, so that an error for one that cannot be pickled is raised in the
-    worker.
+    The worker reads samples from a stream; the loader (and its processes) only parse them. Samples
+    that go to loader processes are pickled here, so that an error for one that cannot be pickled
+    is raised in the worker.
 
     Args:
         parse: the function that parses a sample; None: the samples stay as they are.
-        is_packed: whether samples go to loader processes.
+        is_packed: whether samples go to loader processes, and are pickled.
     """
 
     def __init__(self, parse: Callable[[Any], Any] | None, is_packed: bool) -> None:
@@ -482,7 +506,9 @@ class _Parsed(torch.utils.data.Dataset[Any]):
         self.is_packed = is_packed
 
     def pack(self, read: list[Any]) -> list[Any]:
-        """Return a batch of read samples as it is sent: pickled if it goes to a loader process.
+        """Return the samples ``read`` of one batch in the form in which the loader gets them.
+
+        That is a list with one pickle of them if they go to loader processes, else ``read`` itself.
 
         Raises:
             UsageError: a sample cannot be pickled.
@@ -505,10 +531,13 @@ class _Parsed(torch.utils.data.Dataset[Any]):
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Remove options that PyTorch's loader cannot have here from ``options``.
+    """Refuse arguments of PyTorch's loader that contradict the ledger, and remove them if unset.
+
+    Args:
+        options: arguments of ``torch.utils.data.DataLoader`` by name; changed in place.
 
     Raises:
-        UsageError: such an option has a value: a sampler, ``drop_last``, or ``in_order=False``.
+        UsageError: a sampler, a batch sampler, ``drop_last`` or ``in_order=False`` is given.
     """
     for name in ("sampler", "batch_sampler"):
         if options.get(name) is not None:

@@ -1,9 +1,9 @@
-"""Warn once of a loss that is no mean over the samples of a batch.
+"""Warn once if the script's loss is not a mean over the samples of a batch.
 
 The autograd graph of a loss shows which functions reduce the batch to one number, and what divides
-their results. Only the first backward passes of rank 0 are checked: ``torch.autograd.backward``,
-which ``Tensor.backward`` calls, is replaced until then. A loss that was compiled with its model is
-one node, and nothing can be seen in it.
+their results. Only the first 20 backward passes are checked, on rank 0: until then,
+``torch.autograd.backward``, which ``Tensor.backward`` calls, is replaced. A loss that was compiled
+with its model is one node, and nothing can be seen in it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ _SELECTING = {"Index", "MaskedSelect"}
 
 
 class LossLook:
-    """A check of the first losses of which the script of ``worker`` computes gradients.
+    """A check whether the script's first losses are means over the samples of their batches.
 
-    It logs one warning, on rank 0, if a loss is no mean over the samples of its batch.
+    If one is not, rank 0 logs one warning.
+
+    Args:
+        worker: the worker whose script is checked.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -45,9 +48,10 @@ class LossLook:
         self._plain: Callable[..., None] = torch.autograd.backward
 
     def begin(self) -> None:
-        """Check losses from now on, if the job may have several workers.
+        """Replace ``torch.autograd.backward`` by a function that first checks the losses.
 
-        ``torch.autograd.backward`` is replaced until enough losses are checked.
+        After enough checked losses the function is put back. In a job that has one worker only,
+        nothing is done.
         """
         if not self._worker.is_shared:
             return
@@ -76,10 +80,11 @@ class LossLook:
             self._left = 0
 
     def _why_one_is_none(self, losses: list[Any] | tuple[Any, ...], samples: int) -> str | None:
-        """Return why one of ``losses`` is no mean; None also for a graph that cannot be read.
+        """Return a text that says why one of ``losses`` is no mean over its ``samples`` samples.
 
-        The attributes of the nodes are no public interface of PyTorch, and a script may have nodes
-        of its own. A check that fails must not end a step.
+        None if all may be means, or their graph cannot be read: the attributes of the nodes are no
+        public interface of PyTorch, and a script may have nodes of its own. A check that fails must
+        not end a step.
         """
         try:
             for loss in losses:
@@ -91,7 +96,12 @@ class LossLook:
         return None
 
     def why_no_mean(self, loss: torch.Tensor, samples: int) -> str | None:
-        """Return why ``loss`` is no mean over the ``samples`` of its batch; None if it may be."""
+        """Return a text that says why ``loss`` is no mean over its batch; None if it may be one.
+
+        Args:
+            loss: a loss with its autograd graph.
+            samples: how many samples the batch has.
+        """
         for number, term in enumerate(terms_of(loss, samples)):
             key = f"{number}.{term.name}"
             if (why := why_no_mean(term, self._before.get(key))) is not None:
@@ -103,7 +113,12 @@ class LossLook:
 def terms_of(loss: torch.Tensor, samples: int) -> Iterator[LossTerm]:
     """Yield those terms of ``loss`` that may be no mean over the ``samples`` of its batch.
 
-    A mean over all entries is also a mean over the samples, so it is left out.
+    A term that is a mean over all entries of a tensor is also a mean over the samples, so it is
+    left out.
+
+    Args:
+        loss: a loss with its autograd graph.
+        samples: how many samples the batch has.
     """
     # each node, what its result is divided by, and the product of the factors below 1
     waiting: list[tuple[Any, float, float]] = [(loss.grad_fn, 1.0, 1.0)]
@@ -132,11 +147,11 @@ def _term(node: Any, kind: str, samples: int, divisor: float, factor: float) -> 
         node: a node of the autograd graph.
         kind: the name of the node's function.
         samples: how many samples the batch has.
-        divisor: what the result of the node is divided by.
-        factor: the product of the factors below 1 that it is multiplied by.
+        divisor: the number that the node's result is divided by, on its way to the loss.
+        factor: the product of the factors below 1 that the result is multiplied by on that way.
 
     Returns:
-        The term; None if the node computes none, or one that may well be a mean.
+        The term; None if the node reduces no batch to a number, or may well compute a mean.
     """
     reduction = getattr(node, "_saved_reduction", NOTHING)
     if kind == "Sum":
@@ -161,13 +176,16 @@ def _term(node: Any, kind: str, samples: int, divisor: float, factor: float) -> 
 
 
 def _kind(node: Any) -> str:
-    """Return the name of a node's function: ``NllLoss`` for a NllLossBackward0."""
+    """Return the function's name of the autograd node ``node``, such as ``NllLoss``.
+
+    PyTorch calls that node NllLossBackward0.
+    """
     name = str(node.name()).rpartition("::")[2]
     return name.partition("Backward")[0]
 
 
 def _sizes(node: Any) -> tuple[int, ...]:
-    """Return the shape of a node's result; empty for a number."""
+    """Return the shape of the result of the autograd node ``node``; empty for a 0-d tensor."""
     return tuple(node._input_metadata[0].shape)
 
 
@@ -180,24 +198,32 @@ def _entries(node: Any) -> int:
 
 
 def _total_weight(node: Any) -> float | None:
-    """Return the sum of the weights of a cross entropy's targets, in which ignored targets count 0.
+    """Return the sum of the target weights of a cross entropy, in which ignored targets count 0.
 
-    None if the node is no cross entropy.
+    Args:
+        node: a node of the autograd graph.
+
+    Returns:
+        The sum; None if the node is no cross entropy.
     """
     weight = getattr(node, "_saved_total_weight", None)
     return None if weight is None else float(weight)
 
 
 def _below(node: Any) -> list[Any]:
-    """Return the nodes that computed the inputs of ``node``."""
+    """Return the autograd nodes that computed the inputs of ``node``."""
     return [each for each, _ in node.next_functions if each is not None]
 
 
 def _number(node: Any) -> float:
-    """Return the number that a node multiplies or divides by.
+    """Return the absolute value of the number by which a node multiplies or divides its input.
 
-    1.0 if it does neither; infinite if the number is learned, or computed by the model, and so says
-    nothing about the batch.
+    Args:
+        node: a node of the autograd graph.
+
+    Returns:
+        The number; 1.0 if the node does neither; infinity if the number requires a gradient (it is
+        learned, or computed by the model), and so says nothing about the size of the batch.
     """
     other = getattr(node, "_saved_other", None)
     if isinstance(other, int | float):  # one of Python, as for ``label_smoothing``
@@ -208,10 +234,10 @@ def _number(node: Any) -> float:
 
 
 def _is_penalty(node: Any) -> bool:
-    """Return whether a sum is a penalty, and not one over the samples of a batch.
+    """Return whether the sum or mean in ``node`` is a penalty, not one over a batch's samples.
 
-    A penalty is a sum over parameters, such as ``weight.abs().sum()``, or over values that are
-    means over the batch already, such as the entropy of the mean prediction.
+    A penalty is over parameters, such as ``weight.abs().sum()``, or over values that are means over
+    the batch already, such as the entropy of the mean prediction.
     """
     waiting, is_of_data = _below(node), False
     for _ in range(DEEPEST):

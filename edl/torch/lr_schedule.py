@@ -1,8 +1,9 @@
 """Set learning rates by the number of samples trained: ``edl.LRSchedule``, ``edl.in_samples``.
 
-The rate of an update is set right before the update, when every worker knows how many samples it
-has. So it is the same on all workers, whatever the batches are and whichever workers have joined or
-left. A script may call ``scheduler.step()`` as for PyTorch's own schedulers; the call does nothing.
+The rate of an update is set right before the update, when every worker knows how many samples the
+update has. So it is the same on all workers, whatever the batches are and whichever workers have
+joined or left. A script may call ``scheduler.step()`` as for PyTorch's own schedulers; the call
+does nothing.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ UNSCALED = {"Rprop", "ASGD", "Adafactor"}  # their rate is no factor of the upda
 
 
 class LRSchedule(LRScheduler):
-    """An LR scheduler that sets the rates of ``optimizer`` by a schedule in samples.
+    """An LR scheduler that sets the rates of ``optimizer`` by the number of samples trained.
 
     Args:
         optimizer: an optimizer that ``edl.Optimizer`` has returned.
-        schedule: a schedule of :mod:`edl.schedules`, or one for each parameter group.
-        scaling: how the rates follow the global batch; None: they do not.
-        keep_ratios: whether the schedule is that of the first group, and the rates of the other
-            groups keep their ratios to it.
+        schedule: a schedule of :mod:`edl.schedules`, a learning rate as a function of samples; or
+            a sequence of these, one for each parameter group.
+        scaling: the rule by which the rates grow with the global batch; None: they do not.
+        keep_ratios: whether the rates of the other groups keep their present ratios to the rate of
+            the first group, which follows ``schedule``. If False, each group follows its schedule.
 
     Raises:
         UsageError: the optimizer is not edl's, its learning rate cannot be scaled, or there are not
@@ -77,11 +79,11 @@ class LRSchedule(LRScheduler):
         self._set(current_worker().loader.update)
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """Return the learning rate of each group, which is the rate of the last update."""
+        """Return the present learning rate of each parameter group."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def _set(self, update: Update) -> None:
-        """Set the learning rate of each group for ``update``."""
+        """Set the learning rate of each parameter group for the update described by ``update``."""
         scaling = self.scaling
         factor = 1.0
         if scaling is not None:
@@ -97,7 +99,7 @@ class LRSchedule(LRScheduler):
         self._last_lr = self.get_lr()
 
     def _see_groups(self) -> None:
-        """Give a schedule to each parameter group that the script has added since the last update.
+        """Extend the schedule to parameter groups that the script has added since the last update.
 
         Raises:
             UsageError: the script gave one schedule for each group, and a new group has none.
@@ -115,7 +117,9 @@ class LRSchedule(LRScheduler):
 
 
 def follow_policy(optimizer: torch.optim.Optimizer) -> None:
-    """Let ``optimizer`` follow the ``[learning_rate]`` table of the job's policy, if it has one.
+    """Set the rate of ``optimizer`` by the ``[learning_rate]`` table of the job's policy file.
+
+    Without a policy file or without the table, nothing is done.
 
     Raises:
         UsageError: the policy has a schedule and the script several optimizers, the rate cannot be
@@ -137,7 +141,7 @@ def follow_policy(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_schedulers() -> None:
-    """Check that an optimizer which follows the job's policy has no other LR scheduler.
+    """Check that no optimizer whose rate the job's policy sets has an LR scheduler of the script.
 
     It is called when the training begins, for schedulers made after the optimizer.
 
@@ -157,13 +161,13 @@ _of_policy: weakref.WeakSet[LRSchedule] = weakref.WeakSet()  # their optimizers 
 
 
 class InSamples:
-    """A wrapper of an LR scheduler of PyTorch, which counts ``batch`` samples as one step.
+    """A wrapper of an LR scheduler of PyTorch, for which ``batch`` samples count as one step.
 
     :func:`in_samples` makes it.
 
     Args:
         scheduler: the scheduler that counts steps.
-        batch: the samples that count as one step.
+        batch: the number of samples that count as one step.
     """
 
     def __init__(self, scheduler: LRScheduler, batch: int) -> None:
@@ -177,10 +181,10 @@ class InSamples:
             self.scheduler.step()
 
     def step(self) -> None:
-        """Do nothing, because the scheduler advances by itself before each update."""
+        """Do nothing, because edl advances the wrapped scheduler right before each update."""
 
     def get_last_lr(self) -> list[float | torch.Tensor]:
-        """Return the last learning rate of each group, as the wrapped scheduler has it."""
+        """Return the last learning rate of each parameter group in the wrapped scheduler."""
         return self.scheduler.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
@@ -195,13 +199,13 @@ class InSamples:
 def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:
     """Return a wrapper of ``scheduler`` that counts ``batch`` samples as one of its steps.
 
-    So its learning rates for a number of samples are those of a job whose global batch is ``batch``
-    all the time. ``step()`` of the wrapper does nothing; the scheduler's own ``step()`` must not be
-    called.
+    So its learning rate after a number of samples is the one that it has in a job whose global
+    batch is always ``batch``. ``step()`` of the wrapper does nothing; the scheduler's own
+    ``step()`` must not be called.
 
     Args:
         scheduler: an LR scheduler of PyTorch that counts steps.
-        batch: the global batch, in samples, for which the steps were chosen.
+        batch: the global batch, in samples, for which the scheduler's numbers of steps were chosen.
 
     Raises:
         UsageError: the scheduler counts no steps, its optimizer is not edl's, or ``batch`` is below
@@ -223,12 +227,15 @@ def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:
 def before_each_update(
     optimizer: torch.optim.Optimizer, then: Callable[[Update], None], what: str
 ) -> None:
-    """Call ``then`` right before each update, also one that other workers made without this worker.
+    """Let ``then`` be called right before each update of ``optimizer``.
+
+    It is also called for an update that the other workers have made without this worker.
 
     Args:
         optimizer: an optimizer that ``edl.Optimizer`` has returned.
-        then: a function that gets the numbers of the update, such as the samples trained before it.
-        what: the name of the caller, for the errors.
+        then: a function whose argument is the record of the update, with the number of samples
+            trained before it.
+        what: the name of the caller, such as ``edl.LRSchedule``, for the errors.
 
     Raises:
         UsageError: the optimizer is not edl's.

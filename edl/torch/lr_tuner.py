@@ -30,7 +30,7 @@ from edl.worker.loader_steps import Update
 
 
 class LRTuner(LRScheduler):
-    """An LR scheduler that tunes the rate of ``optimizer`` by the loss along its updates.
+    """An LR scheduler that chooses the rate of ``optimizer`` by measuring the loss along updates.
 
     ::
 
@@ -43,8 +43,8 @@ class LRTuner(LRScheduler):
             optimizer.step()
             tuner.step((x, y))
 
-    First it explores, with the highest rate at which the loss does not grow; then it exploits, with
-    the rate that minimises the loss. It begins at a tenth of the optimizer's own rate. Parameter
+    While it explores, it uses the highest rate at which the loss does not grow; after that, the
+    rate that minimises the loss. It begins at a tenth of the optimizer's own rate. Parameter
     groups keep the ratios of their rates.
 
     Args:
@@ -52,7 +52,7 @@ class LRTuner(LRScheduler):
         loss_of: a function that computes the mean loss of a batch, a number, by a forward pass.
         total: samples of the whole training: the samples of an epoch times the number of epochs.
         explore: in how many of these samples it explores; None: half of them.
-        share: the fraction of the time of all steps that measuring may take.
+        share: the fraction of the training time that the measurements may take.
         max_lr: the highest learning rate; None: 1,000 times the optimizer's own.
 
     Raises:
@@ -90,18 +90,18 @@ class LRTuner(LRScheduler):
 
     @property
     def reason(self) -> str:
-        """The last decision about the learning rate, with its reason."""
+        """The last decision about the learning rate, with its reason, as a text."""
         return self._tuner.reason
 
     def step(self, batch: Any) -> None:  # type: ignore[override]
-        """Let the tuner act after the update of ``batch``; all workers call it.
+        """Measure the loss along an update, or keep this update to be measured in the next batch.
 
-        Call it before the next batch. If the update before was kept to be measured, the losses
-        along it are evaluated in ``batch``, and the learning rate may change. Otherwise this update
-        may be kept, to be measured in the next batch.
+        All workers call it after the update of each batch, before they take the next batch. If the
+        update of an earlier batch was kept, the losses along it are evaluated in this ``batch``,
+        and the learning rate may change. Otherwise the update of this batch may be kept.
 
         Args:
-            batch: the batch of the update, as ``loss_of`` takes it.
+            batch: the batch of the update, in the form that ``loss_of`` takes.
 
         Raises:
             UsageError: the update of ``batch`` is not made yet, the script has several optimizers,
@@ -122,23 +122,28 @@ class LRTuner(LRScheduler):
         )
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """Return the learning rate of each group, which is the rate of the last update."""
+        """Return the present learning rate of each parameter group."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the tuning, which is the same on all workers."""
+        """Return the state of the tuning (rates, decisions), which is the same on all workers."""
         return self._tuner.snapshot()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of the tuning that another worker or a checkpoint has."""
+        """Load ``state_dict``, the state of the tuning from another worker or a checkpoint."""
         self._tuner.restore(state_dict)
 
     def _initial_step(self) -> None:
-        """Note the present rates; PyTorch's own method would call ``step()`` without a batch."""
+        """Store the present rates, as PyTorch's constructor requires.
+
+        PyTorch's own method would call ``step()``, which needs a batch here.
+        """
         self._last_lr = self.get_lr()
 
     def _begin_update(self, update: Update) -> None:
-        """Set the rate of ``update`` right before it, and copy the parameters if it is measured.
+        """Set the learning rate for ``update`` right before it is made.
+
+        If the update is to be measured, the parameters are copied, too.
 
         Raises:
             UsageError: the optimizer has another LR scheduler by now.
@@ -148,7 +153,7 @@ class LRTuner(LRScheduler):
         self._tuner.begin_update(current_worker(), update)
 
     def _set(self, update: Update) -> None:
-        """Set the learning rate of each group for ``update``."""
+        """Set the learning rate of each parameter group for the update described by ``update``."""
         rate = self._tuner.rate(update)
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
             if isinstance(group["lr"], torch.Tensor):
@@ -158,7 +163,7 @@ class LRTuner(LRScheduler):
         self._last_lr = self.get_lr()
 
     def _refuse_others(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise UsageError if ``optimizer`` has another LR scheduler."""
+        """Raise UsageError if ``optimizer`` has an LR scheduler other than this one."""
         others = [each for each in schedulers_of(optimizer) if each is not self]
         for other in others:
             refuse_beside(type(other).__name__)

@@ -21,12 +21,12 @@ _PORTABLE = (*PLAIN, np.ndarray, np.generic, torch.Tensor)
 
 
 def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the names of a model's tensors in ``state_dict()``, and the other values in it.
+    """Map the names in a model's ``state_dict()`` to its tensors' own names; return the rest, too.
 
     Returns:
-        Two dicts: for each tensor of the model, by its name in ``state_dict()``, its name in
-        ``named_parameters()`` or ``named_buffers()``; and by name the values that are no tensors of
-        the model, without those that a file cannot hold (:func:`is_portable`).
+        Two dicts. The first maps the name of each tensor in ``state_dict()`` to its name in
+        ``named_parameters()`` or ``named_buffers()``. The second has the values in ``state_dict()``
+        that are neither, by name, without those that a file cannot hold (:func:`is_portable`).
     """
     known = {id(tensor): name for name, tensor in model.named_buffers()}
     known |= {id(tensor): name for name, tensor in model.named_parameters()}
@@ -40,7 +40,10 @@ def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, 
 
 
 def extra_states(model: torch.nn.Module) -> dict[str, Any]:
-    """Return what ``get_extra_state()`` of each module returns, by the module's name."""
+    """Return what ``get_extra_state()`` of the modules of ``model`` returns, by the module's name.
+
+    Values that a file cannot hold (:func:`is_portable`) are left out.
+    """
     return {
         name: state
         for name, module in _with_extra_state(model)
@@ -49,21 +52,30 @@ def extra_states(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def load_extra_states(model: torch.nn.Module, states: Mapping[str, Any]) -> None:
-    """Call ``set_extra_state()`` of the modules with ``states``, from :func:`extra_states`."""
+    """Call ``set_extra_state()`` of the modules of ``model``.
+
+    Args:
+        model: the model.
+        states: the states by module name, as :func:`extra_states` has returned them; modules
+            without one are left alone.
+    """
     for name, module in _with_extra_state(model):
         if name in states:
             module.set_extra_state(states[name])
 
 
 def is_portable(value: Any) -> bool:
-    """Return whether a value consists of numbers, text, bytes, arrays, dicts, lists and tuples."""
+    """Return whether ``value`` has only parts that a checkpoint file can hold.
+
+    These are numbers, text, bytes, arrays and tensors, in dicts, lists and tuples.
+    """
     odd: list[Any] = []
     map_leaves(value, lambda leaf, _: None if isinstance(leaf, _PORTABLE) else odd.append(leaf))
     return not odd
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a tensor without the prefix that ``torch.compile`` puts before it."""
+    """Return a tensor's name ``name`` without the prefix that ``torch.compile`` has put into it."""
     return name.replace(COMPILED, "")
 
 

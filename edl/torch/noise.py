@@ -27,8 +27,8 @@ class TorchNoise(NoiseMeter):
     Args:
         worker: the worker of this process.
         optimizer: the optimizer whose gradients are measured.
-        scale: a function that returns what the losses of the current step were multiplied by, such
-            as the scale of a GradScaler.
+        scale: a function that returns the factor by which the losses of the current step were
+            multiplied, such as the loss scale of a GradScaler.
     """
 
     def __init__(
@@ -39,11 +39,13 @@ class TorchNoise(NoiseMeter):
         self._scale = scale
 
     def show_reduced(self, averaged: Sequence[tuple[Gradient, torch.Tensor]]) -> None:
-        """Measure the gradients of a step of several workers, before they become the means.
+        """Measure this worker's gradients and their means, in a step of several workers.
+
+        It is called before the means replace the gradients.
 
         Args:
-            averaged: for each gradient that was reduced, its record, in whose parameter this
-                worker's own gradient still is, and its mean over the job.
+            averaged: for each reduced gradient its record, whose parameter still has this worker's
+                own gradient, and the mean over all workers.
         """
         denominators = {g.parameter: self._denominator(g.parameter) for g, _ in averaged}
         own = [(gradient.parameter, gradient.parameter.grad) for gradient, _ in averaged]
@@ -51,7 +53,7 @@ class TorchNoise(NoiseMeter):
         self.show(lambda: self._seen(own, denominators), lambda: self._seen(mean, denominators))
 
     def show_own(self, gradients: Sequence[Gradient]) -> None:
-        """Measure the gradients of a step of one worker, which are also the job's means.
+        """Measure the gradients in a step of one worker, which are also the means of the job.
 
         Args:
             gradients: the records of the optimizer's gradients.
@@ -65,14 +67,16 @@ class TorchNoise(NoiseMeter):
         of: Sequence[tuple[torch.nn.Parameter, torch.Tensor | None]],
         denominators: Mapping[torch.nn.Parameter, torch.Tensor | None],
     ) -> Looked:
-        """Return the sampled parts of gradients, as the optimizer scales them.
+        """Return samples of the numbers in gradients, as the optimizer scales them.
 
         Args:
-            of: parameters with their gradients.
-            denominators: what Adam divides the sampled part of each gradient by; None: nothing.
+            of: parameters, each with its gradient; those whose gradient is None are left out.
+            denominators: for each parameter, what Adam divides the sampled numbers by; None:
+                nothing.
 
         Returns:
-            For each gradient the sampled numbers, flat, and how often each of them counts.
+            For each gradient a flat tensor of the sampled numbers, and how many numbers of the
+            gradient each of them stands for.
         """
         seen = []
         for parameter, gradient in of:
@@ -87,11 +91,11 @@ class TorchNoise(NoiseMeter):
         return seen
 
     def _denominator(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
-        """Return what Adam divides the sampled part of the gradient of ``parameter`` by.
+        """Return what Adam divides the sampled numbers of the gradient of ``parameter`` by.
 
         Returns:
-            sqrt(v) + eps, flat; None if the optimizer is not of Adam's kind or has made fewer than
-            5 steps.
+            sqrt(v) + eps as a flat tensor, v being Adam's mean of squared gradients; None if the
+            optimizer is not of Adam's kind or has made fewer than 5 steps.
         """
         state = getattr(self._optimizer, "state", {}).get(parameter, {})
         squares, steps = state.get("exp_avg_sq"), float(state.get("step", 0))

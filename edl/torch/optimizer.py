@@ -1,4 +1,4 @@
-"""Provide ``edl.torch.Optimizer``, which lets an optimizer make its steps together with the job."""
+"""Provide ``edl.torch.Optimizer``, which lets an optimizer apply the mean gradient of all workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EXCHANGING = {"DistributedDataParallel", "FullyShardedDataParallel"}
 def Optimizer(
     optimizer: Wrapped, model: torch.nn.Module, *, backward_passes_per_step: int = 1
 ) -> Wrapped:
-    """Let ``optimizer`` apply the mean gradient over the global batch of all workers; return it.
+    """Make ``optimizer`` apply the mean gradient over the global batch of all workers; return it.
 
     A script may have several optimizers, each with its module: those of a GAN, of an actor and its
     critic. With each batch any of them may make its update, in an order that is equal on all
@@ -38,11 +38,11 @@ def Optimizer(
     The model's parameters and buffers and the optimizer's state are sent to every newcomer.
 
     Args:
-        optimizer: the optimizer to change; the same object is returned.
+        optimizer: the optimizer to change in place.
         model: the module whose parameters it trains.
-        backward_passes_per_step: the gradients of so many backward passes are added up before they
-            are sent, as with :func:`edl.torch.no_sync`; then comes ``optimizer.step()``. After
-            fewer passes it sends the gradients that there are.
+        backward_passes_per_step: how many backward passes come before each ``optimizer.step()``.
+            Their gradients are added up before they are sent, as with :func:`edl.torch.no_sync`.
+            After fewer passes ``optimizer.step()`` sends the gradients that there are.
 
     Raises:
         UsageError: ``edl.init()`` was not called, the optimizer was wrapped already, or it
@@ -85,9 +85,10 @@ def _evaluates_again(lbfgs: torch.optim.LBFGS) -> bool:
 
 
 def _refuse_other_exchange(model: torch.nn.Module) -> None:
-    """Raise UsageError if something else than edl averages the gradients of ``model``, such as DDP.
+    """Raise UsageError if something else than edl averages the gradients of ``model``.
 
-    edl would average them again, with other weights.
+    That is a wrapper such as DDP, or a process group of several processes. edl would average the
+    gradients again, with other weights.
     """
     others = {type(one).__name__ for one in model.modules()} & _EXCHANGING
     if others:
@@ -105,10 +106,14 @@ def _refuse_other_exchange(model: torch.nn.Module) -> None:
 
 
 def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> None:
-    """Register hooks by which ``reduction`` acts before and after each step of ``optimizer``.
+    """Set hooks before and after each ``step()`` of ``optimizer``.
 
-    Before the step it completes the reduction of the gradients; after the step it ends the step of
-    the job. Between two microbatches it does neither.
+    The hook before it completes the reduction of the gradients; the hook after it ends the step of
+    the job. Between two microbatches they do neither.
+
+    Args:
+        optimizer: the optimizer.
+        reduction: the object that reduces its gradients.
     """
     stepping: torch.optim.Optimizer | None = None  # what steps within its step is part of it
 

@@ -28,12 +28,12 @@ _HOOKS = (
 
 
 def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """Return the optimizers that ``optimizer`` wraps, by the names of its attributes."""
+    """Return the optimizers that ``optimizer`` wraps, by the names of the attributes with them."""
     return {name: one for name, one in vars(optimizer).items() if isinstance(one, Optimizer)}
 
 
 def is_sharpness_aware(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer is of SAM's kind, with two backward passes for an update.
+    """Return whether ``optimizer`` is of SAM's kind, with two backward passes for an update.
 
     ``first_step()`` moves the weights by the gradients of the first pass. ``second_step()`` moves
     them back, and the inner optimizer makes the update with the gradients of the second pass.
@@ -42,13 +42,22 @@ def is_sharpness_aware(optimizer: Optimizer) -> bool:
 
 
 def stepping(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer whose ``step()`` makes the update: for SAM's kind the inner one."""
+    """Return the optimizer whose ``step()`` makes the update of ``optimizer``.
+
+    For an optimizer of SAM's kind that is its inner optimizer, otherwise ``optimizer`` itself.
+    """
     within = [*inner_optimizers(optimizer).values()] if is_sharpness_aware(optimizer) else []
     return within[0] if within else optimizer
 
 
 def complete(optimizer: Optimizer) -> None:
-    """Add the attributes that ``Optimizer.__init__`` makes, for a class that has not called it."""
+    """Add the attributes that PyTorch's ``Optimizer.__init__`` sets, if they are missing.
+
+    A wrapper class may not have called that constructor.
+
+    Args:
+        optimizer: the optimizer to change in place.
+    """
     own = vars(optimizer)
     if _HOOKS[0] in own:
         return
@@ -64,11 +73,11 @@ def complete(optimizer: Optimizer) -> None:
 
 
 def state_of(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the ``state_dict()`` of an optimizer; for a wrapper, also of the optimizers in it.
+    """Return the ``state_dict()`` of ``optimizer``; for a wrapper, also of the optimizers in it.
 
     Returns:
         ``state`` and ``param_groups`` as PyTorch has them. For a wrapper also ``inner``, the same
-        of each optimizer in it by name, and ``attributes``, the wrapper's numbers by name.
+        of each optimizer in it by name, and ``attributes``, the wrapper's own numbers by name.
     """
     inner = inner_optimizers(optimizer)
     if not inner:
@@ -89,7 +98,11 @@ def state_of(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load a state that :func:`state_of` has returned for an optimizer with the same groups.
+    """Load a state into ``optimizer``.
+
+    Args:
+        optimizer: the optimizer to change in place.
+        state: a state that :func:`state_of` has returned for an optimizer with the same groups.
 
     Raises:
         ValueError: the state is of another kind of optimizer.
@@ -108,7 +121,7 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def with_own_options(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return ``state`` with the options in its groups, such as ``lr``, set to the optimizer's.
+    """Return ``state`` with the options of its groups, such as ``lr``, replaced by the optimizer's.
 
     Counters that a wrapper keeps in its groups are no options: they stay those of ``state``.
 
@@ -135,11 +148,15 @@ def with_own_options(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, A
 
 
 def named_state(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return ``state`` with the names of the parameters in place of their numbers.
+    """Return an optimizer's state with its parameters named, not numbered, to be compared.
 
     Args:
         state: a state that :func:`state_of` has returned.
-        names: the name of each parameter, by its number.
+        names: the name of each parameter, by its number in ``state``.
+
+    Returns:
+        The state of each parameter by its name, beside ``param_groups``, the same of each inner
+        optimizer, and ``attributes`` of a wrapper.
     """
     named = {
         names[key] if isinstance(key, int) else str(key): value
@@ -155,7 +172,7 @@ def named_state(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any
 
 
 def _state_dict(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the ``state_dict()`` of an optimizer, without parameters that are in no group.
+    """Return the ``state_dict()`` of ``optimizer``, without parameters that are in no group.
 
     PyTorch's own raises a KeyError once a script has removed a group whose parameters had a state.
     """
