@@ -17,9 +17,9 @@ AS_INTEGERS = {torch.bfloat16: torch.int16}
 def gather_each(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
     """Return the tensors of all workers as a list in rank order, the same list on all workers.
 
-    All workers call it at the same point, between two steps. The shapes of their tensors may
-    differ. While a newcomer warms up, and in a job of one worker, the list has the worker's own
-    tensor only. It fits torchmetrics::
+    All workers call it at the same point of the script, between two steps. The shapes of their
+    tensors may differ. While a newcomer warms up, and in a job of one worker, the list has the
+    worker's own tensor only. It fits torchmetrics::
 
         Accuracy(..., dist_sync_fn=edl.gather_each, distributed_available_fn=edl.is_initialized)
 
@@ -53,16 +53,16 @@ def gather(
 ) -> torch.Tensor | dict[str, torch.Tensor]:
     """Concatenate the tensors of all workers along the first dimension, in rank order.
 
-    All workers call it at the same point, between two steps, and get the same result. The size of
-    the first dimension may differ between workers. A tensor without dimensions counts as a tensor
-    with one element. While a newcomer warms up, and in a job of one worker, the result has the
-    worker's own tensor only.
+    All workers call it at the same point of the script, between two steps, and get the same result.
+    The size of the first dimension may differ between workers. A tensor without dimensions counts
+    as a tensor with one element. While a newcomer warms up, and in a job of one worker, the result
+    has the worker's own tensor only.
 
     Args:
         value: a tensor, or a dict of tensors with the same keys on all workers.
 
     Returns:
-        The concatenated tensor, or a dict of these.
+        The concatenated tensor, or a dict of these by the same keys.
 
     Raises:
         UsageError: shapes differ beyond the first dimension, or types or keys differ; or the call
@@ -89,18 +89,18 @@ def sum(value: torch.Tensor) -> torch.Tensor: ...
 def sum(
     value: torch.Tensor | Mapping[str, torch.Tensor] | float,
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Return the sum of the tensors of all workers, the same on all, in the type of ``value``.
+    """Return the sum of the values of all workers, the same on all, in the type of ``value``.
 
-    All workers call it at the same point, between two steps, with tensors of one shape. Integers
-    are added exactly, and so are booleans, whose sum is an int64; other types are added in double
-    precision. While a newcomer warms up, and in a job of one worker, the result is the worker's own
-    value.
+    All workers call it at the same point of the script, between two steps, with tensors of one
+    shape. Integers are added exactly, and so are booleans, whose sum is an int64; other types are
+    added in double precision. While a newcomer warms up, and in a job of one worker, the result is
+    the worker's own value.
 
     Args:
         value: a tensor, a number, or a dict of these with the same keys on all workers.
 
     Returns:
-        The sum, or a dict of sums.
+        The sum as a tensor, or a dict of such sums by the same keys.
 
     Raises:
         UsageError: shapes, types or keys differ; or the call is inside a step or outside of the

@@ -1,4 +1,4 @@
-"""Provide ``edl.torch.DataLoader``: PyTorch's loader, with batches formed from a worker's leases."""
+"""Provide ``edl.torch.DataLoader``: PyTorch's loader, with batches from a worker's leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Provide ``edl.torch.Optimizer``, which lets an optimizer apply the mean gradient of all workers."""
+"""Provide ``edl.torch.Optimizer``: an optimizer then applies the mean gradient of all workers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Coordinate all optimizers of a script, and the backward passes that compute their gradients.
 
 With one optimizer :meth:`torch.optim.Optimizer.step` ends a step. With several, a step ends when
-the next backward pass begins after an update, or the script asks for the next batch: all gradients
-that the updates need were reduced before the first update. See :mod:`edl.framework.reduction`.
+the next backward pass begins after an update, or when the script asks for the next batch: all
+gradients that the updates need were reduced before the first update. See
+:mod:`edl.framework.reduction`.
 """
 
 from __future__ import annotations
@@ -38,13 +39,16 @@ class OptimizerReduction(Protocol):
     """The interface through which :class:`Optimizers` directs the reduction of one optimizer.
 
     :class:`edl.torch.reduction.GradientReduction` implements it, and says more of each method.
+
+    Attributes:
+        accumulation: the gradient accumulation of the optimizer.
     """
 
     accumulation: Accumulation
 
     @property
     def step(self) -> OptimizerStep:
-        """This optimizer's part of the current step."""
+        """The state of this optimizer in the current step: its number, and how far it has come."""
 
     @property
     def exchanges(self) -> bool:
@@ -52,35 +56,38 @@ class OptimizerReduction(Protocol):
 
     @property
     def is_broken_off(self) -> bool:
-        """Whether a backward pass of the current step has failed, and nothing was reduced since."""
+        """Whether a backward pass of the current step was ended by an exception.
+
+        False again once the gradients of the step are reduced.
+        """
 
     @property
     def has_sums(self) -> bool:
-        """Whether gradients were added up in the current step and not sent yet."""
+        """Whether gradients were accumulated in the current step and not sent yet."""
 
     def exchange(self, payload: bytes) -> list[bytes]:
         """Send ``payload`` to all workers, and return the payloads of all in rank order."""
 
     def refuse_changed(self) -> None:
-        """Raise UsageError if the script has changed gradients that are reduced already."""
+        """Raise UsageError if the script has changed a gradient that is reduced in this step."""
 
     def backward_ended(self) -> None:
-        """Send or add up the gradients of this optimizer at the end of a backward pass."""
+        """Send or accumulate the gradients of this optimizer at the end of a backward pass."""
 
     def backward_failed(self) -> None:
-        """Void what was sent in a backward pass that an exception has broken off."""
+        """Mark gradients as void that were sent in a backward pass that an exception has ended."""
 
     def finish(self) -> None:
-        """Wait until each gradient of the step is the mean over the global batch."""
+        """Wait until each gradient of this optimizer is the mean over the global batch."""
 
     def skip(self) -> None:
-        """End the current step without an update of this optimizer."""
+        """Reduce the gradients of the current step, and end it without an update."""
 
     def note_skipped(self) -> None:
-        """Note at the end of a step whether the optimizer has reduced without an update."""
+        """At the end of a step, record an update that this optimizer has not made."""
 
     def end_batch(self) -> None:
-        """Prepare for the next batch, and skip the update of gradients that are reduced only."""
+        """Prepare for the next batch; gradients that are reduced but not applied are skipped."""
 
 
 class Optimizers:
@@ -95,8 +102,8 @@ class Optimizers:
             step.
         several: whether there is more than one optimizer, or one that takes two backward passes for
             an update. It is no property, because it is read once for each parameter.
-        scaler: the GradScaler that has scaled a loss last; None without one.
-        backward_end: the watcher that calls back at the end of the current backward pass.
+        scaler: the GradScaler that has scaled a loss last; None: no GradScaler was used.
+        backward_end: the watcher that calls :class:`Optimizers` at the end of a backward pass.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -142,7 +149,12 @@ class Optimizers:
                 each.accumulation.watch_all()
 
     def own(self, parameter: torch.nn.Parameter, name: str, owner: OptimizerReduction) -> None:
-        """Note that the optimizer of ``owner`` trains ``parameter``, called ``name``.
+        """Record that one optimizer trains a parameter.
+
+        Args:
+            parameter: the parameter.
+            name: the parameter's name, for the error.
+            owner: the reduction of the optimizer that trains it.
 
         Raises:
             UsageError: another optimizer trains the parameter, too.
@@ -153,7 +165,7 @@ class Optimizers:
             )
 
     def loss_scale(self) -> float:
-        """Return the factor of the losses in the current step; 1.0 without a GradScaler."""
+        """Return the factor by which a GradScaler multiplies losses; 1.0 without a GradScaler."""
         return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
     # --- inside of the forward and backward passes
@@ -184,14 +196,18 @@ class Optimizers:
     def computed(self, reduction: OptimizerReduction) -> None:
         """Note that the current backward pass has computed a gradient of ``reduction``.
 
-        The first call in a pass requests a callback at the end of the pass.
+        The first call in a pass requests that all reductions noted in it are told of its end.
         """
         if reduction not in self._computed:
             self._computed.append(reduction)
         self.backward_end.expect()
 
     def _backward_ended(self) -> None:
-        """Let each optimizer of the backward pass that has ended send or add up its gradients."""
+        """Send or accumulate gradients at the end of a backward pass, optimizer by optimizer.
+
+        Only the optimizers whose gradients the pass has computed do it, in an order that is equal
+        on all workers.
+        """
         computed, self._computed = self._computed, []
         if self.several:
             for reduction in self._reductions:
@@ -202,10 +218,10 @@ class Optimizers:
                     reduction.backward_ended()
 
     def see_failure(self) -> None:
-        """Handle a backward pass that an exception has broken off, if there was one.
+        """Check whether an exception has ended a backward pass, and void what was sent in it.
 
-        All optimizers that have gradients of this pass void what they have sent. The script may
-        have caught the exception, so edl looks for such a pass at its next chances.
+        All optimizers that have gradients of this pass mark them as void. The script may have
+        caught the exception, so edl calls this wherever it next acts on gradients.
         """
         if not self.backward_end.failed:
             return
@@ -217,7 +233,7 @@ class Optimizers:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate the gradients of all optimizers in the ``with`` block, without sending.
+        """Accumulate the gradients of all optimizers in the ``with`` block, without sending them.
 
         See :func:`edl.torch.no_sync`.
         """
@@ -227,10 +243,13 @@ class Optimizers:
             yield
 
     def leave_out(self) -> bool:
-        """Leave the current batch, which had no backward pass, out of the sums of this worker.
+        """Add nothing for the current batch to the accumulated gradients of this worker.
+
+        It is called for a batch without a backward pass.
 
         Returns:
-            Whether the step goes on: inside of :meth:`no_sync`, and between two microbatches.
+            Whether the step goes on with another batch or microbatch, because the call is inside of
+            :meth:`no_sync` or before the last microbatch. If False, nothing was done.
         """
         self.see_failure()
         return any(each.accumulation.leave_out() for each in self._reductions)
@@ -238,12 +257,12 @@ class Optimizers:
     # --- the end of a step
 
     def begin_anew(self) -> None:
-        """Begin the next step on the current batch, if an update was made with this batch.
+        """End the step and begin the next on the same batch, if an optimizer has made its update.
 
         It is called when more gradients are to be reduced. With one optimizer it does nothing.
 
         Raises:
-            UsageError: see :meth:`edl.worker.loader_steps.LoaderSteps.next_part`.
+            UsageError: the step has accumulated the gradients of more than one batch.
         """
         if self.several and self.worker.loader.step_input.is_between_parts:
             if self.worker.loader.open:
@@ -251,10 +270,13 @@ class Optimizers:
             self.worker.loader.next_part()
 
     def begin_update(self, updating: OptimizerReduction) -> None:
-        """Check that the optimizer of ``updating`` may make its update now.
+        """Check that no other optimizer has unsent gradients when one is about to make its update.
+
+        Args:
+            updating: the reduction of the optimizer that makes the update.
 
         Raises:
-            UsageError: another optimizer has added up gradients that are not sent yet.
+            UsageError: another optimizer has accumulated gradients that are not sent yet.
         """
         if any(each.has_sums and each is not updating for each in self._reductions):
             raise UsageError(
@@ -265,7 +287,7 @@ class Optimizers:
         self._skipped = 0
 
     def reduce_broken_off(self, updating: OptimizerReduction) -> None:
-        """Reduce gradients before an update, if an exception broke off their backward pass here.
+        """Before an update, reduce gradients of a backward pass that an exception has ended here.
 
         With several optimizers the other workers have reduced the gradients of all of them at the
         end of that pass, and wait for this worker, whose pass did not come to its end.
@@ -282,8 +304,7 @@ class Optimizers:
         """End the current step without an update, with or without a backward pass before.
 
         Raises:
-            UsageError: an exception has broken off the backward pass of the step, on this worker
-                alone.
+            UsageError: an exception has ended the step's backward pass on this worker alone.
         """
         self._refuse_broken_off()
         if not self._is_decided:
@@ -293,11 +314,12 @@ class Optimizers:
             self._end_step()
 
     def end_batch(self) -> None:
-        """Prepare for the next batch; a step that is reduced and not applied counts as skipped.
+        """Prepare all optimizers for the next batch.
+
+        If gradients of the current batch are reduced and not applied, their update is skipped.
 
         Raises:
-            UsageError: an exception has broken off the backward pass of the step, on this worker
-                alone.
+            UsageError: an exception has ended the step's backward pass on this worker alone.
         """
         if self.worker.loader.open:
             self._refuse_broken_off()
@@ -308,14 +330,17 @@ class Optimizers:
             each.end_batch()
 
     def _refuse_broken_off(self) -> None:
-        """Raise UsageError if an exception has broken off a backward pass of the current step."""
+        """Raise UsageError if an exception has ended a backward pass of the current step.
+
+        Gradients of that pass that were sent are marked as void.
+        """
         self.see_failure()
         step = self.worker.loader.step_input
         if not step.may_grow and any(each.is_broken_off for each in self._reductions):
             raise UsageError(BROKEN_OFF)
 
     def _count_skipped(self) -> None:
-        """Warn, once, of a script with gradients in 100 batches in a row and no update."""
+        """Count batches with reduced gradients and no update; warn once at 100 in a row."""
         updates = self.worker.loader.step_input.updates
         if not updates and any(each.step.is_decided for each in self._reductions):
             self._skipped += 1
@@ -328,9 +353,9 @@ class Optimizers:
 
     @property
     def _is_decided(self) -> bool:
-        """Whether one of several optimizers has updated, or reduced gradients, in this step.
+        """Whether one of several optimizers has made an update or reduced gradients in this step.
 
-        It is False for a script with one optimizer.
+        It is always False for a script with one optimizer.
         """
         updates = self.worker.loader.step_input.updates
         return self.several and bool(

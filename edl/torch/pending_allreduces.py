@@ -1,8 +1,9 @@
 """Send gradients around the ring, and agree with all workers which parameters have a gradient.
 
 The local gradient is sent as it is, or a weighted copy of it; its average is received into a
-separate buffer. If the ring breaks, the function that waits for a gradient raises
-:class:`~edl.errors.RingBroken`; ``backward()`` itself never raises it.
+separate buffer. If the ring breaks, :meth:`PendingAllreduces.with_gradient` or
+:meth:`PendingAllreduces.wait` raises :class:`~edl.errors.RingBroken`; ``backward()`` itself never
+raises it.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ PRESENT = "edl.present"  # the collective that says which parameters have a grad
 
 
 class PendingAllreduces:
-    """The allreduces of one optimizer's gradients that are on their way in the ring of ``worker``.
+    """The allreduces of one optimizer's gradients that were started and are not complete yet.
+
+    Args:
+        worker: the worker of this process, whose ring is used.
 
     Attributes:
-        is_void: whether what is on its way counts for nothing, because it was sent in a backward
-            pass that an exception has broken off.
+        is_void: whether the gradients sent count for nothing on all workers, because they were sent
+            in a backward pass that an exception has ended.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -39,11 +43,11 @@ class PendingAllreduces:
         self._failed: RingBroken | None = None  # from an early send; raised by the wait
 
     def send_early(self, gradient: Gradient, reduction: StepReduction) -> None:
-        """Send ``gradient`` while backward runs; let :meth:`with_gradient` raise any error.
+        """Send ``gradient`` while backward runs; keep a RingBroken for :meth:`with_gradient`.
 
         Args:
             gradient: the record of the gradient.
-            reduction: the optimizer's part of the current step, which has the weights.
+            reduction: the optimizer's reduction, which knows the weight of this worker's gradients.
         """
         if self._failed is None:
             try:
@@ -52,11 +56,11 @@ class PendingAllreduces:
                 self._failed = error
 
     def send(self, gradient: Gradient, reduction: StepReduction) -> None:
-        """Send ``gradient``, or zeros if this worker has none.
+        """Start the allreduce of ``gradient``; this worker sends zeros if it has no gradient.
 
         Args:
             gradient: the record of the gradient.
-            reduction: the optimizer's part of the current step, which has the weights.
+            reduction: the optimizer's reduction, which knows the weight of this worker's gradients.
 
         Raises:
             RingBroken: the ring is broken.
@@ -74,27 +78,27 @@ class PendingAllreduces:
         self._gradients.append(gradient)
 
     def void(self) -> None:
-        """Mark what is on its way, if anything, as void: it counts for nothing on all workers."""
+        """Mark all gradients that were sent as void: they count for nothing on all workers."""
         self.is_void = self.is_void or bool(self._gradients)
 
     def with_gradient(
         self, gradients: list[Gradient], reduction: StepReduction, suffix: str
     ) -> tuple[list[Gradient], bool]:
-        """Return the records of the parameters that have a gradient on some worker.
+        """Agree with all workers which parameters have a gradient on some worker.
 
-        All workers call it at the end of backward, and exchange which gradients they have.
+        All workers call it at the end of backward.
 
         Args:
             gradients: the records of all parameters, in an order that is equal on all workers.
-            reduction: the optimizer's part of the current step.
-            suffix: the end of the collective's name; it tells the optimizers of a script apart.
+            reduction: the optimizer's reduction, with the number of the current step.
+            suffix: the end of the collective's name, which differs between optimizers of a script.
 
         Returns:
-            Those of ``gradients`` that some worker has computed; and whether all gradients are to
-            be sent once more when they have come back, because what some worker has sent is void.
+            The records of the parameters with a gradient; and whether all gradients must be sent
+            once more after they were averaged, because some worker has sent void ones.
 
         Raises:
-            RingBroken: the ring is broken, or was when a gradient was to be sent early.
+            RingBroken: the ring is broken, or was when :meth:`send_early` was called.
         """
         if self._failed is not None:
             raise self._failed
@@ -108,7 +112,7 @@ class PendingAllreduces:
         return found, is_void
 
     def wait(self, gradient: Gradient) -> torch.Tensor:
-        """Wait for the average of ``gradient``, which was sent, and return it.
+        """Wait for the allreduce of ``gradient``, which was sent, and return the average.
 
         Raises:
             RingBroken: the ring is broken.
@@ -119,12 +123,12 @@ class PendingAllreduces:
         return torch.view_as_complex(average) if flight.sent.is_complex() else average
 
     def all_done(self) -> None:
-        """Forget the gradients that were sent, as all averages have come back."""
+        """Clear the list of sent gradients, after the averages of all were received."""
         self._gradients.clear()
         self.is_void = False
 
     def forget(self) -> None:
-        """Drop all allreduces that were on their way in a ring that is gone, also in Horovod."""
+        """Drop all allreduces of a ring that is gone, and let Horovod release their tensors."""
         for gradient in self._gradients:
             assert gradient.pending is not None
             with contextlib.suppress(RingBroken):
@@ -145,10 +149,14 @@ class PendingAllreduces:
 
 
 def _weighted(gradient: Gradient, reduction: StepReduction) -> torch.Tensor:
-    """Return what this worker sends of ``gradient``: zeros, a weighted copy, or the tensor itself.
+    """Return the tensor that this worker sends for ``gradient``, in the dtype in which it is sent.
 
-    The result has the dtype in which it is sent. It is the tensor itself if nothing has to be
-    changed.
+    It is zeros if the worker has no gradient, the local gradient itself if nothing has to be
+    changed, else a weighted copy.
+
+    Args:
+        gradient: the record of the gradient.
+        reduction: the optimizer's reduction, which knows the weight of this worker's gradients.
     """
     weight, parameter, local = reduction.weights.sent, gradient.parameter, None
     if gradient.is_local(reduction.step.number):
@@ -164,7 +172,7 @@ def _weighted(gradient: Gradient, reduction: StepReduction) -> torch.Tensor:
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a complex tensor as real numbers, because Horovod has no complex types.
+    """Return ``tensor`` viewed as real numbers if it is complex, because Horovod has no such type.
 
     Any other tensor is returned as it is.
     """

@@ -7,8 +7,8 @@ multiple of its learning rate.
 
 An evaluation leaves no trace: parameters, buffers (BatchNorm's averages) and PyTorch's generators
 are bit for bit what they were. All evaluations of an update begin with the same buffers and the
-same random numbers, so dropout removes the same units at each point. Modules stay in the mode in
-which they train: BatchNorm normalises by the batch, as in the step itself.
+same random numbers, so dropout removes the same units at each learning rate. Modules stay in the
+mode in which they train: BatchNorm normalises by the batch, as in the step itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edl.framework.lr_tuner import mean_loss
 
 
 class Probe:
-    """A probe of the loss along one update, which keeps the parameters before and after.
+    """A probe of the loss along one update, with copies of the parameters before and after it.
 
     Args:
         optimizer: the optimizer whose update is measured.
@@ -38,17 +38,17 @@ class Probe:
 
     @property
     def holds(self) -> bool:
-        """Whether the parameters before and after an update are kept."""
+        """Whether the object has the parameters before and after an update, for :meth:`losses`."""
         return bool(self._after)
 
     def begin(self) -> None:
-        """Copy the parameters right before an update."""
+        """Copy the parameters; call it right before the update."""
         groups = self._optimizer.param_groups
         self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
         self._before, self._after = self._copies(), []
 
     def end(self) -> None:
-        """Copy the parameters after the update, if :meth:`begin` was called before it."""
+        """Copy the parameters; call it after the update. Without :meth:`begin` it does nothing."""
         if self._before:
             self._after = self._copies()
 
@@ -57,15 +57,15 @@ class Probe:
         self._parameters, self._before, self._after = [], [], []
 
     def losses(self, at: Sequence[float], loss: Callable[[], Any]) -> list[float]:
-        """Evaluate ``loss()`` at several learning rates of the update that is kept.
+        """Evaluate a loss at several learning rates of the update whose parameters were copied.
 
         Args:
-            at: the points e: the loss is evaluated as if the update had (1 + e) times its learning
-                rate (:mod:`edl.core.policy.lr_fit`).
-            loss: a function that computes the mean loss of a batch.
+            at: for each learning rate its relative difference e from the update's own: (1 + e)
+                times that rate is evaluated (:mod:`edl.core.policy.lr_fit`).
+            loss: a function that computes the mean loss of a batch with the present parameters.
 
         Returns:
-            The loss at each point, in the order of ``at``.
+            The losses in the order of ``at``.
 
         Raises:
             UsageError: ``loss()`` returns no number.
@@ -94,13 +94,17 @@ class Probe:
         return [parameter.detach().clone() for parameter in self._parameters]
 
     def _devices(self) -> list[torch.device]:
-        """Return the CUDA devices of the parameters, sorted by name."""
+        """Return the CUDA devices that have parameters of the optimizer, sorted by name."""
         found = {p.device for p in self._parameters if p.device.type == "cuda"}
         return sorted(found, key=str)
 
 
 class _Buffers:
-    """A copy of the buffers of a model, taken when the object is made."""
+    """A copy of the buffers of a model, taken when the object is made.
+
+    Args:
+        model: the model; None: there are no buffers.
+    """
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         modules = () if model is None else model.modules()
@@ -111,7 +115,10 @@ class _Buffers:
         ]
 
     def put_back(self) -> None:
-        """Restore the buffers, also where a module has put another tensor in the place of one."""
+        """Restore the values of the buffers.
+
+        If a module has replaced a buffer by another tensor, it gets its own tensor back.
+        """
         for module, name, buffer, value in self._kept:
             buffer.copy_(value)
             if getattr(module, name) is not buffer:
@@ -120,12 +127,12 @@ class _Buffers:
 
 @contextmanager
 def _same_random_numbers(devices: Sequence[torch.device]) -> Iterator[Callable[[], None]]:
-    """Yield a function that sets PyTorch's generators back to their state at the call.
+    """Yield a function that resets PyTorch's generators to their state at the start of the block.
 
     The function is also called at the end of the ``with`` block.
 
     Args:
-        devices: the CUDA devices whose generators are set back besides that of the CPU.
+        devices: the CUDA devices whose generators are reset, besides that of the CPU.
     """
     on_cpu = torch.get_rng_state()
     on_devices = [torch.cuda.get_rng_state(device) for device in devices]

@@ -60,9 +60,9 @@ class LastStep:
     Attributes:
         skipped: whether its update was skipped. If the optimizer decides that by itself, on its
             device, this is a tensor, and 0.0 means that the update was made.
-        missed: a function for a step that others have completed without this worker. It restores
-            the weights and the optimizer's state of that step, for an optimizer that changes
-            something in a step without gradients. None for any other step.
+        missed: a function that restores the weights and the optimizer's state after a step that
+            others have completed without this worker. Some optimizers change weights even in a
+            step without gradients. None: the last step was no such step, or needs no restoring.
     """
 
     skipped: bool | torch.Tensor = False
@@ -73,14 +73,18 @@ class GradientReduction:
     """The reduction of one optimizer's gradients, step by step, to their mean over all workers.
 
     Args:
-        optimizers: all optimizers of the script; this one is added.
+        optimizers: all optimizers of the script; the constructor adds this reduction to them.
         optimizer: the optimizer whose gradients are reduced.
         model: the module that it trains; it gives the parameters their names.
-        last_step: the object in which the outcome of each step is noted.
+        last_step: the object in which the outcome of each step is recorded.
         passes_per_step: how many backward passes make a step.
 
+    Attributes:
+        accumulation: the gradient accumulation of the optimizer.
+
     Raises:
-        UsageError: the script may not have this optimizer beside its others.
+        UsageError: training has begun; a parameter has another optimizer; or several optimizers do
+            not fit together, see :meth:`edl.torch.optimizers.Optimizers.add`.
     """
 
     def __init__(
@@ -118,9 +122,10 @@ class GradientReduction:
         """Wait until every gradient of the step is the mean over its global batch. Idempotent.
 
         When a worker dies meanwhile, the survivors complete the step with the gradients that they
-        hold. When others had completed the step already, their state is in the model. Then the
-        gradients here only let the script decide as the others did whether to skip the update, and
-        :meth:`begin_update` removes them.
+        hold. If other survivors had completed the step already, this worker has received their
+        weights instead. Its gradients are then filled with 0, or with inf if the others have
+        skipped the update, so that the script (a GradScaler) decides as theirs did; and
+        :meth:`begin_update` sets them to None.
 
         Raises:
             UsageError: no batch was handed out for this step; or gradients are left of the step
@@ -140,7 +145,10 @@ class GradientReduction:
         self._reduce()
 
     def _reduce(self) -> None:
-        """Reduce the gradients of the current step, and set them to what the step has decided."""
+        """Reduce the gradients of the current step, and set them to the result.
+
+        That is the mean; in a step that changes nothing, 0 or inf; alone, the local gradient.
+        """
         averaged = self._reduction.complete(self._average)
         step = self._reduction.step
         if averaged is not None:
@@ -170,9 +178,9 @@ class GradientReduction:
     def synchronize(self) -> None:
         """Complete the reduction of the gradients, if ``backward()`` has not done so.
 
-        The name is Horovod's. The gradients are the mean when ``backward()`` returns, so this does
-        nothing as a rule. It reduces where ``backward()`` has met no parameter of the optimizer
-        here, but may have on other workers.
+        Horovod's optimizer has a method of this name. Here the gradients are the mean when
+        ``backward()`` returns, so it mostly does nothing. It reduces if ``backward()`` on this
+        worker has met no parameter of the optimizer, but may have on other workers.
         """
         self._optimizers.see_failure()
         if self.accumulation.is_between_microbatches:
@@ -185,8 +193,9 @@ class GradientReduction:
     def begin_update(self) -> None:
         """Make each gradient the mean over the global batch, right before the optimizer's step.
 
-        Where the step is to change nothing, all gradients are set to None: momentum or weight decay
-        would change something for a gradient of zero, too.
+        In a step that is to change nothing (all batches are padding, or others have completed it
+        already), all gradients are set to None: momentum or weight decay would change something for
+        a gradient of zero, too.
 
         Raises:
             UsageError: see :meth:`finish`; or the optimizer has made its update already.
@@ -208,7 +217,7 @@ class GradientReduction:
                 parameter.grad = None
 
     def end_step(self, skipped: bool | torch.Tensor) -> None:
-        """End this optimizer's part of the step, after its update was made or skipped.
+        """End the step for this optimizer, after its update was made or skipped.
 
         Args:
             skipped: whether the update was skipped. A tensor says so on the optimizer's device: it
@@ -228,10 +237,10 @@ class GradientReduction:
             gradient.remember()
 
     def note_skipped(self) -> None:
-        """Note at the end of a step whether this optimizer has reduced without an update.
+        """At the end of a step, record whether this optimizer's update counts as skipped.
 
-        It is for scripts with several optimizers. The update counts as skipped if a gradient is not
-        finite.
+        It is for scripts with several optimizers, when this one has reduced gradients and made no
+        update. The update counts as skipped if a gradient is not finite.
         """
         if self._reduction.step.state is StepState.REDUCED:
             # A scaler may have skipped the update. Or the script made none with this optimizer,
@@ -242,7 +251,7 @@ class GradientReduction:
 
     @property
     def exchanges(self) -> bool:
-        """Whether the workers may exchange messages now: a step is open, with other workers.
+        """Whether the workers can exchange messages: a step is open, and there are other workers.
 
         See :attr:`edl.framework.reduction.StepReduction.exchanges`.
         """
@@ -257,23 +266,26 @@ class GradientReduction:
 
     @property
     def step(self) -> OptimizerStep:
-        """This optimizer's part of the current step."""
+        """The state of this optimizer in the current step: its number, and how far it has come."""
         return self._reduction.step
 
     @property
     def is_broken_off(self) -> bool:
-        """Whether a backward pass of the current step has failed, and nothing was reduced since."""
+        """Whether a backward pass of the current step was ended by an exception.
+
+        False again once the gradients of the step are reduced.
+        """
         step = self._reduction.step
         return self._broken_off_in == step.number and not step.done
 
     @property
     def has_sums(self) -> bool:
-        """Whether gradients were added up in the current step and not sent yet."""
+        """Whether gradients were accumulated in the current step and not sent yet."""
         step = self._reduction.step
         return self._summed_in == step.number and not step.done
 
     def refuse_changed(self) -> None:
-        """Raise UsageError if the script has changed a gradient while it is the mean of this step.
+        """Raise UsageError if the script has changed a gradient since its reduction in this step.
 
         See :meth:`edl.torch.gradient.Gradient.refuse_changed`.
         """
@@ -281,7 +293,7 @@ class GradientReduction:
             gradient.refuse_changed(self._reduction.step.number)
 
     def end_batch(self) -> None:
-        """Prepare for the next batch; a step that is reduced and not applied counts as skipped.
+        """Prepare for the next batch; gradients that are reduced but not applied are skipped.
 
         Raises:
             UsageError: the script accumulates gradients, and the loader splits batches into
@@ -298,7 +310,7 @@ class GradientReduction:
     def skip(self) -> None:
         """End the current step without an update, with or without a backward pass before.
 
-        This worker still takes part in the reduction of the step.
+        This worker still takes part in the reduction of the step, which the others wait for.
         """
         if not self._reduction.done:
             for gradient in self._gradients:
@@ -312,7 +324,7 @@ class GradientReduction:
     def _hook_new(self) -> None:
         """Set hooks on the parameters that were added to the optimizer since the last call.
 
-        Parameters that require no gradient yet get hooks, too.
+        Parameters that do not require a gradient yet get hooks, too.
 
         Raises:
             UsageError: another optimizer trains such a parameter, too.
@@ -342,7 +354,8 @@ class GradientReduction:
     def _expect_more(self, gradient: Gradient) -> None:
         """Prepare ``gradient`` for an addition that autograd is about to make.
 
-        It matters with several optimizers only: their steps may be reopened by a backward pass.
+        It does something with several optimizers only: a backward pass may add to a gradient that
+        is reduced already, and then begins the next step or reopens the current one.
         """
         if self._optimizers.several and gradient.name:
             self._optimizers.see_failure()
@@ -352,9 +365,10 @@ class GradientReduction:
                 gradient.expect_more(self._reduction.step.number)
 
     def _accumulated(self, gradient: Gradient) -> None:
-        """Start to reduce ``gradient``, which autograd has just accumulated in the parameter.
+        """Start to reduce ``gradient``, whose parameter autograd has just added to.
 
-        A gradient that is only added up on this worker, or comes from a padding batch, is not sent.
+        A gradient that is only accumulated in this pass, or comes from a padding batch, is not
+        sent.
 
         Raises:
             UsageError: the gradient was computed twice in a step, or is left of the step before.
@@ -395,9 +409,10 @@ class GradientReduction:
             self._pending.send_early(gradient, reduction)
 
     def backward_ended(self) -> None:
-        """End a backward pass that has computed gradients of this optimizer.
+        """Act at the end of a backward pass that has computed gradients of this optimizer.
 
-        A pass that only adds up keeps its gradients on this worker. Any other pass reduces them.
+        A pass that only accumulates keeps its gradients on this worker; after any other pass, the
+        gradients are reduced.
         """
         if self.accumulation.end_pass():
             self._summed_in = self._reduction.step.number
@@ -409,19 +424,19 @@ class GradientReduction:
             self.synchronize()
 
     def backward_failed(self) -> None:
-        """Void what was sent in a backward pass that an exception has broken off.
+        """Mark gradients as void that were sent in a backward pass that an exception has ended.
 
-        What was sent counts for nothing on all workers. What the script leaves as the gradients, or
-        computes anew, counts in its place.
+        They count for nothing on all workers. The gradients that the script leaves, or computes
+        anew, are sent in their place.
         """
         self.accumulation.break_off()
         self._broken_off_in = self._reduction.step.number
         self._pending.void()
 
     def end_microbatch(self) -> None:
-        """Handle an ``optimizer.step()`` between two microbatches, which makes no update.
+        """Handle an ``optimizer.step()`` before the last microbatch, which makes no update.
 
-        Without a backward pass before it, this worker leaves the microbatch out.
+        If the microbatch had no backward pass, it counts for this worker as one without gradients.
         """
         if not self._worker.loader.step_input.may_grow:
             self._worker.loader.accumulate()  # this worker leaves the microbatch out
@@ -432,13 +447,13 @@ class GradientReduction:
         """Average all gradients over the ring, without a change to the gradients themselves.
 
         Args:
-            weights: what the averages are multiplied by, in ``received``.
+            weights: the weights of the step; the averages are multiplied by ``weights.received``.
 
         Returns:
-            The record of each gradient that some worker has, with the mean.
+            Pairs of a gradient's record and the mean, for each gradient that some worker has.
 
         Raises:
-            RingBroken: the ring is broken; the caller drops the allreduces that are on their way.
+            RingBroken: the ring is broken; the caller drops the allreduces that were started.
             UsageError: gradients were changed meanwhile.
         """
         with_gradient, averages, is_void = self._round_trip()
@@ -454,10 +469,11 @@ class GradientReduction:
         return list(zip(with_gradient, averages, strict=True))
 
     def _round_trip(self) -> tuple[list[Gradient], list[torch.Tensor], bool]:
-        """Send the gradients that are not on their way, and wait for the averages of all.
+        """Send the gradients that were not sent yet, and wait for the averages of all.
 
         Returns:
-            The gradients that some worker has, their averages, and whether these averages are void.
+            The records of the gradients that some worker has; their averages; and whether all must
+            be sent again, because some worker has sent void ones.
         """
         flights, reduction = self._pending, self._reduction
         with_gradient, is_void = flights.with_gradient(self._gradients, reduction, self._suffix)
@@ -468,7 +484,11 @@ class GradientReduction:
         return with_gradient, [flights.wait(gradient) for gradient in with_gradient], is_void
 
     def _take_over(self, averaged: list[tuple[Gradient, torch.Tensor]]) -> None:
-        """Set the gradients to their averages, and reuse the local gradients as buffers."""
+        """Set the gradients to their averages, and reuse the local gradients as buffers.
+
+        Args:
+            averaged: pairs of a gradient's record and its average.
+        """
         step, several = self._reduction.step.number, self._optimizers.several
         for gradient in self._gradients:
             if gradient.pending is None and gradient.is_local(step):
@@ -491,7 +511,7 @@ class GradientReduction:
         self._pending.all_done()
 
     def _keep(self, weight: float) -> None:
-        """Set the gradients to the local ones times ``weight``, as this worker trains alone."""
+        """Multiply the local gradients by ``weight``, as the result of a worker alone."""
         number = self._reduction.step.number
         for gradient in self._gradients:
             local = gradient.parameter.grad
@@ -501,9 +521,9 @@ class GradientReduction:
                 gradient.become_mean(local if weight == 1.0 else local * weight, number)
 
     def _fill(self, number: float) -> None:
-        """Set all gradients to ``number``, in a step that changes nothing.
+        """Set all elements of all gradients to ``number``, in a step that changes nothing.
 
-        The script may look at the gradients until the optimizer's step.
+        The script may look at the gradients before it calls the optimizer's ``step()``.
         """
         step = self._reduction.step.number
         for gradient in self._gradients:
@@ -513,7 +533,7 @@ class GradientReduction:
 
 
 def _not_finite(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return whether any of ``gradients`` has an inf or a nan, as a tensor with one bool.
+    """Return whether any of ``gradients`` has an inf or a nan, as a 0-d tensor of bool.
 
     The tensor is on the device of the first gradient.
     """

@@ -48,7 +48,7 @@ class _Trained:
     Attributes:
         model: the model.
         optimizer: the optimizer.
-        last_step: what became of the optimizer's last step.
+        last_step: the outcome of the optimizer's last step.
         groups: the optimizer's parameter groups.
     """
 
@@ -70,7 +70,13 @@ class TorchReplica(FrameworkReplica):
     Args:
         model: the model of the first optimizer.
         optimizer: the first optimizer.
-        last_step: what became of its last step; None: a new record.
+        last_step: the object with the outcome of that optimizer's last step; None: a new one.
+
+    Attributes:
+        framework: "torch".
+        arrays: the operations by which tensors are sent and received.
+        misfits: the exceptions that :meth:`load` raises for a state of another script.
+        size_of: a function that returns the bytes of a tensor or array; None for other values.
     """
 
     framework = "torch"
@@ -94,24 +100,26 @@ class TorchReplica(FrameworkReplica):
     def add(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, last_step: LastStep
     ) -> None:
-        """Add an optimizer and the model that it trains; several may train parts of one model.
+        """Add an optimizer and the model that it trains to the state.
+
+        Several optimizers may train parameters of one model.
 
         Args:
             model: the model.
             optimizer: the optimizer.
-            last_step: what became of the optimizer's last step.
+            last_step: the object with the outcome of the optimizer's last step.
         """
         self._schedulers.add(optimizer)
         self._trained.append(_Trained(model, optimizer, last_step))
         self.rename([type(each.optimizer).__name__ for each in self._trained])
 
     def model_of(self, optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-        """Return the model that ``optimizer`` trains; None if the optimizer is not here."""
+        """Return the model that ``optimizer`` trains; None if the state lacks the optimizer."""
         return next((one.model for one in self._trained if one.optimizer is optimizer), None)
 
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:
-        """Check that all ``objects`` can be tracked.
+        """Check that all ``objects``, which are given by their names, can be tracked.
 
         Raises:
             UsageError: an object has no ``state_dict()`` and ``load_state_dict()``.
@@ -124,16 +132,16 @@ class TorchReplica(FrameworkReplica):
                 )
 
     def objects_from_gradients(self) -> dict[str, Trackable]:
-        """Return the tracked objects that a script may compute from gradients, without GradScalers.
+        """Return, by name, the tracked objects that a script may compute from gradients.
 
-        A scaler learns of a missed step by the gradients of that step, and reading its state would
-        wait for the device.
+        GradScalers are left out: a scaler learns of a missed step by the gradients of that step,
+        and reading its state would wait for the device.
         """
         things = self.compared_things().items()
         return {n: thing for n, thing in things if not isinstance(thing, torch.amp.GradScaler)}
 
     def see_scaler(self, scaler: torch.amp.GradScaler) -> None:
-        """Include the state of ``scaler``, which the script is about to use, in what is shared.
+        """Add the state of ``scaler``, which the script is about to use, to the shared state.
 
         It does nothing for a scaler that the script tracks itself.
         """
@@ -141,7 +149,7 @@ class TorchReplica(FrameworkReplica):
             self._scalers.see(scaler)
 
     def begin(self) -> None:
-        """Note the groups and ``requires_grad`` flags with which the script's loop begins.
+        """Record the parameter groups and ``requires_grad`` flags at the start of the epoch loop.
 
         What the loop changes in them is sent to newcomers from now on.
         """
@@ -150,7 +158,11 @@ class TorchReplica(FrameworkReplica):
             each.groups.begin()
 
     def state(self) -> dict[str, Any]:
-        """Return all that is shared: models, optimizers, scalers, schedulers, tracked objects."""
+        """Return the shared state, by the names of its kinds.
+
+        The kinds are models, optimizers, flags, extra states of modules, scalers, schedulers,
+        skipped updates and tracked objects. Tensors are not copied.
+        """
         return {
             "model": {name: tensor.detach() for name, tensor in self._model_tensors().items()},
             "optimizers": [
@@ -165,10 +177,10 @@ class TorchReplica(FrameworkReplica):
         }
 
     def compared(self) -> dict[str, Any]:
-        """Return the part of the state that must be equal on all workers, in nested dicts.
+        """Return the subset of the state that must be equal on all workers, in nested dicts.
 
         It has the parameters of models and tracked modules, and the states of optimizers, scalers
-        and other tracked objects. It has no buffers, which are each worker's own.
+        and other tracked objects. It has no buffers, which may differ between workers.
         """
         prefixes = self._prefixes()
         models = dict(zip(prefixes, self._models(), strict=True))
@@ -204,20 +216,21 @@ class TorchReplica(FrameworkReplica):
     size_of = staticmethod(size_of)
 
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest of each of ``parts``, which are byte ranges of the state, by name."""
+        """Return a digest of each byte range in ``parts``, by the name of the range's value."""
         return digests(parts)
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the learning rate of each optimizer's groups, by a name for error messages."""
+        """Return the present learning rates, by texts for error messages (see :func:`rates_of`)."""
         return rates_of([each.optimizer for each in self._trained])
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
-        """Load as much of the job's ``state`` into this script's objects as ``receive`` says.
+        """Load the job's ``state`` into this script's objects, as much as ``receive`` says.
 
         Args:
-            state: a state that :meth:`state` has returned on another worker, or that was saved.
-            receive: what to load: all, the result of a step that this worker missed, or all but
-                what stays with each worker.
+            state: a state that :meth:`state` has returned on another worker, or from a checkpoint.
+            receive: how much to load: everything; only the result of a step that this worker missed
+                (tensors that optimizers update, and the optimizers' states); or everything but what
+                may differ between workers.
 
         Raises:
             UsageError: the state is of another model, or has another number of optimizers.
@@ -264,7 +277,15 @@ class TorchReplica(FrameworkReplica):
         weights: Mapping[str, torch.Tensor],
         state: dict[str, Any],
     ) -> None:
-        """Write ``weights`` and the optimizer's ``state`` again, after a step without gradients."""
+        """Write weights and an optimizer's state once more, after a step without gradients.
+
+        Such a step changes something with some wrapped optimizers.
+
+        Args:
+            optimizer: the optimizer to change.
+            weights: the values of tensors, by name.
+            state: the optimizer's state.
+        """
         mine = self._model_tensors()
         with torch.no_grad():
             for name, tensor in weights.items():
@@ -273,10 +294,13 @@ class TorchReplica(FrameworkReplica):
 
     @staticmethod
     def _load_optimizer(each: _Trained, theirs: dict[str, Any], receive: Receive) -> dict[str, Any]:
-        """Load the state ``theirs`` into the optimizer of ``each``, and return what was loaded.
+        """Load the state ``theirs`` into the optimizer of ``each``, and return the loaded state.
 
-        After a missed step the optimizer keeps its own groups and options, such as learning rates.
-        Else it gets the groups and options of the job.
+        Args:
+            each: the optimizer.
+            theirs: the optimizer's state on another worker; its entry of groups is removed.
+            receive: how much to load. After a missed step the optimizer keeps its own groups and
+                options, such as learning rates; else it gets those of the job.
         """
         groups, own = theirs.pop(GROUPS, None), each.optimizer
         if receive is Receive.STEP:
@@ -295,7 +319,7 @@ class TorchReplica(FrameworkReplica):
         return theirs
 
     def capture(self) -> Any:
-        """Return a copy of the state for a checkpoint, with the names that ``state_dict()`` has.
+        """Return a copy of the state for a checkpoint, and the tensor names of ``state_dict()``.
 
         See :class:`edl.checkpoint.store.Durable`.
         """
@@ -310,14 +334,18 @@ class TorchReplica(FrameworkReplica):
         return self.copied(state)
 
     def copied(self, state: dict[str, Any]) -> Any:
-        """Return ``state`` with each tensor copied into host memory, for a checkpoint."""
+        """Return ``state`` with the bytes of each tensor copied into host memory.
+
+        The next call overwrites the copy.
+        """
         return self._copier.copy(state)
 
     def uncopied(self, state: Any) -> dict[str, Any]:
-        """Return a state from a checkpoint with its tensors, checked against this script's models.
+        """Return ``state``, from a checkpoint, with its arrays as tensors again.
 
         Raises:
-            CheckpointError: the checkpoint is of another model, or has an array that PyTorch lacks.
+            CheckpointError: the names or shapes are not those of this script's models, or PyTorch
+                lacks the type of an array.
         """
         loaded: dict[str, Any] = to_tensors(state)
         check_model(self._model_tensors(), loaded["model"])
@@ -326,7 +354,7 @@ class TorchReplica(FrameworkReplica):
     def _model_tensors(self) -> dict[str, torch.Tensor]:
         """Return the parameters and buffers of all models, by name.
 
-        Parameters that an optimizer trains and that are in no model are in it, too.
+        They include parameters that an optimizer trains and that are in no model.
         """
         tensors: dict[str, torch.Tensor] = {}
         for prefix, model in zip(self._prefixes(), self._models(), strict=True):
@@ -341,7 +369,7 @@ class TorchReplica(FrameworkReplica):
         return {n: tensor for n, tensor in tensors if isinstance(tensor, torch.nn.Parameter)}
 
     def _trained_names(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-        """Return the names of the tensors that an optimizer updates.
+        """Return the names of those ``tensors`` that an optimizer updates.
 
         All others are changed by the script, in its forward pass or between two steps: an average
         of the weights, a target network, a buffer.
@@ -374,13 +402,18 @@ class TorchReplica(FrameworkReplica):
         return list(dict.fromkeys(each.model for each in self._trained))
 
     def _prefixes(self) -> list[str]:
-        """Return for each model the prefix of its tensors' names: ``""`` if there is one model."""
+        """Return for each model the prefix of its tensors' names.
+
+        It is ``""`` if there is one model, else ``0.``, ``1.`` and so on.
+        """
         models = self._models()
         return [f"{number}." for number in range(len(models))] if len(models) > 1 else [""]
 
 
 def _renumbered(state: dict[Any, Any], theirs: Names, mine: Names) -> dict[Any, Any]:
-    """Return the ``state`` of an optimizer with the numbers that its parameters have here.
+    """Return an optimizer's state with its parameters numbered as they are on this worker.
+
+    A parameter that this worker's optimizer does not have is left out.
 
     Args:
         state: the state of each parameter, by the parameter's number on the sender.
@@ -397,9 +430,10 @@ def _renumbered(state: dict[Any, Any], theirs: Names, mine: Names) -> dict[Any, 
 
 
 def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float]:
-    """Return the present learning rates of ``optimizers``, by names such as ``learning rate``.
+    """Return the present learning rates of ``optimizers``, by texts for error messages.
 
-    A name also says which optimizer and which parameter group, where there are several.
+    A text is ``learning rate``, followed by the number of the parameter group and of the optimizer
+    where there are several.
     """
     rates = {}
     for number, optimizer in enumerate(optimizers):

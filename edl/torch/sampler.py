@@ -17,16 +17,21 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     Make it an attribute of the elastic state, call :meth:`record_batch` after each batch and
     :meth:`set_epoch` at the end of each epoch. The order of an epoch is a function of (``seed``,
-    epoch) alone, and the samples that are done are always its beginning. So no sample is left out
-    or taken twice when the ring changes, also when a worker only leaves.
+    epoch) alone, and the trained samples are always the first ones of that order. So no sample is
+    left out or taken twice when the ring changes, also when a worker only leaves.
 
-    As in Horovod, all workers get equally many samples. Where the rest of an epoch cannot be
-    divided evenly, its first samples are repeated at its end; they are fewer than the workers.
+    As in Horovod, all workers get equally many samples. Where the untrained samples of an epoch
+    cannot be divided evenly, the first of them are repeated at the end; fewer samples are repeated
+    than there are workers.
 
     Args:
         dataset: the data set, whose length is the number of samples in an epoch.
         shuffle: whether the order of the samples is random.
         seed: the seed of that order.
+
+    Attributes:
+        epoch: the number of the current epoch.
+        processed_num: how many samples of this epoch all workers together have trained.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -38,29 +43,29 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin ``epoch``, in which no sample is done yet."""
+        """Begin the epoch with the number ``epoch``, of which no sample is trained yet."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Note that each worker has trained a batch of ``batch_size`` samples.
+        """Record that each worker has trained a batch of ``batch_size`` samples.
 
         ``batch_idx`` is not used; Horovod's sampler has it.
         """
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch, and how many of its samples all workers together have done."""
+        """Return ``epoch``, and ``processed_num``: its samples that all workers have trained."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` says, and divide the rest of that epoch among the workers."""
+        """Take over epoch and trained samples from ``state_dict``, and divide the other samples."""
         self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Divide the rest of the epoch among the workers of the present ring."""
+        """Divide the untrained samples of the epoch among the workers of the present ring."""
         self.rank, self.num_replicas = process.rank(), process.size()
         order = EpochOrder(len(self.dataset), self.seed, self.epoch, self.shuffle)
         self.remaining_indices = order.at(self.processed_num, len(order))

@@ -34,9 +34,9 @@ def see_scalers(see: Callable[[GradScaler], None]) -> None:
 class Scalers:
     """The GradScalers of a script, in the order of their first use, which is equal on all workers.
 
-    A state of the job may come before the script uses its scaler here, as a rule from a checkpoint;
-    it is kept until then. If a newcomer has used a scaler in its warm-up and the job has used none
-    yet, the scaler begins anew.
+    The job's state of a scaler may arrive before the script uses that scaler here, mostly from a
+    checkpoint; it is kept until then. If a newcomer has used a scaler in its warm-up and the job
+    has used none yet, the scaler is set back to its initial state.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Scalers:
         self._awaiting: list[dict[str, Any]] = []  # states of the job's, by the same numbers
 
     def see(self, scaler: GradScaler) -> None:
-        """Add ``scaler``, which is about to be used, and load the state that the job has for it.
+        """Add ``scaler``, which is about to be used, and load the job's state of it, if any.
 
         A scaler that was added before is left alone.
         """
@@ -63,9 +63,9 @@ class Scalers:
         return known + self._awaiting[len(known) :]
 
     def load(self, states: Sequence[dict[str, Any]]) -> None:
-        """Load the states of the job's scalers, in the order of :meth:`states`.
+        """Load ``states``, the job's states of its scalers in the order of :meth:`states`.
 
-        The state of a scaler that is not used here yet is kept until it is.
+        The state of a scaler that is not used here yet is kept until it is used.
         """
         self._awaiting = list(states)
         theirs = self._awaiting + self._fresh[len(self._awaiting) :]

@@ -1,8 +1,8 @@
 """Share the states of a script's LR schedulers, if they are of PyTorch's base class.
 
 A script makes its scheduler as with PyTorch alone; a newcomer, and a job that is resumed, must go
-on with the learning rate of the job. The module also warns of schedules that end after a number of
-steps, because a job whose size changes has no fixed number of steps.
+on with the learning rate of the job. The module also warns of schedules that depend on the number
+of steps, because a job whose size changes has no fixed number of steps.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _counting_samples: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
 
 
 def watch_schedulers() -> None:
-    """Remember each LR scheduler that the script makes in this process from now on; call it once.
+    """Register each LR scheduler that the script makes in this process from now on.
 
-    It replaces ``LRScheduler.__new__``, because PyTorch has no hook for that, and not every
-    scheduler calls the constructor of the base class.
+    Call it once. It replaces ``LRScheduler.__new__``, because PyTorch has no hook for that, and not
+    every scheduler calls the constructor of the base class.
     """
 
     def new(kind: type[LRScheduler], *_: Any, **__: Any) -> LRScheduler:
@@ -50,24 +50,27 @@ def watch_schedulers() -> None:
 
 
 class Schedulers:
-    """The LR schedulers of some optimizers, in the order in which the script has made them.
+    """The LR schedulers of the optimizers given to :meth:`add`, in the order of their creation.
 
-    A scheduler that is part of another one (of a SequentialLR) is sent with that. A scheduler that
-    the script drops is no longer among them, as a script may make one for each of its stages.
+    A scheduler inside of another one (of a SequentialLR) is sent with that one. A scheduler that
+    the script has deleted is left out, as a script may make one for each stage of its training.
     """
 
     def __init__(self) -> None:
         self._optimizers: list[torch.optim.Optimizer] = []
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """Include the schedulers of ``optimizer``, also those that the script will make later."""
+        """Include the schedulers of ``optimizer``, also those that the script makes later."""
         self._optimizers.append(optimizer)
 
     def states(self, but: Collection[Any]) -> list[dict[str, Any]]:
-        """Return the class name and the state of each scheduler, without what cannot be sent.
+        """Return ``kind``, the class name, and ``state`` of each scheduler, in order.
+
+        Values that cannot be sent, such as functions, are replaced by a marker.
 
         Args:
-            but: objects to leave out, such as schedulers that are tracked by name.
+            but: schedulers to leave out, because they are tracked by name; other objects in it are
+                ignored.
         """
         return [
             {"kind": type(scheduler).__name__, "state": _portable(scheduler.state_dict())}
@@ -75,11 +78,14 @@ class Schedulers:
         ]
 
     def load(self, states: Sequence[dict[str, Any]], but: Collection[Any]) -> list[str]:
-        """Load states of the job into the schedulers of the same classes, the newest first.
+        """Load states of the job into this script's schedulers of the same classes.
+
+        The newest state goes into the newest scheduler of its class.
 
         Args:
             states: what :meth:`states` has returned on another worker.
-            but: objects to leave out, such as schedulers that are tracked by name.
+            but: schedulers to leave out, because they are tracked by name; other objects in it are
+                ignored.
 
         Returns:
             The class names of the states for which this script has no scheduler.
@@ -95,9 +101,12 @@ class Schedulers:
         return unfit[::-1]
 
     def _mine(self, but: Collection[Any]) -> list[LRScheduler]:
-        """Return the schedulers of the optimizers, without those in ``but`` and parts of others.
+        """Return the schedulers of the optimizers, without those inside of other schedulers.
 
         Objects are compared by identity, because an optimizer has no other equality.
+
+        Args:
+            but: schedulers to leave out, too; other objects in it are ignored.
         """
         optimizers, others = {id(each) for each in self._optimizers}, {id(each) for each in but}
         found = [one for one in _alive() if id(getattr(one, "optimizer", None)) in optimizers]
@@ -111,13 +120,14 @@ def schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
 
 
 def warn_of_counted_steps(epochs: int) -> None:
-    """Warn, once for each, of OneCycleLR schedulers that count steps and not epochs.
+    """Log a warning for each OneCycleLR scheduler of the script that counts steps and not epochs.
 
     PyTorch's OneCycleLR fails after its number of steps, and a job makes more steps when workers
-    leave.
+    leave. A scheduler is named once only.
 
     Args:
-        epochs: how many epochs the job trains; a scheduler with more steps than these counts steps.
+        epochs: how many epochs the job trains. A scheduler with a larger ``total_steps`` counts
+            steps.
     """
     for scheduler in _alive():
         if not isinstance(scheduler, OneCycleLR) or scheduler in _warned_of:
@@ -134,21 +144,20 @@ def warn_of_counted_steps(epochs: int) -> None:
 
 
 def counts_samples(scheduler: LRScheduler) -> None:
-    """Note that ``scheduler`` follows the samples of the job.
-
-    No warning names it when the global batch changes.
-    """
+    """Exempt ``scheduler`` from :func:`warn_of_a_changed_batch`, because it counts samples."""
     _counting_samples.add(scheduler)
 
 
 def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
-    """Warn, once for each, of the schedulers that count steps, as the global batch has changed.
+    """Log a warning for each LR scheduler that counts steps, after the global batch has changed.
+
+    A scheduler is named once only.
 
     Args:
-        before: samples of the global batch before the change.
-        now: samples of the global batch after the change.
-        epochs: how many epochs the job has begun. A scheduler that has counted more than these
-            counts steps.
+        before: the size of the global batch before the change, in samples.
+        now: the size of the global batch after the change, in samples.
+        epochs: how many epochs the job has begun. A scheduler that has made more steps than that
+            counts steps and not epochs.
     """
     alive = _alive()
     parts = {id(part) for one in alive for part in getattr(one, "_schedulers", ())}
@@ -170,7 +179,10 @@ def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
 
 
 def step_count(scheduler: LRScheduler) -> int:
-    """Return how often ``step()`` of ``scheduler``, or of its parts if chained, was called."""
+    """Return how many steps ``scheduler`` has made, by its ``last_epoch``.
+
+    For a ChainedScheduler they are those of the first scheduler in it.
+    """
     while isinstance(scheduler, ChainedScheduler):
         scheduler = scheduler._schedulers[0]
     return int(scheduler.last_epoch)
@@ -192,10 +204,10 @@ def _portable(state: dict[str, Any]) -> Any:
 
 
 def _load(scheduler: LRScheduler, state: dict[str, Any]) -> None:
-    """Load ``state``, which :func:`_portable` has returned elsewhere, into ``scheduler``.
+    """Load ``state``, made by :func:`_portable` on another worker, into ``scheduler``.
 
-    What could not be sent stays as it is here. Counters (MultiStepLR has one) have become dicts on
-    their way, and become counters again.
+    Values that could not be sent stay as they are here. A Counter (MultiStepLR has one) has become
+    a dict when it was sent, and becomes a Counter again.
     """
     whole = _overlaid(scheduler.state_dict(), state)
     own = vars(scheduler)
@@ -204,7 +216,12 @@ def _load(scheduler: LRScheduler, state: dict[str, Any]) -> None:
 
 
 def _overlaid(mine: Any, theirs: Any) -> Any:
-    """Return ``theirs``, with the values of ``mine`` in the place of the markers in it."""
+    """Return ``theirs``, with values of ``mine`` in the place of markers for values not sent.
+
+    Args:
+        mine: the state of this worker's scheduler, in nested dicts and lists.
+        theirs: the state from another worker, in the same form.
+    """
     if isinstance(mine, dict) and isinstance(theirs, dict):
         return {name: _overlaid(mine.get(name), value) for name, value in theirs.items()}
     lists = isinstance(mine, list | tuple) and isinstance(theirs, list | tuple)

@@ -2,10 +2,10 @@
 
 So the augmentation of a sample is the same whichever worker and loader process loads it, also after
 the death of a worker and after a resize, and it differs between epochs. Each sample seeds the
-global generators of Python, NumPy and PyTorch (6 µs, measured with Python 3.11 and torch 2.13), and
-so does the function that makes a batch of the samples. Without loader processes the generators of
-the training thread are saved meanwhile and restored, once a batch (15 µs). Data sets that draw no
-random numbers are loaded as they are.
+global generators of Python, NumPy and PyTorch (6 µs, measured with Python 3.11 and torch 2.13). The
+function that makes a batch of the samples is seeded, too. Without loader processes the generators
+of the training thread are saved while a batch is loaded, and restored after it (15 µs). Data sets
+that draw no random numbers are loaded as they are.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _aside = np.random.MT19937()  # NumPy's generator while a batch is loaded in the
 
 
 class Items(list[Any]):
-    """The indices of a batch's samples, with the seeds to load them with.
+    """A list of the indices of a batch's samples, with the seeds to load them with.
 
     Attributes:
-        epoch_seed: the seed of the epoch; -1 where samples are loaded without seeds.
-        keys: the position of each sample in the epoch.
+        epoch_seed: the seed of the epoch; -1: the samples are loaded without seeds.
+        keys: the position of each sample in the epoch; with ``epoch_seed`` it seeds the sample.
     """
 
     epoch_seed = -1
@@ -40,14 +40,20 @@ class Items(list[Any]):
 
     @classmethod
     def of(cls, items: list[Any], epoch_seed: int, keys: Sequence[int]) -> Items:
-        """Return ``items`` with the seed of their epoch and their positions in it."""
+        """Make a list of indices with seeds.
+
+        Args:
+            items: the indices of the samples of a batch.
+            epoch_seed: the seed of the epoch.
+            keys: the position of each sample in the epoch.
+        """
         made = cls(items)
         made.epoch_seed, made.keys = epoch_seed, keys
         return made
 
 
 def seed_all(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and PyTorch's CPU."""
+    """Seed the global generators of Python, NumPy and PyTorch's CPU with ``seed``."""
     seed_python(seed)
     torch.default_generator.manual_seed(seed)
 
@@ -78,9 +84,9 @@ def draws_nothing(dataset: Any) -> bool:
 
 
 class Seeded(torch.utils.data.Dataset[Any]):
-    """A data set that seeds the random generators for each sample of another one.
+    """A data set that seeds the random generators before it reads a sample of another data set.
 
-    Where the other data set reads all samples of a batch at once (``__getitems__``), the generators
+    If the other data set reads all samples of a batch at once (``__getitems__``), the generators
     are seeded once, for the first sample of the batch. Any other attribute is that of the other
     data set.
 
@@ -105,11 +111,11 @@ class Seeded(torch.utils.data.Dataset[Any]):
         return self.dataset[item]
 
     def __getitems__(self, items: list[Any]) -> list[Any]:
-        """Return the samples of a batch, with the generators seeded for each of them.
+        """Return the samples of a batch, with the generators seeded before each is read.
 
         Args:
-            items: the indices of the samples, with their seeds. Without seeds the samples are
-                loaded as they are.
+            items: the indices of the samples; if it is an :class:`Items` with seeds, these are
+                used, otherwise no generator is seeded.
         """
         if not isinstance(items, Items) or items.epoch_seed < 0:
             return self._read(items)
@@ -139,13 +145,17 @@ class Seeded(torch.utils.data.Dataset[Any]):
 
 
 class _LastSeed:
-    """A holder of the seed of the batch that this process has read last, for collating."""
+    """A holder of the seed of the batch that this process has read last, for its collate function.
+
+    Attributes:
+        batch: the seed.
+    """
 
     batch = 0
 
 
 class SeededCollate:
-    """A collate function that is seeded for each batch, as mixup and MLM masks draw numbers in it.
+    """A collate function that is seeded for each batch, because mixup and MLM masks draw numbers.
 
     Args:
         collate: the collate function to call.
@@ -157,7 +167,7 @@ class SeededCollate:
         self._collate, self._in_thread = collate, in_thread
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Return what the collate function makes of ``samples``, with seeded generators."""
+        """Return the batch that the collate function makes of ``samples``, with seeds set."""
         if not self._in_thread:
             seed_all(_LastSeed.batch)
             return self._collate(samples)

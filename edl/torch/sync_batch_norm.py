@@ -1,7 +1,7 @@
 """Normalise batches over the samples of all workers: ``SyncBatchNorm`` in the job's ring.
 
-``torch.nn.SyncBatchNorm`` asks ``torch.distributed`` for the other workers and is a local layer
-without a process group; Horovod's layer needs a GPU, and its collectives are not repaired when a
+``torch.nn.SyncBatchNorm`` uses ``torch.distributed``, and without a process group it normalises
+over the local batch only; Horovod's layer needs a GPU, and its collectives are not repaired when a
 worker dies. While edl trains, both layers compute the following instead, in the job's ring.
 
 Let worker i have n_i samples that count in this batch (0 for padding), and L_i be the mean of its
@@ -9,9 +9,9 @@ losses. edl multiplies its gradients by n_i / N, with N = sum n_i. So the loss o
 
     sum_i n_i / N L_i
 
-With g the derivative of L_i by an output y = gamma xhat + beta, xhat = (x - mean) / sigma, and M
-elements a channel in the batches of all workers, the derivative of the job's loss by an input of
-worker i is
+The layer computes the output y = gamma xhat + beta of an input x, with xhat = (x - mean) / sigma.
+Let g be the derivative of L_i by y, and M the elements of a channel in the batches of all workers.
+Then the derivative of the job's loss by an input of worker i is
 
     gamma / sigma * (n_i / N g - 1/M sum_j n_j / N S_j - xhat/M sum_j n_j / N Q_j)
 
@@ -19,8 +19,8 @@ where S_j = sum g and Q_j = sum g xhat over the elements of worker j. This layer
 by n_i / N, in which N cancels. A worker with padding gets finite numbers that count for nothing.
 
 Each exchange is protected as gradients are (:mod:`edl.worker.exchange`): survivors of a broken ring
-go on with the same statistics. In evaluation, in a warm-up, in a job of one and between two steps
-the statistics are local.
+go on with the same statistics. In evaluation, in a warm-up, in a job of one worker and between two
+steps the statistics are those of the local batch.
 
 A script with an elastic state has Horovod's optimizer, whose loss is the mean of all L_i: n_i / N
 is 1 / size then, and a broken ring interrupts the script, as in any of its own collectives.
@@ -42,18 +42,25 @@ Exchange = Callable[[bytes], list[bytes]]
 
 
 def synchronise_batch_norm(exchange_of_step: Callable[[], Exchange | None]) -> None:
-    """Let PyTorch's and Horovod's ``SyncBatchNorm`` use the job's ring; call it once.
+    """Make PyTorch's and Horovod's ``SyncBatchNorm`` exchange statistics by the job's ring.
+
+    Call it once in a process; it replaces their forward passes.
 
     Args:
-        exchange_of_step: a function that returns the exchange of the current step, or None where
-            statistics are to be local.
+        exchange_of_step: a function that returns, inside of a step with other workers, a function
+            to send bytes to all workers and get those of all; else None, for local statistics.
     """
     for kind in (torch.nn.SyncBatchNorm, hvd.SyncBatchNorm):
         _synchronise(kind, exchange_of_step)
 
 
 def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> None:
-    """Replace the forward pass of the layer class ``kind`` by one that uses the job's ring."""
+    """Replace the forward pass of a layer class by one that uses the job's ring.
+
+    Args:
+        kind: the layer class.
+        exchange_of_step: as for :func:`synchronise_batch_norm`.
+    """
     alone = kind.forward
 
     def forward(self: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -75,10 +82,15 @@ def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> 
 
 
 def _exchange(exchange_of_step: Callable[[], Exchange | None]) -> tuple[Exchange | None, int]:
-    """Return the exchange with the other workers, and the weight of this worker's batch in it.
+    """Return how to exchange statistics with the other workers, and this batch's weight.
 
-    The exchange is None where statistics are to be local. In a script with an elastic state all
-    weights are 1, as Horovod's optimizer averages.
+    Args:
+        exchange_of_step: as for :func:`synchronise_batch_norm`.
+
+    Returns:
+        A function that sends bytes to all workers and returns those of all, None for local
+        statistics; and the weight of this worker's batch: its samples, 0 for padding. In a script
+        with an elastic state all weights are 1, as Horovod's optimizer averages.
     """
     worker = current_worker()
     if (exchange := exchange_of_step()) is not None:
@@ -89,9 +101,13 @@ def _exchange(exchange_of_step: Callable[[], Exchange | None]) -> tuple[Exchange
 
 
 def _track(layer: Any, moments: Moments) -> None:
-    """Update the running statistics of a layer, as PyTorch's own layers do.
+    """Update the running mean and variance of a layer, as PyTorch's own layers do.
 
     A batch that is padding on all workers changes nothing.
+
+    Args:
+        layer: the batch norm layer.
+        moments: the moments of the batches of all workers.
     """
     if not layer.track_running_stats or moments.elements == 0:
         return
@@ -106,7 +122,7 @@ def _track(layer: Any, moments: Moments) -> None:
 
 
 class _Normalise(torch.autograd.Function):
-    """The autograd function that normalises a batch with the moments of all workers.
+    """The autograd function that normalises a batch by the mean and variance over all workers.
 
     The module's docstring has the formula of the backward pass.
     """
@@ -133,10 +149,10 @@ class _Normalise(torch.autograd.Function):
             exchange: a function that sends bytes to all workers and returns the bytes of all.
 
         Returns:
-            The outputs, and the moments of all workers' batches.
+            The outputs, and the moments (count, mean, squares) of all workers' batches together.
 
         Raises:
-            ValueError: the channels have one element only, in the batches of all workers together.
+            ValueError: each channel has only one element in the batches of all workers together.
         """
         x = inputs.to(_wide(inputs.dtype))
         own = _moments(x, weight)
@@ -160,9 +176,17 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, _moments_gradient: Any) -> tuple[Any, ...]:
-        """Return the derivatives by the inputs of :meth:`forward`; None for those that have none.
+        """Return the derivatives of the loss by the six arguments of :meth:`forward` after ``ctx``.
 
         All workers exchange sums of their gradients; the module's docstring has the formula.
+
+        Args:
+            ctx: autograd's context.
+            gradient: the derivative of the loss by the outputs.
+
+        Returns:
+            The derivatives by inputs, gamma and beta, each None if it is not needed; then three
+            None.
         """
         normal, gamma, beta, scale = ctx.saved_tensors
         g = gradient.to(normal.dtype)
@@ -188,7 +212,12 @@ class _Normalise(torch.autograd.Function):
 
 
 def _moments(x: torch.Tensor, weight: int) -> Moments:
-    """Return the moments of the batch ``x`` for each channel; empty moments for padding."""
+    """Return the moments of a batch for each channel: count, mean, squared deviations.
+
+    Args:
+        x: the batch, with channels in its second dimension.
+        weight: how many samples of the batch count; if 0 (padding), all moments are 0.
+    """
     channels = x.shape[1]
     if weight == 0 or x.numel() == 0:
         return Moments(0.0, np.zeros(channels), np.zeros(channels))
@@ -204,5 +233,8 @@ def _array(values: torch.Tensor) -> Channels:
 
 
 def _wide(kind: torch.dtype) -> torch.dtype:
-    """Return the type in which inputs of this type are normalised, as PyTorch does."""
+    """Return the dtype in which inputs of the dtype ``kind`` are normalised, as PyTorch does.
+
+    It is float32 for float16 and bfloat16, else ``kind`` itself.
+    """
     return torch.float32 if kind in (torch.float16, torch.bfloat16) else kind

@@ -14,15 +14,20 @@ from edl.torch.collectives import broadcast_start, finish
 
 
 class TorchArrays:
-    """The operations of PyTorch with which tensors of a state are sent and received.
+    """The operations of PyTorch by which the tensors of a state are sent and received.
 
     It implements :class:`edl.framework.state.Arrays`.
     """
 
     def refer(self, value: Any, index: int) -> tuple[torch.Tensor, Reference] | None:
-        """Return ``value`` as it is sent, with a reference to it by the number ``index``.
+        """Return the tensor to send for ``value``, and the reference that stands for it in a state.
 
-        None if the value is no tensor.
+        Args:
+            value: any value in the state.
+            index: the number of the tensor in the state, by which the receiver finds it.
+
+        Returns:
+            The tensor and the reference; None if ``value`` is no tensor.
         """
         if not isinstance(value, torch.Tensor):
             return None
@@ -32,7 +37,10 @@ class TorchArrays:
         return tensor, Reference(index, tuple(tensor.shape), dtype, size, tensor.device.type)
 
     def empty(self, reference: Reference) -> torch.Tensor:
-        """Return a tensor without elements, which is never sent, for ``reference``."""
+        """Return a tensor of the shape, dtype and device in ``reference``, which has no elements.
+
+        Such a tensor is never sent.
+        """
         dtype, device = getattr(torch, reference.dtype), _own_device(reference.device)
         return torch.empty(reference.shape, dtype=dtype, device=device)
 
@@ -43,18 +51,18 @@ class TorchArrays:
         root: int,
         keep: bool,
     ) -> dict[int, torch.Tensor]:
-        """Send the tensors of a state from rank ``root`` to all workers, or take part in that.
+        """Broadcast the tensors of a state from rank ``root``; all workers call it.
 
         All broadcasts are started at once. A large tensor is sent as it is, without a copy on
-        either side; small ones share a broadcast. A worker that has the state already receives
+        either side; small ones share a broadcast. A worker that does not keep the tensors receives
         everything in one scratch buffer, because touching new memory would cost it more than the
         transfer.
 
         Args:
             sent: references to all tensors of the state.
-            arrays: the tensors, on the sender; None on the others.
+            arrays: on the sender, the tensors, which references find by index; None on the others.
             root: the rank of the sender.
-            keep: whether this worker keeps what it receives.
+            keep: whether this worker keeps what it receives; False if it has the state already.
 
         Returns:
             The received tensors by index; empty unless ``keep``.

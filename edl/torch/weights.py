@@ -1,4 +1,4 @@
-"""Provide ``edl.torch.load_weights``, which loads what a job has trained into another script."""
+"""Provide ``edl.torch.load_weights``, which loads a job's trained weights in any script."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load_weights(
         model: a model into which the weights are loaded, on the device where it is; None: the
             weights are only returned.
         prefix: load only names that begin with it, and remove it from them: ``1.`` is for the
-            second of several models, in the order of their optimizers.
+            second of several models, in the order of their optimizers. Empty: load all.
 
     Raises:
         CheckpointError: there is no good file, or the model has other names or shapes.
