@@ -12,8 +12,8 @@ rely on:
 3. A collective that all members have contributed to is completed although a member leaves in order.
 4. Contributions that do not fit together (another shape or type under the same name) are refused on
    all members, and the ring stays whole.
-5. A rendezvous is complete when all members have come. It fails when the daemon of the first member
-   aborts it, when that member's process is gone, or at the time-out.
+5. A rendezvous is complete when all members have come. It fails when the daemon of the member of
+   rank 0 aborts it, when the process of this member is gone, or at the time-out.
 
 The ``choose`` of the :class:`LoopbackNetwork` decides what these rules leave open. Its ``disturb``
 is called before and after each contribution: there a test delays, kills, cuts, or raises
@@ -77,6 +77,18 @@ class CollectivePoint(NamedTuple):
 
 @dataclass
 class _Operation:
+    """One collective of a ring.
+
+    Attributes:
+        name: the name of the collective, the same on all members.
+        kind: "allgather", "broadcast" or "average".
+        contributions: by rank, the member's data, and a tuple that must be equal on all members:
+            the kind, then dtype and shape, or the root of a broadcast.
+        index: its place in the order of the ring's complete collectives; -1: not complete yet.
+        refusal: why the contributions do not fit together; empty: they do.
+        result: the result, once complete; else None.
+    """
+
     name: str
     kind: str
     contributions: dict[int, tuple[Array, tuple[object, ...]]] = field(default_factory=dict)
@@ -278,7 +290,7 @@ class LoopbackNetwork:
         return self._rooms.setdefault(generation.number, room)
 
     def announce_switch(self, worker: int, generation: Generation) -> None:
-        """Note that ``worker`` and the other old members of ``generation`` build its ring.
+        """Announce that the old members of ``generation``, ``worker`` among them, build its ring.
 
         Raises:
             RendezvousFailed: the member of rank 0 is lost or frozen.

@@ -56,7 +56,11 @@ _SCOPE = re.compile(r"g([0-9]{1,15})-[0-9a-f]+")
 
 
 def new_scope(generation: int) -> str:
-    """Return a new unguessable scope name for the rendezvous of the generation ``generation``."""
+    """Return a new scope: an unguessable first part of the keys in a rendezvous.
+
+    Args:
+        generation: the number of the generation, with which the scope begins (``g3-...``).
+    """
     return f"g{generation}-{secrets.token_hex(16)}"
 
 
@@ -91,6 +95,15 @@ class _Gathering:
 
 @dataclass
 class _Scope:
+    """The content of an open scope, and the requests that wait for it.
+
+    Attributes:
+        values: the stored values by key.
+        size: the bytes of all values.
+        held: the futures of requests that wait for one key, by key.
+        gatherings: the requests that wait for several keys, by these keys.
+    """
+
     values: dict[str, bytes] = field(default_factory=dict)
     size: int = 0
     held: dict[str, set[asyncio.Future[bytes | None]]] = field(default_factory=dict)
@@ -253,7 +266,7 @@ class RendezvousStore:
         return room
 
     def _look_again(self) -> None:
-        """Let the requests that wait for a generation check whether it is announced."""
+        """Wake the requests that wait for a generation, to check whether it was announced."""
         _answer_all(self._early, None)
 
     async def _ask_mesh(self, room: _Scope, asked: mesh.MeshRequest) -> tuple[int, bytes]:

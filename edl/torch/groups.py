@@ -56,7 +56,7 @@ class ParameterGroups:
         return [[next(named)[0] for _ in each["params"]] for each in self._optimizer.param_groups]
 
     def begin(self) -> None:
-        """Record the groups with which the script's epoch loop begins; further calls do nothing."""
+        """Record the parameter groups at the start of the epoch loop; further calls do nothing."""
         if self._at_start is None:
             self._at_start = self.names
 
@@ -153,7 +153,7 @@ class Flags:
         self._at_start: dict[str, bool] = {}
 
     def begin(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Record the flags with which the script's epoch loop begins.
+        """Record the ``requires_grad`` flags with which the script's epoch loop begins.
 
         A later call only adds parameters with new names.
 
@@ -164,7 +164,7 @@ class Flags:
             self._at_start.setdefault(name, parameter.requires_grad)
 
     def changed(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, bool]:
-        """Return the flags that the loop has changed, by parameter name.
+        """Return the ``requires_grad`` flags that the loop has changed, by parameter name.
 
         Args:
             parameters: the parameters of the script's models, by name.
@@ -177,7 +177,7 @@ class Flags:
         }
 
     def follow(self, parameters: Mapping[str, torch.Tensor], changed: Mapping[str, bool]) -> None:
-        """Set the flags of ``parameters`` to those of the job.
+        """Set the ``requires_grad`` flags of ``parameters`` to those of the job.
 
         Args:
             parameters: the parameters of this script's models, by name.

@@ -1,8 +1,9 @@
 """Re-export the names of ``horovod.torch`` in ``edl.torch``, for scripts written for Horovod.
 
 ``import horovod.torch as hvd`` becomes ``import edl.torch as hvd``. The collectives are Horovod's
-own and use the current ring; they fail when the ring breaks, and ``elastic.run`` deals with that. A
-newcomer that warms up is alone in a ring of one, whatever its ``rank()`` says.
+own and use the current ring; when the ring breaks, they raise HorovodInternalError, and
+``elastic.run`` goes on from the last commit in a new ring. A newcomer that warms up is alone in a
+ring of one worker, whatever its ``rank()`` says.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ class DataLoader:
         return self._worker.loader.progress.update_order.batch
 
     def __len__(self) -> int:
-        """Return how many batches the script gets from this loader in an epoch, rounded up.
+        """Return how many batches each worker's script gets in an epoch, rounded up.
 
         Before this worker's first step in the job's ring the number is computed for the number of
         workers with which the job began, so that a schedule over ``epochs * len(loader)`` steps is

@@ -1,6 +1,7 @@
-"""Provide ``edl.LRTuner``: tune the learning rate while the job trains, the same on all workers.
+"""Provide ``edl.LRTuner``, which chooses the learning rate by losses measured during the training.
 
-:mod:`edl.framework.lr_tuner` decides when to measure, and lets all workers agree on the result.
+The rate is the same on all workers: :mod:`edl.framework.lr_tuner` decides when to measure, and lets
+all workers agree on the result.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def Optimizer(
 
 
 def _evaluates_again(lbfgs: torch.optim.LBFGS) -> bool:
-    """Return whether ``lbfgs`` evaluates its closure more than once in a step."""
+    """Return whether the options of ``lbfgs`` let a step evaluate its closure more than once."""
     return any(g["max_iter"] > 1 or g["line_search_fn"] for g in lbfgs.param_groups)
 
 

@@ -52,7 +52,7 @@ class OptimizerReduction(Protocol):
 
     @property
     def exchanges(self) -> bool:
-        """Whether there are other workers to exchange messages with in the current step."""
+        """Whether the workers can exchange messages: a step is open, with other workers."""
 
     @property
     def is_broken_off(self) -> bool:
@@ -66,7 +66,7 @@ class OptimizerReduction(Protocol):
         """Whether gradients were accumulated in the current step and not sent yet."""
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Send ``payload`` to all workers, and return the payloads of all in rank order."""
+        """Send ``payload`` to all workers in the current step; return all in rank order."""
 
     def refuse_changed(self) -> None:
         """Raise UsageError if the script has changed a gradient that is reduced in this step."""
@@ -75,7 +75,10 @@ class OptimizerReduction(Protocol):
         """Send or accumulate the gradients of this optimizer at the end of a backward pass."""
 
     def backward_failed(self) -> None:
-        """Mark gradients as void that were sent in a backward pass that an exception has ended."""
+        """Mark gradients as void that were sent in a backward pass that an exception has ended.
+
+        They count for nothing on all workers, which send their gradients once more.
+        """
 
     def finish(self) -> None:
         """Wait until each gradient of this optimizer is the mean over the global batch."""
@@ -84,7 +87,7 @@ class OptimizerReduction(Protocol):
         """Reduce the gradients of the current step, and end it without an update."""
 
     def note_skipped(self) -> None:
-        """At the end of a step, record an update that this optimizer has not made."""
+        """At the end of a step, record whether this optimizer's update counts as skipped."""
 
     def end_batch(self) -> None:
         """Prepare for the next batch; gradients that are reduced but not applied are skipped."""
@@ -122,11 +125,11 @@ class Optimizers:
 
         Args:
             reduction: the reduction of the optimizer's gradients.
-            two_passes: whether the optimizer takes two backward passes for an update (SAM).
+            two_passes: whether the optimizer takes two backward passes for an update, as SAM does.
 
         Raises:
-            UsageError: training has begun; or there are now several optimizers and one of them
-                counts its backward passes (``backward_passes_per_step``).
+            UsageError: training has begun; or there are now several optimizers (or ``two_passes``),
+                and one of them has ``backward_passes_per_step`` > 1.
         """
         progress = self.worker.loader.progress
         if self._reductions and (progress.has_state or self.worker.loader.begun):
@@ -171,7 +174,7 @@ class Optimizers:
     # --- inside of the forward and backward passes
 
     def exchange(self) -> Callable[[bytes], list[bytes]] | None:
-        """Return a function that exchanges messages with all workers in the current step.
+        """Return the function by which SyncBatchNorm exchanges statistics in the current step.
 
         Returns:
             A function that sends a message and returns those of all workers in rank order; None if

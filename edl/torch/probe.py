@@ -53,7 +53,7 @@ class Probe:
             self._after = self._copies()
 
     def forget(self) -> None:
-        """Drop the copies of the parameters."""
+        """Drop the copies of the parameters before and after the update."""
         self._parameters, self._before, self._after = [], [], []
 
     def losses(self, at: Sequence[float], loss: Callable[[], Any]) -> list[float]:

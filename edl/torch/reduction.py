@@ -1,10 +1,11 @@
 """Reduce gradients: send them while backward still runs, weight them, and average them exactly.
 
-Each parameter's gradient goes to Horovod the moment autograd has accumulated it. Its weight is
-split in two, see :mod:`edl.core.step.weighting`: in a full step nothing is multiplied at all. The
-local gradient is never written to before the step is complete, so that a survivor of a broken ring
-can send it again. It changes places with the buffer that receives the average, so this costs the
-memory of one more gradient and no copy. (This is promise 5 of docs/explanation/guarantees.md.)
+Each parameter's gradient goes to Horovod the moment autograd has accumulated it. It is weighted by
+two factors, one before and one after the average, see :mod:`edl.core.step.weighting`: in a full
+step both are 1 and nothing is multiplied. The local gradient is never written to before the step is
+complete, so that a survivor of a broken ring can send it again. It changes places with the buffer
+that receives the average, so this costs the memory of one more gradient and no copy. (This is
+promise 5 of docs/explanation/guarantees.md.)
 
 When ``backward()`` returns, each gradient is the mean over the global batch. So what scripts do
 with gradients then (clipping, loss scaling, looking for overflow) they do with the job's gradients.
@@ -17,8 +18,9 @@ Inside of ``no_sync()``, and in all but the last of an optimizer's ``backward_pa
 gradients are added up here, each weighted by the samples of its batch, and sent with the gradients
 of the last pass.
 
-:mod:`edl.framework.reduction` decides what becomes of a step. All workers together decide, at the
-end of backward, which parameters have a gradient (:func:`edl.core.step.weighting.present`).
+:mod:`edl.framework.reduction` decides whether the gradients of a step become their mean, or the
+step changes nothing. All workers together decide, at the end of backward, which parameters have a
+gradient (:func:`edl.core.step.weighting.present`).
 """
 
 from __future__ import annotations
@@ -165,7 +167,10 @@ class GradientReduction:
                 self._noise.show_own(self._gradients)
 
     def _reduce_again(self) -> None:
-        """Reduce the gradients of the current step once more, in the ring of the survivors."""
+        """Reduce the local gradients of the current step once more, in the ring of the survivors.
+
+        What the script had set to None or zeros after the first reduction is set so again.
+        """
         self._reduction.reopen()
         if not self._reduction.done:
             number = self._reduction.step.number
@@ -365,10 +370,10 @@ class GradientReduction:
                 gradient.expect_more(self._reduction.step.number)
 
     def _accumulated(self, gradient: Gradient) -> None:
-        """Start to reduce ``gradient``, whose parameter autograd has just added to.
+        """Send ``gradient`` to all workers, right after autograd has added to it.
 
-        A gradient that is only accumulated in this pass, or comes from a padding batch, is not
-        sent.
+        It is not sent here if it is only accumulated in this pass, comes from a padding batch, or
+        has to wait for the step records; then it is sent at the end of a pass, if at all.
 
         Raises:
             UsageError: the gradient was computed twice in a step, or is left of the step before.
@@ -511,7 +516,7 @@ class GradientReduction:
         self._pending.all_done()
 
     def _keep(self, weight: float) -> None:
-        """Multiply the local gradients by ``weight``, as the result of a worker alone."""
+        """Set the gradients to the local ones times ``weight``, because this worker is alone."""
         number = self._reduction.step.number
         for gradient in self._gradients:
             local = gradient.parameter.grad

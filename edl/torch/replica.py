@@ -387,10 +387,10 @@ class TorchReplica(FrameworkReplica):
     def _outside(
         self, each: _Trained, trained: Iterable[tuple[str, torch.nn.Parameter]]
     ) -> dict[str, torch.nn.Parameter]:
-        """Return the parameters of an optimizer that are in no model, by name.
+        """Return the parameters of one optimizer that belong to no model, by name.
 
         Args:
-            each: the optimizer and its model.
+            each: the optimizer and its model; the names get this model's prefix.
             trained: the optimizer's parameters with their names.
         """
         inside = {parameter for model in self._models() for parameter in model.parameters()}

@@ -12,10 +12,10 @@ _see: Callable[[GradScaler], None] | None = None
 
 
 def see_scalers(see: Callable[[GradScaler], None]) -> None:
-    """Call ``see(scaler)`` each time a GradScaler is about to scale a loss in this process.
+    """Register ``see``: ``see(scaler)`` is called each time a GradScaler is about to scale a loss.
 
     It replaces ``GradScaler.scale``, because PyTorch has no hook for that and a script need not
-    name its scaler to edl. Only the function of the last call is used.
+    name its scaler to edl. Only the function registered last is called.
     """
     global _see
     if _see is None:
@@ -58,7 +58,10 @@ class Scalers:
             scaler.load_state_dict(self._awaiting[number])
 
     def states(self) -> list[dict[str, Any]]:
-        """Return the states of all scalers, also of those that the script has not used here yet."""
+        """Return the state of each scaler, in order.
+
+        The job's states of scalers that the script has not used here yet are included.
+        """
         known = [scaler.state_dict() for scaler in self._seen]
         return known + self._awaiting[len(known) :]
 

@@ -115,7 +115,7 @@ class Schedulers:
 
 
 def schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
-    """Return the LR schedulers that the script has made for ``optimizer``."""
+    """Return the LR schedulers that the script has made for ``optimizer`` and not deleted."""
     return [one for one in _alive() if getattr(one, "optimizer", None) is optimizer]
 
 
@@ -195,7 +195,7 @@ def _alive() -> list[LRScheduler]:
 
 
 def _portable(state: dict[str, Any]) -> Any:
-    """Return ``state`` with a marker in the place of each value that cannot be sent.
+    """Return ``state``, of a scheduler, with a marker in the place of each value not to be sent.
 
     Numbers, texts, arrays and tensors can be sent. A scheduler may also hold functions and objects.
     """

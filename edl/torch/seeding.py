@@ -75,7 +75,11 @@ def generators_aside() -> Iterator[None]:
 
 
 def draws_nothing(dataset: Any) -> bool:
-    """Return whether ``dataset`` is known to draw no random numbers when a sample is read."""
+    """Return whether it is certain that ``dataset`` draws no random numbers when a sample is read.
+
+    That holds for tensors, arrays, lists, tuples, ranges and TensorDatasets, and subsets and
+    concatenations of these. False: it may draw some.
+    """
     if isinstance(dataset, torch.utils.data.Subset):
         return draws_nothing(dataset.dataset)
     if isinstance(dataset, torch.utils.data.ConcatDataset):
