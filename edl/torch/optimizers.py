@@ -252,7 +252,8 @@ class Optimizers:
 
         Returns:
             Whether the step goes on with another batch or microbatch, because the call is inside of
-            :meth:`no_sync` or before the last microbatch. If False, nothing was done.
+            :meth:`no_sync` or before the last microbatch. If False, the caller has to end the
+            batch.
         """
         self.see_failure()
         return any(each.accumulation.leave_out() for each in self._reductions)

@@ -78,7 +78,7 @@ class PendingAllreduces:
         self._gradients.append(gradient)
 
     def void(self) -> None:
-        """Mark all gradients that were sent as void: they count for nothing on all workers."""
+        """Mark all gradients that were sent as void: all workers will send theirs once more."""
         self.is_void = self.is_void or bool(self._gradients)
 
     def with_gradient(
