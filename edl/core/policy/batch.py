@@ -28,19 +28,29 @@ ENOUGH_STEPS = 10  # with a batch, to know what it trains
 
 
 class BatchDecision(NamedTuple):
-    """The global batch to use next, in samples (0: the present one stays), and the reason."""
+    """The decision about a job's global batch, with the reason.
+
+    Attributes:
+        batch: the global batch to use next, in samples; 0: the present one stays.
+        reason: why, in a sentence.
+    """
 
     batch: int
     reason: str
 
 
 def best_global_batch(now: Observation, size: int) -> tuple[int, float]:
-    """Return the best global batch of ``size`` workers, in samples, and its goodput.
+    """Return the allowed global batch with the largest goodput, and that goodput.
 
-    The best batch is the allowed one with the largest goodput.
+    If the job may not choose its batch, this is the batch that ``size`` workers have anyway.
 
-    The goodput is in samples a second, where each sample counts as much as one in the job's first
-    global batch. ``now`` must have a model and a ``batching``.
+    Args:
+        now: the observed job, which must have a ``model`` and a ``batching``.
+        size: the number of workers.
+
+    Returns:
+        the global batch in samples, and its goodput in samples a second, where each sample counts
+        as much as one in the job's first global batch.
     """
     assert now.batching is not None
     batches = [now.batching.of_all(size)]
@@ -52,9 +62,12 @@ def best_global_batch(now: Observation, size: int) -> tuple[int, float]:
 def choose_batch(now: Observation) -> BatchDecision:
     """Return the global batch to use next with the present workers, and why.
 
-    Another batch is chosen only if its goodput is better. The present batch also stays while
-    workers change, while its steps or the noise scale are not measured, and if the gain is below
-    :data:`LEAST_GAIN`. ``now.batching`` must leave the choice to the job.
+    Another batch is chosen if its goodput is better by at least :data:`LEAST_GAIN`. The present
+    batch also stays while workers join or leave, and while its steps or the noise scale are not
+    measured. If only one batch was measured, twice that batch is chosen, to be measured.
+
+    Args:
+        now: the observed job; its ``batching`` must leave the choice of the batch to the job.
     """
     assert now.batching is not None
     mine = now.batching.of_all(now.np)
@@ -88,9 +101,12 @@ def choose_batch(now: Observation) -> BatchDecision:
 
 
 def _goodputs(now: Observation, size: int, batches: Sequence[int]) -> list[float]:
-    """Return the goodput of ``size`` workers with each of the global ``batches``.
+    """Return the goodput of ``size`` workers with each of ``batches``, in samples a second.
 
-    Goodput is in samples a second; each batch is in samples.
+    Args:
+        now: the observed job, which must have a ``model``.
+        size: the number of workers.
+        batches: the global batches to judge, each in samples.
     """
     assert now.model is not None
     steps = [batch * now.step_batches for batch in batches]  # samples of each
@@ -100,9 +116,12 @@ def _goodputs(now: Observation, size: int, batches: Sequence[int]) -> list[float
 
 
 def _candidates(now: Observation, batching: Batching, size: int) -> list[int]:
-    """Return the global batches to compare for ``size`` workers: the allowed range in equal ratios.
+    """Return the global batches, in samples, that are compared for ``size`` workers.
 
-    No candidate gives a worker more than :data:`BEYOND` times the largest batch that was measured.
+    These are up to :data:`CANDIDATES` batches over the range that ``batching`` allows, each larger
+    than the one before by the same factor, and the batch that ``size`` workers have anyway. None of
+    the former gives a worker more than :data:`BEYOND` times the largest batch that was measured in
+    ``now``, the observed job.
     """
     least, most = (max(size, one) for one in batching.batch_range)
     known = max([batching.of_all(now.np) * now.step_batches / now.np, *now.batches_seen])

@@ -1,11 +1,13 @@
 """Choose as many workers as are worth their price.
 
-With R_k the throughput of k workers in samples a second, the time and the cost of the whole
+With R_k the throughput of k workers in samples a second, the time T and the cost C of the whole
 training are
 
     T_k = elapsed + left / R_k        C_k = price * (worker time so far + k * left / R_k)
 
-and k + d workers pay when the utility U of the time grows by more than the cost:
+where ``left`` is the number of samples still to train, and the worker time so far is the sum of the
+times that all workers have been there. d workers more than k pay when the utility U of the time
+grows by more than the cost:
 
     U(T_(k+d)) - U(T_k)  >  C_(k+d) - C_k        (AutoScaling, MLSys 2020)
 
@@ -31,9 +33,16 @@ UNKNOWN_END = (
 
 @dataclass(frozen=True)
 class Cost(HillClimbing):
-    """The rule ``cost``, which adds workers while they pay.
+    """The size rule ``cost``, which adds workers while they are worth their price.
 
-    Times are in seconds, money is in the currency of ``price``.
+    Money is in any currency, the same for all settings.
+
+    Attributes:
+        price: the price of one worker for one hour.
+        deadline_s: when the training must have ended, in seconds since it began; None: no deadline.
+        max_cost: the most that the whole training may cost; None: no limit.
+        utility: what it is worth to end at some times, as pairs (seconds since training began,
+            value) joined by straight lines; empty: there is a deadline or a highest cost instead.
     """
 
     price: float = setting(0.0, "of a worker for an hour", least=0.0)
@@ -44,21 +53,22 @@ class Cost(HillClimbing):
     )
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """Return the wanted size, why, and the new state.
+        """Return the wanted number of workers, why, and the new state of the rule.
 
-        See :class:`edl.core.policy.observation.Rule`. The size does not change while the number of
-        samples left to train is unknown.
+        ``now`` is the observed job, ``state`` the rule's last state, ``now_s`` the time in seconds
+        since training began (:class:`edl.core.policy.observation.Rule`). The size does not change
+        while the number of samples left to train is unknown.
         """
         if now.left is None:
             return Suggestion(now.np, f"stays at {now.np}: {UNKNOWN_END}", state)
         return super().__call__(now, state, now_s)
 
     def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
-        """Return whether ``more`` workers in place of ``fewer`` pay.
+        """Return whether ``more`` workers in place of ``fewer`` are worth their price, and why.
 
-        With a utility they pay if it grows by more than the cost. Without a utility, more workers
-        pay if the deadline would be missed or there is none, the training would end earlier, and
-        its cost stays within ``max_cost``.
+        With a utility they are if it grows by more than the cost. Without a utility they are if the
+        training would end earlier, its cost stays within ``max_cost``, and ``fewer`` workers would
+        miss the deadline or there is none. ``now`` is the observed job.
         """
         if now.left is None:
             return SizeComparison(fewer, more, False, UNKNOWN_END)
@@ -85,9 +95,13 @@ class Cost(HillClimbing):
     def forecast(self, now: Observation, np: int) -> tuple[float, float]:
         """Return the end and the cost of the training if ``np`` workers train from now on.
 
+        Args:
+            now: the observed job, in which ``np`` workers were measured.
+            np: the number of workers.
+
         Returns:
-            the end in seconds since training began, and the whole cost in the currency of
-            ``price``.
+            the end in seconds since training began, and the cost of the whole training in the
+            currency of ``price``.
         """
         assert now.left is not None
         rate = now.seen[np].samples_per_s
@@ -96,10 +110,10 @@ class Cost(HillClimbing):
 
 
 def worth(curve: Sequence[tuple[float, float]], at_s: float) -> float:
-    """Return the value that a utility curve has at the time ``at_s``.
+    """Return the value that a utility curve has at the time ``at_s``, in seconds.
 
-    The curve is made of straight lines through points (seconds, value). Before the first point its
-    value is that of this point; the last line goes on beyond the last point.
+    The curve is made of straight lines through the points (seconds, value) in ``curve``. Before the
+    first point its value is that of this point; the last line goes on beyond the last point.
     """
     points = sorted(curve)
     if at_s <= points[0][0] or len(points) == 1:
@@ -111,7 +125,7 @@ def worth(curve: Sequence[tuple[float, float]], at_s: float) -> float:
 
 
 def span(seconds: float) -> str:
-    """Return a duration for people: "45 s", "12 min", "2.5 h"."""
+    """Return ``seconds`` as a text for people, in a fitting unit: "45 s", "12 min", "2.5 h"."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 2 * HOUR_S else f"{seconds / HOUR_S:.1f} h"

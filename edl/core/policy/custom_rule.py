@@ -1,4 +1,4 @@
-"""Name a custom rule as ``module:function``, and check what the function returns."""
+"""Name a custom size rule as ``module:function``, and check what the function returns."""
 
 from __future__ import annotations
 
@@ -16,9 +16,16 @@ _NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 @dataclass(frozen=True)
 class CustomRule:
-    """A rule that the user has written: ``function(observation, state, now_s)`` of ``module``.
+    """A size rule that the user has written: a function of a module.
 
-    The function returns a size, a reason and a state.
+    It is called as ``function(observation, state, now_s)`` and returns a size, a reason and a
+    state.
+
+    Attributes:
+        module: the name of the module.
+        function: the name of the function.
+        every_steps: the number of steps between two calls.
+        deadline_s: for how many seconds an answer is awaited; then the policy is switched off.
     """
 
     module: str = ""
@@ -31,16 +38,17 @@ class CustomRule:
 
 
 def module_and_function(text: str) -> tuple[str, str] | None:
-    """Return the module and the function that ``text`` names as ``module:function``, or None."""
+    """Return the two names in a ``text`` such as "module:function"; None if it has another form."""
     match = _NAME.fullmatch(text)
     return None if match is None else (match[1], match[2])
 
 
 def suggestion(answer: Any, rule: CustomRule) -> Suggestion:
-    """Return the ``answer`` of a custom ``rule`` as a suggestion, after checking it.
+    """Return the ``answer`` of a custom ``rule`` as a :class:`Suggestion`, after checking it.
 
     Raises:
-        UsageError: ``answer`` is not a tuple of a size above 0, a text, and a dict of JSON values.
+        UsageError: ``answer`` is not a tuple of a size above 0, a text, and a dict of JSON values;
+            the message names ``rule``.
     """
     if not isinstance(answer, tuple) or len(answer) != 3:
         raise UsageError(

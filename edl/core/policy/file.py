@@ -47,10 +47,11 @@ class PolicyFile:
     Attributes:
         text: the text of the file, for processes that read it later.
         size: the rule for the number of workers; None: only people change this number.
-        hold_s: how long the rule leaves a size alone that a person has asked for, in seconds.
-        stragglers: what is done about slow workers; None: nothing.
-        data_wait: the part of a step that workers may spend waiting for data; above it the job does
-            not grow. None: any part.
+        hold_s: for how many seconds a number of workers stays that a person has asked for, before
+            the rule may change it.
+        stragglers: the rule for slow workers; None: nothing is done about them.
+        data_wait: the fraction of a step's time that workers may wait for data; above it the job
+            does not grow. None: any.
         batch: how large the batches are; None, or a ``batch_size`` of 0: as the script says.
         learning_rate: the schedule and scaling that the optimizers follow; None: as the script
             says.
@@ -71,12 +72,19 @@ class PolicyFile:
 
     @property
     def of_script(self) -> tuple[Batching | None, LearningRate | None]:
-        """The parts that a script follows from its beginning, which no later policy may change."""
+        """The pair of the parsed tables [batch] and [learning_rate]; None for a missing table.
+
+        A script follows these tables from its beginning, so no later policy of the job may change
+        them.
+        """
         return self.batch, self.learning_rate
 
     @property
     def needs_times(self) -> str:
-        """The parts of this policy that need the workers' step times, as a text; empty for none."""
+        """The settings of this policy that need the workers' step times, such as "[stragglers]".
+
+        Two names are joined by "and"; empty if no setting needs step times.
+        """
         needing = {"[stragglers]": self.stragglers, "data_wait": self.data_wait}
         return " and ".join(name for name, value in needing.items() if value is not None)
 
@@ -85,8 +93,8 @@ def parse_policy(text: str, source: str) -> PolicyFile:
     """Return the policy in ``text``; ``source`` is the name of its file, for messages.
 
     Raises:
-        UsageError: the text is no TOML, or has a table, a rule or a key that does not exist, or a
-            value that is not allowed or needs another value.
+        UsageError: the text is no TOML; or has a table, a rule or a key that does not exist; or a
+            value is not allowed, contradicts another one, or lacks one that it needs.
     """
     lines = Lines(text, source)
     tables = _tables(text, source, lines)
@@ -106,6 +114,11 @@ def parse_policy(text: str, source: str) -> PolicyFile:
 
 def _tables(text: str, source: str, lines: Lines) -> dict[str, dict[str, Any]]:
     """Return the tables of a policy file by name, each with its keys and values as written.
+
+    Args:
+        text: the text of the file.
+        source: the name of the file, for messages.
+        lines: the lines of the file, by which messages name a line.
 
     Raises:
         UsageError: the text is no TOML, has no table, or has a table that policies do not know.
@@ -128,7 +141,14 @@ def _tables(text: str, source: str, lines: Lines) -> dict[str, dict[str, Any]]:
 def _with_size(
     policy: PolicyFile, given: Mapping[str, Any], source: str, lines: Lines
 ) -> PolicyFile:
-    """Return ``policy`` with the rule, hold and limit of data_wait that the table [size] sets."""
+    """Return ``policy`` with what the table [size] sets: the rule, ``hold`` and ``data_wait``.
+
+    Args:
+        policy: the policy without that table.
+        given: the keys and values of the table.
+        source: the name of the file, for messages.
+        lines: the lines of the file, by which messages name a line.
+    """
     policy = replace(policy, size=_size(given, source, lines))
     if "hold" in given:
         policy = replace(policy, hold_s=time_of(given["hold"], "size", "hold", lines))
@@ -141,7 +161,12 @@ def _batch(given: Mapping[str, Any], lines: Lines) -> Batching:
     """Return the batching that the table [batch] asks for.
 
     The keys of the table are the arguments of edl's loaders. If the table sets neither
-    ``batch_size`` nor ``global_batch``, the result has a batch_size of 0.
+    ``batch_size`` nor ``global_batch``, the result has a ``batch_size`` of 0: the script chooses
+    it.
+
+    Args:
+        given: the keys and values of the table.
+        lines: the lines of the file, by which messages name a line.
 
     Raises:
         UsageError: the table is empty, or has an unknown key or a value that is not allowed.
@@ -162,6 +187,11 @@ def _batch(given: Mapping[str, Any], lines: Lines) -> Batching:
 
 def _size(given: Mapping[str, Any], source: str, lines: Lines) -> Rule | CustomRule:
     """Return the rule that the table [size] names, with its settings.
+
+    Args:
+        given: the keys and values of the table.
+        source: the name of the file, for messages.
+        lines: the lines of the file, by which messages name a line.
 
     Raises:
         UsageError: no rule is named, the rule is unknown, or a setting is wrong.
@@ -187,7 +217,12 @@ RULE_NEEDED = f'write [size] and below it rule = "throughput", or one of {", ".j
 
 
 def check_sizes(policy: PolicyFile, sizes: Sizes, source: str) -> None:
-    """Raise an error if a policy that chooses the job's size has no other size to choose.
+    """Raise an error if ``policy`` has a size rule but the job may have only one size.
+
+    Args:
+        policy: the job's policy.
+        sizes: the sizes that the job may have.
+        source: the name of the policy's file, for the message.
 
     Raises:
         UsageError: the policy has a size rule, and ``sizes`` allow only one size.
@@ -205,7 +240,12 @@ def check_sizes(policy: PolicyFile, sizes: Sizes, source: str) -> None:
 def check_change(before: PolicyFile, after: PolicyFile, source: str) -> None:
     """Raise an error if a running job cannot change from the policy ``before`` to ``after``.
 
-    Its scripts would have to start anew to follow another table [batch] or [learning_rate].
+    Its scripts would have to start again to follow another table [batch] or [learning_rate].
+
+    Args:
+        before: the policy that the job follows.
+        after: the policy that it is asked to follow.
+        source: the name of the file of ``after``, for the message.
 
     Raises:
         UsageError: one of these tables differs.
@@ -219,7 +259,9 @@ def check_change(before: PolicyFile, after: PolicyFile, source: str) -> None:
 
 
 def _part(value: Any, key: str, lines: Lines) -> float:
-    """Return ``value`` as a number above 0 and up to 1.
+    """Return the ``value`` of ``key``, a fraction above 0 and up to 1, as a float.
+
+    ``lines`` are the lines of the policy file, by which the message names the line of ``key``.
 
     Raises:
         UsageError: ``value`` is not such a number.
@@ -231,7 +273,12 @@ def _part(value: Any, key: str, lines: Lines) -> float:
 
 
 def _check_cost(rule: Cost, given: Mapping[str, Any], lines: Lines) -> None:
-    """Raise an error if the settings of rule ``cost`` do not say what is wanted, or contradict.
+    """Raise an error if the settings of rule ``cost`` lack an aim or contradict each other.
+
+    Args:
+        rule: the rule with its settings.
+        given: the keys and values of the table [size].
+        lines: the lines of the file, by which messages name a line.
 
     Raises:
         UsageError: a deadline, a highest cost and a utility are all missing; a utility is given

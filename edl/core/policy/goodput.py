@@ -25,7 +25,12 @@ BEYOND = 2  # times the largest size that was measured
 
 @dataclass(frozen=True)
 class Goodput:
-    """The rule ``goodput``: choose the size with the largest goodput. Times are in seconds."""
+    """The size rule ``goodput``, which chooses the number of workers with the largest goodput.
+
+    Attributes:
+        least_gain: the smallest gain of goodput, as a fraction, for which the size changes.
+        every_s: the time between two decisions, in seconds.
+    """
 
     least_gain: float = setting(0.05, "of goodput: for less nothing is changed", least=0.0)
     every_s: float = setting(30.0, "between two decisions")
@@ -33,8 +38,10 @@ class Goodput:
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
         """Return the size with the largest goodput by ``now.model``, why, and the new state.
 
-        See :class:`edl.core.policy.observation.Rule`. The size does not change without a model,
-        while a change is under way, or within ``every_s`` of the last decision.
+        ``now`` is the observed job, ``state`` the rule's last state, ``now_s`` the time in seconds
+        since training began (:class:`edl.core.policy.observation.Rule`). The size does not change
+        without a model, while a change of the workers is not complete, or within ``every_s`` of the
+        last decision.
         """
         if now.awaits:
             return Suggestion(now.np, f"stays at {now.np}: the last change is under way", state)
@@ -48,10 +55,10 @@ class Goodput:
         return Suggestion(np, why, {"asked_s": now_s, "np": now.np, "why": stays})
 
     def table(self, now: Observation) -> dict[int, float]:
-        """Return the goodput of each size that the rule may choose now; empty without a model.
+        """Return the goodput of each size that the rule may choose for the observed job ``now``.
 
         Goodput is in samples a second, where each sample counts as much as one in the job's first
-        global batch.
+        global batch. The result is empty if the job has no model of its throughput.
         """
         if now.model is None:
             return {}
@@ -61,9 +68,10 @@ class Goodput:
         return {np: now.model.throughput(np) * each for np, each in worth.items()}
 
     def _sizes(self, now: Observation) -> list[int]:
-        """Return the sizes to compare: the present one, and allowed ones that have room.
+        """Return the sizes to compare: the present one, and allowed ones for which there is room.
 
-        None of them exceeds :data:`BEYOND` times the largest size that was measured.
+        None of them exceeds :data:`BEYOND` times the largest size that was measured in ``now``, the
+        observed job.
         """
         most = min(now.most, BEYOND * max([now.np, *now.seen]))
         sizes = [np for np in range(now.least, most + 1) if now.sizes.allows(np)]
@@ -72,8 +80,9 @@ class Goodput:
     def _choice(self, now: Observation, table: Mapping[int, float]) -> tuple[int, str]:
         """Return the size to take, and why, given the goodput of each size in ``table``.
 
-        The present size stays if the gain is below ``least_gain`` or does not repay the cost of the
-        change; a smaller size is taken if its goodput is the same within :data:`ALIKE`.
+        The size of ``now``, the observed job, stays if the gain is below ``least_gain``, or if the
+        change would cost more time than it saves until the end. A smaller size is taken if no size
+        gains enough and its goodput is the same within :data:`ALIKE`.
         """
         mine = table[now.np]
         best = max(table, key=lambda np: (table[np], -np))

@@ -1,16 +1,14 @@
 """Find a size by trying: more workers while each change pays, fewer while it does not.
 
 The search is that of AutoScaling (Or, Zhang, Freedman, MLSys 2020;
-autoscaling/schedule_callback.py). Of all sizes that were measured, each next larger one either
-*pays* or does not:
+autoscaling/schedule_callback.py). More workers *pay* if they bring enough, by a measure that the
+rule chooses: throughput (:mod:`edl.core.policy.throughput`) or cost (:mod:`edl.core.policy.cost`).
+Of all sizes that were measured, each is compared with the next larger one:
 
-1. While all pay, a larger size is tried.
-2. While one of the smallest few does not pay, a smaller size is tried.
+1. While all larger ones pay, a size larger than all of them is tried.
+2. While one of the first few comparisons does not pay, a size smaller than all of them is tried.
 3. Else the answer is the largest size up to which all pay, once the next larger one is measured
    well enough to say that it does not pay.
-
-The rule decides what pays: throughput (:mod:`edl.core.policy.throughput`) or cost
-(:mod:`edl.core.policy.cost`).
 
 Measurements age. When a size has been kept for ``settled_s``, the search begins again: larger sizes
 are measured anew as far as they pay, and so is the next smaller size before a size is kept again.
@@ -33,7 +31,14 @@ LONGEST = 8  # times ``settled_s``, that a size stands before the search begins 
 
 @dataclass(frozen=True)
 class SizeComparison:
-    """A comparison of two sizes: whether ``more`` workers in place of ``fewer`` pay, and why."""
+    """A comparison of two numbers of workers, both measured.
+
+    Attributes:
+        fewer: the smaller number of workers.
+        more: the larger number of workers.
+        pays: whether ``more`` workers in place of ``fewer`` pay.
+        why: the reason, as a clause.
+    """
 
     fewer: int
     more: int
@@ -43,7 +48,17 @@ class SizeComparison:
 
 @dataclass(frozen=True)
 class HillClimbing:
-    """A size rule that searches by trying; a subclass decides what pays (:meth:`compare`)."""
+    """A size rule that searches by trying; a subclass decides what pays (:meth:`compare`).
+
+    Attributes:
+        every_steps: the number of steps between two decisions.
+        add: how many workers more, or fewer, are tried at once.
+        passes: the number of comparisons, from the smallest size on, of which one that does not pay
+            makes the rule try a smaller size.
+        staying_steps: the steps for which a larger size is measured before it is given up.
+        settled_s: how long a size that was found is kept until the search begins again, in seconds;
+            twice as long after each search, up to 8 times as long.
+    """
 
     every_steps: int = setting(10, "steps between two decisions", least=1)
     add: int = setting(1, "workers more, or fewer, that are tried at once", least=1)
@@ -61,14 +76,21 @@ class HillClimbing:
 
     @abstractmethod
     def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
-        """Return whether ``more`` workers in place of ``fewer`` pay; both were measured."""
+        """Return whether ``more`` workers in place of ``fewer`` pay, and why.
+
+        Both numbers of workers were measured in ``now``, the observed job.
+        """
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """Return the wanted size, why, and the new state.
+        """Return the wanted number of workers, why, and the new state of the rule.
 
-        See :class:`edl.core.policy.observation.Rule`. The state holds the step of the last
-        decision, when the size was found, when the present search began (``since_s``), and how many
-        ``searches`` have ended.
+        Args:
+            now: the observed job.
+            state: the state that the rule returned the last time. It holds the number of workers
+                and the step of the last decision (``np``, ``steps``), when a size was found and why
+                (``found_s``, ``why``), when the present search began (``since_s``), and how many
+                ``searches`` have ended.
+            now_s: the time in seconds since training began.
         """
         asked_at = int(state.get("steps", 0)) if state.get("np") == now.np else 0
         if now.awaits:
@@ -91,19 +113,24 @@ class HillClimbing:
         return Suggestion(np, why, noted)
 
     def stands_s(self, searches: int) -> float:
-        """Return for how many seconds the size is kept that search number ``searches`` found."""
+        """Return for how many seconds a size is kept that was found by search number ``searches``.
+
+        The first search has number 1.
+        """
         return self.settled_s * min(LONGEST, 1 << (searches - 1))
 
     def table(self, now: Observation) -> list[SizeComparison]:
-        """Return the comparison of each measured size with the next larger one, in order."""
+        """Return the comparisons of each size with the next larger one, the smallest first.
+
+        The sizes are those that were measured in ``now``, the observed job.
+        """
         return [self.compare(now, fewer, more) for fewer, more in pairwise(sorted(now.seen))]
 
     def _choice(self, now: Observation, since_s: float) -> tuple[int, str, bool]:
-        """Choose the next size from what was measured.
+        """Return the next size to have, from what was measured in ``now``, the observed job.
 
-        Of the sizes that were measured before ``since_s``, when this search began, only those count
-        that are smaller than all sizes measured since. An old one between two new ones would be
-        compared at the larger and not at the smaller of them, and the size would go to and fro.
+        Larger sizes that were measured before ``since_s``, the time at which this search began, do
+        not count.
 
         Returns:
             the size, the reason, and whether the search has ended, with nothing left to be tried.
@@ -118,7 +145,7 @@ class HillClimbing:
         return np, why, found
 
     def _search(self, now: Observation) -> tuple[int, str, bool]:
-        """Choose the next size as AutoScaling does, from all of ``now.seen``.
+        """Return the next size as AutoScaling chooses it, from all measurements in ``now.seen``.
 
         Returns:
             the size, the reason, and whether the search has ended (see :meth:`_choice`).
@@ -141,17 +168,20 @@ class HillClimbing:
         return self._settled(now, failed)
 
     def _first(self, now: Observation, np: int) -> tuple[int, str, bool]:
-        """Choose a size to try beside ``np``, the only measured size (see :meth:`_choice`)."""
+        """Return a size to try beside ``np``, the only one that was measured in ``now``.
+
+        The size above ``np`` is preferred to the one below. For the tuple see :meth:`_choice`.
+        """
         another = self._above(now, np) or self._below(now, np)
         if another is None:
             return np, f"stays at {np}: the job may have no other number of workers", True
         return another, f"tries {another}: only {np} {_have(np)} been measured", False
 
     def _settled(self, now: Observation, failed: SizeComparison) -> tuple[int, str, bool]:
-        """Choose the smaller size of ``failed``, the first comparison that does not pay.
+        """Return the smaller size of ``failed``, the first comparison that does not pay.
 
-        If the larger size was measured in too few steps, choose that one to measure it longer. See
-        :meth:`_choice` for the result.
+        If the larger size was measured in too few steps, return that one, to measure it longer.
+        ``now`` is the observed job. For the tuple see :meth:`_choice`.
         """
         steps = now.seen[failed.more].steps
         if steps < self.staying_steps and failed.more <= now.most:
@@ -165,14 +195,21 @@ class HillClimbing:
         return failed.fewer, f"{doing} {failed.fewer}: {failed.why}", True
 
     def _above(self, now: Observation, np: int) -> int | None:
-        """Return the size to try above ``np``; None if no size is allowed there or has room."""
+        """Return the size to try above ``np``; None if no larger size is allowed and has room.
+
+        ``now`` is the observed job, which says what is allowed and for how many workers there is
+        room.
+        """
         larger = now.sizes.above(np + self.add)
         if larger is None or larger > now.most:
             larger = now.sizes.below(min(np + self.add, now.most))
         return larger if larger is not None and larger > np else None
 
     def _below(self, now: Observation, np: int) -> int | None:
-        """Return the size to try below ``np``; None if no size is allowed there."""
+        """Return the size to try below ``np``; None if no smaller size is allowed.
+
+        ``now`` is the observed job, which says what is allowed.
+        """
         smaller = now.sizes.below(np - self.add)
         if smaller is None:
             smaller = now.sizes.above(now.least)

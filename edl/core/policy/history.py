@@ -17,14 +17,14 @@ from edl.core.events import (
 
 @dataclass(frozen=True)
 class SizeSpan:
-    """A period in which a job had one size.
+    """A period in which a job had one number of workers.
 
     Attributes:
-        from_s: when the period began, in seconds since the first event.
-        to_s: when the period ended, in seconds since the first event.
+        from_s: when the period began, in seconds since the job's first event.
+        to_s: when the period ended, in seconds since the job's first event.
         np: the number of workers.
-        samples_per_s: the throughput at the end of the period, or at the last decision in it; None:
-            no event says it.
+        samples_per_s: the throughput of all workers that was logged last in the period, or at its
+            end; None: no event says it.
     """
 
     from_s: float
@@ -35,11 +35,12 @@ class SizeSpan:
 
 @dataclass(frozen=True)
 class HistoryMark:
-    """A decision in a job's history.
+    """A decision about a job's workers, as its event log tells it.
 
     Attributes:
-        at_s: when it was made, in seconds since the first event.
-        by: what made it: ``policy``, ``person``, ``straggler``, or another value of the event.
+        at_s: when it was made, in seconds since the job's first event.
+        by: the party that made it (a :class:`edl.core.records.RequestedBy`, such as ``policy``), or
+            ``straggler`` for a finding about slow workers.
         reason: the reason in the event.
     """
 
@@ -50,7 +51,13 @@ class HistoryMark:
 
 @dataclass(frozen=True)
 class History:
-    """The sizes of a job and the decisions about it, each in order of time."""
+    """The sizes that a job has had, and the decisions about it.
+
+    Attributes:
+        job: the name of the job.
+        spans: the periods of one size each, in order of time.
+        marks: the decisions, in order of time.
+    """
 
     job: str
     spans: tuple[SizeSpan, ...]
@@ -58,9 +65,9 @@ class History:
 
 
 def history(job: str, events: Sequence[Event]) -> History:
-    """Return the history of ``job`` that its ``events`` tell, which are in order of time.
+    """Return the history of the job named ``job`` that its ``events`` tell.
 
-    Without events the history is empty.
+    The events are in order of time. Without events the history is empty.
     """
     if not events:
         return History(job, (), ())
@@ -83,9 +90,9 @@ def history(job: str, events: Sequence[Event]) -> History:
 
 
 def _rate(span: SizeSpan, events: Sequence[Event], first_s: float) -> float | None:
-    """Return the last throughput that ``events`` report within ``span``, or None.
+    """Return the last throughput that ``events`` report within ``span``; None if they report none.
 
-    The throughput is in samples a second; ``first_s`` is the time of the first event.
+    The throughput is in samples a second; ``first_s`` is the time of the job's first event.
     """
     said = None
     for event in events:
@@ -98,7 +105,11 @@ def _rate(span: SizeSpan, events: Sequence[Event], first_s: float) -> float | No
 
 
 def _mark(event: Event, first_s: float) -> HistoryMark | None:
-    """Return the mark of an event about a new size or a straggler, or None for another event."""
+    """Return the decision that ``event`` tells of, or None if it tells of none.
+
+    Events about a desired number of workers or a straggler tell of decisions. ``first_s`` is the
+    time of the job's first event.
+    """
     details = event.details
     if isinstance(details, DesiredDetails):
         return HistoryMark(event.time - first_s, details.by, event.reason)

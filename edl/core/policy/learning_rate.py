@@ -36,7 +36,11 @@ class LearningRate:
 
 
 def learning_rate(given: Mapping[str, Any], lines: Lines) -> LearningRate:
-    """Return the learning rate that the table ``given`` asks for.
+    """Return the learning rate that the table [learning_rate] of a policy asks for.
+
+    Args:
+        given: the keys and values of the table.
+        lines: the lines of the file, by which messages name a line.
 
     Raises:
         UsageError: the table has neither schedule nor scaling, or a key or value that is not
@@ -54,6 +58,10 @@ def learning_rate(given: Mapping[str, Any], lines: Lines) -> LearningRate:
 
 def _schedule(given: Mapping[str, Any], lines: Lines) -> Schedule | None:
     """Return the schedule in the table [learning_rate], or None if the table names none.
+
+    Args:
+        given: the keys and values of the table.
+        lines: the lines of the file, by which messages name a line.
 
     Raises:
         UsageError: the schedule is unknown, or has a wrong, unknown or missing setting.
@@ -86,6 +94,10 @@ def _schedule(given: Mapping[str, Any], lines: Lines) -> Schedule | None:
 def _scaling(given: Mapping[str, Any], lines: Lines) -> Scaling | None:
     """Return the scaling in the table [learning_rate], or None if the table names none.
 
+    Args:
+        given: the keys and values of the table.
+        lines: the lines of the file, by which messages name a line.
+
     Raises:
         UsageError: the scaling is unknown, or has a wrong or missing setting.
     """
@@ -110,7 +122,17 @@ def _scaling(given: Mapping[str, Any], lines: Lines) -> Scaling | None:
 
 
 def _made(kind: type[Any], values: Mapping[str, Any], key: str, lines: Lines) -> Any:
-    """Return an object of ``kind`` with these ``values``; name the line of ``key`` in an error."""
+    """Return an object of the class ``kind``, a schedule or scaling, with these ``values``.
+
+    Args:
+        kind: the class.
+        values: the arguments of its constructor, by name.
+        key: the key whose line an error names.
+        lines: the lines of the policy file.
+
+    Raises:
+        UsageError: the class refuses a value.
+    """
     try:
         return kind(**values)
     except UsageError as error:

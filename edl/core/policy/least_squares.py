@@ -28,8 +28,8 @@ def least_squares(
     Args:
         errors: a function that returns the vector of errors for given parameters.
         start: the parameters to begin with.
-        derivatives: a function that returns the derivatives of each error (row) by each parameter
-            (column).
+        derivatives: a function that returns, for given parameters, the matrix of the derivatives of
+            each error (row) by each parameter (column).
         rounds: the largest number of steps of the search, above 0.
         tolerance: the search ends with the first step that lowers the sum by less than this.
     """

@@ -30,22 +30,25 @@ Curve = tuple[float, ...]  # losses at some points e, in a batch or as a mean ov
 
 
 def points(reach: float) -> tuple[float, ...]:
-    """Return the points e at which the loss is measured, in units of the learning rate.
+    """Return the four points e at which the loss is measured, the smallest first.
 
-    The points stand for no update, half of the update, the update, and ``reach`` times the update.
+    e stands for an update with (1 + e) times the learning rate. The points are -1, -0.5, 0 and
+    ``reach`` - 1: no update, half of the update, the update, and ``reach`` times the update.
     """
     return (-1.0, -0.5, 0.0, reach - 1.0)
 
 
 @dataclass(frozen=True)
 class Parabola:
-    """A parabola of the loss, a0 + a1 e + a2 e^2.
+    """A parabola of the loss, loss(e) = a0 + a1 e + a2 e^2.
+
+    e stands for an update with (1 + e) times the learning rate.
 
     Attributes:
         a0: the constant coefficient, the loss with the update as it was made.
         a1: the linear coefficient.
         a2: the quadratic coefficient.
-        r2: the part of the losses' variance that the parabola explains.
+        r2: the fraction of the losses' variance that the parabola explains (R squared).
     """
 
     a0: float
@@ -54,11 +57,11 @@ class Parabola:
     r2: float
 
     def minimum(self, high: float) -> float | None:
-        """Return the factor of the learning rate with the least loss: 1 + e*, e* = -a1 / (2 a2).
+        """Return the factor of the learning rate with the least loss: 1 - a1 / (2 a2).
 
-        If the parabola curves down (a2 is 0 or less), return infinity if the loss falls all the way
-        from no update to an update with ``high`` times the learning rate, 0 if it rises all the
-        way, and None if it does neither.
+        If the parabola does not curve up (a2 is 0 or less), return infinity if the loss falls all
+        the way from no update to an update with ``high`` times the learning rate, 0 if it rises all
+        the way, and None if it does neither.
         """
         if self.a2 > 0:
             return 1.0 - self.a1 / (2.0 * self.a2)
@@ -69,12 +72,12 @@ class Parabola:
 
 
 def fitted(at: Sequence[float], losses: Sequence[float]) -> Parabola:
-    """Return the least-squares parabola through at least 3 points (e, loss).
+    """Return the parabola with the least squared error for at least 3 points (e, loss).
 
     If all losses are equal, ``r2`` is 0, because such losses say nothing.
 
     Args:
-        at: the points e.
+        at: the points e (:func:`points`).
         losses: the loss at each point.
     """
     powers = np.vander(np.asarray(at, dtype=np.float64), 3, increasing=True)
@@ -89,16 +92,17 @@ def fitted(at: Sequence[float], losses: Sequence[float]) -> Parabola:
 
 
 def highest_that_holds(least: float, high: float) -> float:
-    """Return the factor towards the highest learning rate at which the loss does not grow.
+    """Return the factor for the learning rate that raises it as far as the loss does not grow.
 
-    This is used while exploring. Above twice the minimising rate the loss grows: a parabola comes
-    back to the loss without an update. With half of the minimising rate the loss falls 3/4 as far
-    as it can, and a higher rate would be too much for the momentum that builds up after the change.
-    If the present rate lies between the two, it stays (factor 1).
+    This is used while exploring. A rate above twice the one with the least loss is lowered to twice
+    that one: beyond, a parabola is higher than without an update. A rate below half of the one with
+    the least loss is raised to half of that one: there the loss falls 3/4 as far as it can, and a
+    higher rate would be too much for the momentum that builds up after the change. A rate between
+    the two stays (factor 1).
 
     Args:
         least: the factor of the learning rate at which the loss is least.
-        high: the largest factor that was measured.
+        high: the largest factor that was measured; the result does not exceed it.
     """
     if least > 2.0:
         return min(least / 2.0, high)
@@ -106,21 +110,21 @@ def highest_that_holds(least: float, high: float) -> float:
 
 
 def lowest_loss(least: float, high: float) -> float:
-    """Return the factor to the learning rate with the least loss, at most 1.
+    """Return the factor that lowers the learning rate to the one with the least loss; at most 1.
 
     This is used while exploiting.
 
     Args:
-        least: the factor of the learning rate at which the loss is least; smaller ones than
-            :data:`LOWEST` count as that.
-        high: not used; the largest factor that was measured, as for :func:`highest_that_holds`.
+        least: the factor of the learning rate at which the loss is least; a factor below
+            :data:`LOWEST` counts as that.
+        high: not used; it is there because :func:`highest_that_holds` has it.
     """
     return min(1.0, max(least, LOWEST))
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """The result of judging some measured batches.
+    """A judgement of the learning rate from the losses of some measured batches.
 
     Attributes:
         factor: the factor by which to change the learning rate; 1 keeps it.
@@ -134,19 +138,19 @@ class FitResult:
 
 
 def judge_learning_rate(at: Sequence[float], curves: Sequence[Curve], explores: bool) -> FitResult:
-    """Return what the losses of several batches say about the learning rate.
+    """Return by which factor the learning rate should change, from the losses of several batches.
 
     A change is believed if the parabola explains the mean losses (:data:`LEAST_R2`), and if the
     batches agree on its direction by :data:`SURE` standard errors of the mean:
 
-    - To a higher rate: the loss falls at the present rate (a1 < 0).
+    - To a higher rate: the loss falls at the present rate (a1 < 0, see :class:`Parabola`).
     - To a lower rate while exploring: the loss is higher with the update than without.
     - To a lower rate while exploiting: the loss rises at the present rate (a1 > 0).
 
     Args:
-        at: the points e; the first is -1, and one is 0.
-        curves: the losses at these points, of 2 or more batches.
-        explores: whether the tuner explores; else it exploits.
+        at: the points e (:func:`points`); the first is -1, and one is 0.
+        curves: for each of 2 or more batches, its losses at these points.
+        explores: whether the tuner explores; else it exploits (:mod:`edl.core.policy.lr_tuner`).
     """
     finite = [all(abs(loss) < HUGE for loss in losses) for losses in zip(*curves, strict=True)]
     if not finite[0]:
@@ -182,9 +186,9 @@ def judge_learning_rate(at: Sequence[float], curves: Sequence[Curve], explores: 
 
 
 def standard_errors(values: Sequence[float]) -> float:
-    """Return how many standard errors the mean of ``values`` is away from 0, with its sign.
+    """Return how many standard errors the mean of ``values`` is away from 0.
 
-    There must be 2 or more values; the result is at most 1e9 in size.
+    The result is negative if the mean is; its size is at most 1e9. There must be 2 or more values.
     """
     n = len(values)
     mean = math.fsum(values) / n

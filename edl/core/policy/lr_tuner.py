@@ -58,25 +58,29 @@ FALL = 100.0  # exploiting divides the learning rate by no more than this, evenl
 
 @dataclass(frozen=True)
 class TunerState:
-    """The state of a tuner, which all workers have alike; newcomers and checkpoints get it too.
+    """The state of a learning-rate tuner; all workers have the same one.
+
+    Newcomers receive it, and checkpoints contain it. A *round* measures some updates and ends with
+    a decision; a step up is a decision for a higher learning rate.
 
     Attributes:
         rate: the learning rate that was decided on last.
         peak: the learning rate at the end of exploring; the straight line to 0 begins there.
-        next_at: the first update that has trained this many samples is measured next.
+        next_at: the number of trained samples from which on the next update is measured.
         measures: whether the last update is being measured; its losses come with the next update.
-        reach: this round measures up to this many times the learning rate.
-        curves: the losses of this round.
+        reach: the round measures up to this many times the learning rate.
+        curves: the losses of each update that this round has measured, at :func:`points`.
         spent_s: how long all measurements took so far, in seconds.
         wait: the number of updates between the last round and the next.
         decided_at: the trained samples at the end of the last round.
         reason: the reason of the last round's decision.
-        loss: the largest loss of the last round, without its updates; None: there was none.
+        loss: the largest loss without an update that the last round has measured; None: unknown.
         back: the learning rate before the last step up; 0: there was none, or the rate went down
             since.
         ceiling: the limit below which the learning rate stays because it was too high once; 0:
             none.
-        checks: the number of measurements after the last step up or back that are still to come.
+        checks: the number of measurements after the last step up, or after going back from it, that
+            are still to come; they check that the loss has not become much higher.
         falls: the number of rounds in a row, up to the last, that lowered the rate while exploring.
     """
 
@@ -109,13 +113,13 @@ class TunerState:
 
 @dataclass(frozen=True)
 class MeasuredUpdate:
-    """A measured update.
+    """What was measured of one update of the model.
 
     Attributes:
-        samples: the samples that the job had trained with the update after this one.
-        batch: the samples of that update.
-        losses: the losses at the measured points, as means over all workers; None: no worker could
-            measure.
+        samples: the number of samples that the job had trained after the next update.
+        batch: the number of samples of the next update.
+        losses: the losses at the measured points (:func:`edl.core.policy.lr_fit.points`), as means
+            over all workers; None: no worker could measure.
         cost_s: how long measuring took on the slowest worker, in seconds.
         step_s: how long an update takes, in seconds; 0: unknown.
     """
@@ -129,14 +133,16 @@ class MeasuredUpdate:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The settings of a tuner, and its rules: every method returns the next state or a decision.
+    """The settings of a learning-rate tuner; its methods are the rules of the tuner.
+
+    The methods are pure: they return the next state or a decision.
 
     Attributes:
-        total: the samples of the whole training.
-        explore: the samples at the beginning for which the tuner explores.
-        share: the part of the time of all updates that measurements may take.
-        least: the smallest learning rate to decide on; the line to 0 passes below it.
-        most: the largest learning rate.
+        total: the number of samples of the whole training.
+        explore: the number of samples, from the beginning, for which the tuner explores.
+        share: the fraction of the time of all updates that measurements may take.
+        least: the smallest learning rate to decide on; the straight line to 0 passes below it.
+        most: the largest learning rate to decide on.
     """
 
     total: float
@@ -164,33 +170,46 @@ class Tuning:
         return None
 
     def begin(self, rate: float) -> TunerState:
-        """Return the state before the first update; ``rate`` is the given learning rate."""
+        """Return the tuner's state before the first update.
+
+        ``rate`` is the learning rate that the script has set; the tuner begins with a tenth of it.
+        """
         rate = self._limited(START * rate)
         return TunerState(rate, rate, reach=FIRST)
 
     def rate_at(self, state: TunerState, samples: float) -> float:
-        """Return the learning rate of the update with which ``samples`` samples are trained."""
+        """Return the learning rate of the update that brings the trained samples to ``samples``.
+
+        ``state`` is the state of the tuner before that update.
+        """
         if samples <= self.explore:
             return state.rate
         left = (self.total - samples) / (self.total - self.explore) if samples < self.total else 0.0
         return min(state.rate, state.peak * left)
 
     def is_due(self, state: TunerState, samples: float, batch: float) -> bool:
-        """Return whether to measure the update with which ``samples`` samples are trained.
+        """Return whether to measure the update that brings the trained samples to ``samples``.
 
         No update is measured before momentum has built up, because the first updates are smaller
         than later ones, nor after the training's end.
 
         Args:
             state: the state of the tuner.
-            samples: the samples that are trained with this update.
-            batch: the samples of one update.
+            samples: the number of trained samples, those of this update included.
+            batch: the number of samples of one update.
         """
         begun = max(state.next_at, SETTLE * batch)
         return not state.measures and begun <= samples < self.total
 
     def measured(self, state: TunerState, now: MeasuredUpdate) -> TunerState:
-        """Return the state after a measured update: the round goes on, or ends with a decision."""
+        """Return the tuner's state after a measured update.
+
+        The round goes on, or ends with a decision.
+
+        Args:
+            state: the state of the tuner before.
+            now: what was measured.
+        """
         if now.step_s <= 0:  # all workers are new, and nobody knows yet
             return replace(state, measures=False, next_at=now.samples)
         state = replace(state, measures=False, spent_s=state.spent_s + now.cost_s)
@@ -212,7 +231,14 @@ class Tuning:
         return replace(state, next_at=at)
 
     def _checked(self, state: TunerState, now: MeasuredUpdate) -> TunerState:
-        """Return the state after a check of the last step up or back found no much higher loss."""
+        """Return the tuner's state after a check that has found no much higher loss.
+
+        A check is the measurement after a step up, or after going back from one.
+
+        Args:
+            state: the state of the tuner before.
+            now: what was measured.
+        """
         loss = state.loss
         if loss is None and now.losses is not None and _highest(now.losses) < HUGE:
             loss = _highest(now.losses)
@@ -221,9 +247,15 @@ class Tuning:
         return replace(state, checks=0, next_at=at, loss=loss)
 
     def _stepped_back(self, state: TunerState, now: MeasuredUpdate, losses: Curve) -> TunerState:
-        """Return the state with the learning rate from before the last step up.
+        """Return the tuner's state with the learning rate that it had before the last step up.
 
-        The loss became much higher; without a step up before, the rate is halved.
+        This is done when the loss has become much higher. Without a step up before, the rate is
+        halved.
+
+        Args:
+            state: the state of the tuner before.
+            now: what was measured.
+            losses: the losses in ``now``.
         """
         before = self.rate_at(state, now.samples)
         rate = self._limited(state.back if 0 < state.back < before else before / 2.0)
@@ -253,10 +285,12 @@ class Tuning:
     def _decided(
         self, state: TunerState, now: MeasuredUpdate, factor: float, why: str
     ) -> TunerState:
-        """Close a round: set the learning rate it found, and when the next round begins.
+        """Return the tuner's state after a round, with the learning rate that the round found.
+
+        The state also says when the next round begins.
 
         Args:
-            state: the state of the tuner.
+            state: the state of the tuner before.
             now: the last measured update.
             factor: the factor by which the round changes the learning rate; 1 keeps it.
             why: the reason of the decision.
@@ -304,27 +338,36 @@ class Tuning:
         )
 
     def _explores(self, now: MeasuredUpdate) -> bool:
-        """Return whether the tuner still explored when ``now`` was measured."""
+        """Return whether the tuner still explored when the update ``now`` was measured."""
         return now.samples <= self.explore
 
     def _limited(self, rate: float) -> float:
-        """Return ``rate`` limited to the range from ``least`` to ``most``."""
+        """Return the learning rate ``rate``, limited to the range from ``least`` to ``most``."""
         return min(max(rate, self.least), self.most)
 
     def _least_factor(self, state: TunerState, samples: float) -> float:
-        """Return the smallest factor by which a round may lower the rate while exploiting.
+        """Return the smallest factor by which an exploiting round may change the learning rate.
 
         It gets smaller with the samples since the last decision, so that exploiting divides the
         rate by no more than :data:`FALL` altogether.
+
+        Args:
+            state: the state of the tuner.
+            samples: the number of samples that the job has trained.
         """
         since = samples - max(state.decided_at, self.explore)
         return float(FALL ** (-since / (self.total - self.explore)))
 
     def _affordable_at(self, state: TunerState, now: MeasuredUpdate, updates: int) -> float:
-        """Return after how many trained samples ``updates`` more updates may be measured.
+        """Return the number of trained samples from which on more updates may be measured.
 
-        A part of the time for all measurements (:data:`EARLY`) may be used at once, the rest evenly
-        over the training.
+        All measurements together may take ``share`` of the training time. A fraction :data:`EARLY`
+        of that may be used at once, the rest evenly over the training.
+
+        Args:
+            state: the state of the tuner.
+            now: the last measured update; the next ones are expected to cost as much.
+            updates: how many more updates are to be measured.
         """
         whole_s = self.share * self.total * now.step_s / now.batch
         part = ((state.spent_s + updates * now.cost_s) / whole_s - EARLY) / (1.0 - EARLY)
@@ -332,15 +375,18 @@ class Tuning:
 
 
 def _highest(losses: Curve) -> float:
-    """Return the larger of the losses without a measured update and with it; infinity for NaN."""
+    """Return the larger one of two losses: without the measured update, and with it.
+
+    ``losses`` are those at :func:`edl.core.policy.lr_fit.points`. The result is infinity for NaN.
+    """
     return max(losses[0], losses[2]) if not math.isnan(losses[0] + losses[2]) else math.inf
 
 
 def _is_much_higher(losses: Curve, state: TunerState) -> bool:
-    """Return whether a measured update says that the learning rate is too high.
+    """Return whether a measured loss is so high that the learning rate must be too high.
 
-    Its loss exceeds the largest loss of the last round (``state.loss``) by the factor
-    :data:`HIGHER`.
+    This is so if the larger one of ``losses`` without and with the update exceeds the largest loss
+    of the last round (``state.loss``) by the factor :data:`HIGHER`.
     """
     if not state.loss:
         return False

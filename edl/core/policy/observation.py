@@ -30,7 +30,7 @@ class SizeMeasurement(Record):
     Attributes:
         samples_per_s: the throughput of all workers together, in samples a second.
         steps: the number of steps in which it was measured.
-        batch: the samples of one worker in a step, on average; 0: unknown.
+        batch: the number of samples of one worker in a step, on average; 0: unknown.
         hosts: the number of hosts that the workers were on.
         at_s: when the last of these steps was made, in seconds since training began.
     """
@@ -58,10 +58,10 @@ class SizeMeasurement(Record):
 
 
 def alike(batch: float, other: float) -> bool:
-    """Return whether two batches have about the same size: the last batch of an epoch is smaller.
+    """Return whether two batches, in samples, have about the same size.
 
-    Sizes that differ by a factor of up to :data:`ALIKE` are the same, and an unknown size (0)
-    matches any other.
+    Sizes that differ by a factor of up to :data:`ALIKE` are the same, because the last batch of an
+    epoch is smaller. An unknown size (0) matches any other.
     """
     least, most = sorted((batch, other))
     return most <= ALIKE * least or least <= 0
@@ -71,18 +71,21 @@ class ThroughputModel(Protocol):
     """A model of the throughput that a job would have with other numbers of workers."""
 
     def throughput(self, np: int) -> float:
-        """Return the samples a second of ``np`` workers together, with the present batches."""
+        """Return the throughput of ``np`` workers together, with the present batches.
+
+        It is in samples a second.
+        """
 
     def with_batches(self, np: int, batches: Sequence[float]) -> Sequence[float]:
-        """Return the samples a second of ``np`` workers together, for each of the ``batches``.
+        """Return the throughput of ``np`` workers together, for each of ``batches`` in order.
 
-        A batch is in samples of one worker.
+        A throughput is in samples a second, a batch in samples of one worker.
         """
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What a size rule is told about a job at one moment.
+    """The facts about a job at one moment, as its size rule is told them.
 
     Attributes:
         np: the number of workers that train.
@@ -90,20 +93,21 @@ class Observation:
         slots: the number of workers for which there is room; None: any number.
         steps: the complete steps with these workers; the first after a change does not count.
         seen: the throughput by number of workers, as far as it was measured.
-        awaits: whether a change of the workers that was asked for is not complete yet.
+        awaits: whether a change of the workers was asked for and is not complete yet.
         elapsed_s: the seconds since training began, pauses included.
         worker_s: the sum over all workers of the seconds that each has been there, which is what is
             paid for.
-        left: the samples to train until the end; None: unknown.
-        size_changes: how many workers more, or fewer, the script of each worker asks for.
-        data_part: the part of a step in which the workers wait for their data, on average.
+        left: the number of samples still to train until the end; None: unknown.
+        size_changes: for each worker, how many workers more, or fewer, its script asks for.
+        data_part: the fraction of a step's time that workers wait for their data, on average.
         model: a model of the throughput; None: none was fitted.
         batch: the samples of one worker in a step, on average; 0: unknown.
         batching: how large the batches of edl's loader are; None: unknown.
         step_batches: the number of batches whose gradients are added up for one step.
         noise: what is known of the gradient noise scale.
         change_s: for how many seconds training stands still when the size changes.
-        batches_seen: the samples of one worker in a step, for all batches that were measured.
+        batches_seen: the different batches that were measured, each in samples of one worker in a
+            step.
     """
 
     np: int
@@ -145,7 +149,13 @@ UNLIMITED = 1 << 30
 
 
 class Suggestion(NamedTuple):
-    """The answer of a size rule: the size that it wants, why, and its state for the next call."""
+    """The answer of a size rule.
+
+    Attributes:
+        np: the number of workers that the rule wants.
+        reason: why, in a sentence.
+        state: the rule's state, which it is given at its next call.
+    """
 
     np: int
     reason: str
@@ -156,10 +166,10 @@ class Rule(Protocol):
     """A size rule with its settings; the protocol of every rule that a policy can name."""
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """Return the size that the job should have, why, and the new state of the rule.
+        """Return the number of workers that the job should have, why, and the rule's new state.
 
         Args:
-            now: the job as it is now.
-            state: the state that the rule returned the last time; empty at first.
+            now: the job as it is at the time ``now_s``.
+            state: the state that the rule returned the last time; empty at the first call.
             now_s: the seconds since training began; a new leader does not set this back.
         """

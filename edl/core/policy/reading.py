@@ -13,7 +13,12 @@ from edl.errors import UsageError
 
 
 class Lines:
-    """The lines of a policy file, by which error messages name the line of a key."""
+    """The lines of a policy file, by which error messages name the line of a key.
+
+    Args:
+        text: the text of the file.
+        source: the name of the file, for messages.
+    """
 
     def __init__(self, text: str, source: str) -> None:
         """Keep the lines of ``text``; ``source`` is the name of the file."""
@@ -33,7 +38,11 @@ class Lines:
         return UsageError(f"{where}: {sentence}")
 
     def _numbers(self, key: str) -> Iterator[tuple[str, int]]:
-        """Return the numbers of the lines that name ``key``, each with the table it is in."""
+        """Yield a pair (table, line number) for each line that names ``key``.
+
+        Line numbers begin at 1. The table is the one that the line is in; empty if ``key`` is the
+        name of a table itself.
+        """
         pattern = re.compile(rf"\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*[\]=.]")
         table = ""
         for number, line in enumerate(self._lines, 1):
@@ -55,7 +64,8 @@ def made(
 
     Args:
         kind: a dataclass with settings (:func:`edl.core.settings.setting`).
-        given: the keys and values of the table; the key of a setting ``x_s`` is ``x``.
+        given: the keys and values of a table of a policy file; the key of a setting ``x_s``, a
+            time, is ``x``.
         table: the name of the table, for messages.
         what: what has these settings, for messages.
         others: keys that are allowed in the table and are not settings of ``kind``.
@@ -84,7 +94,15 @@ def _value(
     key: str,
     lines: Lines,
 ) -> Any:
-    """Return the value of the setting ``one`` in its own type and unit (times in seconds).
+    """Return a setting's value in its own type and unit (times in seconds).
+
+    Args:
+        one: the dataclass field that declares the setting.
+        types: the type of each field of that dataclass, by name.
+        value: the value in the policy file.
+        table: the name of the table that has the value.
+        key: the key of the value in that table.
+        lines: the lines of the file, for messages.
 
     Raises:
         UsageError: ``value`` has the wrong type, is out of range, or is not one of the choices.
@@ -117,11 +135,16 @@ def _value(
 
 
 def time_of(value: Any, table: str, key: str, lines: Lines) -> float:
-    """Return a time such as "90s" in seconds.
+    """Return the ``value`` of a key, a time such as "90s", in seconds.
+
+    Args:
+        value: the value in the policy file.
+        table: the name of the table that has the value.
+        key: the key of the value in that table.
+        lines: the lines of the file, by which the message names the line.
 
     Raises:
-        UsageError: ``value`` is not a time above 0; the message names the line of ``key`` in
-            ``table``.
+        UsageError: ``value`` is not a time above 0.
     """
     found = None if isinstance(value, bool) else seconds(str(value))
     if not found:
@@ -131,9 +154,10 @@ def time_of(value: Any, table: str, key: str, lines: Lines) -> float:
 
 
 def _utility(value: Any, lines: Lines) -> tuple[tuple[float, float], ...]:
-    """Return a utility such as [["1h", 10.0], ["2h", 0.0]] as pairs of seconds and value.
+    """Return a utility such as [["1h", 10.0], ["2h", 0.0]] as pairs (seconds, value).
 
-    Each pair is the value of ending by that time.
+    Each pair is what it is worth if the training ends by that time. ``value`` is the list as the
+    policy file has it; ``lines`` are the lines of that file, by which the message names the line.
 
     Raises:
         UsageError: ``value`` is not a list of at least two pairs with increasing times.
@@ -153,7 +177,10 @@ def _utility(value: Any, lines: Lines) -> tuple[tuple[float, float], ...]:
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """Return the end of a message: the ``known`` word that was probably meant, or all of them."""
+    """Return a clause for the end of a message about ``word``, which is not a ``known`` word.
+
+    It names the known word that was probably meant, or all known words.
+    """
     names = list(known)
     found = get_close_matches(word, names, n=1, cutoff=0.5)
     return f"; did you mean {found[0]}?" if found else f"; there are {', '.join(names)}"

@@ -16,7 +16,7 @@ class RingReport:
     Attributes:
         care: what is to be done about slow workers.
         times: the step times of each worker.
-        size_changes: how many workers more, or fewer, the script of each worker asks for.
+        size_changes: for each worker, how many workers more, or fewer, its script asks for.
         is_timed: whether the script trains with edl's loaders, so that the workers' times are
             known.
         noise: what is known of the gradient noise scale.

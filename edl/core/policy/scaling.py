@@ -35,13 +35,16 @@ class ScalingModel:
     seen: Mapping[int, SizeMeasurement] = field(default_factory=dict)
 
     def throughput(self, np: int) -> float:
-        """Return the samples a second of ``np`` workers together, with the present batches."""
+        """Return the throughput of ``np`` workers together, with the present batches.
+
+        It is in samples a second.
+        """
         return self.with_batches(np, [self.batch])[0]
 
     def with_batches(self, np: int, batches: Sequence[float]) -> Sequence[float]:
-        """Return the samples a second of ``np`` workers together, for each of the ``batches``.
+        """Return the throughput of ``np`` workers together, for each of ``batches`` in order.
 
-        A batch is in samples of one worker.
+        A throughput is in samples a second, a batch in samples of one worker.
         """
         modelled = self.step_time.throughputs(np, self._hosts(np), batches)
         known = [n for n, one in self.seen.items() if one.steps >= ENOUGH_STEPS]
@@ -64,11 +67,11 @@ class ScalingModel:
 
 
 def step_time_samples(seen: Iterable[tuple[int, SizeMeasurement]]) -> list[StepTimeSample]:
-    """Return the step times that follow from throughputs, for fitting a model.
+    """Return the step times that follow from measured throughputs, for fitting a model.
 
     Args:
-        seen: pairs of a number of workers and its throughput; pairs without a known batch are left
-            out.
+        seen: pairs of a number of workers and its throughput; pairs without a known batch or
+            throughput are left out.
     """
     return [
         StepTimeSample(np, one.hosts, one.batch, np * one.batch / one.samples_per_s)

@@ -25,23 +25,24 @@ class ScalingProfile(Record):
     """The measured throughput of each size of a job, and the state of its size rule.
 
     Attributes:
-        seen: the throughput by number of workers, the smallest number first.
-        np: the number of workers at the newest reading.
+        seen: pairs of a number of workers and its throughput, the smallest number first.
+        np: the number of workers at the newest reading of a worker's progress.
         steps: the complete steps since the ring has had this number of workers.
         elapsed_s: the seconds that the job has trained, as far as its leaders have seen it.
-        worker_s: the same times the number of workers, in seconds.
+        worker_s: the sum of these seconds over all workers.
         state: the state of the rule whose file is ``text``; another rule begins without a state.
         text: the text of the policy file to which ``state`` belongs.
         replaced: host -> the ``elapsed_s`` at which a slow worker there was replaced.
         times: the step times of the slowest workers, in their last steps.
-        data_part: the part of a step in which the workers wait for their data, on average.
-        change_s: for how many seconds training stood still when the size changed, lately; 0: the
-            size never changed.
-        step_time: the model of a step that was fitted last.
+        data_part: the fraction of a step's time that workers wait for their data, on average.
+        change_s: for how many seconds training stood still when the size changed, as an average
+            that favours the last change; 0: the size never changed.
+        step_time: the model of a step's time that was fitted last.
         noise: what is known of the gradient noise scale.
         batching: how large the batches are; None: unknown.
         step_batches: the number of batches whose gradients are added up for one step.
-        by_batch: the throughput by number of workers, for each batch that they had.
+        by_batch: pairs of a number of workers and its throughput, one for each batch size that was
+            measured with it.
     """
 
     seen: tuple[tuple[int, SizeMeasurement], ...] = ()
@@ -64,7 +65,7 @@ class ScalingProfile(Record):
     def with_reading(
         self, before: ProgressSample | None, now: ProgressSample, hosts: int = 1
     ) -> ScalingProfile:
-        """Return the profile with what was trained between two readings of one worker.
+        """Return the profile with what was trained between two readings of one worker's progress.
 
         If the two readings are of two rings of different sizes, the profile learns what the change
         has cost. The first reading of a ring is taken after its first step, which therefore does
@@ -94,13 +95,16 @@ class ScalingProfile(Record):
         return learned._with(now.size, seen)
 
     def for_rule(self, text: str) -> ScalingProfile:
-        """Return the profile for the rule whose file is ``text``, without another rule's state."""
+        """Return the profile for the rule whose policy file has this ``text``.
+
+        If the profile has the state of another rule, the result has no state.
+        """
         return self if text == self.text else replace(self, text=text, state={})
 
     def with_curve(self, curve: Curve) -> ScalingProfile:
-        """Return the profile with the sizes that `edl profile` has measured in ``curve``.
+        """Return the profile with the throughputs that `edl profile` has measured, in ``curve``.
 
-        Sizes that the profile already has stay as they are.
+        A number of workers that the profile already knows keeps its throughput.
         """
         learned, known = self, {np for np, _ in self.seen}
         for point in curve.points:
@@ -126,15 +130,15 @@ class ScalingProfile(Record):
         wishes: Sequence[int] = (),
         host_slots: Sequence[int] = (),
     ) -> Observation:
-        """Return what a rule is told about the job, in which ``np`` workers train now.
+        """Return the facts that a size rule is told about the job.
 
         Args:
             np: the number of workers that train.
             sizes: the sizes that the job may have.
             slots: the number of workers for which there is room; None: any number.
-            awaits: whether a change of the workers that was asked for is not complete yet.
-            left: the samples to train until the end; None: unknown.
-            wishes: how many workers more, or fewer, the script of each worker asks for.
+            awaits: whether a change of the workers was asked for and is not complete yet.
+            left: the number of samples still to train until the end; None: unknown.
+            wishes: for each worker, how many workers more, or fewer, its script asks for.
             host_slots: the slots of each host, in the order in which hosts are filled.
         """
         seen = dict(self.seen)
@@ -164,10 +168,15 @@ class ScalingProfile(Record):
         )
 
     def _with_change(self, before: ProgressSample, now: ProgressSample) -> ScalingProfile:
-        """Return the profile with the seconds that a change between two readings' rings cost.
+        """Return the profile with the seconds that a change of the number of workers has cost.
 
-        The cost is the time between the readings that was not spent on complete steps. Nothing
-        changes if both rings have the same size or the usual step time is unknown.
+        The cost is the time between two readings, before and after the change, that was not spent
+        on complete steps. The profile stays if both rings have the same size or the usual step time
+        is unknown.
+
+        Args:
+            before: the last reading of the old ring.
+            now: the first reading of the new ring.
         """
         usual = dict(self.seen).get(before.size)
         if before.size == now.size or usual is None or not (usual.batch and usual.samples_per_s):
@@ -180,7 +189,10 @@ class ScalingProfile(Record):
 
     @property
     def _batches_seen(self) -> tuple[float, ...]:
-        """The measured batches in samples of one worker, sorted; similar ones appear once."""
+        """The measured batches, each in samples of one worker, the smallest first.
+
+        Of several similar batches only the first measured one is in the result.
+        """
         found: list[SizeMeasurement] = []
         for _, one in self.by_batch:
             if one.batch > 0 and not any(alike(one.batch, other.batch) for other in found):
@@ -189,14 +201,18 @@ class ScalingProfile(Record):
 
     @property
     def all_seen(self) -> dict[tuple[int, int], SizeMeasurement]:
-        """The measured throughputs by the pair (number of workers, index in ``by_batch``)."""
+        """The measured throughputs, by pairs (number of workers, index in ``by_batch``)."""
         return {(np, at): one for at, (np, one) in enumerate(self.by_batch)}
 
     def _with(self, np: int, more: SizeMeasurement) -> ScalingProfile:
-        """Return the profile with ``more``, a measurement with ``np`` workers.
+        """Return the profile with one more measurement of ``np`` workers.
 
-        Measurements with other batches stay in ``by_batch``, of which the last :data:`KEPT` are
-        kept.
+        A measurement with a similar batch is combined with it; those with other batches stay in
+        ``by_batch``, which keeps its last :data:`KEPT` entries.
+
+        Args:
+            np: the number of workers.
+            more: the measurement.
         """
         seen, entries = dict(self.seen), [*self.by_batch]
         known = [

@@ -15,17 +15,19 @@ def decide_size(
     held_s: float = 0.0,
     data_wait: float | None = None,
 ) -> Suggestion:
-    """Return the size that the job wants, which is an allowed size and has room on the hosts.
+    """Return the number of workers that the job wants, with the reason and the rule's new state.
+
+    The number is an allowed size for which the hosts have room, or the present one.
 
     Args:
         rule: the size rule of the job's policy.
-        now: the job as it is now.
+        now: the observed job.
         state: the state that the rule returned the last time.
         now_s: the time, in seconds since training began.
-        held_s: for how many seconds the present size is still kept because a person asked for it; 0
-            if it is not kept.
-        data_wait: the part of a step that workers may spend waiting for data. Above it the job does
-            not grow, because more workers would wait for data as well. None: any part.
+        held_s: for how many seconds the present size is still kept because a person asked for it;
+            0: it is not kept.
+        data_wait: the fraction of a step's time that workers may wait for data. Above it the job
+            does not grow, because more workers would wait for data as well. None: any.
     """
     if held_s > 0:
         why = f"stays at {now.np}: a person has asked for {workers(now.np)}, which counts for "

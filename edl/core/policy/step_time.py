@@ -55,10 +55,15 @@ ALPHA_C, BETA_C, ALPHA_R, BETA_R, ALPHA_N, BETA_N, GAMMA = range(7)  # the order
 
 @dataclass(frozen=True)
 class StepTimeSample:
-    """A measured step time: ``workers`` on ``hosts`` took ``step_s`` for ``batch`` samples each.
+    """A measured step time of some workers with a given batch.
 
     Attributes:
-        compute_s: the time of the step without its reduction, above 0; None: not measured.
+        workers: the number of workers.
+        hosts: the number of hosts that the workers were on.
+        batch: the number of samples of each worker in the step.
+        step_s: the time of the step, in seconds.
+        compute_s: the time of the step without its reduction, above 0, in seconds; None: not
+            measured.
     """
 
     workers: int
@@ -93,22 +98,50 @@ class StepTime(Record):
     overlap: float = 1.0
 
     def step_s(self, workers: int, hosts: int, batch: float) -> float:
-        """Return the predicted time of a step in seconds; ``batch`` is in samples per worker."""
+        """Return the predicted time of a step in seconds.
+
+        Args:
+            workers: the number of workers.
+            hosts: the number of hosts that they are on.
+            batch: the number of samples of each worker.
+        """
         return float(self.steps_s(np.array([workers]), np.array([hosts]), np.array([batch]))[0])
 
     def steps_s(self, workers: Vector, hosts: Vector, batch: Vector) -> Vector:
-        """Return the predicted times of many steps in seconds, given by arrays of one shape."""
+        """Return the predicted times of many steps in seconds, as an array.
+
+        All arguments are arrays of one shape, with one item for each step.
+
+        Args:
+            workers: the numbers of workers.
+            hosts: the numbers of hosts that they are on.
+            batch: the numbers of samples of each worker.
+        """
         values = self._vector()
         compute, reduce = _parts(values, _setups(workers, hosts, batch))
         longest, powers = _powers(compute, reduce, values[GAMMA])
         return np.asarray(longest * powers ** (1.0 / values[GAMMA]))
 
     def throughput(self, workers: int, hosts: int, batch: float) -> float:
-        """Return the predicted samples per second of all workers together."""
+        """Return the predicted throughput of all workers together, in samples a second.
+
+        Args:
+            workers: the number of workers.
+            hosts: the number of hosts that they are on.
+            batch: the number of samples of each worker in a step.
+        """
         return self.throughputs(workers, hosts, [batch])[0]
 
     def throughputs(self, workers: int, hosts: int, batches: Sequence[float]) -> list[float]:
-        """Return the predicted samples per second of all workers for each local batch."""
+        """Return the predicted throughput of all workers together, for each batch in order.
+
+        Throughput is in samples a second.
+
+        Args:
+            workers: the number of workers.
+            hosts: the number of hosts that they are on.
+            batches: the batches, each in samples of one worker in a step.
+        """
         each = np.array(batches, float)
         all_alike = np.full(len(each), workers), np.full(len(each), hosts)
         rates: list[float] = (workers * each / self.steps_s(*all_alike, each)).tolist()
@@ -121,9 +154,9 @@ class StepTime(Record):
 
 
 class Loss(Enum):
-    """The error L of predicted times, by the differences d of their logarithms.
+    """The error L of predicted times, from the differences d of the logarithms of the times.
 
-    MSLE is mean(d^2), and RMSLE is sqrt(mean(d^2)).
+    ``MSLE`` is the mean of d^2 (mean squared logarithmic error), ``RMSLE`` its square root.
     """
 
     MSLE = "mean squared logarithmic error"
@@ -132,15 +165,15 @@ class Loss(Enum):
 
 @dataclass(frozen=True)
 class FitOptions:
-    """The choices of a fit in which its users differ. The defaults are those of a live job.
+    """The assumptions of a fit of the step time. The defaults are those of a live job.
 
     Attributes:
         loss: the error that is minimised. An error of 10 % adds 0.01 with the MSLE and 0.1 with the
             RMSLE, so that the penalties weigh more with the MSLE: live step times are noisy.
-        constant_share: the part of the compute time that is taken not to depend on the batch while
-            only one local batch was measured, from 0 to 1.
-        far_factor: what the reduction between hosts is taken to cost while the job has only trained
-            on one host, as a multiple of its cost there. With 0 it costs nothing.
+        constant_share: the fraction of the compute time that is assumed not to depend on the batch
+            while only one local batch was measured, from 0 to 1.
+        far_factor: what the reduction between hosts is assumed to cost while the job has only
+            trained on one host, as a multiple of its cost on one host. With 0 it costs nothing.
         separable: whether gamma, beta_r and beta_n are fitted only if the measurements tell them
             from the other parameters: gamma needs two local batches, and each beta two numbers of
             workers. If False, the penalties decide.
@@ -160,7 +193,11 @@ LIVE = FitOptions()
 
 
 def fit(measured: Sequence[StepTimeSample], options: FitOptions = LIVE) -> StepTime:
-    """Return the model that explains the measurements best; their order does not matter.
+    """Return the model of the step time that explains the measurements best.
+
+    Args:
+        measured: the measured step times; their order does not matter.
+        options: the assumptions of the fit.
 
     Raises:
         ValueError: ``measured`` is empty.
@@ -186,10 +223,13 @@ def fit(measured: Sequence[StepTimeSample], options: FitOptions = LIVE) -> StepT
 
 
 class _Setups(NamedTuple):
-    """The inputs of the formula for many steps, as arrays of one shape.
+    """The inputs of the formula for the time of many steps, as arrays of one shape.
 
-    ``near`` and ``far`` are 1 where workers reduce on one host or between hosts, and 0 elsewhere;
-    ``more`` is the number of workers beyond two.
+    Attributes:
+        batch: the samples of each worker in the step.
+        near: 1 where two or more workers reduce on one host, else 0.
+        far: 1 where workers reduce between hosts, else 0.
+        more: the number of workers beyond two.
     """
 
     batch: Vector
@@ -199,14 +239,23 @@ class _Setups(NamedTuple):
 
 
 def _setups(workers: Vector, hosts: Vector, batch: Vector) -> _Setups:
-    """Return the inputs of the formula for steps in which each worker has ``batch`` samples."""
+    """Return the inputs of the formula for the time of many steps.
+
+    The arguments are arrays of one shape, with one item for each step: the number of ``workers``,
+    of ``hosts``, and of the samples of each worker (``batch``).
+    """
     far = np.where((workers > 1) & (hosts > 1), 1.0, 0.0)
     near = np.where(workers > 1, 1.0 - far, 0.0)
     return _Setups(batch, near, far, np.maximum(workers - 2.0, 0.0))
 
 
 def _parts(values: Vector, setups: _Setups) -> tuple[Vector, Vector]:
-    """Return T_compute and T_reduce in seconds for the parameters ``values``."""
+    """Return the times T_compute and T_reduce of each step, in seconds.
+
+    Args:
+        values: the seven parameters, in the order of :class:`StepTime`.
+        setups: the workers, hosts and batch of each step.
+    """
     compute = values[ALPHA_C] + values[BETA_C] * setups.batch
     near = setups.near * (values[ALPHA_R] + values[BETA_R] * setups.more)
     far = setups.far * (values[ALPHA_N] + values[BETA_N] * setups.more)
@@ -214,10 +263,15 @@ def _parts(values: Vector, setups: _Setups) -> tuple[Vector, Vector]:
 
 
 def _powers(compute: Vector, reduce: Vector, gamma: float) -> tuple[Vector, Vector]:
-    """Return the longer part t and (T_compute / t)^gamma + (T_reduce / t)^gamma.
+    """Return the terms of T_step: t and (T_compute / t)^gamma + (T_reduce / t)^gamma.
 
-    The step takes t times the gamma-th root of the sum. Powers of the times themselves could
-    underflow.
+    t is the larger one of T_compute and T_reduce. A step takes t times the gamma-th root of the
+    sum. Powers of the times themselves could underflow.
+
+    Args:
+        compute: T_compute of each step.
+        reduce: T_reduce of each step.
+        gamma: how far computing and reduction overlap.
     """
     longest = np.maximum(compute, reduce)
     return longest, (compute / longest) ** gamma + (reduce / longest) ** gamma
@@ -226,8 +280,13 @@ def _powers(compute: Vector, reduce: Vector, gamma: float) -> tuple[Vector, Vect
 class Objective:
     """The function that :func:`fit` minimises: the sum of the squares of :meth:`errors`.
 
-    A search varies the free parameters only, and without bounds: it works with their logarithms,
-    and with the logit of the place of gamma between 1 and 10. Such a vector is called ``inner``.
+    A search varies the parameters that are not fixed, and without bounds: it works with their
+    logarithms, and with the logit of gamma's place between 1 and 10. A vector of these is called
+    ``inner``.
+
+    Args:
+        measured: the measured step times.
+        options: the assumptions of the fit.
     """
 
     def __init__(self, measured: Sequence[StepTimeSample], options: FitOptions) -> None:
@@ -246,7 +305,7 @@ class Objective:
 
     @property
     def start(self) -> Vector:
-        """The free parameters that a search starts from, in their inner form."""
+        """The vector ``inner`` that a search starts from."""
         inner = np.log(np.maximum(self._first[self._free], TINY))
         if self._free[GAMMA]:
             place = (self._first[GAMMA] - 1.0) / (MOST_OVERLAP - 1.0)
@@ -254,7 +313,10 @@ class Objective:
         return inner
 
     def values(self, inner: Vector) -> Vector:
-        """Return all seven parameters for ``inner``, in the order of :class:`StepTime`."""
+        """Return all seven parameters for ``inner``, in the order of :class:`StepTime`.
+
+        ``inner`` has the logarithms of the fitted parameters (see :class:`Objective`).
+        """
         values = self._first.copy()
         bounded = np.clip(inner, -20.0, 20.0)
         found = np.maximum(np.exp(bounded), TINY)
@@ -264,11 +326,18 @@ class Objective:
         return values
 
     def reweigh(self, inner: Vector) -> None:
-        """Weigh the errors so that the sum of squares has the slope of the loss at ``inner``."""
+        """Set the weights of the errors so that the sum of squares has the slope of the loss.
+
+        The slope is that at the parameters ``inner``.
+        """
         self._weights = [self._weight(errors) for errors in self._differences(self.values(inner))]
 
     def errors(self, inner: Vector) -> Vector:
-        """Return the weighted errors of T_compute and T_step, and the roots of the penalties."""
+        """Return the vector whose sum of squares is minimised, for the parameters ``inner``.
+
+        It has the weighted errors of T_compute and then of T_step, and the roots of the three
+        penalties.
+        """
         values = self.values(inner)
         compute, step = self._differences(values)
         weighted = self._weights[0] * compute, self._weights[1] * step
@@ -305,7 +374,10 @@ class Objective:
         return np.asarray(rows[:, self._free])
 
     def _weight(self, errors: Vector) -> float:
-        """Return the root of the derivative of the loss by the sum of the squared errors."""
+        """Return the root of the derivative of the loss by the sum of the squares of ``errors``.
+
+        It is 0 if there are no errors.
+        """
         if not len(errors):
             return 0.0
         if self._loss is Loss.MSLE:
@@ -314,7 +386,11 @@ class Objective:
         return math.sqrt(0.5 / max(root, LEAST_ERROR) / len(errors))
 
     def _differences(self, values: Vector) -> tuple[Vector, Vector]:
-        """Return the errors of the logarithms of T_compute, where measured, and of T_step."""
+        """Return the errors of log T_compute and of log T_step, in this order.
+
+        Steps whose compute time was not measured have no error of T_compute. ``values`` are the
+        seven parameters, in the order of :class:`StepTime`.
+        """
         compute, reduce = self._floored_parts(values)
         longest, powers = _powers(compute, reduce, values[GAMMA])
         log_step = np.log(longest) + np.log(powers) / values[GAMMA]
@@ -322,16 +398,23 @@ class Objective:
         return log_compute - self._log_compute, log_step - self._log_step
 
     def _floored_parts(self, values: Vector) -> tuple[Vector, Vector]:
-        """Return T_compute and T_reduce, the latter above 0 so that it has a logarithm."""
+        """Return T_compute and T_reduce of each measured step, T_reduce above 0, for its logarithm.
+
+        ``values`` are the seven parameters, in the order of :class:`StepTime`.
+        """
         compute, reduce = _parts(values, self.setups)
         return compute, np.maximum(reduce, TINY)
 
 
 def _free(setups: _Setups, workers: Vector, separable: bool) -> npt.NDArray[np.bool_]:
-    """Return a mask of the parameters that are fitted.
+    """Return a mask of the seven parameters that are fitted, in the order of :class:`StepTime`.
 
-    The other parameters keep the values of :func:`_first`. ``separable`` is explained in
-    :class:`FitOptions`.
+    The other parameters keep the values of :func:`_first`.
+
+    Args:
+        setups: the measured steps.
+        workers: the number of workers of each step.
+        separable: as in :class:`FitOptions`.
     """
     near, far = setups.near > 0, setups.far > 0
     batches = len(np.unique(setups.batch)) > 1
@@ -347,7 +430,7 @@ def _free(setups: _Setups, workers: Vector, separable: bool) -> npt.NDArray[np.b
 
 
 def _two_sizes(workers: Vector) -> bool:
-    """Return whether ``workers`` has at least two different numbers."""
+    """Return whether the numbers in ``workers`` are not all the same."""
     return len(np.unique(workers)) > 1
 
 
@@ -358,11 +441,18 @@ def _first(
     free: npt.NDArray[np.bool_],
     constant_share: float,
 ) -> Vector:
-    """Return the parameters that a search starts from; those that are not free cost nothing.
+    """Return the seven parameters that a search starts from.
 
-    With one local batch alpha_c is not free, and takes the ``constant_share`` of the compute time.
-    If ``compute_s`` is None, no compute time was measured: the search starts from a part of the
-    shortest step for each parameter.
+    Those that are not fitted cost nothing. With one local batch alpha_c is not fitted, and takes a
+    share of the compute time.
+
+    Args:
+        setups: the measured steps.
+        step_s: the time of each step, in seconds.
+        compute_s: the compute time of each step, in seconds; None: not measured. Then the search
+            starts from a fraction of the shortest step for each parameter.
+        free: a mask of the parameters that are fitted.
+        constant_share: the share of the compute time that alpha_c takes with one local batch.
     """
     if compute_s is None:
         shortest_s = float(np.min(step_s))
@@ -381,9 +471,14 @@ def _first(
 
 
 def _step_derivatives(compute: Vector, reduce: Vector, gamma: float) -> tuple[Vector, Vector]:
-    """Return the derivatives of log T_step by log T_compute and by gamma.
+    """Return the derivatives of log T_step by log T_compute and by gamma, for each step.
 
     The derivative by log T_reduce is 1 minus the first one.
+
+    Args:
+        compute: T_compute of each step.
+        reduce: T_reduce of each step.
+        gamma: how far computing and reduction overlap.
     """
     longest = np.maximum(compute, reduce)
     one, other = compute / longest, reduce / longest
@@ -394,7 +489,11 @@ def _step_derivatives(compute: Vector, reduce: Vector, gamma: float) -> tuple[Ve
 
 
 def _penalties(values: Vector) -> Vector:
-    """Return the roots of the three penalties of :func:`fit`'s objective, for the parameters."""
+    """Return the square roots of the three penalties of the objective (see the module).
+
+    They are those of gamma, of beta_r / alpha_r and of beta_n / alpha_n. ``values`` are the seven
+    parameters, in the order of :class:`StepTime`.
+    """
     return np.array(
         [
             np.sqrt(OVERLAP_PENALTY) * (values[GAMMA] - 1.0),

@@ -30,7 +30,10 @@ SHOWN = 20  # workers, the slowest ones, to people
 
 
 class StragglerCause(StrEnum):
-    """The activity that a straggler is slow at."""
+    """The activity that a straggler is slow at: computing, loading its data, or the reduction.
+
+    The reduction (``NETWORK``) is slow on all workers alike.
+    """
 
     COMPUTE = "computes"
     DATA = "loads its data"
@@ -39,7 +42,7 @@ class StragglerCause(StrEnum):
 
 @dataclass(frozen=True)
 class Times(Record):
-    """The mean times of one worker in each of the last ``steps`` steps.
+    """The mean times of one worker, in seconds of a step, over its last steps.
 
     Attributes:
         worker: the number of the worker.
@@ -75,8 +78,8 @@ class StragglerReport:
         workers: the numbers of the slow workers; empty: the network slows all workers alike.
         host: the host, if these workers are all workers of one host; else empty.
         at: the activity that they are slow at.
-        speed: the speed of the slowest, relative to the median; for the network, the part of a step
-            that is not spent on reducing.
+        speed: the speed of the slowest, relative to the median; for the network, the fraction of a
+            step that is not spent on reducing.
     """
 
     workers: tuple[int, ...]
@@ -96,11 +99,11 @@ class Mitigation(NamedTuple):
     """What is to be done about slow workers, and the findings behind it.
 
     Attributes:
-        shares: the part of a whole batch that each slow worker gets, by worker number; 1 is all of
-            it.
+        shares: the fraction of a whole batch that each slow worker gets, by worker number; 1 is all
+            of it.
         replace: the numbers of the workers to replace.
         findings: which workers are slow, and at what.
-        state: the state for the next call.
+        state: the state of the rule, for its next call.
     """
 
     shares: Mapping[int, float]
@@ -114,9 +117,18 @@ NO_MITIGATION = Mitigation({}, (), (), {})
 
 @dataclass(frozen=True)
 class Stragglers:
-    """The table ``stragglers`` of a policy: the rule that decides about slow workers.
+    """The rule for slow workers, with the settings of the table [stragglers] of a policy.
 
-    The rule keeps the speeds of workers in its state.
+    The rule keeps the speeds of workers in its state. A speed is relative to the median of all
+    workers.
+
+    Attributes:
+        forgets: the fraction of a known speed that is forgotten with each step.
+        slow_below: the speed below which a worker is a straggler.
+        least_share: the smallest fraction of a batch; a straggler that would get less is replaced.
+        patience_steps: the number of steps for which a worker has to be slow before it is treated.
+        replaces: whether another worker takes the place of a straggler, where a slot is free.
+        again_s: the time until a host gets another replacement, in seconds.
     """
 
     forgets: float = setting(0.1, "of what was known of a speed, each step", least=0.0, most=1.0)
@@ -131,14 +143,14 @@ class Stragglers:
     again_s: float = setting(600.0, "until a host gets another replacement")
 
     def __call__(self, times: Sequence[Times], state: State) -> Mitigation:
-        """Return what is to be done about the workers of a ring, given their last step times.
+        """Return what is to be done about the slow workers of a ring, given their last step times.
 
-        With fewer than three workers nothing can be said. A worker that has trained no samples is
-        left out.
+        With fewer than three workers nothing is done. A worker that has trained no samples is left
+        out.
 
         Args:
             times: the step times of each worker.
-            state: the state in the last result; empty at first.
+            state: the state in the last result; empty at the first call.
         """
         times = [one for one in times if one.samples > 0 and one.own_s > 0]
         if len(times) < 3:
@@ -175,8 +187,8 @@ class Stragglers:
 
         Args:
             times: the step times of all workers.
-            slow: those of the slow workers.
-            notes: the speed of each worker, by its number as a text.
+            slow: the step times of the slow workers.
+            notes: the worker's number as a text -> {"speed": its relative speed, ...}.
         """
         by_host: dict[tuple[str, StragglerCause], list[int]] = defaultdict(list)
         for one in slow:
@@ -193,7 +205,10 @@ class Stragglers:
 
 
 def data_part(times: Sequence[Times]) -> float:
-    """Return the part of a step in which workers wait for their data, on average; 0 for none."""
+    """Return the fraction of a step's time that workers wait for their data, on average.
+
+    It is 0 if ``times``, the step times of the workers, are empty.
+    """
     steps_s = sum(one.own_s + one.reduce_s for one in times)
     return sum(one.data_s for one in times) / steps_s if steps_s > 0 else 0.0
 
@@ -204,9 +219,10 @@ def slowest(times: Sequence[Times]) -> tuple[Times, ...]:
 
 
 def _network(times: Sequence[Times]) -> list[StragglerReport]:
-    """Return a finding if reducing takes longer than the slowest worker's computing and loading.
+    """Return a list with a finding if the network is slow, else an empty list.
 
-    The worker that all others wait for waits for no other worker, so the shortest reduction shows
+    It is slow if reducing takes longer than the slowest worker's computing and loading. The worker
+    that all others wait for waits for no other worker, so the shortest reduction in ``times`` shows
     the network's time.
     """
     reduce_s = min(one.reduce_s for one in times)
@@ -217,15 +233,22 @@ def _network(times: Sequence[Times]) -> list[StragglerReport]:
 
 
 def _rate(one: Times) -> float:
-    """Return the samples that a worker trains in a second of its own time."""
+    """Return how many samples a worker trains in a second of its own time.
+
+    ``one`` has the worker's step times.
+    """
     return one.samples / one.own_s
 
 
 def _at(one: Times, times: Sequence[Times]) -> StragglerCause:
-    """Return the cause that makes a worker slow: loading its data, or computing.
+    """Return what makes a worker slow: loading its data, or computing.
 
-    Each is compared with the median time for one sample over all workers, because a smaller batch
-    is loaded and computed sooner. The larger excess is the cause.
+    The worker's time for each is compared with the median over all workers, for as many samples,
+    because a smaller batch is loaded and computed sooner. The larger excess is the cause.
+
+    Args:
+        one: the step times of the slow worker.
+        times: the step times of all workers.
     """
     usual = median(other.data_s / max(1.0, other.samples) for other in times)
     more_data = one.data_s - usual * one.samples

@@ -20,14 +20,23 @@ from edl.core.settings import setting
 
 @dataclass(frozen=True)
 class Throughput(HillClimbing):
-    """The rule ``throughput``, by which workers pay while their share exceeds ``threshold``."""
+    """The size rule ``throughput``, which adds workers while each brings enough throughput.
+
+    Attributes:
+        threshold: the fraction of a present worker's throughput that each additional worker must
+            exceed.
+    """
 
     threshold: float = setting(
         0.1, "a worker more must bring this part of what one of the present ones does"
     )
 
     def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
-        """Return whether ``more`` workers in place of ``fewer`` pay, by their marginal share."""
+        """Return whether ``more`` workers in place of ``fewer`` pay, and why.
+
+        They do if their marginal share exceeds ``threshold``. ``now`` is the observed job, in which
+        both numbers of workers were measured.
+        """
         share = marginal_share(now, fewer, more)
         what = ordinal(more) if more == fewer + 1 else f"{more - fewer} more than {fewer}"
         pays = share > self.threshold
@@ -41,14 +50,22 @@ class Throughput(HillClimbing):
 
 
 def marginal_share(now: Observation, fewer: int, more: int) -> float:
-    """Return what each additional worker brings, as a part of what each of the ``fewer`` does."""
+    """Return the throughput that each additional worker brings, relative to that of each old one.
+
+    1 means as much, 0 nothing; the result is 0 if the old workers train nothing.
+
+    Args:
+        now: the observed job, in which both numbers of workers were measured.
+        fewer: the number of old workers.
+        more: the number of all workers, the additional ones included.
+    """
     base, gain = now.seen[fewer].samples_per_s, now.seen[more].samples_per_s
     each = base / fewer
     return ((gain - base) / (more - fewer)) / each if each > 0 else 0.0
 
 
 def ordinal(number: int) -> str:
-    """Return ``number`` as an ordinal, such as "a 5th worker", "a 21st worker", "an 8th worker"."""
+    """Return the worker with this ``number`` in words: "a 5th worker", "a 21st worker"."""
     ending = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     text = str(number)
     article = "an" if text.startswith("8") or number in (11, 18) else "a"

@@ -19,9 +19,11 @@ SUM, MEAN, MAX = "sum", "mean", "max"
 
 @dataclass(frozen=True)
 class Votes:
-    """The rule ``votes``, which follows what scripts return to :func:`edl.on_interval`.
+    """The size rule ``votes``, which follows what scripts return to :func:`edl.on_interval`.
 
-    At least ``every_s`` seconds lie between two changes.
+    Attributes:
+        together: how the votes of the workers become one: ``sum``, ``mean`` or ``max``.
+        every_s: the least time between two changes of the size, in seconds.
     """
 
     together: str = setting(
@@ -30,10 +32,11 @@ class Votes:
     every_s: float = setting(60.0, "between two changes")
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """Return the present size plus the combined ``now.size_changes``, why, and the state.
+        """Return the present size plus the workers' combined votes, why, and the rule's new state.
 
-        The size does not change while a change is under way or within ``every_s`` of the last
-        change. See :class:`edl.core.policy.observation.Rule`.
+        The votes are ``now.size_changes``. ``now`` is the observed job, ``state`` the rule's last
+        state, ``now_s`` the time in seconds since training began. The size does not change while
+        another change is not complete, or within ``every_s`` of the last change.
         """
         if now.awaits or not now.size_changes:
             why = "the last change is under way" if now.awaits else "no worker wishes anything"
@@ -52,7 +55,10 @@ class Votes:
         return Suggestion(np, f"goes to {np}: {said}{change:+d}", {"changed_s": now_s})
 
     def _change(self, wishes: Sequence[int]) -> int:
-        """Return the votes combined to one change of the size, by ``together``."""
+        """Return the change of the size that the votes in ``wishes`` make together.
+
+        Each vote is how many workers more, or fewer, a worker's script asks for.
+        """
         if self.together == MAX:
             return max(wishes)
         total = sum(wishes)
