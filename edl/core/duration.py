@@ -9,6 +9,6 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0
 
 
 def seconds(text: str) -> float | None:
-    """Return the duration that ``text`` describes, in seconds, or None if it describes none."""
+    """Return the duration that ``text`` describes, in seconds; None if it describes none."""
     match = _DURATION.fullmatch(text.strip())
     return None if match is None else float(match[1]) * _SECONDS[match[2]]

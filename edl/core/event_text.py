@@ -9,7 +9,7 @@ from edl.core.events import Event, SwitchDetails, SwitchParts
 
 
 def cost(event: Event) -> str:
-    """Return the cost of a switch in words, or an empty text for an event of another kind.
+    """Return the cost of a switch in words, or an empty text if ``event`` is of another kind.
 
     After a planned switch the text says how long each worker stood still. After a repair it also
     says the longest time in which a worker completed no step, and the parts of that time.
@@ -34,10 +34,10 @@ def cost(event: Event) -> str:
 
 
 def without_step_s(parts: SwitchParts) -> float:
-    """Return how long, in seconds, a worker completed no step around a switch.
+    """Return how long a worker completed no step around a switch, in seconds.
 
     After a crash the time begins with the worker's wait in the step that failed. It ends with the
-    next complete step.
+    next complete step. ``parts`` are the parts of the worker's switch.
     """
     return parts.detect_s + parts.stall_s + parts.first_step_s
 

@@ -20,7 +20,7 @@ from edl.errors import CoordinationError
 class EventKind(StrEnum):
     """The kind of an event in a job's event log.
 
-    Each kind has its own subclass of :class:`Details`.
+    Each kind has its own subclass of :class:`Details`, whose docstring says when it is logged.
     """
 
     LEADER = "leader"
@@ -62,7 +62,7 @@ class EventKind(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> EventKind | None:
-        """Return the kind that an older edl wrote as ``value``, or None if ``value`` is unknown."""
+        """Return the kind that an older edl wrote as ``value``, or None if it is unknown."""
         return cls.SLOT_DISABLED if value == "slot_given_up" else None
 
 
@@ -98,7 +98,15 @@ DETAILS: dict[EventKind, type[Details]] = {}
 
 @dataclass(frozen=True)
 class Event(Record):
-    """One entry of a job's event log; the kind of the event follows from its ``details``."""
+    """One entry of a job's event log; the kind of the event is that of its ``details``.
+
+    Attributes:
+        time: when the event was written, by the writer's clock, in seconds since 1970.
+        generation: the generation that the event is about; 0: before the first.
+        step: the newest complete step that the writer knew.
+        reason: what has happened, and why, in a sentence.
+        details: the fields that only events of this kind have.
+    """
 
     time: Annotated[float, "when it was written, by the writer's clock"]  # seconds since 1970
     generation: Annotated[int, "of the ring that it is about; 0: before the first"]
@@ -122,7 +130,7 @@ class Event(Record):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return the event that JSON values describe, with the details of its kind.
+        """Return the event that the JSON ``values`` describe, with the details of its kind.
 
         Raises:
             CoordinationError: the kind is unknown, or a field is missing or has the wrong type.
@@ -222,7 +230,7 @@ class EvictedDetails(Details, kind=EventKind.EVICTED, writer="the leader"):
 
 @dataclass(frozen=True)
 class StalledDetails(Details, kind=EventKind.STALLED, writer="the leader"):
-    """An event logged when no step completes.
+    """An event logged when no step completes for `stall_s` and 20 usual steps.
 
     The reason says which worker holds the job up, since when, and in which line of code.
     """
@@ -454,7 +462,7 @@ class SlotDisabledDetails(
 
 @dataclass(frozen=True)
 class NoTemplateDetails(Details, kind=EventKind.NO_TEMPLATE, writer="an agent"):
-    """An event logged when the workers of a host are not forked from a template.
+    """An event logged when the workers of a host are not forked from a template process.
 
     The reason says why; see [how a worker starts](../explanation/workers.md#how-a-worker-starts).
     """
@@ -565,9 +573,9 @@ class FinishedDetails(Details, kind=EventKind.FINISHED, writer="rank 0"):
 
 @dataclass(frozen=True)
 class JobFinishedDetails(Details, kind=EventKind.JOB_FINISHED, writer="an agent"):
-    """An event logged when all workers have exited with code 0.
+    """An event logged when all workers have exited with code 0, so that the job is finished.
 
-    None of the workers has ended the job itself.
+    The agents log it if no worker has recorded the end of the job before.
     """
 
 
@@ -577,7 +585,7 @@ class JobFailedDetails(
     kind=EventKind.JOB_FAILED,
     writer="an agent, `edl-worker`, or a worker whose job cannot go on",
 ):
-    """An event logged when the job has ended as failed."""
+    """An event logged when the job has ended as failed; the reason says why."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def excerpt(text: str, chars: int = CHARS) -> str:
 
 
 def excerpts(value: Any) -> Any:
-    """Return a JSON ``value`` in which each text is replaced by its :func:`excerpt`."""
+    """Return a copy of a JSON ``value`` in which each text is replaced by its :func:`excerpt`."""
     if isinstance(value, str):
         return excerpt(value)
     if isinstance(value, dict):

@@ -16,7 +16,8 @@ from edl.core.sizes import Sizes
 class JobSettings(Record):
     """The settings of one job: its time limits (in seconds) and how it trains.
 
-    All processes of the job have the same settings.
+    All processes of the job have the same settings. Each field says its meaning where it is
+    declared; docs/reference/settings.md lists them all.
 
     Raises:
         ConfigError: a value is out of range.
@@ -127,14 +128,14 @@ class JobSettings(Record):
     )
 
     def __post_init__(self) -> None:
-        """Translate the values of older versions, and check all values."""
+        """Replace values of older versions by today's, and raise ConfigError for one out of range."""
         if self.on_divergence == "heal":  # its name in older versions
             object.__setattr__(self, "on_divergence", "resync")
         check_settings(self)
 
     @property
     def repair_timeout_s(self) -> float:
-        """How long survivors of a broken ring wait for a live worker without a report, in s."""
+        """The seconds that survivors of a broken ring wait for a live worker without a report."""
         return max(self.switch_timeout_s, self.elastic_timeout_s)
 
 
@@ -159,9 +160,10 @@ class JobSpec(Record):
     cwd: str = ""
 
     def differences(self, other: JobSpec) -> dict[str, tuple[object, object]]:
-        """Return in what this specification differs from ``other``, another start of the same job.
+        """Return the values in which this specification differs from ``other``.
 
-        ``np`` and ``resume`` are not compared: only the process that starts the job uses them.
+        Both are of one job, from two processes that start it. ``np`` and ``resume`` are not
+        compared: only the process that starts the job first uses them.
 
         Returns:
             a mapping from the name of each value that differs to the pair (value here, value in

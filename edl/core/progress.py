@@ -138,6 +138,9 @@ class TrainingStatus(JobProgress):
 
     @classmethod
     def of(cls, progress: JobProgress, **more: Any) -> TrainingStatus:
-        """Return the status of a job that has made ``progress``; ``more``: the other fields."""
+        """Return the status of a job that has made ``progress``.
+
+        ``more`` has the fields of the status that are no progress, by name.
+        """
         counted = {field.name: getattr(progress, field.name) for field in fields(JobProgress)}
         return cls(**counted, **more)

@@ -47,7 +47,10 @@ class Record:
 
 
 def _renamed(values: Any, names: Mapping[str, str]) -> Any:
-    """Return JSON ``values`` with fields renamed at any depth; ``names``: old name -> new name."""
+    """Return JSON ``values`` with fields renamed at any depth.
+
+    ``names`` maps each old name to its new one.
+    """
     if isinstance(values, Mapping):
         return {names.get(name, name): _renamed(value, names) for name, value in values.items()}
     if isinstance(values, list | tuple):

@@ -17,7 +17,14 @@ from edl.core.sizes import Sizes
 
 
 class Stage(StrEnum):
-    """The stage of a worker in its life; a worker moves down this list only."""
+    """The stage of a worker in its life; a worker only moves down this list.
+
+    - ``PREPARING``: it starts, or trains its warm-up batch.
+    - ``READY``: it may be taken into the next generation.
+    - ``ACTIVE``: it is in the ring.
+    - ``LEAVING``: it was asked to leave, and is in the ring until a switch.
+    - ``FINISHED``: it has trained to the end.
+    """
 
     PREPARING = "preparing"  # starting, warming up
     READY = "ready"  # may be taken into the next generation
@@ -27,7 +34,12 @@ class Stage(StrEnum):
 
 
 class JobState(StrEnum):
-    """The state of a job; ``PAUSED`` occurs in a status only, never in the job's record."""
+    """The state of a job.
+
+    ``RUNNING``: it starts or trains. ``PAUSED``: it runs, and too few workers are left to train;
+    this occurs in a status only, never in the job's record. ``STOPPING``: it was asked to stop, and
+    workers still run. ``FINISHED``, ``STOPPED``, ``FAILED``: it has ended.
+    """
 
     RUNNING = "running"
     PAUSED = "paused"  # in a status only: it runs, and too few workers are left to train
@@ -43,7 +55,7 @@ class JobState(StrEnum):
 
     @property
     def phrase(self) -> str:
-        """The state as a sentence's verb, such as "is running" or "has failed"."""
+        """The state as the verb of a sentence about the job, such as "is running" or "has failed"."""
         ended_itself = self in (JobState.FINISHED, JobState.FAILED)
         return f"{'has' if ended_itself else 'is'} {self}"
 
@@ -61,7 +73,7 @@ class Job(Record):
         state: the state of the job.
         reason: why the job is in this state.
         created: when the job was created, by the wall clock; only shown to people.
-        ended: when the job ended, likewise.
+        ended: when the job ended, by the wall clock; 0: it has not.
         exit_code: the exit code of `edl run` for this job.
         checkpoint: the directory of the newest checkpoint.
         saved_step: the step of that checkpoint; -1: there is none, so the job cannot outlive all
@@ -90,7 +102,14 @@ class Job(Record):
 
 @dataclass(frozen=True)
 class JobEnd:
-    """The end of a job as its workers report it; the fields are those of :class:`Job`."""
+    """The end of a job as its workers report it.
+
+    Attributes:
+        state: the state in which the job ends.
+        reason: why, in a sentence.
+        exit_code: the exit code of `edl run`.
+        finished_in: the generation of the ring that has trained to the end; 0: none has.
+    """
 
     state: JobState
     reason: str
@@ -99,7 +118,12 @@ class JobEnd:
 
 
 class RequestedBy(StrEnum):
-    """The party that set the desired number of workers."""
+    """The party that set the desired number of workers.
+
+    ``PERSON``: a person or a program. ``LAUNCHER``: a host came or left, or a slot was disabled.
+    ``PROFILE``: `edl profile` measures other sizes. ``POLICY``: the job's policy. ``LEADER``: a
+    worker that a signal or a drain took out is not replaced.
+    """
 
     PERSON = "person"  # a person, or a program, chose a size or moves workers; a profile keeps it
     LAUNCHER = "launcher"  # a host comes or leaves, or a slot of it is disabled
@@ -110,7 +134,11 @@ class RequestedBy(StrEnum):
 
 @dataclass(frozen=True)
 class _Placed(Record):
-    """A base record for a number of workers on each host."""
+    """A base record for a number of workers on each host.
+
+    Attributes:
+        hosts: the number of workers, by host.
+    """
 
     hosts: Mapping[str, int] = field(default_factory=dict)
 
@@ -191,9 +219,9 @@ class Host(Record):
         address: the network address of the host.
         pid: the process id of the agent.
         leaving: whether the agent was asked to leave the job; other processes set this field.
-        requested_np: the number of workers that the agent asks for; 0 when it does not ask any
-            more.
-        disabled: the slots that are not used, with the reason of each.
+        requested_np: the number of workers that the agent asks for; 0: it asks for none, or its
+            request was met.
+        disabled: the number of each slot that is not used, as a text -> why.
     """
 
     name: str
@@ -226,12 +254,13 @@ class SlotRecord(Record):
 
 @dataclass(frozen=True)
 class RingFailure(Record):
-    """A worker's report that the ring of ``generation`` has failed.
+    """A worker's report that its ring has failed.
 
     Attributes:
         generation: the generation whose ring failed.
         step: the last step that the worker completed; -1: the worker has no state yet.
-        exchanges: the number of exchanges between steps that the worker has completed.
+        exchanges: the number of exchanges of objects among all workers, made between two steps
+            (:mod:`edl.worker.exchange`), that the worker has completed.
         error: Horovod's error message, shortened.
         blamed_rank: the rank that the error message is about; -1: the message names none.
     """
@@ -243,7 +272,7 @@ class RingFailure(Record):
     blamed_rank: int = -1  # the member that the error is about; -1: it does not say
 
     def __str__(self) -> str:
-        """Return the error for people, with the rank that it blames."""
+        """Return the error message for people, with the rank that it blames, if any."""
         return self.error + (f" (rank {self.blamed_rank})" if self.blamed_rank >= 0 else "")
 
     @property
@@ -272,8 +301,9 @@ class Member(Record):
         generation: the generation of the ring that the worker is in; 0: none yet.
         broken: the worker's report that its ring has failed, if it has.
         newest_generation: of a newcomer: the generation that it has noted without entering, so that
-            it waits for a later one.
-        fits: of a newcomer: it is ready for the fit that follows this many fits.
+            it waits for a later one; 0: none.
+        fits: of a newcomer: the number of calls of Keras' `fit` before the one for which it is
+            ready.
     """
 
     id: int
@@ -303,7 +333,7 @@ class Member(Record):
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> Member:
-        """Return this record with another ``stage`` and with each other value that is not None.
+        """Return this record with another ``stage``, and with each other argument that is not None.
 
         A worker that was asked to leave stays ``LEAVING`` when it enters another ring.
         """
@@ -320,7 +350,15 @@ class Member(Record):
 
 @dataclass(frozen=True)
 class RingMember(Record):
-    """A member of a generation; its index in :attr:`Generation.members` is its rank."""
+    """A member of a generation; its index in :attr:`Generation.members` is its rank.
+
+    Attributes:
+        id: the number of the worker.
+        host: the host of the worker.
+        slot: the number of the worker's slot on that host.
+        address: the network address of the worker.
+        port: the port of the HTTP server in the worker's daemon.
+    """
 
     id: int
     host: str
@@ -378,9 +416,9 @@ class Generation(Record):
 
     @property
     def repairs(self) -> bool:
-        """Whether the members come from a broken ring or from no ring at all.
+        """Whether the members come from a broken ring or, at the start, from no ring at all.
 
-        Otherwise a ring that ran has agreed on this generation.
+        Otherwise the workers of a ring that trained have agreed on the switch to this generation.
         """
         return not self.previous
 
@@ -394,16 +432,19 @@ class Generation(Record):
         return self.worker_ids.index(worker) if worker in self.worker_ids else None
 
     def after(self, before: Generation | None) -> Generation:
-        """Return this generation with ``began_with`` of ``before``, the generation before it.
+        """Return this generation with its ``began_with``, given the generation ``before`` it.
 
-        Without ``before`` this generation is the job's first, and ``began_with`` is its own size.
-        If an older edl wrote ``before``, ``began_with`` is the size of ``before``.
+        It is that of ``before``; if an older edl wrote ``before``, it is the size of ``before``. If
+        ``before`` is None, this generation is the job's first, and ``began_with`` is its own size.
         """
         size = len(self.members) if before is None else before.began_with or len(before.members)
         return replace(self, began_with=size)
 
     def as_end(self, reason: str) -> Generation:
-        """Return the generation that ends the job after this ring, numbered :data:`END`."""
+        """Return the generation that ends the job after this ring, numbered :data:`END`.
+
+        ``reason`` says why the job ends.
+        """
         nobody: tuple[RingMember, ...] = ()
         left = self.worker_ids
         return replace(self, number=END, members=nobody, left=left, previous=nobody, reason=reason)
@@ -417,7 +458,11 @@ class Generation(Record):
 
 
 class RequestKind(StrEnum):
-    """The kind of a request to the leader: to drain a worker, or to replace it."""
+    """The kind of a request to the leader about one worker.
+
+    ``DRAIN``: the worker leaves, and one fewer is wanted. ``REPLACE``: the worker leaves, and
+    another one joins in the same switch.
+    """
 
     DRAIN = "drain"  # the worker leaves; one fewer is wanted
     REPLACE = "replace"  # the worker leaves, and another one comes in the same switch
@@ -430,11 +475,11 @@ class Request(Record):
     Attributes:
         kind: a :class:`RequestKind`; as text, because an older edl may not know it.
         worker: the number of the worker that the request is about.
-        number: the number of the request.
+        number: the number of the request; -1: it is not written yet.
         done: whether the leader has answered.
         accepted: whether the leader does what was asked.
         outcome: the leader's answer in a sentence.
-        host: of a replacement, the host on which the new worker shall be.
+        host: of a replacement: the host for the new worker; empty: any.
     """
 
     kind: str  # a RequestKind; an older edl may not know it
@@ -456,17 +501,17 @@ class Leader(Record):
 
 @dataclass(frozen=True)
 class JobPolicy(Record):
-    """The rule by which a job chooses its own size, at the node ``policy``.
+    """The policy of a job, by which it chooses its own size, at the node ``policy``.
 
-    A leader may only switch the rule off.
+    A leader may only switch the policy off.
 
     Attributes:
         text: the text of the policy file; empty: the job has no policy.
         source: where the policy comes from, for messages.
         hold_s: how long a size that a person has asked for stays, in seconds.
         off: why the policy is not followed any more; empty: it is followed.
-        held_until_s: until when a size that a person asked for is kept instead, in seconds since
-            1970.
+        held_until_s: until when a size that a person asked for is kept, whatever the policy wants,
+            in seconds since 1970.
     """
 
     text: str = ""
@@ -481,10 +526,10 @@ class JobPolicy(Record):
         return bool(self.text) and not self.off
 
     def held(self, now_s: float) -> JobPolicy:
-        """Return this policy as it is after a person has asked for a size at ``now_s``.
+        """Return this policy as it is after a person has asked for a size.
 
-        The size of that person then stays for ``hold_s``. A policy that is off is returned
-        unchanged.
+        The size then stays for ``hold_s`` after ``now_s``, the time in seconds since 1970. A policy
+        that is off is returned unchanged.
         """
         return replace(self, held_until_s=now_s + self.hold_s) if self.is_on else self
 

@@ -21,21 +21,23 @@ class Retention:
     time_s: float
 
     def is_due(self, known: int, hourly: bool) -> bool:
-        """Return whether all jobs should be read now, to look for outdated ones.
+        """Return whether to read all jobs in ZooKeeper, to look for those beyond the limits.
 
         Args:
-            known: the number of jobs of this user. Only if this number exceeds ``jobs`` are all
-                jobs read outside the hourly search, so that each of many short jobs need not read
-                all.
+            known: the number of jobs of this user. Outside the hourly search all jobs are read only
+                if this number exceeds ``jobs``, so that not each of many short jobs reads all.
             hourly: whether this is the hourly search.
         """
         return hourly or known > self.jobs
 
 
 def outdated(jobs: Iterable[Job], retention: Retention, now_s: float) -> tuple[str, ...]:
-    """Return the names of the ended jobs to remove among ``jobs``, the oldest first.
+    """Return the names of the ended jobs among ``jobs`` to remove, the oldest first.
 
-    ``now_s`` is wall-clock time in seconds since 1970, as in the records.
+    Args:
+        jobs: records of jobs, ended or not.
+        retention: the limits for keeping ended jobs.
+        now_s: the time by the wall clock, in seconds since 1970, as in the records.
     """
     ended = sorted((job for job in jobs if job.state.over), key=_ended_at)
     surplus = len(ended) - retention.jobs
@@ -47,5 +49,8 @@ def outdated(jobs: Iterable[Job], retention: Retention, now_s: float) -> tuple[s
 
 
 def _ended_at(job: Job) -> float:
-    """Return when ``job`` ended, or when it was created if no process recorded the end."""
+    """Return when ``job`` ended, or when it was created if no process recorded the end.
+
+    The time is in seconds since 1970.
+    """
     return job.ended or job.created  # nobody may have been left to write it down

@@ -52,9 +52,10 @@ def variable(name: str) -> str:
 
 
 def check_settings(values: Any) -> None:
-    """Raise an error if a setting in the dataclass ``values`` is out of range or an unknown choice.
+    """Raise an error if a setting has a value that is out of range or an unknown choice.
 
-    A setting whose name ends in ``_s`` is a time, which must be positive.
+    A setting whose name ends in ``_s`` is a time, which must be positive. ``values`` is the object
+    of a dataclass whose fields are declared by :func:`setting`.
 
     Raises:
         ConfigError: the value is not positive, below ``least``, above ``most`` or not in
@@ -79,7 +80,9 @@ def check_settings(values: Any) -> None:
 
 
 def row(one: Field[Any]) -> tuple[str, str, str, str]:
-    """Return the row of the setting ``one`` in the table of docs/reference/settings.md.
+    """Return the row of a setting in the table of docs/reference/settings.md.
+
+    ``one`` is the dataclass field that declares the setting.
 
     Returns:
         the cells (name, environment variable, default, meaning), as Markdown.
@@ -92,7 +95,7 @@ def row(one: Field[Any]) -> tuple[str, str, str, str]:
 
 
 def _shown(default: object) -> str:
-    """Return the default value of a setting as Markdown for the table of settings."""
+    """Return a setting's ``default`` value as Markdown for the table of settings."""
     if default is None:
         return "none"
     if default in ("", ()):

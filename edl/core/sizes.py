@@ -19,7 +19,14 @@ from edl.errors import UsageError
 
 @dataclass(frozen=True)
 class Sizes(Record):
-    """The world sizes that one job may have."""
+    """The world sizes (numbers of workers) that one job may have.
+
+    Attributes:
+        min_np: the smallest size.
+        max_np: the largest size; None: no limit.
+        sizes: the only allowed sizes; empty: all from ``min_np`` to ``max_np``.
+        size_step: only multiples of this number are allowed.
+    """
 
     min_np: int = setting(
         1,
@@ -47,7 +54,7 @@ class Sizes(Record):
     # --- what is allowed
 
     def allows(self, np: int) -> bool:
-        """Return whether the job may be planned for ``np`` workers."""
+        """Return whether a switch of the job to ``np`` workers may be planned."""
         within = self.min_np <= np and (self.max_np is None or np <= self.max_np)
         return within and (not self.sizes or np in self.sizes) and np % self.size_step == 0
 
@@ -72,7 +79,7 @@ class Sizes(Record):
         return bottom if self.allows(bottom) else None
 
     def fit(self, np: int) -> int:
-        """Return the largest allowed size up to ``np``, or else the smallest allowed size.
+        """Return the largest allowed size up to ``np``; if there is none, the smallest allowed size.
 
         If no size is allowed at all, return ``np``, or ``min_np`` if that is more.
         """
@@ -85,18 +92,19 @@ class Sizes(Record):
     # --- more and fewer
 
     def room(self, others: int, np: int, has: int = 0) -> int:
-        """Return how many workers a host may have, so that the job's size is allowed.
+        """Return the largest number of workers on one host with which the job's size is allowed.
 
         Args:
             others: the number of workers on other hosts.
             np: the largest number to return.
-            has: the number that the host has now, which is returned if no larger number is allowed.
+            has: the number that the host has at present, which is returned if no larger number is
+                allowed.
         """
         fitting = (n for n in range(np, has, -1) if self.allows(others + n))
         return next(fitting, has)
 
     def keeps(self, size: int, now: int) -> bool:
-        """Return whether a planned switch from ``now`` to ``size`` workers is allowed.
+        """Return whether a switch from ``now`` to ``size`` workers may be planned.
 
         A ring with fewer than ``min_np`` workers may grow by any number up to ``min_np``.
         """
@@ -150,7 +158,7 @@ class Sizes(Record):
         raise UsageError(f"cannot scale job {job} to {workers(np)}: {self.refusal(np)}{hint}")
 
     def refusal(self, np: int) -> str:
-        """Return why a job may not have ``np`` workers, which are not allowed.
+        """Return a clause why a job may not have ``np`` workers, a number that is not allowed.
 
         The text names the limit that is exceeded, or the nearest allowed sizes.
         """
@@ -176,6 +184,6 @@ class Sizes(Record):
 
 
 def _one_of(numbers: Iterable[int]) -> str:
-    """Return the distinct ``numbers`` in order as a choice, such as "1, 2 or 4"; "no" for none."""
+    """Return the distinct ``numbers``, sorted, as a choice: "1, 2 or 4"; "no" if there is none."""
     *most, last = [str(n) for n in sorted(set(numbers))] or ["no"]
     return f"{', '.join(most)} or {last}" if most else last

@@ -28,25 +28,42 @@ from edl.core.records import (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that ZooKeeper knows of a job, read at about one time."""
+    """All that ZooKeeper knows of a job, read at about one time.
+
+    Attributes:
+        job: the record of the job.
+        hosts: the records of the agents, by name of the host.
+        members: the records of the workers that are in ZooKeeper, by number.
+        desired: the desired number of workers on each host.
+        assigned: the number of workers that each launcher keeps on its host.
+        discovered: host -> slots, as `edl-discover` has reported them; empty without it.
+        generation: the newest generation; None: there is none yet.
+        leader: the leader; None: no worker leads.
+        requests: the requests that the leader has not answered, by number.
+        evicted: the number of each evicted worker -> why.
+        status: what the leader reports of the training.
+        slots: the records of the `edl-worker` processes, by host and slot; empty without
+            horovodrun.
+        policy: the job's policy.
+    """
 
     job: Job
-    hosts: tuple[Host, ...] = ()  # by name
-    members: tuple[Member, ...] = ()  # by id
+    hosts: tuple[Host, ...] = ()
+    members: tuple[Member, ...] = ()
     desired: Desired = field(default_factory=Desired)
     assigned: Assigned = field(default_factory=Assigned)
-    discovered: Mapping[str, int] = field(default_factory=dict)  # host -> slots, by `edl-discover`
+    discovered: Mapping[str, int] = field(default_factory=dict)
     generation: Generation | None = None
     leader: Leader | None = None
-    requests: tuple[Request, ...] = ()  # open ones, by number
-    evicted: Mapping[int, str] = field(default_factory=dict)  # worker -> reason
+    requests: tuple[Request, ...] = ()
+    evicted: Mapping[int, str] = field(default_factory=dict)
     status: TrainingStatus = field(default_factory=TrainingStatus)
-    slots: tuple[SlotRecord, ...] = ()  # by host and slot
+    slots: tuple[SlotRecord, ...] = ()
     policy: JobPolicy = NO_POLICY
 
     @property
     def paused(self) -> str:
-        """Why a running job has too few workers left to train; empty when it has enough."""
+        """A clause why a running job has too few workers left to train; empty when it has enough."""
         job, generation = self.job, self.generation
         left = len(generation.members) if generation is not None else 0
         if job.state is not JobState.RUNNING or not left or job.sizes.enough(left):
@@ -59,7 +76,7 @@ class Snapshot:
 
     @cached_property
     def switched(self) -> bool:
-        """Whether a member has entered the newest generation.
+        """Whether a member of the newest generation has entered it.
 
         Then the ring of that generation was built, with all of its members.
         """
@@ -71,9 +88,9 @@ class Snapshot:
 
     @cached_property
     def ring(self) -> tuple[RingMember, ...]:
-        """The members of the ring that holds the job's state.
+        """The members of the ring that holds the job's state, in rank order; empty before the first.
 
-        Until one worker has switched, this is the ring before the newest generation.
+        Until one worker has entered the newest generation, this is the ring before it.
         """
         new = self.generation
         if new is None:
@@ -91,19 +108,20 @@ class Snapshot:
 
     @property
     def replaced(self) -> frozenset[int]:
-        """The numbers of the workers that new workers are to replace."""
+        """The numbers of the workers for which a replacement was requested."""
         return frozenset(r.worker for r in self.requests if r.kind == RequestKind.REPLACE)
 
     @property
     def available(self) -> tuple[Host, ...]:
-        """The hosts with slots: hosts with an agent, and hosts that `edl-discover` reported."""
+        """The records of the hosts with slots: those with an agent, or reported by `edl-discover`."""
         return (*self.hosts, *as_hosts(self.discovered))
 
     def present_in(self, desired: Mapping[str, int]) -> frozenset[str]:
         """Return the names of the hosts that are present, given a newer ``desired``.
 
-        ``desired`` maps each host to its number of workers. A host that gets more workers than in
-        this snapshot counts as present, because that host has joined meanwhile.
+        ``desired`` maps each host to its desired number of workers. A host for which more workers
+        are desired than in this snapshot counts as present, because it has joined after the
+        snapshot.
         """
         before = self.desired.hosts
         return self.present | {name for name, n in desired.items() if n > before.get(name, 0)}
@@ -112,9 +130,9 @@ class Snapshot:
     def present(self) -> frozenset[str]:
         """The names of the hosts that are not gone.
 
-        A host is gone when it has no agent, no worker in ZooKeeper and no member in the ring. All
-        three are needed, because the sessions of a host may end, all at once, while the ring goes
-        on.
+        A host is gone when it has no agent, no worker in ZooKeeper and no member in the newest
+        generation. All three are needed, because the sessions of a host may end, all at once, while
+        the ring goes on.
         """
         members = self.generation.members if self.generation else ()
         return frozenset(
@@ -128,8 +146,8 @@ class Snapshot:
     def forgettable(self, keep: int) -> tuple[int, ...]:
         """Return the numbers of evicted workers whose eviction records may be deleted.
 
-        These workers are neither members nor known to the generation. The ``keep`` workers with the
-        largest numbers are left out.
+        These workers are not in ZooKeeper, and are members neither of the newest generation nor of
+        the ring before it. The ``keep`` workers with the largest numbers are left out.
         """
         here = {member.id for member in self.members}
         gone = sorted(

@@ -17,7 +17,17 @@ from edl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class MemberStatus(Record):
-    """The status of one worker process of a job."""
+    """The status of one worker process of a job, as `edl status` shows it.
+
+    Attributes:
+        id: the name of the worker, such as "w3".
+        host: the host of the worker.
+        slot: the number of the worker's slot on that host.
+        pid: the process id of the worker on that host.
+        port: the port where the worker answers ``/health``.
+        rank: the rank of the worker; None: it is no member of the newest generation.
+        stage: the stage of the worker.
+    """
 
     id: Annotated[str, "as `w3`"]
     host: Annotated[str, "its host"]
@@ -83,7 +93,10 @@ class JobStatus(TrainingStatus):
 
 
 def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
-    """Return the status of the job in ``snapshot``, read from the address ``zookeeper``."""
+    """Return the status of the job in ``snapshot``.
+
+    ``zookeeper`` is the address of the ZooKeeper from which the snapshot was read.
+    """
     job, generation, leader = snapshot.job, snapshot.generation, snapshot.leader
     alive = {member.id for member in snapshot.members}
     leads = leader is not None and leader.worker in alive
@@ -128,7 +141,7 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
 
 
 def _disabled_slots(snapshot: Snapshot) -> dict[str, str]:
-    """Return the disabled slots of all hosts, as "host:slot", with the reason of each."""
+    """Return the disabled slots of all hosts in ``snapshot``: "host:slot" -> why."""
     agents = {f"{h.name}:{slot}": why for h in snapshot.hosts for slot, why in h.disabled.items()}
     return agents | {f"{s.host}:{s.slot}": s.disabled for s in snapshot.slots if s.disabled}
 
@@ -137,7 +150,8 @@ def _reason(snapshot: Snapshot) -> str:
     """Return the reason of the job's state, as the status shows it.
 
     This is the reason in the job's record, if there is one. Else, if no process of the job is
-    alive, it says so; otherwise it is the leader's reason.
+    alive, it says so; otherwise it is the leader's reason. ``snapshot`` is what ZooKeeper holds of
+    the job.
     """
     job = snapshot.job
     if job.state.over or job.reason:

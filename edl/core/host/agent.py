@@ -45,7 +45,12 @@ from edl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class AgentLimits(SupervisorLimits):
-    """The time limits of an agent, in seconds unless stated otherwise."""
+    """The time limits of an agent, in seconds unless stated otherwise.
+
+    Attributes:
+        former_s: how long an agent of this host that was killed may keep its ZooKeeper session.
+        former_sessions: the same for an agent of another host, which may live, in session timeouts.
+    """
 
     former_s: float = 60.0  # for the session of an agent that was killed here to end
     former_sessions: float = 2.0  # the same for one elsewhere, which may live, in sessions of ours
@@ -53,19 +58,26 @@ class AgentLimits(SupervisorLimits):
 
 @dataclass(frozen=True)
 class AgentState(SupervisorState):
-    """What an agent knows besides ZooKeeper's records, such as its processes and limits."""
+    """What an agent knows besides ZooKeeper's records, such as its processes and limits.
+
+    Attributes:
+        limits: the time limits of the agent.
+        draining: whether the host is about to leave the job.
+    """
 
     limits: AgentLimits = AgentLimits()
     draining: bool = False  # the host is about to leave the job
 
 
 def decide_agent(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
-    """Return the decision of an agent: what it does next, if anything, with the reason.
+    """Return what an agent does next: starts and ends of processes, or the end of the job.
+
+    The decision always has a reason, and may be to do nothing.
 
     Args:
         snapshot: what ZooKeeper holds of the job.
         own: what the agent knows in addition.
-        now: the agent's monotonic clock, in seconds.
+        now: the time by the agent's monotonic clock, in seconds.
     """
     decision = as_the_job_ends(snapshot, own, now)
     decision = decision or as_the_job_cannot_go_on(snapshot, own, now)
@@ -73,7 +85,13 @@ def decide_agent(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorD
 
 
 def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
-    """Return the decision that keeps as many workers running as are assigned to the host."""
+    """Return the decision that keeps as many workers running as are assigned to the host.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what the agent knows in addition.
+        now: the time by the agent's monotonic clock, in seconds.
+    """
     wanted = snapshot.assigned.hosts.get(own.host, 0)
     others = [m for m in foreign(snapshot, own) if m.host == own.host]
     replaced = snapshot.replaced
@@ -113,11 +131,12 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision
 def _places(
     lacking: int, slots: int | None, occupied: set[int], own: AgentState
 ) -> list[tuple[int, Process | None]]:
-    """Return the slots in which to start ``lacking`` workers, each with its last process, if any.
+    """Return the slots in which to start ``lacking`` workers, as pairs (slot, its last process).
 
-    The lowest free slots come first; disabled slots come after all others. If no slot is free, the
-    replacement of a worker that is about to leave shares that worker's slot until then, because a
-    slot is the number of a device and there are no more devices.
+    The process is None if the slot had none. The lowest free slots come first; disabled slots come
+    after all others. If no slot is free, the replacement of a worker that is about to leave shares
+    that worker's slot until it has left, because a slot is the number of a device and there are no
+    more devices.
 
     Args:
         lacking: the number of workers to start.

@@ -49,6 +49,8 @@ SELF_EVIDENT = frozenset({EventKind.GENERATION, EventKind.DESIRED, EventKind.STA
 class Headlines:
     """A collector that combines the events of one job, as they come, into lines for a terminal.
 
+    A line about a crash waits until its last event has come, for at most :data:`HOLD_S` seconds.
+
     Args:
         host: the agent's own host. Workers there write to the same terminal, so the last lines of
             their output are not repeated.
@@ -64,12 +66,15 @@ class Headlines:
         self._since_s: float | None = None  # when the first part came that is not told yet
 
     def take(self, events: Iterable[Event], wanted: int, now_s: float) -> list[str]:
-        """Return the lines to show now.
+        """Return the lines that the agent should show, given the newest events.
+
+        They are the lines that these events complete, and lines that have waited for
+        :data:`HOLD_S`.
 
         Args:
             events: the events since the last call, in order.
             wanted: the number of workers that the job should have.
-            now_s: a monotonic clock, in seconds.
+            now_s: the time by a monotonic clock, in seconds.
         """
         lines = [line for event in events for line in self._take(event, wanted)]
         waits = bool(self._causes) or self._repair is not None or self._planned is not None
@@ -94,7 +99,11 @@ class Headlines:
         return lines
 
     def _take(self, event: Event, wanted: int) -> list[str]:
-        """Return the lines that ``event`` completes, and keep the rest for later events."""
+        """Return the lines that ``event`` completes.
+
+        An event whose line has to wait for other events is kept. ``wanted`` is the number of
+        workers that the job should have.
+        """
         details = event.details
         if isinstance(details, EndedDetails) and event.kind is EventKind.WORKER_FAILED:
             return self._ended(event, details)
@@ -109,9 +118,14 @@ class Headlines:
         return [] if event.kind in NOT_SHOWN else [_line(event)]
 
     def _ended(self, event: Event, details: EndedDetails) -> list[str]:
-        """Keep how a worker has ended until it is known which workers go on.
+        """Keep how a worker has ended, until it is known which workers go on.
 
-        The result has a line only for a worker that was in no ring.
+        Args:
+            event: the event of the worker's end.
+            details: the details of that event.
+
+        Returns:
+            one line for a worker that was in no ring; else no line.
         """
         if details.worker in self._told:
             return []
@@ -125,10 +139,15 @@ class Headlines:
         return []
 
     def _generation(self, event: Event, details: GenerationDetails) -> list[str]:
-        """Keep a new generation until the event of its switch says what the switch has cost.
+        """Keep a new generation, until the event of its switch says what the switch has cost.
 
-        The result has a line if the generation waits for no such event, or if one that waited is
-        late.
+        Args:
+            event: the event of the new generation.
+            details: the details of that event.
+
+        Returns:
+            the line of this generation if it waits for no such event, after that of an earlier
+            generation that still waited; else no line.
         """
         if not details.members:
             return []  # the job ends, which the agent's last line says
@@ -144,7 +163,15 @@ class Headlines:
         return [*lines, _line(event)]
 
     def _switched(self, event: Event, details: SwitchDetails, wanted: int) -> list[str]:
-        """Return the line about the generation whose ring was just built, with its cost."""
+        """Return the line about the generation whose ring was just built, with the switch's cost.
+
+        The result is empty if that generation was shown already.
+
+        Args:
+            event: the event of the switch.
+            details: the details of that event.
+            wanted: the number of workers that the job should have.
+        """
         old = [parts for parts in details.workers.values() if parts.role == "old"]
         if self._repair is not None and self._repair.generation <= event.generation:
             return self._crash(wanted, max(map(without_step_s, old), default=None))
@@ -189,7 +216,10 @@ def _line(event: Event) -> str:
 
 
 def _causes(causes: Mapping[str, str]) -> list[str]:
-    """Return one text for all workers with the same cause: "w0 and w1 were killed by SIGKILL"."""
+    """Return one text for all workers with the same cause: "w0 and w1 were killed by SIGKILL".
+
+    ``causes`` maps the name of each worker to how it ended, such as "was killed by SIGKILL".
+    """
     alike: dict[str, list[str]] = {}
     for name, cause in causes.items():
         alike.setdefault(cause, []).append(name)
@@ -197,23 +227,33 @@ def _causes(causes: Mapping[str, str]) -> list[str]:
 
 
 def _for(cause: str, count: int) -> str:
-    """Return ``cause``, a predicate in the singular, as a predicate about ``count`` workers."""
+    """Return ``cause``, such as "was killed by SIGKILL", in the form that fits ``count`` workers.
+
+    For more than one worker "was" becomes "were".
+    """
     return f"were {cause[4:]}" if count > 1 and cause.startswith("was ") else cause
 
 
 def _stood_still(workers: Mapping[str, SwitchParts]) -> str:
-    """Return a clause about the longest pause of a ring's old members; empty for no pause."""
+    """Return the clause "; the others stood still for ...", or an empty text if none paused.
+
+    The time is the longest pause of the ring's old members. ``workers`` maps the name of each
+    worker to the parts of its switch.
+    """
     longest = max((parts.stall_s for parts in workers.values() if parts.role == "old"), default=0.0)
     return f"; the others stood still for {_seconds(longest)}" if longest else ""
 
 
 def _seconds(seconds: float) -> str:
-    """Return a duration in seconds as a text: "0.18 s", "12 s"."""
+    """Return ``seconds`` as a text with its unit: "0.18 s", "12 s"."""
     return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def _names(names: Iterable[str]) -> str:
-    """Return the names of workers as a list in words, or their number if that exceeds six."""
+    """Return the ``names`` of workers in words, such as "w0, w1 and w2"; more than six as a number.
+
+    Seven names give "7 workers".
+    """
     some = [*names]
     if len(some) > 6:
         return f"{counted(len(some), 'worker')}"
@@ -221,10 +261,13 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _without_name(reason: str, worker: str) -> str:
-    """Return ``reason`` without the name of ``worker`` at its beginning."""
+    """Return ``reason``, a sentence, without the name of ``worker`` at its beginning."""
     return reason.removeprefix(f"{worker} ")
 
 
 def _place(details: EndedDetails, host: str) -> str:
-    """Return "on HOST " for a worker on another host than ``host``, or an empty text."""
+    """Return "on HOST " for a worker on another host than ``host``, else an empty text.
+
+    ``details`` are those of the event of the worker's end.
+    """
     return "" if details.host == host else f"on {details.host} "

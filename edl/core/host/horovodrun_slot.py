@@ -66,46 +66,79 @@ Slots = Collection[tuple[str, int]]  # (host, number)
 
 @dataclass(frozen=True)
 class SlotLimits(SupervisorLimits):
-    """The time limits of an `edl-worker`, in seconds."""
+    """The time limits of an `edl-worker`, in seconds.
 
-    release_s: float = 30.0  # for the driver to take the slot back from one that was asked to end
-    barred_s: float = 3.0  # of the 5 s that the driver leaves to the processes of a host it bars
-    unseen_s: float = 10.0  # for one whose ssh ended with horovodrun to see the end of that
-    removal_s: float = 30.0  # for a removal to be complete before the driver may decide again
-    freed_s: float = 1.0  # after that, for the driver to see the process of the slot end
-    follow_s: float = 15.0  # what the driver has not carried out by then may have escaped it
-    discover_s: float = 5.0  # for an edl-discover, if there is one, to say what is desired
-    move_s: float = 10.0  # for the edl-workers that the driver starts on other hosts to say so
-    round_s: float = 60.0  # for the driver to answer who has asked, once the job is over
-    shutdown_s: float = 6.0  # horovodrun that ends sends SIGTERM, and SIGKILL after 5 s
-    given_up_s: float = 2.0  # SIGTERM this soon after an answer of the driver is the driver's own
-    orphan_s: float = 15.0  # nobody reads our output; an end of horovodrun is noticed earlier
-    abandoned_s: float = 5.0  # a slot without its edl-worker: that one is not just coming back
-    overdue_s: float = 120.0  # a slot whose edl-worker has not come by then has none
-    turn_s: float = 1.0  # between two edl-workers that would do the same for all
+    The driver is that of horovodrun.
+
+    Attributes:
+        release_s: for the driver to take the slot back, after `edl-worker` was asked to end.
+        barred_s: for the worker to end on a host that the driver bars; the driver leaves 5 s.
+        unseen_s: for an `edl-worker` whose ssh ended with horovodrun to see the end of horovodrun.
+        removal_s: for a removal to be complete before the driver may decide again.
+        freed_s: after that, for the driver to see that the process of the slot has ended.
+        follow_s: for the driver to carry out what is desired; after that it may have missed it.
+        discover_s: for an `edl-discover`, if there is one, to say what is desired.
+        move_s: for the `edl-worker` processes that the driver starts on other hosts to report.
+        round_s: for the driver to answer a slot that has asked it, once the job is over.
+        shutdown_s: for horovodrun to end: it sends SIGTERM, and SIGKILL after 5 s.
+        given_up_s: SIGTERM this soon after an answer of the driver comes from the driver itself.
+        orphan_s: for an `edl-worker` whose output has no reader; the end of horovodrun is noticed
+            earlier.
+        abandoned_s: a slot that has no `edl-worker` for this long has lost it.
+        overdue_s: a slot whose `edl-worker` has not come by then has none.
+        turn_s: between two `edl-worker` processes that would do the same for all.
+    """
+
+    release_s: float = 30.0
+    barred_s: float = 3.0
+    unseen_s: float = 10.0
+    removal_s: float = 30.0
+    freed_s: float = 1.0
+    follow_s: float = 15.0
+    discover_s: float = 5.0
+    move_s: float = 10.0
+    round_s: float = 60.0
+    shutdown_s: float = 6.0
+    given_up_s: float = 2.0
+    orphan_s: float = 15.0
+    abandoned_s: float = 5.0
+    overdue_s: float = 120.0
+    turn_s: float = 1.0
 
 
 @dataclass(frozen=True)
 class SlotState(SupervisorState):
-    """What an `edl-worker` knows besides ZooKeeper's records, such as its slot and processes."""
+    """What an `edl-worker` knows besides ZooKeeper's records, such as its slot and processes.
+
+    Attributes:
+        limits: the time limits.
+        slot: the number of the slot on its host.
+        removed: whether the driver has taken the slot back.
+        ending_since: when this process was asked to end; None: it was not.
+        disabled: whether the driver itself asked it to end.
+        unread: whether the ssh of this process has ended, which the driver takes for its end.
+    """
 
     limits: SlotLimits = SlotLimits()
     slot: int = 0
-    removed: bool = False  # the driver has taken the slot back
-    ending_since: float | None = None  # since when this process was asked to end
-    disabled: bool = False  # it was the driver itself that asked
-    unread: bool = False  # its ssh has ended: the driver takes that for the end of this process
+    removed: bool = False
+    ending_since: float | None = None
+    disabled: bool = False
+    unread: bool = False
 
     @property
     def newest(self) -> Process | None:
-        """The newest start of the script in this slot; None before the first."""
+        """The process that was started last in this slot; None before the first start."""
         return self.processes[-1] if self.processes else None
 
 
 def decide_slot(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """Return the decision of an `edl-worker`: what it does next for its slot, with the reason.
+    """Return what an `edl-worker` does next for its slot, with the reason.
 
-    ``now`` is the time by the same clock as the times in ``own``, in seconds.
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what this `edl-worker` knows in addition.
+        now: the time by the same clock as the times in ``own``, in seconds.
     """
     decision = as_the_job_ends(snapshot, own, now)
     if decision is None and (own.removed or own.unread or own.ending_since is not None):
@@ -115,7 +148,15 @@ def decide_slot(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDec
 
 
 def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """Return the decision after the slot was taken back, or an end was asked for (rule 2)."""
+    """Return what an `edl-worker` does whose slot was taken back or that was asked to end.
+
+    This is rule 2 of the module.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what this `edl-worker` knows in addition.
+        now: the time by its clock, in seconds.
+    """
     if own.unread and not own.removed:
         return _leave_unseen(snapshot, own, now)
     reason = f"the driver has taken back slot {own.slot}" if own.removed else "edl-worker is to end"
@@ -142,11 +183,16 @@ def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision
 
 
 def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """Return the decision after the ssh of this process has ended (rule 2).
+    """Return what an `edl-worker` does whose ssh has ended (rule 2 of the module).
 
     The driver takes this process for ended. If no other `edl-worker` is left, this one has to
     record the end of the job. horovodrun itself may be about to end, which ends the job and takes a
     moment to be seen.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what this `edl-worker` knows in addition.
+        now: the time by its clock, in seconds.
     """
     reason, limits = "its ssh has ended, and so has this process for the driver", own.limits
     if own.living:
@@ -162,7 +208,13 @@ def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorD
 
 
 def _keep(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
-    """Return the decision that keeps one worker running in the slot (rules 4 and 5)."""
+    """Return the decision that keeps one worker running in the slot (rules 4 and 5 of the module).
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what this `edl-worker` knows in addition.
+        now: the time by its clock, in seconds.
+    """
     to_end, last = why_to_end(snapshot, own, now), own.newest
     if own.living:
         endings = end_each(to_end, own.limits, now)
@@ -191,8 +243,9 @@ def _keep(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
 def removal_pending(snapshot: Snapshot) -> bool:
     """Return whether a slot that the driver has taken back still has a worker or an `edl-worker`.
 
-    The driver must not place slots again meanwhile: it could start a second process for that slot,
-    and take the end of the first for the end of the second.
+    ``snapshot`` is what ZooKeeper holds of the job. While the result is True the driver must not
+    place slots again: it could start a second process for that slot, and take the end of the first
+    for the end of the second.
     """
     used = {(one.host, one.slot) for one in snapshot.members}
     return bool((used | kept(snapshot)) - assigned_slots(snapshot))
@@ -201,7 +254,7 @@ def removal_pending(snapshot: Snapshot) -> bool:
 def with_answer(
     assigned: Placement, host: str, slot: int, local_size: int | None
 ) -> dict[str, int]:
-    """Return host -> workers as the driver assigns them after its answer to one slot.
+    """Return host -> workers, as horovodrun's driver assigns them after its answer to one slot.
 
     A host that has lost all its slots has lost slot 0 too, whose process then reports this.
 
@@ -209,21 +262,22 @@ def with_answer(
         assigned: host -> workers before the answer.
         host: the host of the slot.
         slot: the slot that the driver answered.
-        local_size: the number of slots that ``host`` has now; None: the driver took ``slot`` back.
+        local_size: the number of slots that ``host`` has after the answer; None: the driver took
+            ``slot`` back.
     """
     workers = min(assigned.get(host, 0), slot) if local_size is None else local_size
     return {**assigned, host: workers}
 
 
 def awaits_others(assigned: Assigned, lowered: Placement, desired: Desired) -> bool:
-    """Return whether ``lowered`` lacks workers that the driver is about to start on other hosts.
+    """Return whether workers that ``lowered`` lacks are about to be started on other hosts.
 
-    As many workers are desired as before, so they move. Their `edl-worker` processes report in a
-    moment, and only when these are assigned do the leaving workers wait for the new ones.
+    This is so if as many workers are desired as before: they move. The new `edl-worker` processes
+    report in a moment. Only when these are assigned do the leaving workers wait for the new ones.
 
     Args:
-        assigned: what the driver has assigned so far.
-        lowered: host -> workers with fewer on this host, as the driver's answer says.
+        assigned: what horovodrun's driver has assigned so far.
+        lowered: host -> workers, with fewer on this host, as the driver's answer says.
         desired: the desired number of workers.
     """
     return sum(lowered.values()) < min(assigned.np, desired.np)
@@ -238,10 +292,10 @@ def forgotten(
     now: float,
     follow_s: float,
 ) -> bool:
-    """Return whether the driver missed what is desired, so that it must place the slots anew.
+    """Return whether horovodrun's driver missed what is desired and must place the slots again.
 
     The driver may miss a change while its rank 0 starts. It did not miss one if it placed the slots
-    later and still assigned others: a further round would give the same, and count for
+    later and still assigned others: another round would give the same, and count for
     `--reset-limit`.
 
     Args:
@@ -251,7 +305,7 @@ def forgotten(
         asked: since when this is desired, in seconds.
         answered: when the driver last placed the slots, by the same clock.
         now: the time by the same clock.
-        follow_s: how long the driver may take to carry out what is desired.
+        follow_s: for how many seconds the driver may take to carry out what is desired.
     """
     lacks = any(
         assigned.get(host, 0) != desired.get(host, 0)
@@ -263,15 +317,16 @@ def forgotten(
 def placed_otherwise(
     assigned: Placement, discovered: Placement, max_np: int | None, min_np: int
 ) -> bool:
-    """Return whether the driver would now place the slots differently than it has.
+    """Return whether horovodrun's driver, if asked, would place the slots differently than it has.
 
     The driver first fills the hosts that it has used longest, with at most ``max_np`` slots.
 
     Args:
-        assigned: host -> slots as placed.
-        discovered: host -> slots as the host discovery script offers them now.
-        max_np: the most slots that it places; None: no limit.
-        min_np: the fewest slots with which it places any; with fewer it waits for others.
+        assigned: host -> slots as the driver has placed them.
+        discovered: host -> slots as the host discovery script offers them at present.
+        max_np: the most slots that the driver places; None: no limit.
+        min_np: the fewest slots with which the driver places any; with fewer the result is True,
+            because the driver waits for others.
     """
     if sum(discovered.values()) < min_np:
         return True
@@ -284,7 +339,12 @@ def placed_otherwise(
 
 
 class AfterLoss(Enum):
-    """The best thing to do after edl-workers have died; see :func:`after_loss`."""
+    """The best thing to do after `edl-worker` processes have died; see :func:`after_loss`.
+
+    ``NOTHING``: none has died. ``PLACE_ANEW``: the driver is asked to place the slots again.
+    ``WAIT``: the job goes on with fewer workers. ``HOLD``: the same, and the job is not scaled,
+    because the driver would end it.
+    """
 
     NOTHING = "nobody is lost"
     PLACE_ANEW = "the driver is asked to place the slots anew"
@@ -295,28 +355,42 @@ class AfterLoss(Enum):
 def abandoned(snapshot: Snapshot, seen: Slots) -> frozenset[tuple[str, int]]:
     """Return the assigned slots whose `edl-worker` is gone, as pairs (host, slot).
 
-    A slot that is not in ``seen``, where no `edl-worker` was seen so far, is still to start.
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        seen: the slots where an `edl-worker` was seen before; in any other slot it is still to
+            start.
     """
     return frozenset((assigned_slots(snapshot) & set(seen)) - kept(snapshot))
 
 
 def assigned_slots(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
-    """Return the slots that the driver uses, as pairs (host, slot)."""
+    """Return the slots that the driver uses, as pairs (host, slot).
+
+    They come from the records of the job in ``snapshot``.
+    """
     hosts = snapshot.assigned.hosts
     return frozenset((host, n) for host, workers in hosts.items() for n in range(workers))
 
 
 def kept(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
-    """Return the slots that have an `edl-worker`, as pairs (host, slot)."""
+    """Return the slots that have an `edl-worker`, as pairs (host, slot).
+
+    They come from the records of the job in ``snapshot``.
+    """
     return frozenset((one.host, one.slot) for one in snapshot.slots)
 
 
 def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
     """Return what to do about the slots ``lost``, whose `edl-worker` has died.
 
-    If the driver places the slots anew, it bars the hosts of these slots. So it should do so if
+    If the driver places the slots again, it bars the hosts of these slots. So it should do so if
     enough slots are left on the other hosts, or if too few workers are left to train in any case.
     It must not if no host would be left, because that ends a job that can still train.
+
+    Args:
+        assigned: the workers that the driver has assigned to each host.
+        sizes: the sizes that the job may have.
+        lost: the lost slots, as pairs (host, slot).
     """
     if not lost:
         return AfterLoss.NOTHING
@@ -329,14 +403,14 @@ def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
 
 
 def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
-    """Return whether a slot may ask the driver for its new rank.
+    """Return whether the `edl-worker` of a slot may ask the driver for the slot's new rank.
 
     The driver answers when all have asked, and may end the job or start workers for it.
 
     Args:
         state: the state of the job.
-        runs: whether the slot's script runs. After the job, a slot does not ask while it does,
-            because the script saves or evaluates and the driver would end it.
+        runs: whether the slot's script runs. When the job is over, a slot does not ask while its
+            script runs, because the script saves or evaluates and the driver would end it.
         done: whether the driver's last answer is carried out; before that, a slot does not ask.
         fatal: whether the driver would end the job if asked (:func:`would_end_the_job`).
     """
@@ -346,14 +420,15 @@ def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
 def would_end_the_job(
     best: AfterLoss, desired: Placement, barred: Collection[str], sizes: Sizes
 ) -> bool:
-    """Return whether asking the driver to place the slots anew would end a job that trains.
+    """Return whether the driver would end a job that trains if asked to place the slots again.
 
     The driver bars the hosts of lost slots, and then waits for ``min_np`` slots on other hosts,
-    with all who have asked. If ``desired`` is empty, it is unknown here which slots it would find.
+    with all `edl-worker` processes that have asked.
 
     Args:
         best: what is best after the loss (:func:`after_loss`).
-        desired: host -> workers as desired; empty: no script says what is desired.
+        desired: host -> workers as desired; empty: no script says what is desired, so it is unknown
+            which slots the driver would find.
         barred: the hosts that the driver has barred or would bar.
         sizes: the sizes that the job may have.
     """
@@ -365,9 +440,12 @@ def would_end_the_job(
 def without_barred(assigned: Placement, lost: Slots, size: int) -> dict[str, int]:
     """Return ``assigned`` without the hosts that the driver has barred for their lost slots.
 
-    These are hosts all of whose slots are in ``lost``. ``size`` is the number of slots that the
-    driver uses: if the other hosts have fewer, the driver has not barred these hosts, and nothing
-    is removed.
+    Args:
+        assigned: host -> workers as the driver has placed them.
+        lost: the slots whose `edl-worker` has died. A host is barred if all of its slots are among
+            them.
+        size: the number of slots that the driver uses. If the other hosts have fewer, the driver
+            has not barred these hosts, and nothing is removed.
     """
     gone = {h for h, n in assigned.items() if n and {(h, slot) for slot in range(n)} <= {*lost}}
     rest = {host: workers for host, workers in assigned.items() if host not in gone}
@@ -375,26 +453,32 @@ def without_barred(assigned: Placement, lost: Slots, size: int) -> dict[str, int
 
 
 def released(desired: Placement, host: str, sizes: Sizes) -> dict[str, int]:
-    """Return ``desired`` with one worker less on ``host``, if the job may have that size."""
+    """Return ``desired`` with one worker less on ``host``, or unchanged if that is not allowed.
+
+    Args:
+        desired: host -> workers as desired.
+        host: the host that loses a worker.
+        sizes: the sizes that the job may have.
+    """
     if not desired.get(host) or not sizes.allows(sum(desired.values()) - 1):
         return dict(desired)
     return {**desired, host: desired[host] - 1}
 
 
 def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> SupervisorDecision:
-    """Return what to do at the end of the job while the driver waits until every slot has asked it.
+    """Return what an `edl-worker` does when the job is over and the driver still awaits slots.
 
-    The driver counts a question and a success of the same slot as those of two slots, so that the
-    end of the job would be lost on it; a failure takes the place of the question. So a process that
-    has asked stays until it is answered, which the ssh of a lost host may put off; a process that
-    cannot ask again fails.
+    The driver waits until every slot has asked it. It counts a question and a success of the same
+    slot as those of two slots, so that it would miss the end of the job; a failure takes the place
+    of the question. So a process that has asked stays until it is answered, which the ssh of a lost
+    host may put off; a process that cannot ask again fails.
 
     Args:
         job: the job, which is over.
         slot: the slot of this process.
         answers: whether the driver has answered every question of ``slot``.
-        lost: the slots whose `edl-worker` has died, in words.
-        late: whether this has lasted long.
+        lost: the slots whose `edl-worker` has died, in words; empty: none is known.
+        late: whether the driver has been waiting for longer than ``round_s``.
     """
     over = f"job {job.name} {job.state.phrase}"
     if not late:

@@ -12,7 +12,7 @@ LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
 def parse_hosts(words: Iterable[str]) -> dict[str, int]:
-    """Return {host: slots} for words like "node1:4"; the slots of a repeated host are added up.
+    """Return host -> slots for ``words`` like "node1:4"; the slots of a repeated host are added up.
 
     Raises:
         UsageError: a word is not a host with its number of slots.
@@ -27,10 +27,10 @@ def parse_hosts(words: Iterable[str]) -> dict[str, int]:
 
 
 def first_desired(discovered: Mapping[str, int], np: int) -> dict[str, int]:
-    """Return the number of workers on each host at the start of a job of ``np`` workers.
+    """Return host -> workers at the start of a job of ``np`` workers.
 
-    If ``np`` exceeds the number of discovered slots, all slots are used, and the driver waits for
-    more.
+    ``discovered`` maps each host to its slots. If ``np`` exceeds their number, all slots are used,
+    and the driver of horovodrun waits for more.
     """
     if np >= sum(discovered.values()):
         return dict(discovered)

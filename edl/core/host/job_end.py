@@ -54,9 +54,14 @@ TOLD = "the workers were told to end while ZooKeeper was away"
 def as_the_job_ends(
     snapshot: Snapshot, own: SupervisorState, now: float
 ) -> SupervisorDecision | None:
-    """Return the decision of a launcher while the job ends, or None while the job goes on.
+    """Return what a launcher does while the job ends; None while the job goes on.
 
     A job ends when it is over, is stopping, or has lost its last ring (rules 1 to 3 of the module).
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what the launcher knows in addition.
+        now: the time by the launcher's clock, in seconds.
     """
     generation = snapshot.generation
     if snapshot.job.state.over:
@@ -75,21 +80,27 @@ def as_the_job_ends(
 def as_the_job_cannot_go_on(
     snapshot: Snapshot, own: SupervisorState, now: float
 ) -> SupervisorDecision | None:
-    """Return the decision that ends a job, or None if the job can go on.
+    """Return the decision that ends a job which cannot go on; None if it can.
 
     A job cannot go on if it cannot begin or has no worker left (rules 4 and 5 of the module).
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what the launcher knows in addition.
+        now: the time by the launcher's clock, in seconds.
     """
     outcome = _cannot_begin(snapshot, own, now) or _nobody_left(snapshot, own, now)
     return None if outcome is None else SupervisorDecision(outcome.reason, outcome=outcome)
 
 
 def result(job: Job, own: SupervisorState) -> int:
-    """Return the exit code of a launcher for a job that is over.
+    """Return the exit code of a launcher for ``job``, which is over.
 
     The code is not 0 if the job failed, if a worker failed after the training, or if the last
     checkpoint was not written. A launcher that has started the job (``edl run ... && evaluate``)
     reports a stopped job as not done: with the code of the signal, or that of SIGTERM. For a
-    launcher that only takes part in the job, a stop is no error.
+    launcher that only takes part in the job, a stop is no error. ``own`` is what the launcher
+    knows.
     """
     if job.state is JobState.FAILED:
         return job.exit_code
@@ -102,13 +113,24 @@ def result(job: Job, own: SupervisorState) -> int:
 
 
 def failed_late(job: Job, own: SupervisorState) -> Process | None:
-    """Return the first process that ended with an error after ``job`` had finished, or None."""
+    """Return the first process that ended with an error after ``job`` had finished, or None.
+
+    ``own`` is what the launcher knows, its processes included.
+    """
     late = (p for p in own.processes if p.failed_late(own.state_since, job.finished_in))
     return next(late, None) if job.state is JobState.FINISHED else None
 
 
 def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
-    """Return the decision for a job that is over (rule 1): end its workers, then exit."""
+    """Return what a launcher does when the job is over: end its workers, then exit.
+
+    This is rule 1 of the module.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what the launcher knows in addition.
+        now: the time by the launcher's clock, in seconds.
+    """
     job, limits, living = snapshot.job, own.limits, own.living
     if not living:
         return SupervisorDecision(f"the job is over: {job.reason}", exit_code=result(job, own))
@@ -129,7 +151,15 @@ def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> Supervis
 
 
 def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
-    """Return the decision while the job is stopping (rule 2): end workers, or record STOPPED."""
+    """Return what a launcher does while the job is stopping: end workers, or record STOPPED.
+
+    This is rule 2 of the module.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what the launcher knows in addition.
+        now: the time by the launcher's clock, in seconds.
+    """
     living, limits = own.living, own.limits
     reason = snapshot.job.reason or "the job is asked to stop"
     if not living and not foreign(snapshot, own):
@@ -157,10 +187,11 @@ def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDec
 def _stuck(
     snapshot: Snapshot, living: Sequence[Process], limits: SupervisorLimits, quiet: float
 ) -> list[Process]:
-    """Return the processes in a ring that completes no step and that neither leave nor save.
+    """Return the processes of a stopping job that hold up its ring, so that it completes no step.
 
-    A worker that evaluates completes no step either. So if the job can save a checkpoint, the time
-    limit is as long as for a ring that goes on.
+    Processes that leave or save are not among them. The result is empty until no step has completed
+    for a time limit. A worker that evaluates completes no step either. So if the job can save a
+    checkpoint, the limit is as long as for a ring that goes on.
 
     Args:
         snapshot: what ZooKeeper holds of the job.
@@ -183,6 +214,11 @@ def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOu
     """Return the outcome FAILED of a job that cannot get its first generation, else None.
 
     This is rule 4 of the module.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what the launcher knows in addition.
+        now: the time by the launcher's clock, in seconds.
     """
     processes = own.processes
     if snapshot.generation is not None or not processes:
@@ -209,7 +245,13 @@ def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOu
 
 
 def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
-    """Return the outcome FAILED if too few workers registered in time, else None."""
+    """Return the outcome FAILED if fewer than ``min_np`` workers registered in time, else None.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what the launcher knows in addition.
+        now: the time by the launcher's clock, in seconds.
+    """
     processes, limit_s = own.processes, own.limits.start_timeout_s
     here = sum(p.alive and p.worker is not None for p in processes)
     usable = here + len(foreign(snapshot, own))
@@ -235,6 +277,11 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Jo
 
 def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
     """Return the outcome of a job whose workers have all ended, by rule 5 of this module.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what the launcher knows in addition.
+        now: the time by the launcher's clock, in seconds.
 
     Returns:
         FAILED, FINISHED or STOPPED with the reason; None if a worker is left or may be, or if the
@@ -270,8 +317,13 @@ def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOut
 def ring_is_away(snapshot: Snapshot, own: SupervisorState, now: float) -> bool:
     """Return whether no worker of the ring is in ZooKeeper, while some may still train.
 
-    Such workers are soon back. Meanwhile no worker could send the state to a worker that is
-    started.
+    Such workers are soon back. Until then no worker is started, because none could send it the
+    state.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what the launcher knows in addition.
+        now: the time by the launcher's clock, in seconds.
     """
     generation = snapshot.generation
     if generation is None or not dead_ring(snapshot, own):
@@ -287,6 +339,12 @@ def _others_are_dead(
     This is asked when all members of this launcher are dead. The others are dead if their launchers
     have logged their end or the leader had proof of it, or if they have been out of ZooKeeper for
     ``lost_s``: a worker that only lost its session trains on and is soon back.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        generation: the newest generation.
+        own: what the launcher knows in addition.
+        now: the time by the launcher's clock, in seconds.
     """
     gone = {worker for worker, reason in snapshot.evicted.items() if reason.startswith(GONE)}
     if {p.worker for p in own.processes} | own.ended | gone >= snapshot.state_owners:
@@ -297,9 +355,13 @@ def _others_are_dead(
 def _dead_for(generation: Generation, own: SupervisorState, now: float) -> float:
     """Return for how many seconds no worker of the ring of ``generation`` has been seen.
 
-    The result is 0 while a worker is seen.
+    The result is 0 while a worker is seen. If ZooKeeper was away in the meantime, the time counts
+    from its return.
 
-    If ZooKeeper was away in the meantime, the time counts from its return.
+    Args:
+        generation: the generation of the ring.
+        own: what the launcher knows; its ``ring_deaths`` are used.
+        now: the time by the launcher's clock, in seconds.
     """
     lost = [death.at for death in own.ring_deaths if death.generation == generation.number]
     return now - lost[0] if lost else 0.0
@@ -322,7 +384,16 @@ def told_to_end(snapshot: Snapshot, own: SupervisorState) -> bool:
 def _why_unrecoverable(
     job: Job, own: SupervisorState, failed: Sequence[Process], now: float
 ) -> str | None:
-    """Return a clause why a job whose workers are all dead cannot go on; None if it can."""
+    """Return a clause why a job whose workers are all dead cannot go on; None if it can.
+
+    The clause is empty if all failed by errors of the script, which would come again.
+
+    Args:
+        job: the job.
+        own: what the launcher knows in addition.
+        failed: the launcher's processes that failed.
+        now: the time by the launcher's clock, in seconds.
+    """
     if all(map(_by_an_error, failed)):
         return ""  # the script's own errors would come again
     if job.saved_step < 0:

@@ -1,4 +1,4 @@
-"""Find the `edl-worker` processes of a job that have died, as each of the others sees it."""
+"""Find the `edl-worker` processes of a job that have died, as another `edl-worker` sees them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from edl.core.snapshot import Snapshot
 
 class LostSlots:
     """A watcher in one `edl-worker` for the slots whose `edl-worker` has died.
+
+    Args:
+        host: the host of the watching `edl-worker`.
+        slot: the slot that it keeps there.
+        limits: its time limits.
 
     Attributes:
         lost: the slots whose `edl-worker` has died, as pairs (host, slot).
@@ -35,15 +40,15 @@ class LostSlots:
         self._asked_for: frozenset[tuple[str, int]] = frozenset()
 
     def see(self, snapshot: Snapshot, answered: float, now: float) -> bool:
-        """Update the attributes, and return whether to ask the driver to place the slots anew.
+        """Update the attributes, and return whether to ask the driver to place the slots again.
 
         Only one `edl-worker` asks at a time, once for each set of lost slots.
 
         Args:
             snapshot: what ZooKeeper holds of the job.
-            answered: when the driver last placed the slots; after that a slot needs a moment to
-                follow.
-            now: the time by the same clock, in seconds.
+            answered: when the driver of horovodrun last placed the slots, in seconds; after that an
+                `edl-worker` needs a moment to register.
+            now: the time by the same clock.
         """
         # A slot that is assigned again is another edl-worker's, which may be on its way.
         slots = assigned_slots(snapshot)
@@ -70,7 +75,12 @@ class LostSlots:
         return True
 
     def turn(self, snapshot: Snapshot) -> int:
-        """Return the turn of this process to act for all: turn 0 acts, and turn 1 if 0 does not."""
+        """Return the place of this `edl-worker` among those of the job, in order of (host, slot).
+
+        The one at place 0 acts for all; if it does not, the one at place 1 does, and so on.
+        ``snapshot`` is what ZooKeeper holds of the job. The result is 0 if this `edl-worker` is not
+        in it.
+        """
         here = sorted(kept(snapshot))
         return here.index(self._own) if self._own in here else 0
 

@@ -56,19 +56,20 @@ class Process:
         started: when the process started.
         failures: the number of failed starts in a row in this slot before this one.
         worker: the number of the worker; None: it has not registered.
-        ready: whether the worker has been ready, or further.
+        ready: whether the worker has ever been in stage ``READY`` or a later one.
         seated: whether the worker has been a member of a generation.
-        generation: the newest generation in which the worker was seen as a member.
-        departing: since when the worker leaves, has finished, or was taken out.
+        generation: the newest generation in which the worker was seen as a member; 0: none.
+        departing: since when the worker leaves, has finished, or was taken out of the ring.
         no_session_since: since when the worker has no node in ZooKeeper, after it had one.
         unresponsive_since: since when the worker has not answered its agent.
-        evicted: why the leader has evicted the worker, except for the proof that it is gone.
+        evicted: why the leader has evicted the worker; empty: it has not, or because it has proof
+            that the process is gone.
         exited_at: since when the leader has proof that the process is gone.
         ending_since: since when the launcher ends the process.
         why: why the launcher ends the process.
-        ended: since when the script has ended.
+        ended: when the script has ended.
         ended_code: the exit code that the script reported at its end.
-        handled: since when the exit handlers have ended, too.
+        handled: when the exit handlers (``atexit``) have ended, too.
         stopped: whether the process ended because its job was told to end.
         exit_code: the exit code; None: the process runs; -9: killed by signal 9.
         exited: when the process exited.
@@ -81,30 +82,30 @@ class Process:
     slot: int
     attempt_id: str
     started: float
-    failures: int = 0  # failed starts in a row in this slot before this one
-    worker: int | None = None  # id of its member, once it was seen
-    ready: bool = False  # its member has been ready, or further
-    seated: bool = False  # it has been a member of a generation
-    generation: int = 0  # the newest in which it has had one, as far as it was seen
-    departing: float | None = None  # since when it leaves, has finished, or was taken out
-    no_session_since: float | None = None  # since when it has no node in ZooKeeper, which it had
+    failures: int = 0
+    worker: int | None = None
+    ready: bool = False
+    seated: bool = False
+    generation: int = 0
+    departing: float | None = None
+    no_session_since: float | None = None
     unresponsive_since: float | None = (
         None  # since when it has not answered its agent, which had reason to ask
     )
-    evicted: str = ""  # why the leader has given it up, other than for being gone
-    exited_at: float | None = None  # since when the leader has proof that it is gone
-    ending_since: float | None = None  # by its launcher
-    why: str = ""  # it is
-    ended: float | None = None  # since when its script has ended
-    ended_code: int = 0  # what it then said that its exit code would be
-    handled: float | None = None  # since when its exit handlers have ended, too
-    stopped: bool = False  # it ended because its job was told to end
-    exit_code: int | None = None  # None: it runs; -9: killed by signal 9
+    evicted: str = ""
+    exited_at: float | None = None
+    ending_since: float | None = None
+    why: str = ""
+    ended: float | None = None
+    ended_code: int = 0
+    handled: float | None = None
+    stopped: bool = False
+    exit_code: int | None = None
     exited: float | None = None
-    trained_s: float | None = None  # from its first step until it exited; None: it trained none
-    termination_message: str = ""  # of its output, that is not noise; known when it has exited
-    used_up: bool = False  # its slot was disabled after it
-    deserted: bool = False  # it exited with code 0, and the others go on without it
+    trained_s: float | None = None
+    termination_message: str = ""
+    used_up: bool = False
+    deserted: bool = False
 
     @property
     def alive(self) -> bool:
@@ -120,20 +121,23 @@ class Process:
 
     @property
     def failed_at_start(self) -> bool:
-        """Whether the process ended with an error, by itself, before it had trained a step."""
+        """Whether the process ended by itself, with an error, before its first training step."""
         return self.failed and (self.exit_code or 0) > 0 and self.trained_s is None
 
     @property
     def refused(self) -> bool:
-        """Whether the worker ended because its script cannot join, however often it is started.
+        """Whether the process ended because its worker can never join, however often it is started.
 
-        For example, its state differs from that of the other workers.
+        For example, the worker's state differs from that of the others.
         """
         return self.exit_code == REFUSED_EXIT and self.worker is not None
 
     @property
     def refuses(self) -> bool:
-        """Whether the process, which still runs, is about to end as :attr:`refused`."""
+        """Whether the process still runs but is about to end as :attr:`refused`.
+
+        Its script has ended with the exit code that says so.
+        """
         says = self.ended is not None and self.ended_code == REFUSED_EXIT
         return self.alive and says and self.worker is not None
 
@@ -182,7 +186,8 @@ class Process:
     def failures_now(self) -> int:
         """The number of failures in a row in this slot, this process included if it has failed.
 
-        An eviction by the leader counts as a failure.
+        An eviction by the leader counts as a failure. A failure long enough after the first step of
+        the worker sets the number to 0.
         """
         if self.alive or not self.blamed:
             return 0 if self.exit_code == 0 else self.failures
@@ -192,19 +197,18 @@ class Process:
         return 0 if progress else self.failures + 1
 
     def uses_up(self, max_restarts: int) -> bool:
-        """Return whether the slot must not be started again after this process.
+        """Return whether the slot must not be started again after this process, which has ended.
 
-        This is the case if the slot failed more often in a row than ``max_restarts``, or was
-        refused.
+        This is the case if the slot failed more often in a row than ``max_restarts``, or if the
+        worker was refused.
         """
         final = self.refused or self.failures_now > max_restarts
         return not self.alive and not self.used_up and self.blamed and final
 
     def pause_s(self, longest_s: float) -> float:
-        """Return how long the slot waits after this process before its next start, in seconds.
+        """Return for how many seconds the slot waits after this process before its next start.
 
-        Args:
-            longest_s: the longest pause, in seconds.
+        ``longest_s`` is the longest pause, in seconds.
         """
         waits = self.blamed and not self.used_up and self.trained_s is None
         return backoff_s(self.failures_now, longest_s) if waits else 0.0
@@ -225,10 +229,10 @@ class Process:
         return left and not self.deserted and state is JobState.RUNNING and not late
 
     def ending_text(self, host: str) -> str:
-        """Return a sentence about the end of this process on ``host``.
+        """Return a sentence about the end of this process on ``host``, the host's name.
 
-        For a failure it includes the last line of its output; otherwise it says who ended the
-        process.
+        For a failure it includes the last line of the process's output; otherwise it says who ended
+        the process, and why.
         """
         assert self.exit_code is not None
         what = f"{self.name} on {host} {how(self.exit_code)}"
@@ -285,7 +289,7 @@ class ScriptEnd:
 
     @classmethod
     def read(cls, name: str) -> ScriptEnd | None:
-        """Return the end that the process name ``name`` reports; None while the script runs."""
+        """Return the end that a process's ``name`` reports; None while the script runs."""
         word, _, code = name.partition(":")
         stopped = word in STOPPED.values()
         said = (stopped or word in STOPPED) and code.isdigit()
@@ -293,7 +297,13 @@ class ScriptEnd:
 
 
 def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
-    """Return ``process`` with the end of its script, which it reported at the time ``now``."""
+    """Return ``process`` with the end of its script, as the process has reported it.
+
+    Args:
+        process: the process as it was known before.
+        said: the reported end.
+        now: when it was reported, by the launcher's clock, in seconds.
+    """
     ended = process.ended if process.ended is not None else now
     handled = process.handled if process.handled is not None or not said.handled else now
     stopped = process.stopped or said.stopped
@@ -347,7 +357,10 @@ class _WorkerRecord:
 
     @classmethod
     def find(cls, process: Process, snapshot: Snapshot) -> _WorkerRecord:
-        """Return the record of the worker that ``process`` runs."""
+        """Return what the records of a job say of the worker that ``process`` runs.
+
+        ``snapshot`` has the records.
+        """
         member = next((m for m in snapshot.members if m.attempt_id == process.attempt_id), None)
         worker = process.worker if member is None else member.id
         newest = snapshot.generation
@@ -363,7 +376,7 @@ class _WorkerRecord:
 
     @property
     def is_past_preparing(self) -> bool:
-        """Whether the worker has a session and is ready, or further."""
+        """Whether the worker has a session and is in stage ``READY`` or a later one."""
         return self.stage not in (None, Stage.PREPARING)
 
     @property
@@ -373,12 +386,12 @@ class _WorkerRecord:
 
 
 def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
-    """Return ``process`` with what the records of its job say of its worker.
+    """Return ``process`` updated with what the records of its job say of its worker.
 
     Args:
         process: the process, with what was known of it before.
         snapshot: the records of the job.
-        now: the time by the clock of the launcher, in seconds.
+        now: the time by the launcher's clock, in seconds.
     """
     record = _WorkerRecord.find(process, snapshot)
     in_ring = record.generation > 0
@@ -405,14 +418,24 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
 
 
 def _since(known: float | None, holds: bool, now: float) -> float | None:
-    """Return since when a condition holds: as ``known``, or since ``now``; None if it does not."""
+    """Return since when a condition holds; None if it does not hold.
+
+    Args:
+        known: since when it held so far; None: it did not hold.
+        holds: whether it holds at the time ``now``.
+        now: the time that is returned if it did not hold before.
+    """
     if not holds:
         return None
     return now if known is None else known
 
 
 def _exit_code(process: Process, snapshot: Snapshot, leaving: bool) -> int | None:
-    """Return the exit code of ``process``; 0 replaces an unknown code if the process was to end."""
+    """Return the exit code of ``process``; None while it runs.
+
+    An unknown code becomes 0 if the worker was to leave (``leaving``), or if the job by
+    ``snapshot`` is ending and has not failed.
+    """
     in_order = leaving or snapshot.job.state not in _ENDS_BADLY
     return 0 if process.exit_code == UNKNOWN_EXIT and in_order else process.exit_code
 
@@ -447,7 +470,7 @@ def _leaves(
     without_seat: bool,
     evicted: str,
 ) -> bool:
-    """Return whether the worker is to end because it left, finished, or was taken out of the ring.
+    """Return whether a worker is to end because it left, finished, or was taken out of the ring.
 
     A worker is taken out by a switch or by an eviction. A worker that is no member after the repair
     of a broken ring was not taken out: it ended as the ring broke.
@@ -455,8 +478,8 @@ def _leaves(
     Args:
         process: the process of the worker.
         stage: the stage of the worker; None: unknown.
-        generation: the newest generation of the job.
-        without_seat: whether the worker was a member once and is not one now.
+        generation: the newest generation of the job; None: there is none yet.
+        without_seat: whether the worker was a member once and is none any more.
         evicted: why the leader evicted the worker; empty: it did not.
     """
     if stage in (Stage.LEAVING, Stage.FINISHED):
@@ -489,9 +512,10 @@ def how(code: int) -> str:
 
 
 def how_all(processes: Sequence[Process], several: bool) -> str:
-    """Return how the processes ended, as a predicate with each exit code named once.
+    """Return how ``processes`` ended, as a predicate with each exit code named once.
 
-    With ``several`` it is in the plural form.
+    An example is "exited with code 1 or was killed by SIGKILL". With ``several`` the predicate is
+    in the plural form.
     """
     codes = sorted({p.exit_code or 0 for p in processes})
     text = " or ".join(how(code) for code in codes)
@@ -499,14 +523,14 @@ def how_all(processes: Sequence[Process], several: bool) -> str:
 
 
 def last_words(process: Process) -> str:
-    """Return a clause with the last line of the output of ``process``."""
+    """Return a clause with the last line of the output of ``process``, or that it wrote nothing."""
     if not process.termination_message:
         return f"{process.name} wrote nothing"
     return f"{LAST_WORDS.removeprefix('; ')}{process.name}: {process.termination_message}"
 
 
 def backoff_s(failures: int, longest_s: float = BACKOFF_MAX_S) -> float:
-    """Return how long a slot waits before its next start, in seconds: 1, 2, 4, ... 30 s.
+    """Return for how many seconds a slot waits before its next start: 1, 2, 4, ... up to a limit.
 
     Args:
         failures: the number of failures in a row; without any the pause is 0.

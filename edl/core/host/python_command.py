@@ -18,7 +18,11 @@ _SHORT_OTHER = "hViqx?"  # print something and end, or go on at a prompt, or ski
 
 
 class Main(StrEnum):
-    """The kind of code that the interpreter runs as ``__main__``."""
+    """The kind of code that the interpreter runs as ``__main__``.
+
+    ``SCRIPT``: a file, a directory or a zip archive. ``MODULE``: ``python -m``. ``CODE``: ``python
+    -c``. ``OTHER``: a prompt, standard input, or an option such as ``--help``.
+    """
 
     SCRIPT = "script"  # a file, a directory or a zip archive
     MODULE = "module"  # python -m
@@ -28,12 +32,12 @@ class Main(StrEnum):
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """A command line of Python, taken apart.
+    """A command line of Python, taken apart into options, code and arguments.
 
     Attributes:
         program: the interpreter, as it is written.
-        options: the interpreter's options, which come before what it runs.
-        main: the kind of code that it runs.
+        options: the interpreter's options, which come before the code that it runs.
+        main: the kind of that code.
         target: the path of the script, the name of the module or the text of the code; empty for
             ``Main.OTHER``.
         arguments: the arguments of that code: ``sys.argv`` without its first item.
@@ -47,12 +51,15 @@ class PythonCommand:
 
 
 def is_python(program: str) -> bool:
-    """Return whether a program has an interpreter's name, such as ``/usr/bin/python3.11``."""
+    """Return whether the path ``program`` has an interpreter's name: ``/usr/bin/python3.11``."""
     return _PYTHON.fullmatch(program.rpartition("/")[2]) is not None
 
 
 def parse_command(command: Sequence[str]) -> PythonCommand | None:
-    """Take ``command`` apart; return None if the name of its program is not that of Python."""
+    """Return the parts of a command line of Python; None if its program is not named like Python.
+
+    ``command`` has the program as its first item.
+    """
     if not command or not is_python(command[0]):
         return None
     program, *words = command
@@ -88,22 +95,27 @@ def parse_command(command: Sequence[str]) -> PythonCommand | None:
 
 
 def python_script(command: Sequence[str]) -> str | None:
-    """Return the script that ``python [options] script ...`` names; None for another command."""
+    """Return the path of the script that a command line ``python [options] script ...`` runs.
+
+    ``command`` has the program as its first item. The result is None for any other command.
+    """
     python = parse_command(command)
     return python.target if python is not None and python.main is Main.SCRIPT else None
 
 
 def title(command: Sequence[str]) -> str:
-    """Return a short name of a command: the file name of its script, or of its program."""
+    """Return a short name for ``command``: the file name of its Python script or program."""
     path = python_script(command) or command[0]
     return next((part for part in reversed(path.split("/")) if part not in ("", ".")), "")
 
 
 def _first_that_matters(word: str) -> tuple[str, str]:
-    """Return the first letter of a word like ``-abc`` that takes a value or ends the options.
+    """Return the first letter of an option word that takes a value or ends the options.
+
+    ``word`` is one or more options of one letter, such as ``-abc``.
 
     Returns:
-        the letter and the text after it in the word; two empty texts if no letter does either.
+        the letter and the text after it in ``word``; two empty texts if there is no such letter.
     """
     for index, letter in enumerate(word[1:], 2):
         if letter in f"cm{_WITH_VALUE}{_SHORT_OTHER}":
@@ -112,5 +124,10 @@ def _first_that_matters(word: str) -> tuple[str, str]:
 
 
 def _other(program: str, words: Sequence[str]) -> PythonCommand:
-    """Return a command that runs no script, module or code, such as a prompt or ``--help``."""
+    """Return the parts of a command line that runs no script, module or code (``Main.OTHER``).
+
+    Args:
+        program: the interpreter, as it is written.
+        words: all words after it, which become its options.
+    """
     return PythonCommand(program, tuple(words), Main.OTHER, "", ())

@@ -34,10 +34,17 @@ from edl.core.snapshot import Snapshot
 def with_terminating(
     decision: SupervisorDecision, snapshot: Snapshot, own: SupervisorState, now: float
 ) -> SupervisorDecision:
-    """Return ``decision`` with the overdue ends of processes added.
+    """Return ``decision`` with orders to kill the processes that should have ended by now.
 
-    A process is overdue if it should have ended by itself and has not. This applies whatever else
-    goes on. A worker in a slot that should have been given back by now is killed.
+    These are processes that are about to end by themselves and take too long, and workers that left
+    or were evicted, in slots that should have been given back. They are killed whatever else is
+    decided.
+
+    Args:
+        decision: what the launcher does otherwise.
+        snapshot: what ZooKeeper holds of the job.
+        own: what the launcher knows in addition.
+        now: the time by the launcher's clock, in seconds.
     """
     overdue = _overdue(snapshot, own)
     killed = {ending.attempt_id for ending in overdue}
@@ -55,7 +62,10 @@ def with_terminating(
 
 
 def is_terminating(process: Process) -> bool:
-    """Return whether a process is about to end by itself."""
+    """Return whether ``process`` is about to end by itself.
+
+    This is so if its script has ended or the leader has proof that it is gone.
+    """
     return process.ended is not None or process.exited_at is not None
 
 
@@ -66,10 +76,10 @@ def end_processes(
     reason: str,
     patience_s: float | None = None,
 ) -> tuple[EndProcess, ...]:
-    """Return the orders that end ``processes``: SIGTERM first, SIGKILL when that has not helped.
+    """Return the orders that end ``processes``: SIGTERM, and SIGKILL for those that do not end.
 
     Args:
-        processes: the processes to end; those that need no signal now are left out.
+        processes: the processes to end; those that need no signal at the time ``now`` are left out.
         limits: the launcher's time limits.
         now: the time by the launcher's clock, in seconds.
         reason: why the processes are ended.
@@ -83,9 +93,14 @@ def end_processes(
 def end_each(
     reasons: Mapping[Process, str], limits: SupervisorLimits, now: float
 ) -> tuple[EndProcess, ...]:
-    """Return the orders that end the processes in ``reasons``, which gives the reason for each.
+    """Return the orders that end processes for a reason of its own each.
 
-    Like :func:`end`, this sends SIGTERM first and SIGKILL later; ``now`` is the launcher's clock.
+    Like :func:`end_processes`, this sends SIGTERM first and SIGKILL after ``limits.kill_s``.
+
+    Args:
+        reasons: the processes to end -> why.
+        limits: the launcher's time limits.
+        now: the time by the launcher's clock, in seconds.
     """
     return tuple(
         one
@@ -97,14 +112,15 @@ def end_each(
 def _ending_of(
     process: Process, limits: SupervisorLimits, now: float, reason: str, patience_s: float
 ) -> EndProcess | None:
-    """Return the next signal for ``process``: SIGTERM once, SIGKILL if that did not help, or None.
+    """Return the next signal for ``process``: SIGTERM, or SIGKILL if that did not help; or None.
 
-    A process that ends by itself gets no SIGTERM, because that would hide how it has ended.
+    The result is None if the process needs no signal at the time ``now``. A process that ends by
+    itself gets no SIGTERM, because that would hide how it has ended.
 
     Args:
         process: the process to end.
         limits: the launcher's time limits.
-        now: the time by the launcher's clock.
+        now: the time by the launcher's clock, in seconds.
         reason: why it is ended.
         patience_s: the time from SIGTERM to SIGKILL, in seconds.
     """
@@ -129,7 +145,11 @@ def _ending_of(
 
 
 def why_killed(process: Process, limits: SupervisorLimits) -> str:
-    """Return why a process is killed after its script has ended; the script's exit code counts."""
+    """Return a clause why ``process``, whose script has ended, is killed.
+
+    It names the exit code of the script, which counts as that of the process, and the time limit in
+    ``limits`` that the process has exceeded.
+    """
     said = f"its script has ended (with code {process.ended_code}), and"
     if process.handled is None:
         handlers = "the exit handlers (atexit) that other libraries have registered"
@@ -142,6 +162,11 @@ def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Pro
     """Return the processes of a launcher that cannot stay in the job, with the reason for each.
 
     Their workers were evicted, left ZooKeeper without ever being in a ring, or are frozen.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what the launcher knows in addition.
+        now: the time by the launcher's clock, in seconds.
     """
     limits, evicted = own.limits, snapshot.evicted
     reasons = {
@@ -155,7 +180,13 @@ def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Pro
 
 
 def _vanished(process: Process, limits: SupervisorLimits, now: float) -> bool:
-    """Return whether the worker never was in a ring and has been away from ZooKeeper too long."""
+    """Return whether a worker never was in a ring and has been away from ZooKeeper too long.
+
+    Args:
+        process: the process of the worker.
+        limits: the launcher's time limits; ``absent_s`` is used.
+        now: the time by the launcher's clock, in seconds.
+    """
     absent = process.no_session_since
     return not process.seated and absent is not None and now - absent >= limits.absent_s
 
@@ -163,7 +194,13 @@ def _vanished(process: Process, limits: SupervisorLimits, now: float) -> bool:
 def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, now: float) -> bool:
     """Return whether a frozen worker of the ring holds up a job that another worker leads.
 
-    A worker is frozen if it has left ZooKeeper and has not answered for ``frozen_s``.
+    A worker is frozen if it has left ZooKeeper and has not answered for ``limits.frozen_s``.
+
+    Args:
+        process: the process of the worker.
+        snapshot: what ZooKeeper holds of the job.
+        limits: the launcher's time limits.
+        now: the time by the launcher's clock, in seconds.
     """
     if (
         process.unresponsive_since is None
@@ -180,7 +217,8 @@ def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[EndProcess, ...]
     """Return the orders to kill workers in slots that should have been given back by now.
 
     Only workers that were evicted or have left are killed. A worker that is still in the ring may
-    be the last with the state, so the leader decides about it.
+    be the last with the state, so the leader decides about it. ``snapshot`` is what ZooKeeper holds
+    of the job, ``own`` what the launcher knows in addition.
     """
     ring = {member.id for member in snapshot.ring}
     return tuple(
@@ -192,9 +230,10 @@ def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[EndProcess, ...]
 
 
 def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, ...]:
-    """Return the processes that may be frozen, so that the launcher asks whether they answer.
+    """Return those of ``processes`` that may be frozen, for the launcher to ask.
 
-    They are running, and have left ZooKeeper or were evicted.
+    They are running, and by ``snapshot`` they have left ZooKeeper or were evicted. The launcher
+    asks each whether it answers.
     """
     return tuple(
         p
@@ -204,7 +243,11 @@ def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, .
 
 
 def without_init(own: SupervisorState, now: float) -> tuple[str, ...]:
-    """Return a warning for each script that has run for long without calling `edl.init()`."""
+    """Return a warning for each script that has run too long without calling `edl.init()`.
+
+    The limit is ``start_timeout_s``. ``own`` is what the launcher knows, its processes included;
+    ``now`` is the time by its clock, in seconds.
+    """
     limit_s = own.limits.start_timeout_s
     return tuple(
         f"{own.script} in {p.name} runs for {limit_s:g} s and did not call edl.init()"
@@ -214,10 +257,11 @@ def without_init(own: SupervisorState, now: float) -> tuple[str, ...]:
 
 
 def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> bool:
-    """Return whether this process still fills its slot, so that no worker is started in its place.
+    """Return whether ``process`` still fills its slot, so that no worker is started in its place.
 
-    If the job is scaled in, fewer workers are wanted at about the same moment in which one leaves,
-    and the two are not read together. So only a lasting lack of workers is filled.
+    A process that has just left fills it for ``limits.settle_s``. If the job is scaled in, fewer
+    workers are wanted at about the same moment in which one leaves, and the two are not read
+    together. ``now`` is the time by the launcher's clock, in seconds.
     """
     if process.ending_since is not None or process.failed:
         return False
@@ -229,12 +273,12 @@ def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> b
 def starts(
     places: Sequence[tuple[int, Process | None]], own: SupervisorState, why: str, now: float
 ) -> tuple[Start, ...]:
-    """Return the orders that start a worker in each of ``places`` that need not wait.
+    """Return the orders that start a worker in each slot that need not wait.
 
     A slot whose process failed waits until its back-off is over.
 
     Args:
-        places: slots, each with its last process or None.
+        places: slots without a worker, as pairs (slot, its last process or None).
         own: what the launcher knows of the job and its processes.
         why: a clause that says who wants a worker there.
         now: the time by the launcher's clock, in seconds.

@@ -20,34 +20,63 @@ from edl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class SupervisorLimits:
-    """The time limits of a launcher, in seconds, and how often something may happen."""
+    """The time limits of a launcher, in seconds, and how often something may happen.
 
-    start_timeout_s: float = 120.0  # for a script to call `edl.init()`
-    backoff_max_s: float = BACKOFF_MAX_S  # the longest pause of a slot whose workers die
-    frozen_s: float = 10.0  # for a worker that is not frozen to answer
-    settle_s: float = 1.0  # a place left by a worker stays free before somebody else gets it
-    kill_s: float = 5.0  # from SIGTERM to SIGKILL
-    exit_timeout_s: float = 30.0  # for the exit handlers of libraries once a script has ended
-    exit_s: float = 2.0  # for a process to be gone once these have ended, too
-    gone_s: float = 10.0  # the same once the leader has proof that it is gone: its port is closed
-    stop_s: float = 30.0  # for a ring to end after `edl stop`
-    stuck_s: float = 5.0  # the same while it completes no step, and for `stuck_steps` usual steps;
-    stuck_steps: int = 5  # nothing is lost then
-    leaderless_s: float = 10.0  # the same without a leader; longer than an election by expiry
-    finish_s: float = 600.0  # for what a script does after its training: evaluate, save, upload
-    restarts: int = 3  # how often a job may lose all its workers without a new checkpoint
-    absent_s: float = 20.0  # a worker that runs opens a lost session again within seconds
-    lost_s: float = 10.0  # the same for those of other launchers, when all of ours have died
+    A launcher is an agent or an `edl-worker`.
+
+    Attributes:
+        start_timeout_s: for a script to call `edl.init()`.
+        backoff_max_s: the longest pause of a slot whose workers die.
+        frozen_s: for a worker that is not frozen to answer.
+        settle_s: how long the place of a worker that left stays free before another one gets it.
+        kill_s: from SIGTERM to SIGKILL.
+        exit_timeout_s: for the exit handlers of libraries, once a script has ended.
+        exit_s: for a process to be gone once its exit handlers have ended, too.
+        gone_s: for a process to be gone once the leader has proof: its port is closed.
+        stop_s: for a ring to end after `edl stop`.
+        stuck_s: for a ring to end after `edl stop` while it completes no step, if that is longer
+            than ``stuck_steps`` usual steps.
+        stuck_steps: the number of usual steps in that limit.
+        leaderless_s: for a ring without a leader to end after `edl stop`; longer than an election
+            after an expired session.
+        finish_s: for what a script does after its training: evaluate, save, upload.
+        restarts: how often a job may lose all its workers without a new checkpoint.
+        absent_s: for a worker that runs to open a lost ZooKeeper session again.
+        lost_s: the same for workers of other launchers, when all of this launcher have died.
+        repair_s: how long a replacement is not forked after the death of a worker, so that the
+            others first repair their ring and train a step: it takes a part of the same processors.
+        poll_s: between two looks at the processes, at most.
+        read_s: between two readings of ZooKeeper, at most; changes come earlier.
+        away_s: without ZooKeeper and without a worker; after that there is nothing to wait for.
+        killed_s: for processes that were killed to be gone.
+    """
+
+    start_timeout_s: float = 120.0
+    backoff_max_s: float = BACKOFF_MAX_S
+    frozen_s: float = 10.0
+    settle_s: float = 1.0
+    kill_s: float = 5.0
+    exit_timeout_s: float = 30.0
+    exit_s: float = 2.0
+    gone_s: float = 10.0
+    stop_s: float = 30.0
+    stuck_s: float = 5.0
+    stuck_steps: int = 5
+    leaderless_s: float = 10.0
+    finish_s: float = 600.0
+    restarts: int = 3
+    absent_s: float = 20.0
+    lost_s: float = 10.0
     # After the death of a worker, for the others to repair their ring and to train their next step
     # before its replacement, which is forked at once, takes a part of the same processors.
     repair_s: float = 0.13
-    poll_s: float = 0.2  # between two looks at the processes, at most
-    read_s: float = 1.0  # between two readings of ZooKeeper, at most; changes come earlier
-    away_s: float = 120.0  # without ZooKeeper and without a worker there is nothing to wait for
-    killed_s: float = 10.0  # for processes that were killed to be gone
+    poll_s: float = 0.2
+    read_s: float = 1.0
+    away_s: float = 120.0
+    killed_s: float = 10.0
 
     def stop_limit_s(self, job: Job) -> float:
-        """Return how long the ring of ``job`` may take to end after `edl stop`, in seconds.
+        """Return for how many seconds the ring of ``job`` may go on after `edl stop`.
 
         If the job has a checkpoint, the time includes that of saving.
         """
@@ -60,7 +89,7 @@ class RingDeath:
 
     Attributes:
         generation: the generation of the ring.
-        saved_step: the step of the newest checkpoint at that time.
+        saved_step: the step of the newest checkpoint at that time; -1: there was none.
         at: when the death was seen, by the launcher's clock, in seconds.
     """
 
@@ -74,34 +103,50 @@ class SupervisorState:
     """What a launcher knows besides ZooKeeper's records, such as its processes and limits.
 
     Times are by the launcher's own clock, in seconds.
+
+    Attributes:
+        host: the host of the launcher.
+        token: the text with which the ``attempt_id`` of each process of this launcher begins.
+        processes: the processes that it started, or took over from an earlier launcher, by start.
+        limits: the time limits.
+        script: the name of the script, for messages.
+        is_submitter: whether this launcher has started the job; else it only takes part in the job.
+        state: the state of the job.
+        state_since: since when the job has that state.
+        step: the pair (generation, step) that the leader last reported.
+        stepped: when that pair was last seen to change.
+        ring_deaths: the known deaths of rings, in order of time.
+        ended: the numbers of the workers whose end a launcher has logged.
+        answering: the numbers of the workers that are not in ZooKeeper but answer on their ports.
+        overdue: whether slots of this host should have been given back by now.
     """
 
     host: str
-    token: str  # every launch of this launcher begins with it
-    processes: tuple[Process, ...] = ()  # started by it, or adopted from an earlier one; by start
+    token: str
+    processes: tuple[Process, ...] = ()
     limits: SupervisorLimits = SupervisorLimits()
-    script: str = "the script"  # for messages
-    is_submitter: bool = False  # it has started the job, and does not only take part in it
-    state: JobState = JobState.RUNNING  # of the job
-    state_since: float = 0.0  # since when the job has it
-    step: tuple[int, int] = (-1, -1)  # generation and step, as the leader has said them
-    stepped: float = 0.0  # when that was last seen to change
+    script: str = "the script"
+    is_submitter: bool = False
+    state: JobState = JobState.RUNNING
+    state_since: float = 0.0
+    step: tuple[int, int] = (-1, -1)
+    stepped: float = 0.0
     ring_deaths: tuple[RingDeath, ...] = ()
-    ended: frozenset[int] = frozenset()  # workers of whose end some launcher has written an event
-    answering: frozenset[int] = frozenset()  # of those not in ZooKeeper: their own ports answer
-    overdue: bool = False  # slots of this host had to be given back by now
+    ended: frozenset[int] = frozenset()
+    answering: frozenset[int] = frozenset()
+    overdue: bool = False
 
     @property
     def living(self) -> tuple[Process, ...]:
-        """The processes that run."""
+        """The processes of the launcher that still run."""
         return tuple(p for p in self.processes if p.alive)
 
     def process(self, attempt_id: str) -> Process:
-        """Return the process that was started as ``attempt_id``."""
+        """Return the process whose start has the token ``attempt_id``."""
         return next(p for p in self.processes if p.attempt_id == attempt_id)
 
     def having(self, process: Process) -> Self:
-        """Return this state with ``process`` in place of what was known of it."""
+        """Return this state with ``process`` in place of the entry with the same ``attempt_id``."""
         newer = (process if p.attempt_id == process.attempt_id else p for p in self.processes)
         return replace(self, processes=tuple(newer))
 
@@ -114,8 +159,8 @@ class Start:
     """An order to the launcher to start one worker process.
 
     Attributes:
-        slot: the slot, a number of its host.
-        failures: the failed starts in a row in this slot before this one.
+        slot: the number of the slot on its host.
+        failures: the number of failed starts in a row in this slot before this one.
         reason: why, for the log.
         replaces: whether the last worker of the slot was in a ring and ended with an error, so that
             the others may be about to repair their ring.
@@ -129,7 +174,13 @@ class Start:
 
 @dataclass(frozen=True)
 class EndProcess:
-    """An order to end a process: SIGTERM, or with ``kill`` SIGKILL to its whole process group."""
+    """An order to the launcher to end a process.
+
+    Attributes:
+        attempt_id: the token of the start of that process.
+        kill: whether to send SIGKILL to its whole process group; else it gets SIGTERM.
+        reason: why, for the log.
+    """
 
     attempt_id: str
     kill: bool
@@ -141,7 +192,7 @@ class DisableSlot:
     """An order to disable a slot after the end of one of its processes.
 
     Attributes:
-        attempt_id: the process that has ended.
+        attempt_id: the token of the start of the process that has ended.
         slot: the number of the slot.
         desired: host -> workers wanted without the slot.
         reason: why, in a sentence.
@@ -155,7 +206,13 @@ class DisableSlot:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """The end of a job as a launcher has to report it: its state, the reason, and the exit code."""
+    """The end of a job as a launcher has to record it.
+
+    Attributes:
+        state: the state in which the job ends.
+        reason: why, in a sentence.
+        exit_code: the exit code of `edl run`.
+    """
 
     state: JobState
     reason: str
@@ -164,7 +221,17 @@ class JobOutcome:
 
 @dataclass(frozen=True)
 class SupervisorDecision:
-    """What a launcher does now, with the reason; ``exit_code`` is set if it ends with that code."""
+    """What a launcher does next, with the reason.
+
+    Attributes:
+        reason: why, in a sentence.
+        starts: the workers to start.
+        endings: the processes to end.
+        outcome: the end of the job to record; None: the job goes on.
+        warnings: texts to show.
+        disable_slot: the slot to disable, if any.
+        exit_code: the code with which the launcher ends; None: it goes on.
+    """
 
     reason: str
     starts: tuple[Start, ...] = ()
@@ -176,7 +243,13 @@ class SupervisorDecision:
 
 
 def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tuple[Process, ...]:
-    """Return the ``processes`` with what ZooKeeper says of each in ``snapshot``."""
+    """Return ``processes`` updated with what ZooKeeper's records say of each.
+
+    Args:
+        processes: the processes of a launcher.
+        snapshot: what ZooKeeper holds of the job.
+        now: the time by the launcher's clock, in seconds.
+    """
     return tuple(seen(process, snapshot, now) for process in processes)
 
 
@@ -186,7 +259,7 @@ def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process,
     A process that runs is needed. A process that has exited is needed in three cases: it is the
     last one of its slot (its failures decide how long the next start waits); it is a member of the
     present ring (when all members are dead, the job is lost); or it failed in the ring that trained
-    the newest step. No step may follow that one, and then the job ends with its exit code.
+    the newest step (if no step follows, the job ends with the exit code of this process).
 
     Args:
         processes: the starts of workers that the launcher knows, running or exited.
@@ -206,7 +279,11 @@ def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process,
 def noted(own: State, snapshot: Snapshot, now: float) -> State:
     """Return ``own`` updated with the job's state, step and ring deaths in ``snapshot``.
 
-    The launcher's processes must have been compared with ``snapshot`` already (:func:`observe`).
+    Args:
+        own: what the launcher knows; its processes must have been compared with ``snapshot``
+            already (:func:`observe`).
+        snapshot: what ZooKeeper holds of the job.
+        now: the time by the launcher's clock, in seconds.
     """
     generation = snapshot.generation.number if snapshot.generation else 0
     step = (generation, snapshot.status.step)
@@ -220,10 +297,10 @@ def noted(own: State, snapshot: Snapshot, now: float) -> State:
 
 
 def without_zookeeper(own: State) -> State:
-    """Return ``own`` while ZooKeeper is away.
+    """Return what a launcher still knows while ZooKeeper is away, from ``own``, what it knew.
 
-    Times without a session and the death of the present ring are forgotten, because the others have
-    to come back, too, before their absence means much.
+    Times without a session and the death of the present ring are forgotten: when ZooKeeper is back,
+    the others need time to come back, too, before their absence means much.
     """
     deaths = own.ring_deaths
     if deaths and deaths[-1].generation == own.step[0]:
@@ -235,7 +312,12 @@ def without_zookeeper(own: State) -> State:
 def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[RingDeath, ...]:
     """Return the known deaths of rings, with the present ring's if all its workers are dead.
 
-    If one of them is back, its ring's death is removed again.
+    If a worker of the present ring is back, the death of that ring is removed again.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what the launcher knows, the earlier deaths included.
+        now: the time by the launcher's clock, in seconds.
     """
     generation, deaths = snapshot.generation, own.ring_deaths
     if generation is None:
@@ -252,9 +334,13 @@ def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[R
 def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
     """Return this launcher's processes of the current ring if no worker of that ring is left.
 
-    None of these processes runs, and no other member is in ZooKeeper or answers on its port. Until
-    a switch the ring is the one before it, with the workers that are to leave: they have the state,
-    too. If a worker is left, the result is empty.
+    None of these processes runs, and no other member is in ZooKeeper or answers on its port. If a
+    worker is left, the result is empty. Until a switch the workers of the ring before it count,
+    too, also those that are to leave, because they have the state.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what the launcher knows in addition.
     """
     members = snapshot.generation.worker_ids if snapshot.generation else ()
     left = {p.worker for p in own.living} | {m.id for m in foreign(snapshot, own)} | own.answering
@@ -266,11 +352,15 @@ def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
 
 
 def members_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember, ...]:
-    """Return the workers of other launchers that should be asked whether they live.
+    """Return the workers of other launchers that this launcher should ask whether they live.
 
     They are asked when no member of the ring is known to live. Ring members that are known to be
     dead are left out. The result is empty while a worker of the ring is known to live or the job is
     over.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what the launcher knows in addition.
     """
     generation, silent = snapshot.generation, replace(own, answering=frozenset())
     if generation is None or snapshot.job.state.over or not dead_ring(snapshot, silent):
@@ -281,7 +371,12 @@ def members_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember
 
 
 def foreign(snapshot: Snapshot, own: SupervisorState) -> list[Member]:
-    """Return the members of the job that this launcher neither started nor took over."""
+    """Return the members of the job that this launcher neither started nor took over.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        own: what the launcher knows, its processes included.
+    """
     ours = {p.attempt_id for p in own.processes}
     return [
         m

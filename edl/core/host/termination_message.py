@@ -40,7 +40,10 @@ _NOISE = re.compile(
 
 
 def best(lines: Iterable[str]) -> str:
-    """Return the line of a process's output that best says why it ended; empty if none does."""
+    """Return the line of a process's output that best says why it ended; empty if none does.
+
+    ``lines`` is the output, in order.
+    """
     weighty: list[str] = []
     error = None  # index in ``weighty`` of the end of the last traceback
     inside, ignored = False, False
@@ -76,5 +79,8 @@ def is_of_horovod(line: str) -> bool:
 
 
 def is_noise(text: str) -> bool:
-    """Return whether a line, such as a progress bar, says nothing about why a process ended."""
+    """Return whether a line of output says nothing about why the process ended.
+
+    ``text`` is the line without colours; a progress bar is an example.
+    """
     return _NOISE.search(text) is not None
