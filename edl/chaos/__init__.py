@@ -1,5 +1,5 @@
-"""The parts of ``edl chaos``, which injects faults into a running job and waits for its recovery.
+"""The modules behind ``edl chaos``, which causes faults in a running job and awaits its recovery.
 
-The parts are the schedule of the faults, the faults themselves, and the endpoints by which a worker
-injects a fault into itself.
+:mod:`edl.chaos.fault_schedule` decides which faults, :mod:`edl.chaos.faults` causes them, and
+:mod:`edl.chaos.endpoints` lets a worker inject a fault into itself.
 """

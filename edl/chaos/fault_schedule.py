@@ -1,14 +1,15 @@
 """Decide which fault ``edl chaos`` causes, when, and on which worker.
 
-An order is an action and a target, with or without a step::
+An order is an action and a target, with or without a step. The action is an option such as
+``--kill``; its value is the target and the step::
 
     leader            w3            worker           newcomer
     leader@step=40    w3@step=100   worker@step=60
 
 An order with a step is carried out once, as soon as the job reaches the step. An order without a
-step is carried out at once; or, with ``every``, again and again: the pauses are drawn evenly from 0
-to twice ``every``, and each time one of these orders is drawn. One seed determines everything that
-is drawn, so the same seed and the same facts give the same faults.
+step is carried out at once; or, with ``--every``, again and again: the pauses are drawn evenly from
+0 to twice that time, and each time one of the orders without a step is drawn. One seed determines
+everything that is drawn, so the same seed and the same facts give the same faults.
 
 A worker is never chosen if its death could lose the job's state, which only workers of the ring
 hold.
@@ -44,7 +45,12 @@ class RandomSource(Protocol):
 
 
 class Action(StrEnum):
-    """A fault that ``edl chaos`` causes in a worker. The value is also the name of the option."""
+    """A fault that ``edl chaos`` causes in a worker; its value is the name of the option.
+
+    ``KILL``: SIGKILL. ``TERM``: SIGTERM, so that the worker leaves. ``FREEZE``: SIGSTOP, and later
+    SIGCONT. ``EXPIRE``: ZooKeeper ends the worker's session. ``CUT``: the worker's connections in
+    the ring are cut.
+    """
 
     KILL = "kill"  # SIGKILL
     TERM = "term"  # SIGTERM: it leaves
@@ -59,7 +65,13 @@ FATAL = frozenset({Action.KILL, Action.TERM, Action.FREEZE})
 
 @dataclass(frozen=True)
 class Order:
-    """One fault that the user asked ``edl chaos`` for: an action, a target, and perhaps a step."""
+    """One fault that the user asked ``edl chaos`` for.
+
+    Attributes:
+        action: the kind of the fault.
+        target: LEADER, WORKER (any member of the ring), NEWCOMER, or a worker's name such as "w3".
+        step: the step of the job at which the fault is caused; None: it waits for no step.
+    """
 
     action: Action
     target: str  # LEADER, WORKER, NEWCOMER, or a worker's name like "w3"
@@ -71,7 +83,17 @@ class Order:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that one call of ``edl chaos`` is asked to do: the orders, the seed, and when to end."""
+    """All that one call of ``edl chaos`` is asked to do.
+
+    Attributes:
+        orders: the faults to cause.
+        seed: the seed of all random choices.
+        every_s: the mean pause between two faults without a step, in seconds, which then go on;
+            None: each is caused once.
+        count: the number of faults after which to end; None: any number.
+        duration_s: for how many seconds to go on; None: without a limit.
+        freeze_s: for how many seconds a worker is frozen.
+    """
 
     orders: tuple[Order, ...]
     seed: int
@@ -81,9 +103,11 @@ class Plan:
     freeze_s: float = 5.0
 
     def __post_init__(self) -> None:
-        """Raise UsageError if the options contradict each other.
+        """Check that the options do not contradict each other.
 
-        They do if there is no order, or if ``every`` and ``count`` lack what they need.
+        Raises:
+            UsageError: there is no order; or ``every_s`` is 0, or has no order without a step; or
+                ``count`` is given without ``every_s``.
         """
         if not self.orders:
             raise UsageError(
@@ -108,14 +132,15 @@ class Plan:
 
     @property
     def others(self) -> tuple[Order, ...]:
-        """The orders that wait for no step."""
+        """The orders that wait for no step, as given."""
         return tuple(order for order in self.orders if order.step is None)
 
     def moments(self, random: RandomSource) -> Iterator[tuple[float, Order]]:
-        """Yield (seconds since the start, order) for the orders without a step, in order of time.
+        """Yield a pair (seconds since the start, order) for each fault without a step.
 
-        Without ``every_s`` each order comes once, at 0 seconds. With it the pairs go on for ever;
-        ``random`` draws each pause, from 0 to twice ``every_s``, and each order.
+        The pairs are in order of time. Without ``every_s`` each order comes once, at 0 seconds.
+        With it the pairs go on for ever; ``random`` draws each pause, from 0 to twice ``every_s``,
+        and each order.
         """
         if self.every_s is None:
             yield from ((0.0, order) for order in self.others)
@@ -132,9 +157,9 @@ class ObservedWorker:
 
     Attributes:
         id: the number of the worker.
-        in_ring: whether it is a member of the present ring.
-        here: whether its process is on this host, and is known to be the process of this worker.
-        trained: whether it has completed a step in the present ring.
+        in_ring: whether the worker is a member of the present ring.
+        here: whether the worker's process is on this host, and is known to be that of this worker.
+        trained: whether the worker has completed a step in the present ring.
     """
 
     id: int
@@ -146,19 +171,20 @@ class ObservedWorker:
 def choose_worker(
     order: Order, workers: Collection[ObservedWorker], leader: int | None, random: RandomSource
 ) -> tuple[int | None, str]:
-    """Choose the worker that an order is carried out on.
+    """Return the worker that an order is carried out on, and why.
 
-    A worker of the ring is spared from actions in FATAL while no other worker of the ring has
-    completed a step there: then it may be the only one that holds the job's state.
+    A worker of the ring is spared from the actions in FATAL, after which it may be gone, while no
+    other worker of the ring has completed a step there: then it may be the only one that holds the
+    job's state.
 
     Args:
-        order: the action, and the leader, a worker, a newcomer or a name as its target.
+        order: the action and its target.
         workers: all workers of the job.
         leader: the number of the worker that leads; None if none does.
         random: chooses among several workers that fit.
 
     Returns:
-        The number of the worker, or None if no worker can be chosen now; and the reason.
+        the number of the worker, or None if no worker can be chosen at present; and the reason.
     """
     here = sorted((w for w in workers if w.here), key=lambda w: w.id)
     wanted: Sequence[ObservedWorker]
@@ -181,16 +207,23 @@ def choose_worker(
 
 
 def _needed(action: Action, worker: ObservedWorker, workers: Collection[ObservedWorker]) -> bool:
-    """Return whether ``action`` on ``worker`` might lose the only sure copy of the job's state."""
+    """Return whether ``action`` on ``worker`` might lose the only sure copy of the job's state.
+
+    ``workers`` are all workers of the job.
+    """
     others = [w for w in workers if w.in_ring and w.trained and w.id != worker.id]
     return action in FATAL and worker.in_ring and not others
 
 
 def read_order(action: Action, text: str) -> Order:
-    """Return the order that the option ``--<action> <text>`` of ``edl chaos`` means.
+    """Return the order that an option of ``edl chaos`` means, such as ``--kill leader@step=40``.
+
+    Args:
+        action: the action that the option names.
+        text: the value of the option.
 
     Raises:
-        UsageError: ``text`` is no order.
+        UsageError: ``text`` is no target with or without a step.
     """
     match = _ORDER.fullmatch(text)
     if match is None:
@@ -202,7 +235,7 @@ def read_order(action: Action, text: str) -> Order:
 
 
 def read_duration(option: str, text: str) -> float:
-    """Return the seconds that ``text`` means, such as "500ms", "5s", "5", "2m" or "1h".
+    """Return the duration ``text``, such as "500ms", "5s", "5", "2m" or "1h", in seconds.
 
     ``option`` is the name of the option, for the message.
 

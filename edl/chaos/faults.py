@@ -63,7 +63,7 @@ class Fault:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fault and its outcome as values that JSON can represent."""
+        """Return the fault and its outcome as JSON values."""
         return {
             "fault": self.number,
             "action": str(self.order.action),
@@ -87,7 +87,8 @@ class Chaos:
     Args:
         store: the job's records in ZooKeeper.
         plan: the faults to cause.
-        limit_s: how long the job may take to recover from a fault, and ZooKeeper to answer.
+        limit_s: for how many seconds the job may recover from a fault, and ZooKeeper may not
+            answer.
         note: is called with a line of text whenever an order has to wait.
     """
 
@@ -129,7 +130,10 @@ class Chaos:
                 thaw.function()
 
     def _strikes(self) -> Iterator[Fault]:
-        """Cause the faults of the plan when they are due; stop after one without a recovery."""
+        """Cause the faults of the plan when they are due; yield each with its outcome.
+
+        Stop when the plan is done, the job is not running, or it did not recover from a fault.
+        """
         plan, began = self._plan, time.monotonic()
         at_steps, moments = list(plan.at_steps), plan.moments(self._random)
         due = next(moments, None)
@@ -162,7 +166,14 @@ class Chaos:
     # --- one fault
 
     def _strike(self, order: Order, snapshot: Snapshot) -> Fault | None:
-        """Carry out ``order`` now and wait for the recovery; None if no worker can be chosen."""
+        """Carry out ``order`` on a worker of the job and wait for the recovery.
+
+        ``snapshot`` is what ZooKeeper holds of the job.
+
+        Returns:
+            the fault with its outcome; None if no worker can be chosen or the worker did not
+            answer.
+        """
         members = {member.id: member for member in snapshot.members}
         led = snapshot.leader.worker if snapshot.leader else None
         chosen, reason = choose_worker(order, self._workers(snapshot), led, self._random)
@@ -230,7 +241,7 @@ class Chaos:
             step: the job's step before the fault.
 
         Returns:
-            The snapshot that shows the recovery; None if the job failed, or did not recover within
+            the snapshot that shows the recovery; None if the job failed, or did not recover within
             the limit.
         """
         deadline = time.monotonic() + self._limit_s
@@ -254,16 +265,16 @@ class Chaos:
     def _outcome(
         self, recovered: Snapshot | None, seen: int, generation: int, took_s: float
     ) -> tuple[str, dict[str, Any]]:
-        """Describe the outcome of a fault, from the job's records and its event log.
+        """Return the outcome of a fault, from the job's records and its event log.
 
         Args:
             recovered: the snapshot that shows the recovery; None: there was none.
             seen: the number of the newest event before the fault.
             generation: the job's generation before the fault.
-            took_s: how long the recovery took, or was waited for.
+            took_s: how long the recovery took, or was waited for, in seconds.
 
         Returns:
-            The outcome as a text, and details for programs.
+            the outcome as a text, and details for programs.
         """
         if recovered is None:
             snapshot = self._snapshot()
@@ -293,8 +304,8 @@ class Chaos:
     def _events_of(self, generation: int, seen: int) -> list[Event]:
         """Return the events after number ``seen``, once the switch to ``generation`` is among them.
 
-        The event of the switch comes two steps after the switch. It is waited for PARTS_S seconds
-        at most.
+        The event of the switch is logged two steps after the switch. The method waits PARTS_S
+        seconds for it at most.
         """
         deadline = time.monotonic() + PARTS_S
         while True:
@@ -307,7 +318,7 @@ class Chaos:
     # --- facts
 
     def _workers(self, snapshot: Snapshot) -> list[ObservedWorker]:
-        """Return the facts about each worker of the job that :func:`choose` needs."""
+        """Return the facts about each worker in ``snapshot`` that :func:`choose_worker` needs."""
         members = snapshot.generation.worker_ids if snapshot.generation else ()
         number = snapshot.generation.number if snapshot.generation else 0
         workers = []
@@ -321,7 +332,10 @@ class Chaos:
         return workers
 
     def _step(self, snapshot: Snapshot) -> int:
-        """Return the job's step: the newer one of the status and of a ring member's own report."""
+        """Return the job's step: that in the status, or that of a ring member's own report.
+
+        The larger one counts. ``snapshot`` is what ZooKeeper holds of the job, its status included.
+        """
         members = snapshot.generation.worker_ids if snapshot.generation else ()
         for member in snapshot.members:
             if member.id in members:
@@ -344,17 +358,23 @@ class Chaos:
                 time.sleep(POLL_S)
 
     def _say(self, text: str) -> None:
-        """Pass ``text`` to ``note`` unless it is the same as the last time."""
+        """Pass ``text`` to ``note``, unless the text before it was the same."""
         if text != self._said:
             self._said = text
             self._note(text)
 
 
 def _settled(snapshot: Snapshot, action: Action, worker: int, generation: int) -> bool:
-    """Return whether the ring is complete after ``action`` on ``worker``.
+    """Return whether the ring is complete again after a fault.
 
-    That means: all members have entered the newest generation. After CUT it is newer than
-    ``generation``, the one before the fault; after KILL and TERM the worker is no member of it.
+    All members of the newest generation must have entered it. After CUT it must be newer than the
+    one before the fault; after KILL and TERM the worker must not be a member of it.
+
+    Args:
+        snapshot: what ZooKeeper holds of the job.
+        action: the kind of the fault.
+        worker: the number of the worker that had the fault.
+        generation: the job's generation before the fault.
     """
     current = snapshot.generation
     if current is None or not current.members:
@@ -373,10 +393,15 @@ def _settled(snapshot: Snapshot, action: Action, worker: int, generation: int) -
 
 
 def post_fault(store: JobStore, member: Member, action: Action) -> int:
-    """Have a worker do ``action`` (one of DOORS) to itself, by a POST to its endpoint.
+    """Have a worker do ``action`` to itself, by a POST to its endpoint.
+
+    Args:
+        store: the job's records in ZooKeeper, with its secret.
+        member: the record of the worker.
+        action: one of ENDPOINTS: EXPIRE or CUT.
 
     Returns:
-        The HTTP status of the worker's answer.
+        the HTTP status of the worker's answer.
 
     Raises:
         ConnectionRefusedError, RendezvousFailed: the worker is gone, or does not answer.
@@ -390,7 +415,7 @@ def post_fault(store: JobStore, member: Member, action: Action) -> int:
 
 
 def send_signal(member: Member, number: signal.Signals) -> None:
-    """Send the signal ``number`` to the process of a worker, and to no other process.
+    """Send the signal ``number`` to the process of the worker ``member``, and to no other process.
 
     Raises:
         ProcessLookupError: the process is gone, or not on this machine.
@@ -410,7 +435,10 @@ def is_process_of(member: Member) -> bool:
 
 @contextmanager
 def _opened(member: Member) -> Iterator[int]:
-    """Open a handle (pidfd) to the process of the worker ``member``, for the time of a block.
+    """Open a handle (pidfd) to the process of the worker ``member``, and close it after the block.
+
+    Yields:
+        the file descriptor of the handle.
 
     Raises:
         ProcessLookupError: the process is gone, or its environment does not have the worker's
@@ -429,10 +457,10 @@ def _opened(member: Member) -> Iterator[int]:
 
 
 def slowest_parts(events: list[Event]) -> dict[str, float]:
-    """Return how many seconds each part of a switch took on the worker that stalled longest.
+    """Return the parts of the longest stall in a switch: name of the part -> its seconds.
 
-    The workers are those of the switch events in ``events``; workers that were new in the ring do
-    not count, unless they were alone in it. Empty without such an event.
+    It is the stall of one worker in the switch events among ``events``; workers that were new in
+    the ring do not count, unless they were alone in it. The result is empty without such an event.
     """
     slowest: dict[str, float] = {}
     for event in events:
@@ -449,7 +477,10 @@ def slowest_parts(events: list[Event]) -> dict[str, float]:
 
 
 def summary(faults: list[Fault], seed: int) -> str:
-    """Describe ``faults`` in one sentence: how many of each kind, recoveries, stalls, the seed."""
+    """Return a sentence about ``faults``: how many of each kind, recoveries, stalls, the seed.
+
+    ``seed`` is the seed of the plan.
+    """
     if not faults:
         return "no fault was made"
     count = {action: sum(f.order.action is action for f in faults) for action in Action}
@@ -463,7 +494,10 @@ def summary(faults: list[Fault], seed: int) -> str:
 
 
 def health(member: Member) -> WorkerProgress:
-    """Return the progress that a worker reports at its HTTP port; step 0 if it does not answer."""
+    """Return the progress that the worker ``member`` reports at its HTTP port.
+
+    If the worker does not answer, the progress is that of no step (step 0).
+    """
     try:
         _, body = client.fetch(member.address, member.port, "/health", HEALTH_S)
         return WorkerProgress.from_json(json.loads(body))

@@ -128,7 +128,11 @@ class JobSettings(Record):
     )
 
     def __post_init__(self) -> None:
-        """Replace values of older versions by today's, and raise ConfigError for one out of range."""
+        """Replace values of older versions by their new names, and check all values.
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
         if self.on_divergence == "heal":  # its name in older versions
             object.__setattr__(self, "on_divergence", "resync")
         check_settings(self)

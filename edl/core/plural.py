@@ -21,7 +21,7 @@ def workers(count: int) -> str:
 
 
 def workers_train(count: int) -> str:
-    """Return how many workers train, given their ``count``: "1 worker trains", "2 workers train"."""
+    """Return how many workers train: "1 worker trains", "2 workers train" (``count``: 2)."""
     return f"{workers(count)} {verb(count, 'trains', 'train')}"
 
 

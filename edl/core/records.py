@@ -55,7 +55,7 @@ class JobState(StrEnum):
 
     @property
     def phrase(self) -> str:
-        """The state as the verb of a sentence about the job, such as "is running" or "has failed"."""
+        """The state as the verb of a sentence about the job: "is running" or "has failed"."""
         ended_itself = self in (JobState.FINISHED, JobState.FAILED)
         return f"{'has' if ended_itself else 'is'} {self}"
 

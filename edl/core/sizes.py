@@ -79,7 +79,7 @@ class Sizes(Record):
         return bottom if self.allows(bottom) else None
 
     def fit(self, np: int) -> int:
-        """Return the largest allowed size up to ``np``; if there is none, the smallest allowed size.
+        """Return the largest allowed size up to ``np``, or else the smallest allowed size.
 
         If no size is allowed at all, return ``np``, or ``min_np`` if that is more.
         """

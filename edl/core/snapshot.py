@@ -63,7 +63,7 @@ class Snapshot:
 
     @property
     def paused(self) -> str:
-        """A clause why a running job has too few workers left to train; empty when it has enough."""
+        """A clause why a running job has too few workers to train; empty if it has enough."""
         job, generation = self.job, self.generation
         left = len(generation.members) if generation is not None else 0
         if job.state is not JobState.RUNNING or not left or job.sizes.enough(left):
@@ -88,9 +88,10 @@ class Snapshot:
 
     @cached_property
     def ring(self) -> tuple[RingMember, ...]:
-        """The members of the ring that holds the job's state, in rank order; empty before the first.
+        """The members of the ring that holds the job's state, in rank order.
 
-        Until one worker has entered the newest generation, this is the ring before it.
+        Until one worker has entered the newest generation, this is the ring before it. It is empty
+        before the first generation.
         """
         new = self.generation
         if new is None:
@@ -113,7 +114,10 @@ class Snapshot:
 
     @property
     def available(self) -> tuple[Host, ...]:
-        """The records of the hosts with slots: those with an agent, or reported by `edl-discover`."""
+        """The records of the hosts that have slots.
+
+        These are hosts with an agent, and hosts that `edl-discover` has reported.
+        """
         return (*self.hosts, *as_hosts(self.discovered))
 
     def present_in(self, desired: Mapping[str, int]) -> frozenset[str]:
