@@ -173,9 +173,9 @@ def choose_worker(
 ) -> tuple[int | None, str]:
     """Return the worker that an order is carried out on, and why.
 
-    A worker of the ring is spared from the actions in FATAL, after which it may be gone, while no
-    other worker of the ring has completed a step there: then it may be the only one that holds the
-    job's state.
+    KILL, TERM and FREEZE may cost the job a worker. A worker of the ring is spared from them while
+    no other worker of the ring has completed a step there: then it may be the only one that holds
+    the job's state.
 
     Args:
         order: the action and its target.

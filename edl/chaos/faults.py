@@ -347,7 +347,11 @@ class Chaos:
         return max((number for number, _ in self._store.events.read()), default=-1)
 
     def _snapshot(self) -> Snapshot:
-        """Return a snapshot of the job; retry while ZooKeeper does not answer, up to the limit."""
+        """Return a snapshot of the job; for ``limit_s`` try again if ZooKeeper does not answer.
+
+        Raises:
+            CoordinationError: ZooKeeper has not answered in this time.
+        """
         deadline = time.monotonic() + self._limit_s
         while True:
             try:

@@ -18,7 +18,7 @@ from edl.errors import CoordinationError
 
 
 class EventKind(StrEnum):
-    """The kind of an event in a job's event log.
+    """The kind of an event in a job's event log; the value is its name in the log.
 
     Each kind has its own subclass of :class:`Details`, whose docstring says when it is logged.
     """

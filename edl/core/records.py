@@ -38,7 +38,8 @@ class JobState(StrEnum):
 
     ``RUNNING``: it starts or trains. ``PAUSED``: it runs, and too few workers are left to train;
     this occurs in a status only, never in the job's record. ``STOPPING``: it was asked to stop, and
-    workers still run. ``FINISHED``, ``STOPPED``, ``FAILED``: it has ended.
+    workers still run. ``FINISHED``: it has trained to the end. ``STOPPED``: it has ended because it
+    was told to. ``FAILED``: it has ended because it could not go on.
     """
 
     RUNNING = "running"
@@ -72,8 +73,8 @@ class Job(Record):
         spec: what the job was asked to be when it started.
         state: the state of the job.
         reason: why the job is in this state.
-        created: when the job was created, by the wall clock; only shown to people.
-        ended: when the job ended, by the wall clock; 0: it has not.
+        created: when the job was created, in seconds since 1970; only shown to people.
+        ended: when the job ended, in seconds since 1970; 0: it has not.
         exit_code: the exit code of `edl run` for this job.
         checkpoint: the directory of the newest checkpoint.
         saved_step: the step of that checkpoint; -1: there is none, so the job cannot outlive all
@@ -176,7 +177,7 @@ class Desired(_Placed):
         hosts: the desired number of workers, by host.
         by: the party that set this value.
         reason: why the value was set.
-        at_s: when the value was set, by the wall clock.
+        at_s: when the value was set, by the wall clock, in seconds since 1970.
         borrowed: the number of workers, by host, that are in slots which the job has borrowed.
         reclaims: the demands for borrowed slots that are not met yet; at most one for each host.
     """
@@ -395,9 +396,9 @@ class Generation(Record):
         began_with: the number of workers in the first generation of this start of the job. Each
             later generation repeats this number, so that newcomers know it when all first workers
             are gone. 0: an older edl wrote the record.
-        fits: the workers in ``joined`` are ready for the fit that follows this many fits
-            (:mod:`edl.core.job.fits`). The other workers enter the generation only while they are
-            in that fit.
+        fits: the number of calls of Keras' `fit` before the one for which the workers in ``joined``
+            are ready (:mod:`edl.core.job.fits`). The other workers enter the generation only while
+            they are in that call.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"seats": "members", "sync_root": "state_source"}
@@ -493,7 +494,12 @@ class Request(Record):
 
 @dataclass(frozen=True)
 class Leader(Record):
-    """The record at the node ``leader``: the number of the worker that leads, and its term."""
+    """The record of the leader, at the node ``leader``.
+
+    Attributes:
+        term: the leader's term, which grows with each leader.
+        worker: the number of the worker that leads.
+    """
 
     term: int
     worker: int

@@ -182,11 +182,11 @@ class Headlines:
         return [_line(planned) + _stood_still(details.workers)]
 
     def _crash(self, wanted: int, seconds: float | None) -> list[str]:
-        """Return the lines about a crash: its causes, the workers that go on, and what follows.
+        """Return the lines about a crash: its causes, the workers that go on, the replacements.
 
         Args:
             wanted: the number of workers that the job should have.
-            seconds: how long no step was completed; None: unknown.
+            seconds: for how many seconds no step was completed; None: unknown.
         """
         repair, causes = self._repair, self._causes
         left = self._left or [*causes]

@@ -56,7 +56,7 @@ def as_the_job_ends(
 ) -> SupervisorDecision | None:
     """Return what a launcher does while the job ends; None while the job goes on.
 
-    A job ends when it is over, is stopping, or has lost its last ring (rules 1 to 3 of the module).
+    A job ends when it is over, when it is stopping, or when its last ring has ended.
 
     Args:
         snapshot: what ZooKeeper holds of the job.
@@ -213,7 +213,8 @@ def _stuck(
 def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
     """Return the outcome FAILED of a job that cannot get its first generation, else None.
 
-    This is rule 4 of the module.
+    It cannot if every first start died or ended without `edl.init()`, if one was refused, or if too
+    few workers came up in time.
 
     Args:
         snapshot: what ZooKeeper holds of the job.
@@ -276,7 +277,9 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Jo
 
 
 def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
-    """Return the outcome of a job whose workers have all ended, by rule 5 of this module.
+    """Return the outcome of a job whose workers have all ended.
+
+    It is FINISHED if all exited with code 0, STOPPED if they were told to end, else FAILED.
 
     Args:
         snapshot: what ZooKeeper holds of the job.
@@ -284,8 +287,8 @@ def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOut
         now: the time by the launcher's clock, in seconds.
 
     Returns:
-        FAILED, FINISHED or STOPPED with the reason; None if a worker is left or may be, or if the
-        job may yet continue from a checkpoint.
+        the outcome with the reason; None if a worker is left or may be, or if the job may yet
+        continue from a checkpoint.
     """
     generation, mine = snapshot.generation, dead_ring(snapshot, own)
     if generation is None or not mine:

@@ -152,7 +152,10 @@ class Process:
 
     @property
     def blamed(self) -> bool:
-        """Whether the end of the process counts as a failure of its slot."""
+        """Whether the end of the process counts as a failure of its slot.
+
+        It does if the process failed, deserted the others, or was evicted.
+        """
         return self.failed or self.deserted or bool(self.evicted)
 
     @property
@@ -214,13 +217,13 @@ class Process:
         return backoff_s(self.failures_now, longest_s) if waits else 0.0
 
     def is_undecided(self, state: JobState, now: float, settle_s: float) -> bool:
-        """Return whether it is not known yet why this process exited with code 0 in the ring.
+        """Return whether it is not known yet why this process exited with code 0 while in the ring.
 
         The other workers may go on without it, or may have ended, too.
 
         Args:
             state: the state of the job.
-            now: the time by the launcher's clock.
+            now: the time by the launcher's clock, in seconds.
             settle_s: for how long after the exit of the process the question stays open, in
                 seconds.
         """
@@ -493,14 +496,17 @@ def _leaves(
 
 
 def exit_status(code: int) -> int:
-    """Return a shell's exit status for the exit code of a process: 128 + n for signal n."""
+    """Return a shell's exit status for the exit ``code`` of a process.
+
+    It is 128 + n for signal n (``code`` is -n), 1 for an unknown code, else ``code``.
+    """
     if code == UNKNOWN_EXIT:
         return 1
     return 128 - code if code < 0 else code
 
 
 def how(code: int) -> str:
-    """Return an exit code in words, as a predicate such as "was killed by SIGKILL"."""
+    """Return an exit ``code`` in words, as a predicate: "was killed by SIGKILL" for -9."""
     if code == UNKNOWN_EXIT:
         return "ended (an earlier agent had started it, so how is not known)"
     if code < 0:

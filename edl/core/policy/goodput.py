@@ -27,6 +27,8 @@ BEYOND = 2  # times the largest size that was measured
 class Goodput:
     """The size rule ``goodput``, which chooses the number of workers with the largest goodput.
 
+    Goodput is throughput times statistical efficiency (Pollux, OSDI 2021).
+
     Attributes:
         least_gain: the smallest gain of goodput, as a fraction, for which the size changes.
         every_s: the time between two decisions, in seconds.

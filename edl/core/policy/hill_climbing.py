@@ -48,7 +48,10 @@ class SizeComparison:
 
 @dataclass(frozen=True)
 class HillClimbing:
-    """A size rule that searches by trying; a subclass decides what pays (:meth:`compare`).
+    """A size rule that searches for the number of workers by trying.
+
+    More workers *pay* if what they bring is worth it; a subclass says by which measure
+    (:meth:`compare`).
 
     Attributes:
         every_steps: the number of steps between two decisions.

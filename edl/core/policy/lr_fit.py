@@ -92,13 +92,13 @@ def fitted(at: Sequence[float], losses: Sequence[float]) -> Parabola:
 
 
 def highest_that_holds(least: float, high: float) -> float:
-    """Return the factor for the learning rate that raises it as far as the loss does not grow.
+    """Return the factor for the learning rate, while exploring, from where the loss is least.
 
-    This is used while exploring. A rate above twice the one with the least loss is lowered to twice
-    that one: beyond, a parabola is higher than without an update. A rate below half of the one with
-    the least loss is raised to half of that one: there the loss falls 3/4 as far as it can, and a
-    higher rate would be too much for the momentum that builds up after the change. A rate between
-    the two stays (factor 1).
+    The result leads towards the highest rate at which the loss does not grow. A rate above twice
+    the one with the least loss is lowered to twice that one: beyond, a parabola is higher than
+    without an update. A rate below half of the one with the least loss is raised to half of that
+    one: there the loss falls 3/4 as far as it can, and a higher rate would be too much for the
+    momentum that builds up after the change. A rate between the two stays (factor 1).
 
     Args:
         least: the factor of the learning rate at which the loss is least.

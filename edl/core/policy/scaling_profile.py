@@ -115,7 +115,12 @@ class ScalingProfile(Record):
         return learned
 
     def passed(self, seconds: float, np: int) -> ScalingProfile:
-        """Return the profile after ``seconds`` more of training with ``np`` workers."""
+        """Return the profile after more training: its ``elapsed_s`` and ``worker_s`` have grown.
+
+        Args:
+            seconds: for how many seconds the job trained.
+            np: the number of workers in this time.
+        """
         return replace(
             self, elapsed_s=self.elapsed_s + seconds, worker_s=self.worker_s + seconds * np
         )

@@ -250,7 +250,7 @@ def _setups(workers: Vector, hosts: Vector, batch: Vector) -> _Setups:
 
 
 def _parts(values: Vector, setups: _Setups) -> tuple[Vector, Vector]:
-    """Return the times T_compute and T_reduce of each step, in seconds.
+    """Return the compute time T_compute and the reduction time T_reduce of each step, in seconds.
 
     Args:
         values: the seven parameters, in the order of :class:`StepTime`.
@@ -263,15 +263,15 @@ def _parts(values: Vector, setups: _Setups) -> tuple[Vector, Vector]:
 
 
 def _powers(compute: Vector, reduce: Vector, gamma: float) -> tuple[Vector, Vector]:
-    """Return the terms of T_step: t and (T_compute / t)^gamma + (T_reduce / t)^gamma.
+    """Return two terms of each step's time: t and (T_compute / t)^gamma + (T_reduce / t)^gamma.
 
     t is the larger one of T_compute and T_reduce. A step takes t times the gamma-th root of the
     sum. Powers of the times themselves could underflow.
 
     Args:
-        compute: T_compute of each step.
-        reduce: T_reduce of each step.
-        gamma: how far computing and reduction overlap.
+        compute: the compute time T_compute of each step.
+        reduce: the reduction time T_reduce of each step.
+        gamma: how far computing and reduction overlap, from 1 to 10 (:class:`StepTime`).
     """
     longest = np.maximum(compute, reduce)
     return longest, (compute / longest) ** gamma + (reduce / longest) ** gamma
@@ -335,8 +335,8 @@ class Objective:
     def errors(self, inner: Vector) -> Vector:
         """Return the vector whose sum of squares is minimised, for the parameters ``inner``.
 
-        It has the weighted errors of T_compute and then of T_step, and the roots of the three
-        penalties.
+        It has the weighted errors of the compute times, then those of the step times, and the roots
+        of the three penalties. The errors are those of the logarithms of the times.
         """
         values = self.values(inner)
         compute, step = self._differences(values)
@@ -386,10 +386,10 @@ class Objective:
         return math.sqrt(0.5 / max(root, LEAST_ERROR) / len(errors))
 
     def _differences(self, values: Vector) -> tuple[Vector, Vector]:
-        """Return the errors of log T_compute and of log T_step, in this order.
+        """Return the errors of the logarithms of the compute times and of the step times.
 
-        Steps whose compute time was not measured have no error of T_compute. ``values`` are the
-        seven parameters, in the order of :class:`StepTime`.
+        These are two arrays, in this order. Steps whose compute time was not measured are only in
+        the second one. ``values`` are the seven parameters, in the order of :class:`StepTime`.
         """
         compute, reduce = self._floored_parts(values)
         longest, powers = _powers(compute, reduce, values[GAMMA])
@@ -398,9 +398,10 @@ class Objective:
         return log_compute - self._log_compute, log_step - self._log_step
 
     def _floored_parts(self, values: Vector) -> tuple[Vector, Vector]:
-        """Return T_compute and T_reduce of each measured step, T_reduce above 0, for its logarithm.
+        """Return the compute time and the reduction time of each measured step, in seconds.
 
-        ``values`` are the seven parameters, in the order of :class:`StepTime`.
+        The reduction time is above 0, so that it has a logarithm. ``values`` are the seven
+        parameters, in the order of :class:`StepTime`.
         """
         compute, reduce = _parts(values, self.setups)
         return compute, np.maximum(reduce, TINY)
@@ -471,14 +472,15 @@ def _first(
 
 
 def _step_derivatives(compute: Vector, reduce: Vector, gamma: float) -> tuple[Vector, Vector]:
-    """Return the derivatives of log T_step by log T_compute and by gamma, for each step.
+    """Return the derivatives of the logarithm of each step's time, by two variables.
 
-    The derivative by log T_reduce is 1 minus the first one.
+    These are the logarithm of the compute time, and gamma. (The derivative by the logarithm of the
+    reduction time is 1 minus the first one.)
 
     Args:
-        compute: T_compute of each step.
-        reduce: T_reduce of each step.
-        gamma: how far computing and reduction overlap.
+        compute: the compute time of each step.
+        reduce: the reduction time of each step.
+        gamma: how far computing and reduction overlap, from 1 to 10 (:class:`StepTime`).
     """
     longest = np.maximum(compute, reduce)
     one, other = compute / longest, reduce / longest

@@ -88,7 +88,7 @@ class StragglerReport:
     speed: float
 
     def __str__(self) -> str:
-        """Return the finding as a sentence for people."""
+        """Return the finding as a sentence for people, which names the workers and what is slow."""
         if self.at is StragglerCause.NETWORK:
             return f"reducing takes {1.0 - self.speed:.0%} of each step, on all workers alike"
         who = f"host {self.host} ({names(self.workers)})" if self.host else names(self.workers)
@@ -214,7 +214,10 @@ def data_part(times: Sequence[Times]) -> float:
 
 
 def slowest(times: Sequence[Times]) -> tuple[Times, ...]:
-    """Return the times of the slowest workers, the slowest first, at most :data:`SHOWN` of them."""
+    """Return the times of the workers with the longest own times, the longest first.
+
+    They are at most :data:`SHOWN` of ``times``, the step times of all workers.
+    """
     return tuple(sorted(times, key=lambda one: -one.own_s)[:SHOWN])
 
 
