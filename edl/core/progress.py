@@ -79,8 +79,10 @@ class WorkerProgress(JobProgress):
         generation: the generation of the worker's ring; 0: the worker has not been in a ring.
         size: the number of workers in that ring.
         samples_total: the number of samples that all workers have trained since this worker joined.
-        counted_at: when the step ended, in seconds of the clock that the worker counts with.
-        updated_at: when the step ended, in seconds of the monotonic clock of the worker's process.
+        counted_at: when the step ended, in seconds of the worker's monotonic clock; other processes
+            get it unchanged, and compare it only with that of another step.
+        updated_at: when the step ended, in seconds of the monotonic clock of the process that holds
+            this object (:meth:`for_others`).
     """
 
     generation: int = 0
@@ -92,8 +94,8 @@ class WorkerProgress(JobProgress):
     def for_others(self, now_s: float) -> dict[str, Any]:
         """Return the progress as JSON values for other processes, whose clocks differ.
 
-        ``quiet_s``, the seconds from the end of the step to ``now_s``, takes the place of
-        ``updated_at``.
+        ``quiet_s``, the seconds from the end of the step to the present time ``now_s``, takes the
+        place of ``updated_at``.
         """
         values = self.to_json()
         return values | {"quiet_s": round(now_s - values.pop("updated_at"), 3)}

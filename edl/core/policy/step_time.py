@@ -472,10 +472,10 @@ def _first(
 
 
 def _step_derivatives(compute: Vector, reduce: Vector, gamma: float) -> tuple[Vector, Vector]:
-    """Return the derivatives of the logarithm of each step's time, by two variables.
+    """Return the derivatives of log T_step by log T_compute and by gamma, as arrays over the steps.
 
-    These are the logarithm of the compute time, and gamma. (The derivative by the logarithm of the
-    reduction time is 1 minus the first one.)
+    T_step is the time of a step, T_compute its compute time. (The derivative by the logarithm of
+    the reduction time is 1 minus the first one.)
 
     Args:
         compute: the compute time of each step.
