@@ -59,15 +59,18 @@ _GENERATED = ("torchinductor_", "__autograph_generated_file")
 
 
 def waits(what: str) -> Callable[[Function], Function]:
-    """Return a decorator that registers ``what`` as the activity of a thread inside the function.
+    """Return a decorator that registers what a thread inside the decorated function waits for.
 
     It marks functions in which the training thread waits, mostly for other workers. While such a
-    function is on the stack of the training thread, :meth:`Watch.look` reports ``what`` instead of
-    "in user code". The function itself stays as it is.
+    function is on the stack of the training thread, :meth:`ThreadWatch.look` reports ``what``
+    instead of "in user code". The function itself stays as it is.
+
+    Args:
+        what: the wait in words, such as "waiting for the others to switch".
     """
 
     def register(function: Function) -> Function:
-        """Register ``function`` for the description of its decorator, and return it unchanged."""
+        """Register the description ``what`` for ``function``, and return ``function``."""
         _WAITS[function.__code__] = what
         return function
 
@@ -80,8 +83,9 @@ _unseen: list[Callable[[], str | None]] = []
 def waits_unseen(look: Callable[[], str | None]) -> None:
     """Register a function that says what the training thread waits for outside Python.
 
-    :meth:`Watch.look` calls ``look`` when no frame of the Python stack shows a wait, as inside a
-    TensorFlow graph. ``look`` returns a description of the wait, or None if there is no wait.
+    :meth:`ThreadWatch.look` calls ``look`` when no frame of the Python stack shows a wait, as
+    inside a TensorFlow graph. ``look`` returns a description of the wait, or None if there is no
+    wait.
     """
     _unseen.append(look)
 
@@ -90,10 +94,10 @@ _works: list[Callable[[], str]] = []
 
 
 def works_at(look: Callable[[], str]) -> None:
-    """Register a function that names the work of the user's code which may take long.
+    """Register a function that names an activity in the user's code that is known to take long.
 
-    :meth:`Watch.look` calls ``look``, which returns the name of the work, such as "after a fit", or
-    an empty string if it knows of none.
+    :meth:`ThreadWatch.look` calls ``look``, which returns the name of the activity, such as "after
+    a fit", or an empty string if it knows of none.
     """
     _works.append(look)
 
@@ -114,30 +118,30 @@ def training_here() -> Iterator[None]:
 
 
 class ThreadWatch:
-    """An observer of the training thread; any thread may ask it what the training thread does."""
+    """An observer that tells any thread what the training thread of this worker does."""
 
     def __init__(self) -> None:
         self._thread = 0
         self._passed = ("", 0.0)
 
     def start(self) -> None:
-        """Begin to observe the calling thread, and to note each point that it passes.
+        """Begin to observe the calling thread, and to record the last failpoint that it has passed.
 
-        The points are those of :mod:`edl.failpoints`.
+        A failpoint is a named point in edl's code (:mod:`edl.failpoints`).
         """
         self._thread = threading.get_ident()
         self._pass("start")
         failpoints.subscribe(self._pass)
 
     def stop(self) -> None:
-        """Stop noting the points of :mod:`edl.failpoints` that the training thread passes."""
+        """Stop recording the failpoints (:mod:`edl.failpoints`) that the training thread passes."""
         failpoints.unsubscribe(self._pass)
 
     def look(self) -> Activity:
-        """Return what the training thread does, where in the user's code, and since which point.
+        """Return what the training thread does, in which line of the user's code, and since when.
 
-        The point is the last one of :mod:`edl.failpoints` that the thread has passed; the result
-        has the seconds since then.
+        The result also names the last failpoint (:mod:`edl.failpoints`) that the thread has passed,
+        and the seconds since then.
         """
         point, at = self._passed
         frame = sys._current_frames().get(_acting or self._thread)
@@ -155,30 +159,36 @@ class ThreadWatch:
 
     def _pass(self, name: str) -> None:
         # The daemon's thread passes points, too.
-        """Note when the training thread passes the point ``name``; ignore other threads."""
+        """Record the failpoint ``name`` and the present time, if the training thread passes it.
+
+        Calls from other threads are ignored.
+        """
         if threading.get_ident() == (_acting or self._thread):
             self._passed = (name, time.monotonic())
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield ``frame`` and then its callers, from the innermost to the outermost."""
+    """Yield the stack frame ``frame`` and then its callers; nothing if ``frame`` is None."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def _work(file: str) -> str:
-    """Return the name of the long work that the code in ``file`` does; empty if none is known."""
+    """Return the name of the long activity of the module at the path ``file``, or ""."""
     return next((work for path, work in _WORKS.items() if path in file), "")
 
 
 def _of_library(file: str) -> bool:
-    """Return whether ``file`` belongs to edl or a library, or was generated by a framework."""
+    """Return whether the path ``file`` belongs to edl or a library, or to generated code."""
     generated = any(part in file for part in _GENERATED)
     return generated or file.startswith(("<", *_LIBRARIES))
 
 
 def _short(file: str) -> str:
-    """Return ``file`` relative to the working directory if it lies below, else its base name."""
+    """Return the path ``file`` relative to the working directory, or its base name.
+
+    It is the base name if the file does not lie below the working directory.
+    """
     inside = os.path.relpath(file)
     return os.path.basename(file) if inside.startswith("..") else inside

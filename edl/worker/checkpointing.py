@@ -44,10 +44,16 @@ class Checkpointing:
     """One worker's part in saving, resuming and ending its job; it runs in the training thread.
 
     Attributes:
-        progress: how far the job is. What is saved is always a position in the data of edl's
-            loader.
+        progress: the step and the position in the data of this worker. Only a position in the data
+            of edl's loader is ever saved.
         replica: the model, optimizer and tracked objects to save; None until the script declares
             them.
+
+    Args:
+        config: the configuration of this process.
+        shared: the state that the training thread shares with the daemon's threads.
+        progress: this worker's position in the data of edl's loader.
+        coordinator: records the saved checkpoints and the end of the job.
     """
 
     def __init__(
@@ -112,11 +118,13 @@ class Checkpointing:
 
     @staticmethod
     def _resume_from(resume: str, directory: Path) -> Path | None:
-        """Return the directory to resume from, as the setting ``resume`` says; None: begin afresh.
+        """Return the directory whose newest checkpoint is resumed; None: the job begins afresh.
 
-        ``resume`` says no (empty, ``0``, ``no``, ``false``), yes (``1``, ``yes``, ``true``) or
-        ``auto``, or it is the path of another directory. For yes and ``auto`` the result is
-        ``directory``, into which this job saves.
+        Args:
+            resume: the setting: no (empty, ``0``, ``no``, ``false``), yes (``1``, ``yes``,
+                ``true``), ``auto``, or the path of a directory, which is returned as an absolute
+                path.
+            directory: the directory into which this job saves; it is returned for yes and ``auto``.
         """
         if resume.lower() in _NO:
             return None
@@ -126,7 +134,7 @@ class Checkpointing:
 
     @property
     def settings(self) -> JobSettings:
-        """The settings of the job; in an elastic job those in ZooKeeper, once they were read."""
+        """The settings of the job, as its launcher wrote them; valid once they were read."""
         return self._coordinator.settings
 
     def begin(self, generation: Generation, warmed_up: bool) -> None:
@@ -189,8 +197,12 @@ class Checkpointing:
     def _is_of_another_fit(self, found: Checkpoint, worker: int) -> bool:
         """Return whether the script has to pass over fits before it can load the checkpoint.
 
-        The fits that were done before the checkpoint go into ``LoaderProgress.fits_ahead``.
-        ``found`` is the checkpoint, and ``worker`` is the id of this worker, for the error message.
+        A fit is one call of Keras' ``fit``. The fits that were done before the checkpoint go into
+        ``LoaderProgress.fits_ahead``.
+
+        Args:
+            found: the checkpoint.
+            worker: the id of this worker, for the error message.
 
         Raises:
             JobFailed: the script has passed over more fits than were done before the checkpoint.
@@ -202,18 +214,21 @@ class Checkpointing:
         return done < len(fits)
 
     def save_soon(self) -> None:
-        """Save at the next boundary between two steps, though no checkpoint is due by time.
+        """Make the next :meth:`save_if_due` save, however recent the checkpoint before is.
 
-        It is for the first boundary of another fit.
+        It is called at the end of a fit, so that the first boundary of the next fit is saved.
         """
         if self._checkpoints is not None:
             self._checkpoints.hasten()
 
     def _log_resumed(self, generation: Generation, found: Checkpoint, warmed_up: bool) -> None:
-        """Log that the job was resumed from the checkpoint ``found``.
+        """Log that the job was resumed from a checkpoint.
 
-        ``warmed_up`` means that all workers had died; the event then says how many steps were lost
-        at least.
+        Args:
+            generation: the generation of the ring that gets the state.
+            found: the checkpoint.
+            warmed_up: whether all workers had died; the event then says how many steps were lost at
+                least.
         """
         step = self.progress.step
         lost_steps: int | None = None
@@ -233,9 +248,12 @@ class Checkpointing:
     def save_if_due(self, rank: int, generation: int, at_once: bool = False) -> None:
         """Let rank 0 save a checkpoint at a boundary between two steps, when one is due.
 
-        ``rank`` is this worker's rank in the ring of ``generation``. With ``at_once`` a checkpoint
-        is due however recent the one before is. In a job of one worker, a SIGTERM ends the process
-        here (SystemExit 143), after a last save.
+        In a job of one worker, a SIGTERM ends the process here (SystemExit 143), after a last save.
+
+        Args:
+            rank: this worker's rank in its ring; all but rank 0 save nothing.
+            generation: the number of the ring's generation.
+            at_once: whether a checkpoint is due however recent the one before is.
 
         Raises:
             JobFailed: another ring of the job has begun to save into the directory.
@@ -260,8 +278,8 @@ class Checkpointing:
     def save_now(self, rank: int, generation: int) -> None:
         """Let rank 0 save a checkpoint between two steps, however recent the one before is.
 
-        ``rank`` is this worker's rank in the ring of ``generation``. While another checkpoint is
-        being written, the save is put off until the next boundary.
+        ``rank`` is this worker's rank in the ring of the generation with the number ``generation``.
+        While another checkpoint is being written, the save is put off until the next boundary.
         """
         self.save_if_due(rank, generation, at_once=True)
 
@@ -283,10 +301,12 @@ class Checkpointing:
         return self._checkpoints.save_last(self._loader.place, self.replica, timeout_s)
 
     def finish(self, end: JobEnd) -> str:
-        """Save a last checkpoint when all workers have trained to the end; record if that failed.
+        """Save the last checkpoint of a finished job; if that fails, record it as the job's end.
 
-        Rank 0 calls it, so that no other worker is first to record ``end``, which says that all
-        went well.
+        Rank 0 calls it when all workers have trained to the end, before any worker records ``end``.
+
+        Args:
+            end: the end that is recorded if the checkpoint is written.
 
         Returns:
             Why the last checkpoint was not written; empty if it was, or if there is none to write.
@@ -313,10 +333,10 @@ class Checkpointing:
             self._checkpoints.wait_for_writes(self.settings.save_timeout_s)
 
     def fail(self, reason: str, error: type[JobFailed] = JobFailed) -> NoReturn:
-        """End the job as failed for all workers, with ``reason``, and raise ``error``.
+        """End the job as failed for all workers, with the message ``reason``; raise ``error``.
 
         Raises:
-            JobFailed: always, or the kind of it that ``error`` names.
+            JobFailed: always, or the subclass of it that ``error`` is.
         """
         self._end_job(reason)
         raise error(reason)
@@ -339,7 +359,10 @@ class Checkpointing:
         self.fail(reason)
 
     def _end_job(self, reason: str) -> None:
-        """Record that the job has failed, so that nobody waits for it or starts it again."""
+        """Record that the job has failed because of ``reason``, with an event in its log.
+
+        Then no worker waits for the job, and no launcher starts it again.
+        """
         step = self.progress.step
         event = Event(time.time(), self._generation, step, reason, JobFailedDetails())
         self._coordinator.end_job(JobEnd(JobState.FAILED, reason, exit_code=1), event)
@@ -347,5 +370,5 @@ class Checkpointing:
             logger.warning("the end of the job could not be recorded: %s", reason)
 
     def _log_event(self, details: Details, step: int, reason: str) -> None:
-        """Add an event with these details and ``reason``, at ``step``, to the job's event log."""
+        """Add an event to the job's log: ``details``, the job's ``step``, and a ``reason``."""
         self._shared.log(Event(time.time(), self._generation, step, reason, details))

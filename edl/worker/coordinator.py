@@ -61,6 +61,8 @@ class Coordinator(Protocol):
     def script_of_job(self) -> ScriptOfJob:
         """Ask the workers in the ring for the model and the fits of their script.
 
+        A fit is one call of Keras' ``fit``.
+
         Returns:
             The first answer; an empty one if no worker answers in time.
         """
@@ -75,14 +77,15 @@ class Coordinator(Protocol):
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> None:
-        """Publish a new stage of this worker; what is None stays as it was published before.
+        """Publish a new stage of this worker; a number that is None stays as it was before.
 
         Args:
             stage: the stage of the worker, such as ready to join, or active in a ring.
             generation: the number of the generation in whose ring the worker is.
             newest_generation: the number of the newest generation that the worker has taken note
                 of.
-            fits: the number of fits that are done before the one for which the worker is ready.
+            fits: the number of fits (calls of Keras' ``fit``) that are done before the one for
+                which the worker is ready.
         """
 
     def report_broken(self, failure: RingFailure) -> None:
@@ -95,18 +98,24 @@ class Coordinator(Protocol):
         """Return the number of the last step that a leader of the job has reported."""
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
-        """Publish how the job ended, and log ``event``, unless another worker was first."""
+        """Publish how the job ended, and log an event, unless another worker was first.
+
+        Args:
+            end: the state, reason and exit code of the job.
+            event: the event to log; None logs nothing.
+        """
 
     def release_others(self, generation: Generation | None) -> None:
-        """Break the ring of ``generation`` if another worker waits for this one in vain.
+        """Break the ring of ``generation`` as soon as another worker waits in it for this worker.
 
-        The script of this worker has ended. Another worker waits in vain for gradients, or for
-        numbers, which this worker will not send. None for ``generation`` takes the request back.
+        It is called when the script of this worker has ended: this worker will not send the
+        gradients or numbers that the other worker waits for. None for ``generation`` takes the
+        request back.
         """
 
     @property
     def released_from(self) -> str:
-        """What another worker waited for when :meth:`release_others` broke the ring; else empty."""
+        """What another worker waited for when :meth:`release_others` broke the ring; else ""."""
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all that was to be published is published, at most ``timeout_s`` seconds.
@@ -116,7 +125,10 @@ class Coordinator(Protocol):
         """
 
     def resign(self) -> None:
-        """Leave the ring and the election; what is not yet published still will be."""
+        """Withdraw this worker from the job's members and from the election.
+
+        What is not yet published still will be.
+        """
 
     def close(self) -> None:
         """Leave the job for good; a second call does nothing."""

@@ -68,12 +68,14 @@ def exchange(
 
 
 def packed(values: Sequence[float]) -> bytes:
-    """Return numbers as the payload of an exchange: eight bytes (float64) for each."""
+    """Return ``values`` as the payload of an exchange: eight bytes (float64) for each number."""
     return np.array(values, dtype=np.float64).tobytes()
 
 
 def unpacked(answer: Sequence[bytes]) -> list[list[float]]:
-    """Return the numbers of each worker, in rank order, from the payloads of an exchange.
+    """Return the numbers of each worker from the payloads of an exchange, both in rank order.
+
+    ``answer`` has the payload of each worker, made by :func:`packed`.
 
     Raises:
         UsageError: some workers sent more numbers than others.
@@ -90,6 +92,8 @@ def unpacked(answer: Sequence[bytes]) -> list[list[float]]:
 
 def check_place(progress: LoaderProgress) -> None:
     """Raise an error unless the training is between two steps, where workers may exchange numbers.
+
+    ``progress`` is this worker's position in the data, with its open step.
 
     Raises:
         UsageError: training has not begun, or a batch was handed out and is not trained yet.

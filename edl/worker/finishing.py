@@ -42,8 +42,18 @@ class Finishing:
     Attributes:
         finished: whether this worker has trained to its end.
         told_to_leave: whether a signal has asked this worker to leave.
-        has_trained_all: whether the script has come to the end of a fit; another one may follow.
-        end_batch: completes an update that was made, or skipped, just before the script ended.
+        has_trained_all: whether the script has come to the end of a call of ``fit``; another call
+            may follow.
+        end_batch: called when the script has ended; it completes the update that the script made,
+            or skipped, just before.
+
+    Args:
+        steps: returns the steps of this worker.
+        switching: holds the ring and the generation of this worker.
+        checkpointing: saves the last checkpoint.
+        shared: the state that the training thread shares with the daemon's threads.
+        coordinator: records the end of the job.
+        log_event: adds an event, with its reason, to the job's event log.
     """
 
     def __init__(
@@ -67,10 +77,11 @@ class Finishing:
         self._log_event = log_event
 
     def finish(self, early: bool = False) -> None:
-        """End this worker's training, together with all others: the script has trained all epochs.
+        """End this worker's training together with all others; its script has left the loop.
 
         Args:
-            early: whether the script ends its training on purpose, perhaps inside an epoch.
+            early: whether the script ends its training on purpose, perhaps inside an epoch; False:
+                all epochs should be trained, so samples that are not are counted and logged.
 
         Raises:
             WorkerEvicted: this worker was evicted, so what it has trained does not belong to the
@@ -121,11 +132,12 @@ class Finishing:
     def _row(self, stop: Stop) -> StepRecord | None:
         """Return this worker's step record about the end of its training, for the present ring.
 
-        If the script has ended (``stop`` is ``ENDED``), workers that wait for this one are
-        released, too. The result is None for a script that keeps its own place in its data.
+        If the script has ended (``stop`` is ``ENDED``), the coordinator is asked to break the ring
+        when another worker waits in it for this one. The result is None for a script that keeps its
+        own place in its data.
 
         Raises:
-            JobFailed: the script has ended, and other workers wait for the numbers of all workers.
+            JobFailed: the script has ended, and other workers wait in an exchange of numbers.
         """
         steps, coordinator = self._steps(), self._coordinator
         row = steps.last_record(stop)
@@ -143,9 +155,9 @@ class Finishing:
         """Agree on the end with all other workers, save a last checkpoint, and record the end.
 
         Args:
-            stop: how the training of this worker ended.
-            cuts_epoch: whether the script may not know that it leaves out samples of its last
-                epoch; they are counted and logged then.
+            stop: how the training of this worker ended: ``FINISHED`` or ``ENDED``.
+            cuts_epoch: whether to count and log the samples of the last epoch that were not
+                trained, since the script may not know that it leaves them out.
         """
         steps, switching = self._steps(), self._switching
         self.finished = True

@@ -1,6 +1,7 @@
 """Track which fits the script of one worker has done, if the script trains in phases.
 
-A fit is one call of Keras' ``fit``; :mod:`edl.core.job.fits` has the rules.
+A fit is one call of Keras' ``fit``; :mod:`edl.core.job.fits` has the rules about which fits a
+newcomer or a resumed job passes over.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ RESYNCS = 3  # at the end of a fit; what cannot be resynced shows in each whole 
 
 
 class FitProgress:
-    """One worker's record of its script's fits, for newcomers, checkpoints and the job's end."""
+    """One worker's record of its script's fits (calls of Keras' ``fit``).
+
+    Newcomers, checkpoints and the end of the job depend on it. ``exchange`` sends bytes to all
+    workers and returns what all have sent; the other arguments are the parts of the same worker.
+    """
 
     def __init__(
         self,
@@ -48,11 +53,11 @@ class FitProgress:
         return self._shared.fits.begun
 
     def of_job(self) -> ScriptFits:
-        """Ask another worker of the ring how far its script is in its fits, and return that."""
+        """Ask another worker of the ring for the fits that its script has done and begun."""
         return self._coordinator.script_of_job().fits
 
     def begin(self, done: tuple[DoneFit, ...]) -> None:
-        """Begin the fit that follows the fits ``done``."""
+        """Note that the script begins the fit that follows the fits ``done``."""
         self._loader.progress.fits, self._loader.progress.stop = done, ""
         self._loader.wants_to_stop = False
         self._finishing.has_trained_all = False
@@ -62,8 +67,8 @@ class FitProgress:
         """Compare the whole state of all workers after the last step of a fit.
 
         It is called before ``fit`` returns: the script uses the model next, and the next step,
-        which would compare the state, may never come. Workers that differ are resynced, or the job
-        ends, as the job's ``on_divergence`` says.
+        which would compare the state, may never come. Workers that differ are resynced and compared
+        again, or the job ends, as the job's setting ``on_divergence`` says.
 
         Raises:
             StateDiffers, NewcomerDiffers: see :meth:`edl.worker.state_check.StateCheck.compare`.
@@ -74,10 +79,11 @@ class FitProgress:
             self._switching.between_steps(self._check.compare_all)
 
     def end(self, done: tuple[DoneFit, ...], rank: int, generation: int) -> None:
-        """End the last of the fits ``done`` on all workers together; rank 0 saves a checkpoint.
+        """Note that the last of the fits ``done`` is over, and let rank 0 save a checkpoint.
 
-        The saved state stays the one of this fit until another fit begins, whose first boundary is
-        saved again. ``rank`` is this worker's rank in the ring of ``generation``.
+        All workers call it together. The saved state belongs to this fit until another fit begins,
+        whose first boundary between two steps is saved again. ``rank`` is this worker's rank in the
+        ring of the generation with the number ``generation``.
         """
         self._leave(done)
         self._checkpointing.save_now(rank, generation)
@@ -89,9 +95,9 @@ class FitProgress:
         self._leave(done)
 
     def check(self, theirs: ScriptFits) -> None:
-        """Raise an error if this newcomer is in a fit that the other workers have done.
+        """Raise an error if the other workers have done the fit in which this newcomer is.
 
-        ``theirs`` is how far the other workers are in the fits of the script.
+        ``theirs`` are the fits that the script of the other workers has done and begun.
 
         Raises:
             FitIsDone: the others have done the fit in which this worker is.

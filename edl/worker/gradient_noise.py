@@ -21,14 +21,14 @@ USUAL_STEPS = 50  # between two measurements, where the job does not say: 0.2 % 
 
 
 class GradientNoise:
-    """The gradient noise scale as one worker knows it, and this worker's measurements.
+    """The estimate of the gradient noise scale on one worker, and this worker's measurements.
 
     It is used by the training thread, or by a thread for which the training thread waits.
 
     Attributes:
         scale: the present estimate, equal on all workers that have completed the same steps.
         before: the estimate before the last complete step.
-        asked: whether the script needs the estimate.
+        asked: whether the script needs the estimate, so it is measured even without a setting.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class GradientNoise:
         self._counted: dict[int, int] = {}  # samples by worker in the last complete step
 
     def follow(self, settings: Callable[[], JobSettings], shared: SharedState) -> None:
-        """Measure as often as the job's settings and its policy say.
+        """Measure as often as the job's settings and its policy say, from now on.
 
         Args:
             settings: returns the settings of the job.
@@ -55,7 +55,7 @@ class GradientNoise:
         return every > 0 and step % every == 0
 
     def turn(self, step: int) -> int:
-        """Return the number of the measurement at ``step``, counted from 0 at step 0."""
+        """Return the number of measurements from step 0 up to, and without, the one at ``step``."""
         return step // max(1, self._every)
 
     @property
@@ -72,14 +72,19 @@ class GradientNoise:
         return every
 
     def measured(self, own: float, mean: float) -> None:
-        """Note the squared norms of this worker's gradient (``own``) and of the job's (``mean``).
+        """Record the squared norms of the gradients of the open step.
 
-        Both are of the open step.
+        Args:
+            own: the squared norm of this worker's own gradient.
+            mean: the squared norm of the job's gradient, the mean over all workers' samples.
         """
         self._open = Squares(own, mean)
 
     def row(self) -> dict[str, int]:
-        """Return the fields of the step record that hold what the step before has measured."""
+        """Return the step record's fields with this worker's measurement of the step before.
+
+        They are ``own_square`` and ``mean_square``, as the bits of float64 values; 0: not measured.
+        """
         return {"own_square": _bits(self._squares.own), "mean_square": _bits(self._squares.mean)}
 
     def complete(self, records: StepRecords, step: int) -> None:
@@ -126,7 +131,7 @@ class GradientNoise:
             self._squares = self._open = Squares()
 
     def resume(self, saved: Mapping[str, Any]) -> None:
-        """Restore the estimate from a checkpoint; ``saved`` is empty if the job did not measure."""
+        """Restore the estimate from ``saved`` in a checkpoint; empty: the job did not measure."""
         self.scale = self.before = NoiseScale.from_json(saved) if saved else NoiseScale()
 
 

@@ -16,7 +16,10 @@ NUMBER = 0  # of the job's only generation
 
 
 class JobOfOne:
-    """A :class:`edl.worker.coordinator.Coordinator` of one worker, which publishes nothing."""
+    """A :class:`edl.worker.coordinator.Coordinator` of one worker, which publishes nothing.
+
+    ``config`` is the configuration of this process, with the settings of the job.
+    """
 
     is_shared = False
     away = False

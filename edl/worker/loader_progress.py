@@ -44,7 +44,11 @@ CHANGES_KEPT = 64  # changes of the global batch; an old one no longer affects t
 
 
 class LoaderProgress(TrainingProgress):
-    """One worker's position in the epochs of edl's own loader."""
+    """One worker's position in the epochs of edl's own loader.
+
+    It holds the ledger, the sampler and the open step, and counts steps, samples and fits (calls of
+    Keras' ``fit``).
+    """
 
     unit = "steps"
     without_checkpoint = ", and nothing was saved: call edl.checkpoint(directory) in the script"
@@ -79,12 +83,12 @@ class LoaderProgress(TrainingProgress):
         ] = ()  # before that of the checkpoint, if these are more
 
     def attach(self, source: Source, worker: int, reader: StreamReader | None = None) -> None:
-        """Begin the first epoch of ``source``.
+        """Declare the data that the job trains on, and begin the first epoch.
 
         Args:
-            source: the data that the job trains on.
+            source: the description of the data.
             worker: the id of this worker.
-            reader: reads the samples of ``source``, if that is a stream.
+            reader: reads the samples of ``source``, if that is a stream; else None.
 
         Raises:
             DataError: the source is empty.
@@ -151,7 +155,7 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def epoch_left(self) -> EpochLeft:
-        """How much of the current epoch is trained, in case that all workers leave it now."""
+        """How many samples of the present epoch are trained, in case that all leave it now."""
         ledger = self.ledger
         return EpochLeft(ledger.epoch, ledger.done, self.source.known_total, ledger.finished)
 
@@ -187,7 +191,10 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def later_fits(self) -> tuple[DoneFit, ...]:
-        """The fits done before a checkpoint, if the script must pass over some; else empty."""
+        """The fits done before the resumed checkpoint, until the script has done as many.
+
+        Then it is empty, as in a job that was not resumed. A fit is one call of Keras' ``fit``.
+        """
         return self.fits_ahead if len(self.fits_ahead) > len(self.fits) else ()
 
     @property
@@ -209,7 +216,7 @@ class LoaderProgress(TrainingProgress):
         self.announces_late = True
 
     def end_batch(self) -> None:
-        """Note that the next batch is due: all optimizers have made their updates with the last."""
+        """Note that all optimizers have made their updates with the present batch."""
         if self.step_input.in_hand:
             self.update_order = self.update_order.after_batch()
         self.step_input.end_batch()
@@ -219,8 +226,8 @@ class LoaderProgress(TrainingProgress):
     def complete(self, records: StepRecords) -> None:
         """Move the ledger and all counters past a step whose update is in the model.
 
-        ``records`` are the rows of all workers. If they ask for another global batch, it begins
-        with the next step.
+        ``records`` are the rows of all workers in that step. If they ask for another global batch,
+        it begins with the next step.
         """
         counted_by = self.step_input.updates if self.optimizers > 1 else None
         policy = self.source.policy(len(records))
@@ -289,7 +296,7 @@ class LoaderProgress(TrainingProgress):
         return (*self.batches, (self.step, now))[-CHANGES_KEPT:]
 
     def close_step(self) -> None:
-        """Close the open step, which is complete on this worker, or which others have completed."""
+        """Close the open step, which this worker has completed, or the others without it."""
         updated = self.step_input.close()
         if self.optimizers > 1:
             self._updated, self.update_order = updated, self.update_order.after_step(updated)
@@ -300,11 +307,15 @@ class LoaderProgress(TrainingProgress):
         self.answer = answer
 
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
-        """Adapt to a new ring of ``members``: free the leases of workers that left, grant others.
+        """Adapt to a new ring: free the leases of workers that left, and grant leases to all.
 
-        Every member gets leases to start with; with a fixed global batch, not before the end of an
-        open step. If the ring replaces a broken one (``in_step``), some members may have begun a
-        batch and others begin it now; all of them divide it into the same number of microbatches.
+        With a fixed global batch, leases are granted only after the end of an open step.
+
+        Args:
+            members: the ids of the workers in the new ring, in rank order.
+            in_step: whether the ring replaces a broken one. Then some members may have begun a
+                batch and others begin it now; all of them divide it into the same number of
+                microbatches.
         """
         self.members = members
         if not in_step:
@@ -321,7 +332,7 @@ class LoaderProgress(TrainingProgress):
             self._ledger = ledger if waits else self._granted(ledger)
 
     def row(self) -> dict[str, int]:
-        """Return the fields of this worker's step record about the ledger and the open step."""
+        """Return the step record's fields about the ledger and the open step, by name."""
         ledger, open_step = self.ledger, self.step_input
         return {
             "epoch": ledger.epoch,
@@ -337,7 +348,7 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def epoch_progress(self) -> dict[str, Any]:
-        """The fields of :class:`edl.core.progress.WorkerProgress` about the data, by name."""
+        """The fields of :class:`edl.core.progress.WorkerProgress` about the data, by field name."""
         ledger, noise = self.ledger, self.noise.scale
         return {
             "noise_scale": noise.samples,
@@ -360,9 +371,11 @@ class LoaderProgress(TrainingProgress):
         return float((self.epochs - self.ledger.epoch) * total - self.ledger.done)
 
     def may_pause(self, repaired_at: int) -> bool:
-        """Return whether the job has made a step since the step ``repaired_at`` of the last repair.
+        """Return whether all workers, which are between two steps now, can pause.
 
-        Right after a repair some workers are in the midst of a step and need the others for it.
+        They can if the job has made a step since its last repair, which was at the step
+        ``repaired_at``. Right after a repair some workers are in the midst of a step and need the
+        others for it.
         """
         return self.step > repaired_at
 
@@ -545,7 +558,7 @@ class LoaderProgress(TrainingProgress):
         self.step, self.has_state = step, True
 
     def _granted(self, ledger: Ledger) -> Ledger:
-        """Return ``ledger`` with leases granted to each member of the ring, as many as it needs."""
+        """Return ``ledger`` with the leases added that each member of the ring needs."""
         source, size = self.source, len(self.members)
         needs = [(w, source.lacks(ledger, w, self.step_batches, size)) for w in self.members]
         return grant(ledger, needs, source.policy(size))

@@ -78,7 +78,10 @@ class Update(NamedTuple):
 
 
 def last_update(progress: LoaderProgress) -> Update:
-    """Return the newest update of the job, whether this worker or only the others have made it."""
+    """Return the newest update of the job, whether this worker or only the others have made it.
+
+    ``progress`` is this worker's position in the data.
+    """
     known = progress.noise.before  # what all have made it with
     before, after = progress.trained_before, progress.trained
     return Update(progress.step - 1, before, after, progress.batches, known, known)
@@ -90,8 +93,17 @@ class LoaderSteps(WorkerSteps):
     Attributes:
         changes: counts batches that were begun, gradients that were added up, and repairs.
         before_exchange: called before each exchange between two steps.
-        replica: the model and optimizer, whose state other workers may need after a failure.
+        replica: the model and optimizer, whose state other workers may need after a failure; None
+            until the script has declared them.
         step_input: the open step and its batches.
+
+    Args:
+        ring: the ring over which the records are sent.
+        shared: the state that the training thread shares with the daemon's threads.
+        switching: moves this worker between rings.
+        wishes: the script's request for more or fewer workers.
+        progress: this worker's position in the data.
+        state_check: compares the states of the workers.
     """
 
     ends_with_script = True
@@ -182,8 +194,8 @@ class LoaderSteps(WorkerSteps):
     def begin(self, batch: Batch, padding: bool = False) -> None:
         """Begin a step on ``batch``, or add the batch to the open step.
 
-        A batch for ``padding`` counts for no samples. This worker's step record goes out with the
-        first batch of a step, unless gradients are accumulated.
+        With ``padding`` the batch counts for no samples. This worker's step record goes out with
+        the first batch of a step, unless gradients are accumulated.
         """
         first = not self.open
         nothing = None
@@ -201,7 +213,7 @@ class LoaderSteps(WorkerSteps):
     def next_part(self) -> None:
         """End the open step and begin the next one on the same batch, for another update.
 
-        A script with several optimizers comes here when an optimizer begins anew after an update.
+        It is called when a script with several optimizers computes gradients again after an update.
 
         Raises:
             UsageError: the step has accumulated the gradients of more than one batch.
@@ -212,7 +224,7 @@ class LoaderSteps(WorkerSteps):
         self._begin_step()
 
     def end_batch(self) -> None:
-        """Note that all optimizers are done with the present batch."""
+        """Note that all optimizers have made their updates with the present batch."""
         self._progress.end_batch()
 
     def accumulate(self) -> None:
@@ -255,10 +267,11 @@ class LoaderSteps(WorkerSteps):
     def _see_who_left(self, records: StepRecords) -> None:
         """Raise an error if other workers have left their loops during the batch of this step.
 
-        The gradients of these workers never come.
+        ``records`` are the rows of the step. The gradients of workers that left never come; all
+        workers send one more row, which says how each of them ended.
 
         Raises:
-            JobFailed: some workers have left; the next record of each worker says how.
+            JobFailed: some workers have left.
         """
         if self._leaves or not (records.column("stop") == Stop.LEFT).any():
             return
@@ -267,9 +280,9 @@ class LoaderSteps(WorkerSteps):
 
     @property
     def update(self) -> Update:
-        """The update of the open step once its records are in; otherwise the newest one of the job.
+        """The update of the open step once its records are in; otherwise the newest update.
 
-        It is the newest one, too, if other workers have completed the open step.
+        It is the newest one of the job, too, if other workers have completed the open step.
         """
         progress, step = self._progress, self.step_input
         trained, number = progress.trained, progress.step
@@ -334,11 +347,11 @@ class LoaderSteps(WorkerSteps):
         self._publish()
 
     def joined(self) -> None:
-        """Note for the comparison of states that this worker has joined a job that trains."""
+        """Note that this worker has joined, so that its state is compared as a newcomer's."""
         self._check.joined()
 
     def compare(self, records: StepRecords) -> None:
-        """Compare the states of all workers by the digests in their step records.
+        """Compare the states of all workers by the digests in the step records ``records``.
 
         Raises:
             StateDiffers, NewcomerDiffers, RingBroken: see
@@ -376,8 +389,9 @@ class LoaderSteps(WorkerSteps):
 
         Args:
             payload: the bytes that this worker sends, of any size.
-            repair: called when the ring breaks; see :func:`edl.worker.exchange.exchange`. In a step
-                gradients may be on their way, too.
+            repair: called when the ring breaks, with the error and the time since when this worker
+                waited; see :func:`edl.worker.exchange.exchange`. Gradients of the step may be on
+                their way then.
         """
         return exchange(payload, self.ring, self._progress, repair, self._shared.clock.now_s)
 
@@ -401,7 +415,7 @@ class LoaderSteps(WorkerSteps):
         self._left_in = self.generation
 
     def describe_end(self, stop: Stop) -> str:
-        """Return where the training ended and what it left out, as the end of a sentence.
+        """Return where the training ended and how many samples it left out, as a clause.
 
         ``stop`` says whether the training has finished, or the script has ended before. The result
         is empty if all epochs were trained in full.
@@ -448,7 +462,7 @@ class LoaderSteps(WorkerSteps):
         return "its last checkpoint was not written; the output of rank 0 says why"
 
     def idle_record(self) -> StepRecord:
-        """Return this worker's row while nothing is trained, with the digest of its state."""
+        """Return this worker's row for a time without training, with its state's digest."""
         return replace(super().idle_record(), state=self._check.state)
 
     def _begin_step(self) -> None:
@@ -471,7 +485,10 @@ class LoaderSteps(WorkerSteps):
 
 
 def _slow_event(slow: SlowestWorker, generation: int, step: int) -> Event:
-    """Return the event for the log which says that all workers wait for ``slow`` in each step."""
+    """Return the event for the log which says that all workers wait for ``slow`` in each step.
+
+    ``generation`` and ``step`` are the numbers of the present generation and step.
+    """
     name = f"w{slow.worker}"
     details = SlowWorkerDetails(name, round(slow.own_s, 6), round(slow.others_s, 6))
     reason = f"the others wait for {name} in each step: {slow}"

@@ -18,10 +18,18 @@ NEWS_SLICE_S = 1.0  # after so long a waiting worker looks at other news
 
 
 class Newcomer:
-    """A worker's wait for its first generation; it runs in the training thread.
+    """The wait of one worker for its first generation; it runs in the training thread.
 
     Attributes:
-        fits_of_job: asks another worker how far its script is in its fits.
+        fits_of_job: asks another worker which fits (calls of ``fit``) its script has done and
+            begun.
+
+    Args:
+        shared: the state that the training thread shares with the daemon's threads.
+        ring: the ring that this worker will enter.
+        progress: how many fits this worker's script has done.
+        coordinator: publishes the stage of this worker.
+        exit: ends this process with success, and logs the reason that it gets.
     """
 
     def __init__(
@@ -43,9 +51,9 @@ class Newcomer:
     def wait_for_membership(self, worker: int, fits: int, after: int = 0) -> Generation:
         """Wait for a generation that has this newcomer as a member, and return it.
 
-        The old members of the generation are on their way into its ring then. The worker publishes
-        the generation beyond which it waits, because a newcomer that does not would be taken to be
-        stuck.
+        When it returns, the old members are on their way into the ring of that generation. With a
+        number ``after``, the worker publishes beyond which generation it waits; otherwise the
+        leader would take it to be stuck.
 
         Args:
             worker: the id of this worker.

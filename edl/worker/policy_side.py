@@ -1,4 +1,7 @@
-"""Define a worker's access to the job's policy: it proposes one, and reads what was learned."""
+"""Define a worker's access to the job's policy: it proposes a policy, and reads what was measured.
+
+What a policy measures and keeps is the scaling profile: the throughput by number of workers.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,13 @@ class PolicySide(Protocol):
         """Let the job follow ``policy``, unless the job has a policy already."""
 
     def learned(self) -> Mapping[str, Any]:
-        """Return the scaling profile of the job as JSON values; empty: it is not known."""
+        """Return the job's scaling profile (throughput by number of workers) as JSON values.
+
+        The result is empty if the profile is not known.
+        """
 
     def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """Let the job begin with the scaling profile ``learned``, unless it has its own."""
+        """Let the job begin with the scaling profile ``learned`` (JSON), unless it has its own."""
 
 
 class NoPolicy:

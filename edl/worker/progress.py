@@ -1,4 +1,4 @@
-"""Define how far a worker is in its job. All workers of a ring are equally far between two steps.
+"""Define a worker's progress in its job, which is equal on all workers of a ring between two steps.
 
 The position in the data is kept either by edl's own loader (:mod:`edl.worker.loader_progress`),
 with a ledger of what is trained, or by the script itself (:mod:`edl.worker.script_progress`).
@@ -19,7 +19,12 @@ Exchange = Callable[[bytes], list[bytes]]
 
 
 class Receive(Enum):
-    """The part of the job's state that a worker takes from the broadcast of the state source."""
+    """The part of the job's state that a worker takes from the broadcast of the state source.
+
+    ``NOTHING``: it has the state, and only takes part in the broadcast. ``STEP``: it missed the
+    last update, and takes what that update has changed. ``RESYNC``: its state differed, and it
+    takes all but what is each worker's own. ``ALL``: it is a newcomer and takes everything.
+    """
 
     NOTHING = "nothing"  # it has the state already, and just takes part in the broadcast
     STEP = "step"  # it missed the last update: it takes what that update has changed
@@ -31,7 +36,7 @@ class TrainingProgress(ABC):
     """The steps that the job has made, as one worker knows them.
 
     Attributes:
-        unit: what the steps are, in words for a message.
+        unit: what the steps are, as a plural for messages, such as "steps".
         without_checkpoint: the end of the message when all workers have died and nothing was saved.
         members: the ids of the workers in the ring, in rank order.
         step: how many steps the job has completed.
@@ -40,8 +45,8 @@ class TrainingProgress(ABC):
             completed.
         answer: what all workers have sent in the last exchange, in rank order, as long as one of
             them may not have it yet; else empty.
-        joined_after: the step after which the newest workers joined while the job trained; the same
-            on all workers.
+        joined_after: the step after which the newest workers joined while the job trained, the same
+            on all workers; ``NEVER``: none has joined.
     """
 
     unit: ClassVar[str]
@@ -70,7 +75,10 @@ class TrainingProgress(ABC):
 
     @property
     def later_fits(self) -> tuple[DoneFit, ...]:
-        """The fits done before a checkpoint, if the script must pass over some; else empty."""
+        """The fits done before the resumed checkpoint, until the script has done as many.
+
+        Then it is empty, as in a job that was not resumed.
+        """
         return ()
 
     @property
@@ -80,25 +88,30 @@ class TrainingProgress(ABC):
 
     @abstractmethod
     def may_pause(self, repaired_at: int) -> bool:
-        """Return whether all workers, which are at a boundary now, can pause in their present ring.
+        """Return whether all workers, which are between two steps now, can pause.
 
-        ``repaired_at`` is the job's step when its ring was repaired last.
+        ``repaired_at`` is the job's step when its ring was repaired last; -1: it never was.
         """
 
     @abstractmethod
     def row(self) -> dict[str, int]:
-        """Return the fields of a step record about the data (:mod:`edl.core.step.step_record`)."""
+        """Return the fields of a step record about the data, by name.
+
+        See :mod:`edl.core.step.step_record`.
+        """
 
     @property
     @abstractmethod
     def epoch_progress(self) -> dict[str, Any]:
-        """The fields of :class:`WorkerProgress` about the data, by name."""
+        """The fields of :class:`WorkerProgress` about the data, by field name."""
 
     @abstractmethod
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
-        """Adapt to a new ring of ``members``.
+        """Adapt to a new ring.
 
-        ``in_step`` says that the ring replaces a broken one, so that some members may be in a step.
+        Args:
+            members: the ids of the workers in the new ring, in rank order.
+            in_step: whether the ring replaces a broken one, so that some members may be in a step.
         """
 
     @abstractmethod
@@ -120,7 +133,8 @@ class TrainingProgress(ABC):
     def passes_over(self, header: Mapping[str, Any], exchange: Exchange) -> bool:
         """Return whether some workers have to pass over fits before they can get the job's state.
 
-        All workers of a ring call it where none of them has the state yet.
+        All workers of a ring call it where none of them has the state yet. Without fits it is
+        False.
 
         Args:
             header: the result of :meth:`header` on the state source.
@@ -136,7 +150,7 @@ class TrainingProgress(ABC):
         Args:
             generation: the number of the present generation.
             size: the number of workers in the ring.
-            median_step_s: the usual time of a step, in seconds.
+            median_step_s: the median time of a step, in seconds.
             now_s: the present time of the monotonic clock, in seconds.
         """
         return WorkerProgress(

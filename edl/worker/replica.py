@@ -1,4 +1,4 @@
-"""The interfaces of the state that all workers hold alike, as a framework or a script keeps it."""
+"""Define the interfaces of the state that all workers hold alike, in a framework or in a script."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from edl.worker.state_check import Compared
 
 
 class Shared(Protocol):
-    """The interface of the state that all workers hold alike, in this process."""
+    """The interface of this worker's copy of the state that is the same on all workers."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         """Broadcast the state over ``ring``, from the rank ``root`` to all others.
 
-        ``receive`` is the part of the state that this worker takes over.
+        ``receive`` says which part of the state this worker takes over.
         """
 
 
 class ScriptState(Shared, Compared, Protocol):
-    """The interface of the state of a script that keeps its own place in its data."""
+    """The interface of the shared state of a script that keeps its own place in its data."""
 
 
 class Replica(Shared, Durable, Compared, Protocol):
-    """The interface of what all workers share in a framework: model, optimizer, tracked objects."""
+    """The interface of the state of a framework: model, optimizer and tracked objects.
+
+    All workers share it.
+    """
 
     def end_batch(self, step: int, epoch: int) -> None:
-        """Keep a copy of what the script tracks, or take over the copies that others have kept.
+        """Copy the state of the tracked objects, or load copies received from another worker.
 
-        It is called when the script asks for its next batch, and when it exchanges something before
-        that.
+        The copies are for workers that missed the last step; such a worker loads them here. It is
+        called when the script asks for its next batch, and when it exchanges something before that.
 
         Args:
             step: the number of steps that are complete.
