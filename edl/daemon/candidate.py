@@ -24,7 +24,7 @@ class Candidate:
 
     Args:
         begin: Starts a term of this worker.
-        run: Returns the token of the start of the job that the candidates belong to.
+        run: Returns the identifier of the start of the job that the candidates belong to.
         probe_timeout_s: How long to wait for the port of another candidate to answer, in seconds.
     """
 
@@ -104,14 +104,13 @@ class Candidate:
 
         Args:
             own: This worker's member record.
-            generation: The newest generation, if any.
+            generation: The newest generation; None if there is none.
             given_up: The ids of the evicted workers.
             is_building: Whether this worker's ring is being built.
 
         Returns:
             Whether the ring of this worker is broken or being built, and a candidate ahead of it
-            holds up
-            the repair: either that candidate leads, or its session ends soon.
+            holds up the repair: either that candidate leads, or its session ends soon.
         """
         election = self._election
         if generation is None or election is None:

@@ -63,7 +63,15 @@ AWAY_S = 1.0  # ZooKeeper's absence that is told of; less is a change of its lea
 
 @dataclass(frozen=True)
 class DaemonLimits:
-    """How often a daemon looks at ZooKeeper, and how long it waits, in seconds."""
+    """How often a daemon reads ZooKeeper, and how long it waits, in seconds.
+
+    Attributes:
+        period_s: the time between two reads of ZooKeeper when no watch has fired.
+        breaking_period_s: the same while the ring is broken.
+        gather_s: how long to wait after a watch has fired, so that one read gets all changes of a
+            burst.
+        probe_timeout_s: how long to wait for another worker's port to answer.
+    """
 
     period_s: float = 0.5  # between two looks although no watch has fired
     breaking_period_s: float = 0.05  # the same while the ring is broken
@@ -80,8 +88,8 @@ class Daemon:
         config: The configuration of this process; it names the job and its ZooKeeper.
         shared: The state that the daemon thread and the training thread share.
         ring: The ring of this worker, which the daemon breaks when a member of it is lost.
-        log: The log file of this process, if it has one of its own.
-        limits: How often to look, and how long to wait.
+        log: The log file of this process; None if it has none of its own.
+        limits: How often to read ZooKeeper, and how long to wait.
 
     Raises:
         CoordinationError: ``config`` names no job or no ZooKeeper.
@@ -150,7 +158,7 @@ class Daemon:
 
     @property
     def sizes(self) -> Sizes:
-        """How many workers the job may have."""
+        """The numbers of workers that the job may have."""
         return self._config.sizes
 
     def start(self) -> tuple[Member, Generation | None]:
@@ -218,11 +226,11 @@ class Daemon:
     def script_of_job(self) -> ScriptOfJob:
         """Ask the other workers of the newest generation for model and fits of their script.
 
-        They are asked one by one. Workers that are about to join come last, because they may not be
-        in the ring yet.
+        A fit is one call of Keras' ``fit``. They are asked one by one. Workers that are about to
+        join come last, because they may not be in the ring yet.
 
         Returns:
-            The first answer that says anything; an empty one if there is none.
+            The first answer that names a model or a fit; an empty one if there is none.
         """
         generation = self._shared.newest(0)
         if generation is None:
@@ -254,8 +262,10 @@ class Daemon:
         Args:
             stage: The new stage.
             generation: The number of the generation whose ring this worker is in; None leaves it.
-            newest_generation: The newest generation that this worker knows; None leaves it.
-            fits: For a newcomer: it is ready for the fit that follows so many; None leaves it.
+            newest_generation: The number of the newest generation that this worker knows; None
+                leaves it.
+            fits: How many fits are done before the one for which a newcomer is ready; None leaves
+                it.
         """
         self._pending_writes.change_member(
             lambda own: own.at(stage, generation, newest_generation, fits)
@@ -263,13 +273,13 @@ class Daemon:
         self._wake.set()
 
     def report_broken(self, failure: RingFailure) -> None:
-        """Report in this worker's member node that its ring failed, and which step was complete."""
+        """Report ``failure`` in this worker's member node: its ring failed after some step."""
         self._pending_writes.change_member(lambda own: replace(own, broken=failure))
         self._wake.set()
 
     @property
     def run(self) -> str:
-        """The token of the start of the job that this worker belongs to."""
+        """The identifier of the start of the job that this worker belongs to."""
         return self._store.nodes.run
 
     def put_saved(self, directory: str, step: int) -> None:
@@ -278,7 +288,7 @@ class Daemon:
         self._wake.set()
 
     def last_step(self) -> int:
-        """Return the last step that a leader has written to ZooKeeper.
+        """Return the number of the last step that a leader has written to ZooKeeper.
 
         The job may have gone further.
         """
@@ -295,18 +305,18 @@ class Daemon:
         self._wake.set()
 
     def release_others(self, generation: Generation | None) -> None:
-        """Cut the ring of ``generation`` when another worker waits in it for this one.
+        """Break the ring of ``generation`` as soon as another worker waits in it for this worker.
 
         The script of this worker has ended, so it will not send the gradients or numbers that
-        another worker may wait for. None stops that.
+        another worker may wait for. None for ``generation`` takes the request back.
         """
         self._ended_in = generation
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that this worker has to make known is written.
+        """Wait until all reports and events of this worker are written to ZooKeeper.
 
         Returns:
-            False if that was not so within ``timeout_s`` seconds, else True.
+            False if they are not written within ``timeout_s`` seconds, else True.
         """
         self._wake.set()
         return self._pending_writes.flush(timeout_s)
@@ -339,7 +349,11 @@ class Daemon:
             self._ring.break_()
 
     def _listen(self) -> None:
-        """Look at ZooKeeper after each change and once a period, until the worker ends."""
+        """Exchange news with ZooKeeper (:meth:`_turn`) until the worker ends.
+
+        This is done after each change in ZooKeeper or in this worker, and at least every
+        ``period_s`` seconds of :class:`DaemonLimits`. At the end the worker's nodes are removed.
+        """
         while not self._stopping:
             if self._wake.wait(self._period_s):
                 time.sleep(self._limits.gather_s)
@@ -358,21 +372,24 @@ class Daemon:
         self._remove_nodes()
 
     def _look_at_log(self) -> None:
-        """Keep the file of this worker's output below its limit; log an event when it fails."""
+        """Keep the file of this worker's output below its limit; log an event if writing fails."""
         failure = self._log.look(self._config.log_mb * 10**6) if self._log else None
         if failure and self._log and (member := self._pending_writes.member) is not None:
             details = LogFailedDetails(member.name, member.host, self._log.path)
             self._tell(details, f"{member.name} trains on without its log: {failure}")
 
     def _reached(self) -> None:
-        """Note that ZooKeeper was read and written; rank 0 logs the end of a long outage."""
+        """Note that ZooKeeper was read and written; log an outage of 1 s or more on rank 0."""
         self._lost_job.is_back()
         away_s, reason = self._outage.end()
         if away_s >= AWAY_S and self._shared.progress.generation and self._ring.place.rank == 0:
             self._tell(ZookeeperBackDetails(round(away_s, 3)), reason)
 
     def _may_be_restored(self, error: UnknownJob) -> bool:
-        """Return whether to wait for a job that ZooKeeper has lost; if not, evict this worker."""
+        """Return whether to wait for a job that ZooKeeper has lost; if not, evict this worker.
+
+        ``error`` is the error that says that the job is missing.
+        """
         step = self._shared.progress.step
         if self._lost_job.handle(error, f"w{self._lost_job.own}", step):
             return True
@@ -382,7 +399,7 @@ class Daemon:
         return False
 
     def _remove_nodes(self) -> None:
-        """Write what is still to be made known, and remove this worker's nodes from ZooKeeper."""
+        """Write the last reports of this worker, and remove its nodes from ZooKeeper."""
         try:
             self._pending_writes.write(as_member=not self._resigned)
             self._candidate.resign()
@@ -405,7 +422,7 @@ class Daemon:
             )
 
     def _turn(self) -> None:
-        """Write what is due, read what is new, and lead if this worker is elected.
+        """Write this worker's reports to ZooKeeper, read news of the job, and lead if elected.
 
         Raises:
             CoordinationError: ZooKeeper is away.
@@ -442,7 +459,7 @@ class Daemon:
         self._elect(member, job.state, generation, evicted)
 
     def _register_again(self) -> None:
-        """Write this worker's node again, with the same id, when ZooKeeper may have lost it."""
+        """Have this worker's node written again, with the same id, if ZooKeeper may lack it."""
         if self._incarnation != self._store.incarnation:
             # The nodes of this worker are gone; the worker is not.
             self._incarnation = self._store.incarnation
@@ -476,7 +493,14 @@ class Daemon:
         generation: Generation | None,
         evicted: Mapping[int, str],
     ) -> None:
-        """Take part in the election, and lead if this worker is elected, unless the job is over."""
+        """Take part in the election, and lead if this worker is elected, unless the job is over.
+
+        Args:
+            member: This worker's member record; None before it is registered.
+            state: The state of the job.
+            generation: The newest generation; None if there is none.
+            evicted: Why each evicted worker was evicted, by worker id.
+        """
         if member is not None and self._candidate.remove_dead(
             member, generation, evicted, self._ring.is_building
         ):
@@ -524,7 +548,10 @@ class Daemon:
             self._server.close_scope(self._scope)  # whoever waits in it waits for the lost one
 
     def _begin_term(self, leadership: Leadership) -> LeaderTerm:
-        """Return the term of this worker as the leader, and make it known in the shared state."""
+        """Return the term of this worker as the leader, and make it known in the shared state.
+
+        ``leadership`` is the term as the election returned it.
+        """
         member = self._pending_writes.member
         assert member is not None
         term = LeaderTerm(
@@ -543,13 +570,17 @@ class Daemon:
         return term
 
     def _answer_model(self, _request: HttpRequest) -> tuple[int, bytes]:
-        """Answer an HTTP request for the model and the fits of this worker's script, as JSON."""
+        """Answer an HTTP request for the model and the fits of this worker's script.
+
+        Returns:
+            The status 200, and the answer as JSON.
+        """
         fits = self._shared.fits
         said = {"signature": self._shared.signature(), "begun": fits.begun}
         return 200, json.dumps({**said, "done": as_json(fits.done)}).encode()
 
     def _health(self) -> Mapping[str, Any]:
-        """Return what this worker reports of itself under ``/health``."""
+        """Return the JSON object that answers ``GET /health``: progress and activity."""
         member = self._pending_writes.member
         return {
             "worker": member.name if member else None,

@@ -1,9 +1,9 @@
 """End a job in order while ZooKeeper is away.
 
-The end of the job cannot be written to ZooKeeper then. So the agent of `edl run` tells a worker on
-the worker's own port (``POST /end``, signed), and that worker tells the other workers of its ring.
-All leave after the step in whose records all of them know of the end, as for an end that the leader
-has written (:data:`edl.core.records.END`).
+The end of the job cannot be written to ZooKeeper then. Instead, the agent of `edl run` tells a
+worker on the worker's own port (``POST /end``, signed), and that worker tells the other workers of
+its ring. All leave after the step in whose records all of them know of the end, as for an end that
+the leader has written (:data:`edl.core.records.END`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from edl.http.server import DaemonServer, HttpRequest
 
 
 class JobEndEndpoint:
-    """The part of a worker that can be told over HTTP that its job ends.
+    """The HTTP path of a worker at which it is told that its job ends.
 
     Args:
         key: The key by which requests to the workers of the job are signed.
-        announce: Announces an end to the training thread.
+        announce: Tells the training thread of the end, which is a generation without members.
     """
 
     def __init__(self, key: str, announce: Callable[[Generation], None]) -> None:
@@ -36,11 +36,13 @@ class JobEndEndpoint:
         server.add_route(END_PATH, self._answer, changes=True)
 
     def generation_is(self, generation: Generation) -> None:
-        """Take note of the newest generation that the leader has written."""
+        """Keep the newest generation of the job, whose workers are told if the job ends."""
         self._current = generation
 
     def _answer(self, request: HttpRequest) -> tuple[int, bytes]:
         """Answer a request to end the job; announce the first one, and tell the other workers.
+
+        The body of ``request`` is the reason.
 
         Returns:
             Status and body: 200, 405 if the method is not POST, 409 if this worker is in no ring.

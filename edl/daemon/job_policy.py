@@ -1,6 +1,7 @@
 """Connect a worker's training thread to the policy of its job in ZooKeeper.
 
-The training thread proposes a policy, and reads or writes what the job has learned of its sizes.
+The training thread proposes a policy, and reads or writes the job's scaling profile: the measured
+throughput by number of workers.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ logger = logging.getLogger(__name__)
 class PolicyInZooKeeper:
     """A :class:`edl.worker.policy_side.PolicySide` that keeps the policy of the job in ZooKeeper.
 
-    What the training thread proposes is kept here until :meth:`write`, which the daemon thread
-    calls, has written it.
+    What the training thread proposes is kept in this object until :meth:`write`, which the daemon
+    thread calls, has written it.
 
     Args:
         nodes: The nodes of the policy in ZooKeeper.
@@ -48,9 +49,9 @@ class PolicyInZooKeeper:
         self._wake()
 
     def learned(self) -> Mapping[str, Any]:
-        """Return what the job has learned of its sizes as JSON values; empty if it is not known.
+        """Return the job's scaling profile (throughput by number of workers) as JSON values.
 
-        It is not known while ZooKeeper is away.
+        It is empty if nothing was measured yet, or while ZooKeeper is away.
         """
         found: Mapping[str, Any] = {}
         with suppress(CoordinationError, UnknownJob):
@@ -58,7 +59,7 @@ class PolicyInZooKeeper:
         return found
 
     def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """Let the job begin with ``learned``, unless the job has measured any size itself.
+        """Let the job begin with the scaling profile ``learned``, unless it has measured any size.
 
         A value that cannot be read, perhaps of another version of edl, is dropped with a warning.
         """

@@ -11,22 +11,23 @@ logger = logging.getLogger(__name__)
 
 
 class Outage:
-    """The time in which one daemon cannot reach ZooKeeper."""
+    """The measurement of the time in which one daemon cannot reach ZooKeeper."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def begin(self, error: CoordinationError) -> None:
-        """Note that ZooKeeper could not be reached because of ``error``; log it once an outage."""
+        """Note that ``error`` shows that ZooKeeper is out of reach; log it once in an outage."""
         if self._since is None:
             self._since = time.monotonic()
             logger.warning("coordination is interrupted, training goes on: %s", error)
 
     def end(self) -> tuple[float, str]:
-        """Note that ZooKeeper was reached.
+        """Note that ZooKeeper was reached, and log the end of the outage if there was one.
 
         Returns:
-            How many seconds the outage lasted, and that in words; 0.0 and "" without an outage.
+            How many seconds the outage lasted, and a sentence with that time; 0.0 and "" without an
+            outage.
         """
         if self._since is None:
             return 0.0, ""

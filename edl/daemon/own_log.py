@@ -67,16 +67,17 @@ class OwnLog:
                 setattr(sys, f"__{name}__", guarded)
 
     def look(self, most_bytes: int) -> str | None:
-        """Begin a new file if this one has ``most_bytes``, and report a new failure to write.
+        """Begin a new file if this one has ``most_bytes`` or more; return a new failure to write.
 
         Returns:
-            Why lines are left out, once for each outage; None if there is nothing new.
+            Why lines are missing from the file, once for each series of failures; None: nothing
+            new.
         """
         self.rotate(most_bytes)
         return self.take_failure()
 
     def rotate(self, most_bytes: int) -> None:
-        """Begin a new file if this one has ``most_bytes``; the file before this one is removed.
+        """Begin a new file if this one has ``most_bytes`` or more; keep only one former file.
 
         The new file is in use before it has the name, so a reader that finds it there has all of
         the old one. Processes that this process has started go on in the old file.
@@ -96,31 +97,34 @@ class OwnLog:
             os.rename(following, self.path)
 
     def take_failure(self) -> str | None:
-        """Return why lines are left out, once for each outage; None if there is nothing new."""
+        """Return why lines are missing from the file, once for each series of failures.
+
+        The result is None if nothing is new.
+        """
         with self._lock:
             failure, self._failure = self._failure, None
             return failure
 
     def failed(self, left_out: int, error: OSError) -> None:
-        """Note that ``left_out`` bytes could not be written because of ``error``."""
+        """Note that ``left_out`` bytes could not be written to the file because of ``error``."""
         with self._lock:
             if not self._left_out:
                 self._failure = f"{error.strerror}: {self.path}"
             self._left_out += left_out
 
     def notice(self) -> bytes:
-        """Return the line that says how many bytes are missing at this place; empty if none are."""
+        """Return the line that says how many bytes are missing in the file here; or b""."""
         with self._lock:
             missing = self._left_out
         return f"\nedl: {missing} bytes are left out here\n".encode() if missing else b""
 
     def resumed(self) -> None:
-        """Note that the line of :meth:`notice` was written; missing bytes are then counted anew."""
+        """Set the count of missing bytes to 0, since the line of :meth:`notice` was written."""
         with self._lock:
             self._left_out = 0
 
     def _is_own(self, descriptor: int) -> bool:
-        """Return whether the file descriptor is this file; the script may have redirected it."""
+        """Return whether ``descriptor`` is open on this file; the script may have redirected it."""
         try:
             return os.path.samestat(os.fstat(descriptor), Path(self.path).stat())
         except OSError:
@@ -128,9 +132,13 @@ class OwnLog:
 
 
 class _Lossy(io.FileIO):
-    """A raw stream to the file ``descriptor`` that leaves out what the disk does not take.
+    """A raw stream to a file that leaves out what the disk does not take.
 
     The number of bytes left out is written before the next line that the disk takes.
+
+    Args:
+        descriptor: The file descriptor to write to; it stays open.
+        log: Counts the bytes left out.
     """
 
     def __init__(self, descriptor: int, log: OwnLog) -> None:

@@ -1,4 +1,4 @@
-"""Keep what a worker wants to make known of itself until it is written to ZooKeeper."""
+"""Keep a worker's reports of itself until they are written to ZooKeeper."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class PendingWrites:
         return True
 
     def write(self, as_member: bool) -> None:
-        """Write to ZooKeeper all that this worker makes known and that is not written yet.
+        """Write to ZooKeeper all reports and events of this worker that are not written yet.
 
         Args:
             as_member: Whether to write the member node, too.
@@ -123,8 +123,12 @@ class PendingWrites:
     def _conclude(self, end: JobEnd, event: Event | None) -> None:
         """Write how the job has ended, unless the job goes on without this worker.
 
-        That is so if the ring of this worker was cut off and trained on, while the job has another
-        ring.
+        It goes on if this worker was evicted, or if the ring of this worker was cut off and trained
+        on while the job has another ring.
+
+        Args:
+            end: The state, reason and exit code of the job.
+            event: An event to log if no other worker has reported the end; None logs nothing.
         """
         _, generation, evicted, *_ = self._store.watch_generation(None)
         own = self._member

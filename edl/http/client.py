@@ -32,9 +32,9 @@ def fetch(
         address: The address of the worker.
         port: The port of its daemon.
         path: The path to get.
-        timeout_s: How long to wait for the connection, and then for data each time. The server
-            holds a GET of a rendezvous key until the key arrives, so give it more than the server's
-            20 s.
+        timeout_s: How long to wait for the connection, and then for data each time, in seconds. The
+            server holds a GET of a rendezvous key until the key arrives, so give it more than the
+            server's 20 s.
         generation: The number of the generation, for the error only.
 
     Raises:
@@ -101,7 +101,7 @@ def send_change(
 
 
 def script_of(member: RingMember) -> ScriptOfJob | None:
-    """Ask the worker ``member`` for the model and the fits of its script.
+    """Ask the worker ``member`` for the model and the fits (calls of ``fit``) of its script.
 
     Returns:
         The answer; None if there is no valid one within ``MODEL_S`` seconds.
@@ -118,7 +118,7 @@ def script_of(member: RingMember) -> ScriptOfJob | None:
 
 @dataclass(frozen=True)
 class Health:
-    """What asking a worker's daemon for its health has shown.
+    """The result of asking a worker's daemon for the health of the worker.
 
     Attributes:
         liveness: Whether the daemon answered, and what it means if it did not.
@@ -129,13 +129,13 @@ class Health:
     report: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
 
     def answer(self, run: str) -> ProbeResult:
-        """Return the part of the answer that may prove that a worker is dead.
+        """Return what this result proves about a worker's death: the liveness, and who answered.
 
         The port of a dead worker may be used again, by another worker of the same start or by a
         worker of another job; so the result names the worker that answered.
 
         Args:
-            run: The token of the start of the job that the worker belongs to.
+            run: The identifier of the start of the job that the worker belongs to.
         """
         name = self.report.get("worker")
         if name is not None and self.report.get("run", run) != run:
@@ -146,12 +146,14 @@ class Health:
 def ask(address: str, port: int, timeout_s: float) -> Health:
     """Ask the daemon at a port for the health of its worker.
 
-    Any HTTP answer shows that the worker is alive.
-
     Args:
         address: The address of the worker.
         port: The port of its daemon.
-        timeout_s: How long to wait for the connection, and then for data each time.
+        timeout_s: How long to wait for the connection, and then for data each time, in seconds.
+
+    Returns:
+        ``ALIVE`` with the worker's report, after any HTTP answer; ``REFUSED`` if no process listens
+        there; ``SILENT`` if no answer came in time.
     """
     for _ in range(2):
         try:
@@ -209,9 +211,9 @@ def answering(members: Iterable[RingMember], run: str, timeout_s: float) -> froz
 
     Args:
         members: The workers to ask.
-        run: The token of the start of the job; an answer of a worker of another start does not
+        run: The identifier of the start of the job; an answer of a worker of another start does not
             count.
-        timeout_s: How long to wait for the answers.
+        timeout_s: How long to wait for each answer, as in :func:`ask`.
     """
     answers = ask_all({member.id: (member.address, member.port) for member in members}, timeout_s)
     return frozenset(
@@ -222,7 +224,7 @@ def answering(members: Iterable[RingMember], run: str, timeout_s: float) -> froz
 
 
 def tell_end(key: str, members: Iterable[RingMember], reason: str) -> int:
-    """Tell the workers of ``members``, all at once, that their job ends.
+    """Tell the workers ``members``, all at once, that their job ends.
 
     See :mod:`edl.daemon.ending`.
 
@@ -265,11 +267,11 @@ def _object(body: bytes) -> Mapping[str, Any]:
 
 
 def rendezvous_path(port: int, scope: str, key: str) -> str:
-    """Return the path of a key in the rendezvous store of a daemon.
+    """Return the HTTP path of a key in the rendezvous store of a daemon.
 
     Args:
         port: The port of the daemon.
-        scope: The scope of the generation.
+        scope: The name of the generation in the store, which nobody can guess.
         key: The key, "<horovod scope>/<key>".
     """
     return f"/{scope}:{port}/{key}"
@@ -281,7 +283,8 @@ class _Response(NamedTuple):
     Attributes:
         status: The status code.
         body: The body.
-        challenge: The header ``WWW-Authenticate``, which holds the nonce to sign with.
+        challenge: The header ``WWW-Authenticate``, which holds the nonce to sign with; empty
+            without one.
     """
 
     status: int

@@ -57,7 +57,7 @@ class HttpRequest:
 
     @property
     def target(self) -> str:
-        """The path with the query, if there is one."""
+        """The path, with "?" and the query if there is one."""
         return f"{self.path}?{self.query}" if self.query else self.path
 
 
@@ -80,7 +80,7 @@ class Response:
 
 
 class _TooLarge(Exception):
-    """The error of a request that is too large, with the HTTP ``status`` to answer."""
+    """The error of a request that is too large; ``status`` is the HTTP status to answer."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -124,7 +124,10 @@ class Connection(asyncio.Protocol):
         self._open.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Forget this connection and cancel its request (called by asyncio)."""
+        """Forget this connection and cancel its request; ``error`` is not used.
+
+        asyncio calls this.
+        """
         self._open.discard(self)
         self._timer.cancel()
         if self._task is not None:
@@ -161,13 +164,17 @@ class Connection(asyncio.Protocol):
             self._refuse(cause.status if isinstance(cause, _TooLarge) else 400)
 
     def on_url(self, part: bytes) -> None:
-        """Add a part of the target; refuse a target of more than ``TARGET_BYTES``."""
+        """Add ``part`` to the target; refuse a target of more than ``TARGET_BYTES``."""
         self._target += part
         if len(self._target) > TARGET_BYTES:
             raise _TooLarge(414)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note a header that matters; refuse headers of more than ``HEADER_BYTES`` together."""
+        """Keep the header ``Authorization``; refuse too long headers or a too large body.
+
+        All headers together may have ``HEADER_BYTES`` bytes, and the body, by its Content-Length,
+        ``BODY_BYTES``.
+        """
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > HEADER_BYTES:
             raise _TooLarge(431)
@@ -181,7 +188,7 @@ class Connection(asyncio.Protocol):
         self._room += BODY_BYTES
 
     def on_body(self, part: bytes) -> None:
-        """Add a part of the body; refuse a body of more than ``BODY_BYTES``."""
+        """Add ``part`` to the body; refuse a body of more than ``BODY_BYTES``."""
         self._body += part
         if len(self._body) > BODY_BYTES:
             raise _TooLarge(413)
@@ -206,17 +213,17 @@ class Connection(asyncio.Protocol):
         self._send(await self._respond(request), head=request.method == "HEAD")
 
     def _refuse(self, status: int) -> None:
-        """Answer with an error ``status``, unless the request is being answered already."""
+        """Answer with the error ``status``, unless the request is being answered already."""
         if self._task is None:
             self._complete = True
             self._send(Response(status, content_type="text/plain"))
 
     def _too_slow(self) -> None:
-        """Refuse a request that did not arrive completely within ``REQUEST_S`` seconds."""
+        """Answer 408 to a request that did not arrive completely within ``REQUEST_S`` seconds."""
         self._refuse(408)
 
     def _send(self, answer: Response, head: bool = False) -> None:
-        """Send an answer (``head``: without its body) and close the connection."""
+        """Send ``answer`` (with ``head``: without its body) and close the connection."""
         if self._transport is None or self._transport.is_closing():
             return
         nonce = f"WWW-Authenticate: {SCHEME} {answer.nonce}\r\n" if answer.nonce else ""
@@ -230,7 +237,7 @@ class Connection(asyncio.Protocol):
 
 
 def _origin_form(target: str) -> str:
-    """Return the path of a target that may be absolute: "http://host:port/path" gives "/path"."""
+    """Return the path of ``target``, which may be absolute: "http://host:port/a" gives "/a"."""
     if target.startswith("/"):
         return target
     _, scheme, rest = target.partition("://")

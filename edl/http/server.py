@@ -6,7 +6,8 @@ The server runs on its own thread with an asyncio loop, and answers:
 - further path prefixes, added with :meth:`DaemonServer.add_route`; requests that change anything
   need a signature (see :mod:`edl.http.signing`).
 
-It listens with a deep backlog, because all ranks of a ring connect at once.
+It listens with a long queue of pending connections (the backlog of a socket), because all ranks of
+a ring connect at once.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ BEGUN_S = 0.1  # for one that may not have been started
 
 @dataclass(frozen=True)
 class Route:
-    """The handler of a path prefix.
+    """The handler of all paths with one prefix.
 
     Attributes:
         handler: Answers the requests.
@@ -168,9 +169,9 @@ class DaemonServer:
     # --- for servers that answer more
 
     async def answer_other(self, request: HttpRequest) -> Response:
-        """Return the answer for a path without a route: 404; a subclass may answer more.
+        """Return the answer to ``request``, whose path has no route: status 404.
 
-        This runs on the thread of the event loop.
+        A subclass may answer more. This runs on the thread of the event loop.
         """
         return Response(404)
 
@@ -192,7 +193,7 @@ class DaemonServer:
     # --- on the loop's thread
 
     def _serve(self, listener: socket.socket) -> None:
-        """Run the event loop of the server on ``listener`` until it is stopped."""
+        """Run the event loop of the server on the socket ``listener`` until it is stopped."""
         self._loop = loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         server = loop.run_until_complete(
@@ -234,7 +235,8 @@ class DaemonServer:
     def _refusal(self, route: Route, request: HttpRequest) -> Response | None:
         """Return the answer to a request that must not reach its handler, or None if it may.
 
-        A wrong method gives 405; a missing or wrong signature gives 401.
+        A wrong method gives 405; a missing or wrong signature gives 401. ``route`` is the one for
+        the request's path.
         """
         if not route.changes:
             return None if request.method in ("GET", "HEAD") else Response(405)
@@ -268,6 +270,6 @@ class DaemonServer:
         return None
 
     def _answer_health(self, request: HttpRequest) -> tuple[int, bytes]:
-        """Answer a request for the health of the worker with JSON."""
+        """Return the status 200 and the health of the worker as JSON; ``request`` is ignored."""
         assert self._health is not None
         return 200, json.dumps(self._health()).encode() + b"\n"

@@ -133,7 +133,10 @@ class Authenticator:
         return True
 
     def _is_fresh(self, nonce: str, now: float) -> bool:
-        """Return whether this object made ``nonce`` less than ``nonce_s`` before ``now``."""
+        """Return whether this object made ``nonce`` less than ``nonce_s`` before ``now``.
+
+        All times are in seconds of this object's clock.
+        """
         match = _NONCE.fullmatch(nonce)
         if match is None or not hmac.compare_digest(match[2], self._proof(match[1])):
             return False
@@ -141,7 +144,10 @@ class Authenticator:
         return now - made < self._limits.nonce_s
 
     def _proof(self, made: str) -> str:
-        """Return the proof, in hexadecimal, that a nonce that begins with ``made`` is from here."""
+        """Return the proof, in hexadecimal, that this object made a nonce.
+
+        ``made`` is the beginning of the nonce: its time and its random digits.
+        """
         return hmac.new(self._own_key.encode(), made.encode(), hashlib.sha256).hexdigest()
 
 
@@ -149,6 +155,14 @@ def _mac(key: str, nonce: str, worker: int, method: str, target: str, body: byte
     """Return the HMAC-SHA256 of a request, in hexadecimal; see :mod:`edl.http.signing`.
 
     The length of each part precedes it, so that no two requests look the same.
+
+    Args:
+        key: The key of the job.
+        nonce: The nonce that the worker gave.
+        worker: The id of the worker.
+        method: The HTTP method.
+        target: The path with the query.
+        body: The body of the request.
     """
     digest = hmac.new(key.encode(), digestmod=hashlib.sha256)
     for part in (method.encode(), target.encode(), str(worker).encode(), nonce.encode(), body):

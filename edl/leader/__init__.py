@@ -1,1 +1,1 @@
-"""Run the leader of a job: read facts, decide, write and log, and find dead workers."""
+"""Run the leader of a job: read the job's state, decide, write the decision, find dead workers."""

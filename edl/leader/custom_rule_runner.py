@@ -37,9 +37,9 @@ class CustomRuleRunner:
         The function is called in a thread, every ``every_steps`` steps of the rule.
 
         Args:
-            now: The observation that the function gets when it is called.
-            state: The notes of the rule, which the function gets as well.
-            now_s: The seconds that the job has trained, which the function gets as well.
+            now: The observation of the job that the function gets when it is called.
+            state: What the function has returned as its state the last time; it gets it again.
+            now_s: How long the job has trained, in seconds; the function gets it as well.
 
         Raises:
             UsageError: the function cannot be imported, has failed, gave no answer in time, or gave
@@ -73,6 +73,12 @@ class _RuleCall:
         over: Set when the call has ended.
         answer: What the function returned.
         error: What the function raised, or None.
+
+    Args:
+        rule: Names the user's function.
+        now: The observation of the job that the function gets.
+        state: The state that the function returned the last time.
+        now_s: How long the job has trained, in seconds.
     """
 
     def __init__(

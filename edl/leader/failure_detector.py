@@ -35,10 +35,11 @@ class FailureDetector:
     Args:
         config: The configuration of the leader's process.
         worker: The id of the leader, a worker itself.
-        run: The token of the start of the job; answers from workers of another start do not count.
+        run: The identifier of the start of the job; answers from workers of another start do not
+            count.
         progress: Returns the progress of the leader's own training.
         activity: Returns what the leader's own training thread does at the moment.
-        limits: How long a silence must last to mean something.
+        limits: How long a worker must be silent to count as dead, and how long to wait for answers.
         clock: Returns the time in seconds; only differences count.
     """
 
@@ -70,7 +71,7 @@ class FailureDetector:
 
     @property
     def newest_report(self) -> ProgressReport:
-        """The newest known progress of the job.
+        """The newest progress of the job that this leader knows, with the worker that reported it.
 
         It is this worker's own once it is in a ring. Before that it is what a worker of the ring
         reported.
@@ -79,9 +80,10 @@ class FailureDetector:
         return ProgressReport(self._worker, own) if own.generation else self._newest_report
 
     def look(self, snapshot: Snapshot) -> None:
-        """Learn the progress of the job, once a turn, before the other methods are called.
+        """Ask the members of the ring for the job's progress, if this leader was never in a ring.
 
-        A leader that is not in the ring, and never was in one, asks the members of the ring.
+        It is called once a turn of the leader, before the other methods. ``snapshot`` is the state
+        of the job in ZooKeeper.
         """
         generation = snapshot.generation
         ring = (generation.previous or generation.members) if generation is not None else ()
@@ -124,7 +126,7 @@ class FailureDetector:
         """Return which workers hold up a ring that should train, or None if there is no stall.
 
         There is no stall while steps complete or too few workers are left to train. Workers that
-        are dead or have ended do not count.
+        are dead or have ended do not count. ``snapshot`` is the state of the job in ZooKeeper.
         """
         generation, progress = snapshot.generation, self.newest_report.progress
         quiet_s = min(self._quiet_s, self._clock() - self._since)
@@ -169,19 +171,24 @@ class FailureDetector:
         return stall.judge_stall(reports, quiet_s, progress.step, self._stall_limits)
 
     def _step_of(self, worker: int, answers: Mapping[int, Health]) -> int:
-        """Return the last complete step of ``worker``: this leader's, or from its answer.
+        """Return the last complete step of ``worker``: this leader's own, or the one in its answer.
 
-        It is 0 if the answer does not say.
+        ``answers`` has the answers of the other workers, by id. The step is 0 if the answer does
+        not say it.
         """
         own = self._own_progress()
         progress = own if worker == self._worker else _progress(answers[worker], self._clock())
         return progress.step if progress is not None else 0
 
     def _ask(self, ports: Mapping[int, tuple[str, int]], snapshot: Snapshot) -> dict[int, Health]:
-        """Ask the workers at ``ports`` (address and port by id), and return their answers.
+        """Ask the workers at ``ports`` for their health, and return the answers by worker id.
 
-        A worker that has left ZooKeeper and did not answer within the last ``silence_s`` seconds
-        counts as silent without being asked again.
+        A worker that has no member node in ``snapshot`` and did not answer within the last
+        ``silence_s`` seconds counts as silent without being asked again.
+
+        Args:
+            ports: Address and port of each worker, by id.
+            snapshot: The state of the job in ZooKeeper.
         """
         since = self._clock() - self._limits.silence_s
         members = {member.id for member in snapshot.members}
@@ -204,7 +211,7 @@ class FailureDetector:
 
     @property
     def _quiet_s(self) -> float:
-        """The number of seconds in which no step has completed, by the newest report."""
+        """The number of seconds since the last step completed, by the newest report."""
         return self._clock() - self.newest_report.progress.updated_at
 
     def _idle(self) -> RingIdle:
@@ -230,9 +237,9 @@ def _activity(health: Health) -> Activity | None:
 
 
 def _progress(health: Health, now_s: float) -> WorkerProgress | None:
-    """Return the progress in an answer, with its time on the leader's clock; None without one.
+    """Return the progress in an answer, with its time on the leader's clock; None if it has none.
 
-    ``now_s`` is the time of the answer.
+    ``health`` is the answer of a worker, and ``now_s`` the time when it came, in seconds.
     """
     report: Mapping[str, object] = health.report
     quiet_s = report.get("quiet_s")

@@ -19,7 +19,7 @@ EVERY_S = 30.0  # between two fits
 class Fitting:
     """A background fit of the step-time model, repeated while there are new measurements.
 
-    One thread calls it.
+    The model gives the time of a step by number of workers and batch size. One thread calls it.
 
     Args:
         clock: Returns the time in seconds; only differences count.
@@ -39,8 +39,8 @@ class Fitting:
         of workers and batch was measured for the first time.
 
         Args:
-            seen: The measured throughput, by number of workers and a number that differs with the
-                batch.
+            seen: The measured throughput. A key has the number of workers and a number that stands
+                for the batch.
 
         Returns:
             The newest model, once for each fit. None if no fit has ended since the last call, or if
@@ -61,7 +61,7 @@ class Fitting:
         return None
 
     def _fit(self) -> None:
-        """Fit the model to the measurements, and keep it; log a warning if that fails."""
+        """Fit the model to the measurements, for :meth:`look`; log a warning if that fails."""
         try:
             self._found = fit(_measured(self._seen))
         except (ValueError, ArithmeticError) as error:  # a singular matrix is a ValueError

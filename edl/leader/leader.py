@@ -1,7 +1,7 @@
-"""Do a daemon's work while its worker leads: read facts, decide, write the decision, log.
+"""Do a daemon's work while its worker leads: read the job's state, decide, write the decision, log.
 
 The decision is made by :func:`edl.core.job.membership.decide`, not here. A leader keeps nothing
-that the next leader would miss, except for how long things have been as they are.
+that the next leader would miss, except for how long each fact about the job has been true.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ class LeaderTerm:
         return self._decisions.term
 
     def turn(self, wake: Callable[[], None]) -> None:
-        """Read the state of the job, decide, and act on the decision, once.
+        """Read the state of the job, decide on its membership, and carry out the decision, once.
+
+        If there is nothing to decide, the job's policy is applied.
 
         Args:
             wake: Called when the state of the job has changed, so that another turn is due.
@@ -151,7 +153,8 @@ class LeaderTerm:
     def _follow_policy(self, snapshot: Snapshot, wake: Callable[[], None]) -> None:
         """Let the job's policy decide on size, batch and slow workers, and write the decision.
 
-        A policy that has failed is switched off.
+        A policy that has failed is switched off. ``snapshot`` is the state of the job in ZooKeeper;
+        ``wake`` makes the leader take another turn.
         """
         report = self._detector.newest_report
         sample, left = report.progress.sample(report.worker), report.progress.left
@@ -184,7 +187,7 @@ class LeaderTerm:
         """Check whether the ring stalls; log each worker that holds it up, once in a stall.
 
         Returns:
-            The workers to evict for that, with the reason, by id.
+            The workers to evict because they hold up the ring: the reason by worker id.
         """
         stall = self._detector.stall(snapshot)
         if stall is None:
@@ -214,7 +217,7 @@ class LeaderTerm:
     def _completed(decision: MembershipDecision) -> MembershipDecision:
         """Return the decision with the present time, and with a random scope for its generation.
 
-        The scope is the generation's place in the rendezvous store, which nobody can guess.
+        The scope is a name that nobody can guess: the generation's place in the rendezvous store.
         """
         if decision.change and decision.change.moves:
             decision = replace(decision, change=decision.change.at(time.time()))
@@ -254,16 +257,23 @@ class LeaderTerm:
             yield self._event(DrainDetails(f"w{answer.worker}", answer.accepted), answer.outcome)
 
     def _event(self, details: Details, reason: str, generation: int | None = None) -> Event:
-        """Return an event of now with the newest step.
+        """Return an event with the present time and the newest step known.
 
-        ``generation`` is the number it names; None means the generation of the newest report.
+        Args:
+            details: The typed content of the event.
+            reason: What happened and why, as a sentence.
+            generation: The number of the generation to name; None: that of the newest report.
         """
         progress = self._detector.newest_report.progress
         number = progress.generation if generation is None else generation
         return Event(time.time(), number, progress.step, reason, details)
 
     def _put_status(self, snapshot: Snapshot) -> None:
-        """Write the summary of the training if it is due, and remove old events and evictions."""
+        """Write the summary of the training to ZooKeeper, if it is due.
+
+        It is due every ``status_period_s`` seconds, a setting of the job. Old events and evictions
+        are removed at the same time. ``snapshot`` is the state of the job in ZooKeeper.
+        """
         now = self._clock()
         if now - self._status_at < self._config.job_settings.status_period_s:
             return
@@ -291,7 +301,7 @@ class LeaderTerm:
 
 
 class _Rate:
-    """The training speed in samples per second over the last 3 seconds, by one worker's count."""
+    """A meter of the training speed over the last 3 seconds, by one worker's count of samples."""
 
     WINDOW_S = 3.0
 

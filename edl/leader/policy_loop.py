@@ -38,13 +38,15 @@ News = tuple[tuple[Details, str], ...]  # details of an event, and its reason
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """What one turn of a job's policy has decided.
+    """The decisions of one turn of a job's policy.
 
     Attributes:
-        says: What the policy says now, for people; empty if the job has no policy.
-        news: Events for the event log, to be written together with the decision if there is one.
+        says: What the policy wants and why, for people; empty if the job has no policy.
+        news: Events for the event log (details and reason of each), to be written together with the
+            decision if there is one.
         decision: A decision to carry out, or None.
-        learned: What the job has learned of its sizes, if it is time to write it, else None.
+        learned: The scaling profile (throughput by number of workers), if it is time to write it to
+            ZooKeeper, else None.
         batch: The global batch that the job shall use, in samples; 0 leaves that to the script.
         failed: Why the policy cannot go on and has to be switched off; empty if it can.
     """
@@ -63,7 +65,7 @@ class PolicyLoop:
     Args:
         store: The job in ZooKeeper.
         wait_s: How long to wait for the replacement of a slow worker, in seconds.
-        ring: Returns what this worker's training thread knows of the other workers.
+        ring: Returns what the step records in this worker's ring say about the other workers.
         clock: Returns the time in seconds; only differences count.
     """
 
@@ -96,7 +98,8 @@ class PolicyLoop:
             snapshot: The state of the job in ZooKeeper.
             now: The newest progress of the ring; None if no worker has reported any.
             left: How many samples are to be trained until the job ends; None if that is not known.
-            samples_per_s: The speed of all workers together, for the event log.
+            samples_per_s: The speed of all workers together in samples per second, for the event
+                log.
         """
         kept = snapshot.policy
         if (kept.text, kept.off) != (self._kept.text, self._kept.off):
@@ -131,10 +134,11 @@ class PolicyLoop:
         Args:
             snapshot: The state of the job in ZooKeeper.
             policy: The policy to follow; None if the job has none or must not follow it now.
-            ring: What this worker's training thread knows of the other workers.
-            now: The newest progress of the ring, if any.
-            left: How many samples are to be trained until the job ends, if known.
-            samples_per_s: The speed of all workers together, for the event log.
+            ring: What the step records in this worker's ring say about all workers.
+            now: The newest progress of the ring; None if no worker has reported any.
+            left: How many samples are to be trained until the job ends; None if that is not known.
+            samples_per_s: The speed of all workers together in samples per second, for the event
+                log.
         """
         wish = self.size.turn(snapshot, policy, now, left, ring.size_changes)
         if wish.failed:
@@ -165,9 +169,14 @@ class PolicyLoop:
     def _with_batch(
         self, found: PolicyResult, ring: RingReport, now: Observation | None
     ) -> PolicyResult:
-        """Return ``found`` with the global batch, if the job chooses its global batch itself.
+        """Return ``found`` with a global batch added, if the job chooses its global batch itself.
 
-        A new choice is made every ``CHOICE_S`` seconds, from the observation ``now``.
+        A new choice is made every ``CHOICE_S`` seconds.
+
+        Args:
+            found: What this turn has decided so far.
+            ring: What the step records say, with the present batch sizes.
+            now: The observation of the job to choose from; None leaves ``found`` as it is.
         """
         if now is None or ring.batching is None or not ring.batching.is_chosen:
             return found
@@ -182,12 +191,19 @@ class PolicyLoop:
         return replace(found, says=says, batch=self._choice.batch)
 
     def written(self, learned: ScalingProfile) -> None:
-        """Note that ``learned``, from :attr:`PolicyResult.learned`, was written to ZooKeeper."""
+        """Note that the scaling profile in :attr:`PolicyResult.learned` was written to ZooKeeper.
+
+        ``learned`` is that profile.
+        """
         self.size.note(replaced=learned.replaced)
         self.size.written()
 
     def _may_follow(self, snapshot: Snapshot) -> bool:
-        """Return whether the job trains, and no `edl profile` steps it through sizes now."""
+        """Return whether the job may follow its policy: it trains, and is not being profiled.
+
+        `edl profile` sets the sizes of the job one after the other to measure them. ``snapshot`` is
+        the state of the job in ZooKeeper.
+        """
         generation = snapshot.generation
         trains = generation is not None and generation.members and not snapshot.paused
         if not trains or snapshot.job.state is not JobState.RUNNING:
@@ -199,9 +215,9 @@ class PolicyLoop:
 
 
 def _chosen(now: Observation) -> BatchDecision:
-    """Return the choice of the global batch for ``now``; keep the present one if that fails.
+    """Return the global batch to use, chosen from the observation ``now`` of the job.
 
-    It fails where the fitted model of the step time gives no finite numbers.
+    If the fitted model of the step time gives no finite numbers, the batch is 0: it stays as it is.
     """
     try:
         return choose_batch(now)
@@ -211,6 +227,6 @@ def _chosen(now: Observation) -> BatchDecision:
 
 
 def _details(finding: StragglerReport) -> StragglerDetails:
-    """Return the details of the event that reports a slow worker, or several."""
+    """Return the details of the event that reports the slow workers of ``finding``."""
     workers = tuple(f"w{worker}" for worker in finding.workers)
     return StragglerDetails(workers, finding.host, str(finding.at), round(finding.speed, 3))

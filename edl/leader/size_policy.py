@@ -1,8 +1,8 @@
 """Choose the size of a job in each turn of the leader.
 
 A turn observes the job, asks the rule of its policy, and changes the desired workers. The rules are
-pure functions (:mod:`edl.core.policy`). What a job has learned of its sizes, and the notes of its
-rule, are in ZooKeeper, where the next leader finds them.
+pure functions (:mod:`edl.core.policy`). The scaling profile of a job (its throughput by number of
+workers), and the state of its rule, are in ZooKeeper, where the next leader finds them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ PROFILE_S = 30.0  # between two looks whether the job was profiled
 
 @dataclass(frozen=True)
 class SizeOutcome:
-    """What one turn of the size policy has decided.
+    """The decisions of one turn of the size policy.
 
     Attributes:
         suggestion: The size that the job shall have, and why; None without a policy or a ring.
         is_news: Whether the suggestion differs from the one before, so that it is worth an event.
         change: The change of the desired workers, or None.
-        learned: What the job has learned of its sizes, if it is time to write it, else None.
+        learned: The scaling profile, if it is time to write it to ZooKeeper, else None.
         failed: Why the policy cannot go on and has to be switched off; empty if it can.
     """
 
@@ -79,14 +79,14 @@ class SizePolicy:
 
     @property
     def learned(self) -> ScalingProfile:
-        """What the job has learned of its sizes, as far as this leader knows.
+        """The scaling profile of the job: its measured throughput by number of workers.
 
         It is read from ZooKeeper as long as this leader has recorded nothing.
         """
         return self._learned or self._store.policy.learned()
 
     def note(self, **changes: Any) -> None:
-        """Replace fields of :attr:`learned`, such as ``times`` or ``noise``, by newer values."""
+        """Set those fields of the profile :attr:`learned` that ``changes`` names."""
         self._learned = replace(self.learned, **changes)
 
     def turn(
@@ -151,11 +151,14 @@ class SizePolicy:
         return SizeOutcome(found, True, change, learned)
 
     def observation(self, snapshot: Snapshot, left: float | None) -> Observation | None:
-        """Return the observation from which the global batch is chosen; None without a ring.
+        """Return the observation of the job from which the global batch is chosen.
 
         Args:
             snapshot: The state of the job in ZooKeeper.
             left: How many samples are to be trained until the job ends; None if that is not known.
+
+        Returns:
+            The observation; None if the job has no ring.
         """
         if snapshot.generation is None or not snapshot.generation.members:
             return None
@@ -170,12 +173,12 @@ class SizePolicy:
         awaits: bool,
         wishes: Sequence[int] = (),
     ) -> Observation:
-        """Return the observation that the rule gets.
+        """Return the observation of the job that the rule for its size gets.
 
         Args:
             snapshot: The state of the job in ZooKeeper.
-            learned: What the job has learned of its sizes.
-            left: How many samples are to be trained until the job ends, if known.
+            learned: The scaling profile of the job.
+            left: How many samples are to be trained until the job ends; None if that is not known.
             awaits: Whether workers are about to come or to leave.
             wishes: How many workers more, or fewer, the script of each worker asks for.
         """
@@ -185,13 +188,17 @@ class SizePolicy:
         return learned.observation(np, snapshot.job.sizes, slots, awaits, left, wishes, filled)
 
     def written(self) -> None:
-        """Note that :attr:`learned` was written to ZooKeeper just now."""
+        """Note that the profile :attr:`learned` was written to ZooKeeper just now."""
         self._written_s = self._clock()
 
     def _learn(self, snapshot: Snapshot, now: ProgressSample | None) -> ScalingProfile:
-        """Add the measurement ``now`` and the time since the last turn to what was learned.
+        """Add the measurement ``now`` and the time since the last turn to the scaling profile.
 
-        The result is :attr:`learned`, which this leader keeps.
+        ``snapshot`` is the state of the job in ZooKeeper; ``now`` is None if no worker has reported
+        any progress.
+
+        Returns:
+            The new value of :attr:`learned`.
         """
         if self._learned is None or not self._learned.seen:  # it may have been resumed just now
             self._learned = self._resumed(self._store.policy.learned())
@@ -209,9 +216,9 @@ class SizePolicy:
         return learned
 
     def _with_profile(self, learned: ScalingProfile) -> ScalingProfile:
-        """Return ``learned`` with the sizes that only `edl profile` has measured.
+        """Return the profile ``learned`` with the sizes added that only `edl profile` has measured.
 
-        The profile is read every ``PROFILE_S`` seconds.
+        The results of `edl profile` are read every ``PROFILE_S`` seconds.
         """
         if self._clock() < self._profile_due_s:
             return learned
@@ -220,7 +227,7 @@ class SizePolicy:
         return learned if curve is None else learned.with_curve(curve)
 
     def _resumed(self, kept: ScalingProfile) -> ScalingProfile:
-        """Return what the job has learned: ``kept``, from ZooKeeper, or this leader's own record.
+        """Return the scaling profile to go on with: ``kept``, from ZooKeeper, or this leader's own.
 
         ``kept`` comes first if it has measurements, which a checkpoint may have brought.
         """
@@ -233,13 +240,20 @@ class SizePolicy:
         """Return whether a suggestion differs from the last one in size or reason.
 
         Numbers after the first colon of the reason do not count.
+
+        Args:
+            np: The present number of workers.
+            found: The suggestion.
         """
         said = np, found.np, found.reason.partition(":")[0]
         before, self._said = self._said, said
         return said != before
 
     def _due(self, learned: ScalingProfile) -> ScalingProfile | None:
-        """Return ``learned`` if it was not written in the last ``KEEP_S`` seconds, else None."""
+        """Return the profile ``learned`` if it is time to write it to ZooKeeper, else None.
+
+        It is time ``KEEP_S`` seconds after the last write.
+        """
         return learned if self._clock() - self._written_s >= KEEP_S else None
 
 
@@ -252,9 +266,13 @@ def _rule(policy: PolicyFile) -> Rule | None:
 
 
 def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, int], bool]:
-    """Return the workers by host that are there or can come, and whether a change is under way.
+    """Return how many workers each host has or can get, and whether a change is under way.
 
     Workers of a host without an agent are not waited for, because the host may have died.
+
+    Args:
+        snapshot: The state of the job in ZooKeeper.
+        generation: The newest generation.
     """
     coming = attainable(snapshot, generation.members, snapshot.desired.hosts)
     awaits = sum(coming.values()) != len(generation.members) or not _all_in(snapshot)
@@ -262,7 +280,10 @@ def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, in
 
 
 def _all_in(snapshot: Snapshot) -> bool:
-    """Return whether all members of the newest generation have entered its ring."""
+    """Return whether all members of the newest generation have entered its ring.
+
+    ``snapshot`` is the state of the job in ZooKeeper.
+    """
     generation = snapshot.generation
     assert generation is not None
     at = {member.id: member.generation for member in snapshot.members}

@@ -1,7 +1,7 @@
-"""Report slow workers, and let the slowest ones be replaced: the leader's part.
+"""Report slow workers, and replace the slowest ones: the leader's part in it.
 
-The workers themselves decide which share of a batch a slow worker trains meanwhile
-(:mod:`edl.worker.ring_watch`).
+Meanwhile a slow worker trains smaller batches than the others; the workers themselves decide how
+small (:mod:`edl.worker.ring_watch`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from edl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class MitigationResult:
-    """What one turn of the treatment of slow workers has decided.
+    """The decisions of one turn about slow workers.
 
     Attributes:
         says: Which workers are slow and what is done about them, for people; empty if none is.
         findings: New findings, each with a sentence that also says what is done about it.
         decision: A decision to carry out, or None.
-        replaced: When a worker of each host was replaced, if that has changed and is to be kept,
-            else None. The times are those of the job's training, in seconds.
+        replaced: When a worker of each host was last replaced, in seconds of the job's training, if
+            a new replacement begins; else None.
     """
 
     says: str = ""
@@ -38,7 +38,9 @@ class MitigationResult:
 
 
 class StragglerMitigation:
-    """The treatment of slow workers by one leader; only its daemon thread calls it.
+    """The part of a leader that reports slow workers and replaces them by workers on other hosts.
+
+    Only its daemon thread calls it.
 
     Args:
         wait_s: How long to wait for a replacement, in seconds; after that the slow worker stays.
@@ -59,7 +61,7 @@ class StragglerMitigation:
         replaced: Mapping[str, float],
         now_s: float,
     ) -> MitigationResult:
-        """Decide on the slow workers that the training threads have found.
+        """Decide which slow worker to replace, and which findings to report.
 
         At most one worker is replaced at a time, by a request and a change of the desired workers.
         A replacement that does not come within ``wait_s`` is taken back.
@@ -67,7 +69,8 @@ class StragglerMitigation:
         Args:
             now: The state of the job in ZooKeeper.
             rule: The rule on slow workers in the job's policy.
-            care: The findings of this worker's training thread: who is slow, and whom to replace.
+            care: The findings of this worker's training thread: which workers are slow, and which
+                of them to replace.
             replaced: When a worker of each host was last replaced, on the clock of ``now_s``.
             now_s: How long the job has trained, in seconds.
         """
@@ -103,16 +106,16 @@ class StragglerMitigation:
         done: Mapping[int, str],
         members: set[int],
     ) -> tuple[tuple[StragglerReport, str], ...]:
-        """Return the findings that are new or treated differently, and recovered workers.
+        """Return the findings that are new, or about which something else is done than before.
 
         Args:
             says: The present findings, each with its sentence.
             care: What the training thread found.
-            done: What is done to replace a worker, by worker id.
+            done: What is done to replace a worker, as a clause by worker id.
             members: The ids of the workers in the generation.
 
         Returns:
-            Each finding with its sentence; for recovered workers a finding with the speed 1.0.
+            Each finding with its sentence; for each recovered worker a finding with the speed 1.0.
         """
         before = self._said
         self._said = {
@@ -134,13 +137,13 @@ class StragglerMitigation:
     def _replace(
         self, now: Snapshot, worker: int, care: Mitigation, recent: Mapping[str, float]
     ) -> MembershipDecision | None:
-        """Return the decision to replace ``worker`` by another; None if there is no room for one.
+        """Return the decision to replace a slow worker; None if no other host has room.
 
         Args:
             now: The state of the job in ZooKeeper.
             worker: The id of the slow worker.
             care: The findings; hosts that are slow as a whole get no replacement.
-            recent: The hosts that had a replacement lately, which get none either.
+            recent: When a worker of each host was replaced lately; these hosts get none either.
         """
         slow = {finding.host for finding in care.findings if finding.host}
         found = replacement(now, worker, slow | recent.keys())
@@ -155,14 +158,22 @@ class StragglerMitigation:
         return MembershipDecision(reason, change=change if change else None, asks=(ask,))
 
     def _late(self, requests: list[Request]) -> Request | None:
-        """Return a request for a replacement that has been open for ``wait_s`` seconds, or None."""
+        """Return the first of the open ``requests`` that no replacement met in time, or None.
+
+        The time is ``wait_s`` seconds since this leader first saw the request.
+        """
         now_s = self._clock()
         self._since = {r.number: self._since.get(r.number, now_s) for r in requests}
         late = (r for r in requests if now_s - self._since[r.number] >= self._wait_s)
         return next(late, None)
 
     def _taken_back(self, now: Snapshot, late: Request) -> MembershipDecision:
-        """Return the decision that gives up a replacement which did not come; the worker stays."""
+        """Return the decision to take back a request for a replacement; the slow worker stays.
+
+        Args:
+            now: The state of the job in ZooKeeper.
+            late: The request.
+        """
         outcome = f"no replacement of w{late.worker} came within {self._wait_s:g} s; it stays"
         answer = Request(
             late.kind, late.worker, late.number, done=True, outcome=outcome, host=late.host
@@ -175,14 +186,17 @@ class StragglerMitigation:
 
 
 def _on_its_way(request: Request) -> str:
-    """Return the sentence that says that a worker is being replaced."""
+    """Return the sentence that says that a worker is being replaced, as ``request`` asks."""
     return f"w{request.worker} is replaced on host {request.host}"
 
 
 def _doing(finding: StragglerReport, care: Mitigation, done: Mapping[int, str]) -> str:
-    """Return what is done about the workers of a finding, as the end of a sentence.
+    """Return what is done about the workers of ``finding``, as the end of a sentence.
 
-    ``done`` says what is done to replace a worker, by worker id.
+    Args:
+        finding: The finding about slow workers.
+        care: The share of a batch that each slow worker trains.
+        done: What is done to replace a worker, as a clause by worker id.
     """
     parts = []
     if lower := [worker for worker in finding.workers if worker in care.shares]:

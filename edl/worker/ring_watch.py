@@ -28,7 +28,11 @@ COLUMNS = ("compute_us", "data_us", "reduce_us")
 
 
 class RingWatch:
-    """A summary of the step times of the workers in one ring; it is used by the training thread."""
+    """A summary of the step times of the workers in one ring, for the job's policy.
+
+    It is used by the training thread. The summary is put into ``shared``, where the daemon's
+    threads read it.
+    """
 
     def __init__(self, shared: SharedState) -> None:
         self._shared = shared
@@ -43,10 +47,11 @@ class RingWatch:
         switching: Switching,
         progress: LoaderProgress,
     ) -> None:
-        """Add a complete step; now and then report on the ring and set this worker's share.
+        """Add a complete step; every tenth step, report on the ring and set this worker's share.
 
-        A report is made every :data:`EVERY` steps, if the job has a policy or chooses its global
-        batch. The share is the part of a full batch that this worker is able to train in time.
+        The period is :data:`EVERY` steps. Without a policy, and with a global batch that the job
+        does not choose, nothing is reported and the share is 1. The share is the part of a full
+        batch that this worker is able to train in time.
 
         Args:
             records: the rows of all workers in the step.
@@ -83,16 +88,20 @@ class RingWatch:
         sampler.share(care.shares.get(switching.worker, 1.0))
 
     def _restart(self, generation: Generation) -> None:
-        """Begin to measure a new ring; keep the speeds of the workers that stayed."""
+        """Begin to measure the ring of ``generation``; keep the state of workers that stayed.
+
+        The state is what the policy's rule on slow workers remembers of a worker.
+        """
         members = map(str, generation.worker_ids)
         self._state = {name: self._state[name] for name in members if name in self._state}
         self._generation, self._before = generation.number, None
         self._rows.clear()
 
     def _add(self, records: StepRecords, generation: Generation) -> list[Times] | None:
-        """Add the rows of a step; return the times of each worker once every :data:`EVERY` steps.
+        """Add the rows of a step; once every :data:`EVERY` steps, return each worker's times.
 
-        The result is None at all other steps. The times in a row are of the step before.
+        The result is in rank order, and None at all other steps. The times in a row are of the step
+        before.
         """
         before, self._before = self._before, records.column("samples").copy()
         if before is None:  # a record tells of the times of the step before
@@ -108,7 +117,7 @@ class RingWatch:
 def _times(
     rows: npt.NDArray[np.int64], workers: Sequence[int], generation: Generation
 ) -> list[Times]:
-    """Return what each worker did in its usual steps, on average.
+    """Return the mean times and samples of each worker in its usual steps, in rank order.
 
     A step in which the worker has no samples, or at most half of its most, is not usual: a small
     batch at the end of an epoch says nothing of a speed.

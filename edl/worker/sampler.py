@@ -26,8 +26,8 @@ class Batch:
     Attributes:
         position: the epoch position of the first sample.
         indices: the indices of the samples in the data set, of shape (samples,).
-        counted: the optimizers, as bits, that have counted these samples already, with another
-            worker; for them the samples count for nothing.
+        counted: the optimizers (bit i for the one with number i) that have counted these samples
+            already, with another worker; for them the samples count for nothing.
         follow: how many microbatches of the same batch follow this one.
     """
 
@@ -43,7 +43,7 @@ class Batch:
 
     @property
     def items(self) -> list[Any]:
-        """What a framework's loader makes the samples of: their indices in the data set."""
+        """What the framework's loader makes the batch of: the samples' indices in the data set."""
         items: list[Any] = self.indices.tolist()
         return items
 
@@ -67,6 +67,10 @@ class BatchSampler:
         takes_shares: whether it can form smaller batches for a slow worker.
         rereads: whether batches formed ahead can be discarded and read again.
         restarts: how often batches formed ahead were discarded.
+
+    Args:
+        source: the description of the data, with the batch sizes.
+        worker: the id of the worker.
     """
 
     takes_shares = True
@@ -100,7 +104,10 @@ class BatchSampler:
             self.size = size
 
     def take_place(self, members: Sequence[int]) -> None:
-        """Set the batch size to what this worker trains in a ring of ``members``."""
+        """Set the batch size to what this worker trains in a new ring.
+
+        ``members`` are the ids of the workers in the ring, in rank order.
+        """
         self._ring = len(members)
         whole = self._source.batching.of_one(members.index(self._worker), len(members))
         if whole != self._whole:
@@ -109,8 +116,12 @@ class BatchSampler:
     def use(self, source: Source, members: Sequence[int], in_hand: Sequence[Batch]) -> None:
         """Form batches of the sizes of ``source``, which is otherwise equal to the present source.
 
-        The batches ``in_hand``, which are trained now, stay as they are. Batches formed ahead are
-        discarded if the loader can read them again (``rereads``).
+        Batches formed ahead are discarded if the loader can read them again (``rereads``).
+
+        Args:
+            source: the description of the data, with the new batch sizes.
+            members: the ids of the workers in the ring, in rank order.
+            in_hand: the batches that are trained now; they stay as they are.
         """
         self._source = source
         self.take_place(members)
@@ -124,26 +135,30 @@ class BatchSampler:
         """
 
     def keep_only(self, in_hand: Sequence[Batch]) -> None:
-        """Discard the batches formed ahead, except the first ones, ``in_hand``."""
+        """Discard the batches formed ahead of ``in_hand``, the batches that are trained now."""
         self._sizes.clear()
         if len(in_hand) < len(self._ahead):
             self._ahead = deque(in_hand)
             self.restarts += 1
 
     def enter(self, epoch: int) -> None:
-        """Discard all batches that are formed, and form batches of ``epoch`` from now on."""
+        """Discard all batches that are formed, and form batches of the epoch with this number."""
         self.restart()
         self._epoch, self._order = epoch, self._source.order(epoch)
 
     def row(self, ledger: Ledger, batches: Sequence[Batch]) -> dict[str, int]:
-        """Return the step record's field with the epoch position at which ``batches`` begin.
+        """Return the step record's field ``position``: the epoch position of the open step.
 
-        The position is -1 if there are no batches.
+        It is the position of the first of ``batches``, those of the open step; -1 if there are
+        none. ``ledger`` is used for streams only.
         """
         return {"position": batches[0].position if batches else -1}
 
     def left(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
-        """Return how many samples of this worker's leases are left when ``batches`` are trained."""
+        """Return how many samples of this worker's leases are left when ``batches`` are trained.
+
+        The leases are those in ``ledger``; ``batches`` are those of the open step.
+        """
         return ledger.held_samples(self._worker) - sum(batch.samples for batch in batches)
 
     def nothing(self, batches: Sequence[Batch]) -> Batch | None:
@@ -164,7 +179,7 @@ class BatchSampler:
 
         A batch is smaller than ``size`` only when nothing is left to be leased, or when the samples
         that follow count for other optimizers (``Batch.counted``). A batch that is larger than a
-        worker trains at once comes in microbatches, one in each call.
+        worker trains at once comes in microbatches, one in each call. ``ledger`` has the leases.
         """
         spans = _skip(ledger.held_by(self._worker), self.ahead)
         if not self._sizes:
@@ -178,12 +193,15 @@ class BatchSampler:
         return batch
 
     def has_more(self, ledger: Ledger) -> bool:
-        """Return whether :meth:`form` would return a batch now."""
+        """Return whether :meth:`form` would return a batch now, by the leases in ``ledger``."""
         spans = _skip(ledger.held_by(self._worker), self.ahead)
         return bool(self._sizes) or self._next_size(spans, ledger) > 0
 
     def agrees_with(self, ledger: Ledger) -> bool:
-        """Return whether the batches formed ahead are the first samples of this worker's leases."""
+        """Return whether the batches formed ahead are the first samples of this worker's leases.
+
+        The leases are those in ``ledger``, which may have changed since the batches were formed.
+        """
         if ledger.epoch != self._epoch:
             return not self._ahead
         spans = ledger.held_by(self._worker)
@@ -211,14 +229,16 @@ class BatchSampler:
     def wanted(self, ledger: Ledger, step_batches: int) -> int:
         """Return how many more samples this worker needs to lease, so that its loader never waits.
 
-        ``step_batches`` is the number of batches that a worker trains in a step.
+        ``ledger`` has the present leases; ``step_batches`` is the number of batches that a worker
+        trains in a step.
         """
         return self._source.lacks(ledger, self._worker, step_batches, self._ring)
 
     def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
         """Return the size of the next batch; 0 if it has to wait for leases, or none are left.
 
-        ``spans`` are the leased positions of which no batch is formed yet.
+        ``spans`` are the leased positions of which no batch is formed yet, as (start, stop);
+        ``ledger`` says which positions are free.
         """
         available, size = sum(stop - start for start, stop in spans), self.size
         _, alike = ledger.counted(spans)
@@ -242,7 +262,7 @@ class BatchSampler:
 
 
 def _skip(spans: tuple[Span, ...], samples: int) -> list[Span]:
-    """Return ``spans`` without their first ``samples`` positions."""
+    """Return ``spans``, pairs (start, stop) of positions, without the first ``samples`` of them."""
     rest: list[Span] = []
     for start, stop in spans:
         skipped = min(samples, stop - start)
@@ -255,20 +275,20 @@ def _skip(spans: tuple[Span, ...], samples: int) -> list[Span]:
 class AlignedSampler(BatchSampler):
     """The sampler for a fixed global batch: a worker's batch is its slice of the global batch.
 
-    The slices are assigned by the ledger (:mod:`edl.core.step.aligned`).
+    The ledger assigns the slices to the workers (:mod:`edl.core.step.aligned`).
     """
 
     takes_shares = False
 
     def share(self, part: float) -> None:
-        """Do nothing: a slice has a fixed size, so a slow worker gets no smaller one."""
+        """Do nothing, whatever ``part`` is: a slow worker gets no smaller slice."""
 
     def take_place(self, members: Sequence[int]) -> None:
-        """Note the number of ``members``, among which each global batch is divided from now on."""
+        """Note the number of ``members`` (worker ids), who divide each global batch from now on."""
         self._ring = len(members)
 
     def regroup(self, in_hand: Sequence[Batch]) -> None:
-        """Discard what was formed ahead of ``in_hand``, since its samples are divided anew."""
+        """Discard the batches formed ahead, whose samples are divided anew; keep ``in_hand``."""
         self.keep_only(in_hand)
 
     def agrees_with(self, ledger: Ledger) -> bool:
@@ -287,7 +307,11 @@ class AlignedSampler(BatchSampler):
         return True
 
     def _next_size(self, spans: list[Span], ledger: Ledger) -> int:
-        """Return the size of the next slice: what ``spans`` has of its first global batch."""
+        """Return the size of the next slice: the positions of one global batch in ``spans``.
+
+        ``spans`` are the leased positions of which no batch is formed yet, as (start, stop). The
+        slice ends sooner where the samples count for other optimizers, by ``ledger``.
+        """
         if not spans:
             return 0
         end = span_of(spans[0][0] // self._source.batch_size, self._source.batch_size)[1]

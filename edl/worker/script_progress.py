@@ -14,7 +14,11 @@ from edl.worker.progress import Receive, TrainingProgress
 
 
 class Comparable(Enum):
-    """Whether the workers of a script hold the same state when they save it, as far as known."""
+    """Whether the workers of a script hold the same state when they save it, as far as known.
+
+    ``UNKNOWN``: nothing was saved and compared yet. ``YES``: the states were equal at the first
+    save, so all later ones must be. ``NO``: they differed, so they are not compared any more.
+    """
 
     UNKNOWN = "unknown"
     YES = "yes"
@@ -22,7 +26,7 @@ class Comparable(Enum):
 
 
 class ScriptProgress(TrainingProgress):
-    """The number of saves that all workers have made of the script's state.
+    """The number of saves of the script's state, as the progress of a job without edl's loader.
 
     Attributes:
         ended: whether the script's training has ended on some worker.
@@ -55,11 +59,11 @@ class ScriptProgress(TrainingProgress):
 
     @property
     def epoch_progress(self) -> dict[str, int]:
-        """An empty report about the data, which the script keeps itself."""
+        """No fields, since the script itself keeps its place in its data."""
         return {}
 
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
-        """Note the workers of a new ring, in rank order; ``in_step`` is not used."""
+        """Note ``members``, the worker ids of a new ring in rank order; ``in_step`` is not used."""
         self.members = members
 
     def header(self) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Compare the workers' states in a script for Horovod Elastic, whenever it saves its state.
 
-All workers of such a script save at the same point, and all begin with the same state. Whether the
-states stay equal is the script's choice: in some scripts each worker trains parameters of its own,
-which are averaged now and then. So the first save of a job decides. If the states are equal there,
-a part of them is compared at each save from then on. If not, they are never compared, and the log
+All workers of such a script save (``state.commit()``) at the same point, and all begin with the
+same state. Whether the states stay equal is the script's choice: in some scripts each worker trains
+parameters of its own, which are averaged now and then. So the first save of a job decides. If the
+whole states are equal there, one group of bytes is compared at each later save, each group in its
+turn (:class:`edl.core.step.state_check.StateGroup`). If not, they are never compared, and the log
 says so.
 
 After a join the whole state is compared at the next commit, before it is saved. A newcomer that
@@ -36,7 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 class ScriptStateCheck(StateComparison):
-    """One worker's part in comparing the states at each save; it runs in the training thread."""
+    """One worker's part in comparing the states at each save; it runs in the training thread.
+
+    The parameters are those of :class:`edl.worker.state_check.StateComparison`.
+    """
 
     cause: ClassVar[str] = SCRIPT_CAUSE
     unit: ClassVar[str] = "save"
@@ -54,20 +58,30 @@ class ScriptStateCheck(StateComparison):
 
     @property
     def newcomers_are_due(self) -> bool:
-        """Whether workers have joined since the last save, so that the whole state is compared."""
+        """Whether the states of newcomers must be compared before the next save.
+
+        They must if workers have joined since the last save and the states are comparable.
+        """
         checks = self._progress.comparable is not Comparable.NO and self._every > 0
         return checks and self._progress.joined_after != NEVER and not self._ring.alone
 
     def before_save(self) -> None:
-        """Compute the digest of the whole state; call it when :attr:`newcomers_are_due` is true."""
+        """Set :attr:`state` to the digest of the whole state, for the step record before a save.
+
+        Call it when :attr:`newcomers_are_due` is true.
+        """
         self._saves, self.state = self._progress.step + 1, self.now()
 
     def newcomers_are_right(self) -> None:
-        """Note that the states of the newcomers are equal to the states of the other workers."""
+        """Note that the newcomers' states are equal to the others', so they are due no longer."""
         self._progress.joined_after, self.state = NEVER, 0
 
     def saved(self) -> None:
-        """Compute the digest of the part that is compared at this save, which was just made."""
+        """Set :attr:`state` to the digest that goes into the step record after a save.
+
+        It is of the whole state at the first save, and then of one group of the state's bytes, each
+        in its turn (:func:`edl.core.step.state_check.due_at_save`); 0: nothing is compared.
+        """
         progress = self._progress
         self._saves, self.state = progress.step, 0
         if progress.comparable is not Comparable.NO:
@@ -76,7 +90,7 @@ class ScriptStateCheck(StateComparison):
             self.state = self.now(group) if group is not None else 0
 
     def compare(self, records: StepRecords) -> None:
-        """Compare the digests of all workers at a save.
+        """Compare the digests of all workers at a save; the first save decides if they must agree.
 
         Args:
             records: the rows of all workers.
@@ -84,7 +98,8 @@ class ScriptStateCheck(StateComparison):
         Raises:
             StateDiffers: states of workers that are no newcomers differ; the job ends.
             NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
-            RingBroken: another worker is such a newcomer; the ring is built again without it.
+            RingBroken: another worker is a newcomer whose state differs; the ring is built again
+                without it.
         """
         progress, found = self._progress, split_of(records)
         if found is None:

@@ -1,7 +1,7 @@
 """Make the steps of a script that keeps its own place in its data: its commits (docs/adr/0010).
 
 The script calls :meth:`ScriptSteps.agree` wherever a switch may happen, and
-:meth:`edl.worker.worker.Worker.boundary` when one is due.
+:meth:`edl.worker.worker.Worker.boundary` when all workers have agreed on one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ logger = logging.getLogger(__name__)
 
 
 class ScriptSteps(WorkerSteps):
-    """The steps of one worker whose script says when its state is saved."""
+    """The steps of one worker whose script says when its state is saved.
+
+    Args:
+        ring: the ring over which the records are sent.
+        shared: the state that the training thread shares with the daemon's threads.
+        switching: moves this worker between rings.
+        wishes: the script's request for more or fewer workers.
+        progress: the counter of the saves.
+        check: compares the states of the workers.
+    """
 
     def __init__(
         self,
@@ -63,7 +72,10 @@ class ScriptSteps(WorkerSteps):
         return self._progress.ended
 
     def beat(self) -> None:
-        """Note that an update's gradients have reached the optimizer: the job makes progress."""
+        """Report progress to the daemon: the mean gradients of an update are in the optimizer.
+
+        Without it a job between two saves would seem to stand still.
+        """
         self.begun += 1
         if not self.warming_up:
             self.timer.end()
@@ -90,10 +102,10 @@ class ScriptSteps(WorkerSteps):
         self._progress.saved()
 
     def agree(self, compares: bool = False) -> bool:
-        """Exchange step records at the same point of the script on all workers.
+        """Exchange step records with all workers, which call it at the same point of the script.
 
         Args:
-            compares: whether the state has just been saved, so that a part of it is compared.
+            compares: whether the state has just been saved, so that its digests are compared.
 
         Returns:
             Whether all workers have agreed to switch to another generation, at the next boundary.
@@ -132,7 +144,7 @@ class ScriptSteps(WorkerSteps):
         self._repair(error, self._shared.clock.now_s())
 
     def end(self) -> None:
-        """Note that the script has trained to its end and saved its state; the worker ends next."""
+        """Count the last save of a script that has trained to its end; no more steps follow."""
         self._progress.saved()
         self._progress.ended = True
 
@@ -156,11 +168,11 @@ class ScriptSteps(WorkerSteps):
         """Return None, whatever ``stop`` says: the other workers need no record of the end."""
 
     def joined(self) -> None:
-        """Note for the comparison of states that this worker has joined a job that trains."""
+        """Note that this worker has joined, so that its state is compared as a newcomer's."""
         self._check.joined()
 
     def compare(self, records: StepRecords) -> None:
-        """Compare the states of all workers by the digests in their step records.
+        """Compare the states of all workers by the digests in the step records ``records``.
 
         Raises:
             StateDiffers, NewcomerDiffers, RingBroken: see

@@ -32,10 +32,11 @@ class SharedState:
         policy: the job's policy while it is switched on, else None.
         written: the job's policy, also while it is switched off; None: there is none, or none that
             can be read.
-        ring: the newest report on the speeds in this worker's ring, for the policy.
+        ring: the newest report on the workers' speeds in this worker's ring, for the policy.
         evicted: the ids of all workers that the leader has evicted.
-        signature: returns the shapes of this worker's model, for newcomers.
-        fits: how far this worker's script is in its fits, for newcomers.
+        signature: returns the shape of each tensor of this worker's model by name, for newcomers.
+        fits: the fits (calls of ``fit``) that this worker's script has done and begun, for
+            newcomers.
     """
 
     worker: int = -1
@@ -81,7 +82,10 @@ class SharedState:
             self._lock.notify_all()
 
     def leads(self, leader: Leader | None) -> None:
-        """Note which worker leads, as the daemon sees it now; None: no leader is known."""
+        """Note which worker leads, as the daemon sees it now; None: no leader is known.
+
+        A request for a global batch ends with the term in which it was made.
+        """
         with self._lock:
             if leader != self._leader:
                 self._leader, self._led_since = leader, self.clock.now_s()
@@ -98,9 +102,10 @@ class SharedState:
             self.policy = written if policy.is_on else None
 
     def request_batch(self, samples: int) -> None:
-        """Ask for a global batch of so many samples; the leader's daemon calls it.
+        """Ask for a global batch of ``samples`` samples (0: take the request back).
 
-        The request goes out with this worker's step records while the worker leads.
+        The leader's daemon calls it. The request goes out with this worker's step records while the
+        worker leads.
         """
         self._requested_batch = samples
 
@@ -140,7 +145,7 @@ class SharedState:
             return self._generations[max(numbers)] if numbers else None
 
     def generation(self, number: int) -> Generation:
-        """Return the announced generation ``number``, and forget all older ones."""
+        """Return the announced generation with this number, and forget all older ones."""
         with self._lock:
             for old in [n for n in self._generations if n < number]:
                 del self._generations[old]
@@ -160,7 +165,7 @@ class SharedState:
 
     @property
     def led_since(self) -> float:
-        """When this worker heard of the leader's term, in seconds on the monotonic clock."""
+        """When this worker heard of the present leader, in seconds on the monotonic clock."""
         with self._lock:
             return self._led_since
 
@@ -172,7 +177,7 @@ class SharedState:
 
     @property
     def job_end(self) -> str:
-        """A phrase that says how the job ended, and why."""
+        """A phrase that says how the job ended, and why, such as "has failed: <reason>"."""
         with self._lock:
             return f"{self._job_state.phrase}: {self._job_reason}"
 
@@ -195,9 +200,9 @@ class SharedState:
             after: the number that the generation must exceed.
             deadline: when to stop waiting, on the monotonic clock; None waits as long as the job
                 lives.
-            slice_s: return None after this many seconds even so, to let the caller look around.
-            repairs: wait for a generation that repairs a broken ring, or that does not know this
-                worker.
+            slice_s: return None after this many seconds even before the deadline; None: do not.
+            repairs: accept only a generation that repairs a broken ring, or one of which this
+                worker neither is a member nor was one in the ring before.
 
         Returns:
             The generation; None when the job is over, or when the time is.

@@ -19,6 +19,9 @@ class SizeRequest:
     Attributes:
         change: the newest answer: so many workers more, or fewer; 0 before the first answer.
         policy: the policy that the script proposes; None: it proposes none.
+
+    Args:
+        now_s: returns the time of a monotonic clock, in seconds.
     """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
@@ -30,12 +33,12 @@ class SizeRequest:
         self._asked_s = 0.0
 
     def ask(self, desired_change: Callable[[], Any], every_s: float) -> None:
-        """Call the script's function from now on, for the first time in ``every_s`` seconds.
+        """Call the script's function every ``every_s`` seconds from now on, in :meth:`look`.
 
         Args:
             desired_change: returns how many workers more (above 0) or fewer (below 0) the script
                 wants.
-            every_s: the least time between two calls, in seconds.
+            every_s: the least time between two calls, and before the first call, in seconds.
 
         Raises:
             UsageError: the script has given a function before.
@@ -45,9 +48,9 @@ class SizeRequest:
         self._ask, self._every_s, self._asked_s = desired_change, every_s, self._now_s()
 
     def look(self) -> None:
-        """Call the script's function between two steps, if its time has come, and keep the answer.
+        """Call the script's function, if ``every_s`` seconds are over, and keep its answer.
 
-        Whatever the function itself raises is passed on.
+        It is called between two steps. Whatever the function itself raises is passed on.
 
         Raises:
             UsageError: the answer is no whole number, or more than :data:`MOST` workers.

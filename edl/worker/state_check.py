@@ -58,10 +58,14 @@ STATE = struct.Struct(">qq")  # a worker, and the digest of its state
 
 
 class Compared(Protocol):
-    """The interface of a state whose parts are to be equal on all workers."""
+    """The interface of a state whose parts (such as tensors) must be equal on all workers."""
 
     def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
-        """Return a digest of each part of the state in ``group``, by the name of the part."""
+        """Return a digest of each part of the state, by the name of the part.
+
+        Only the bytes of ``group`` go into the digests, one of the groups of equal size into which
+        the state is cut; by default all bytes.
+        """
 
     def learning_rates(self) -> dict[str, float]:
         """Return the present learning rates, by the name under which messages mention each."""
@@ -75,11 +79,11 @@ class StateComparison:
 
     Attributes:
         replica: the state that is compared; None until the script has declared it.
-        state: the digest that is sent with the row of this step; 0: none is due.
+        state: the digest that is sent with the step record of the open step; 0: none is due.
 
     Args:
         ring: the ring whose workers are compared.
-        progress: how far this worker is.
+        progress: the step and the members of the ring, as this worker knows them.
         checkpointing: ends the job when states differ, and knows the job's settings.
         log_event: writes an event to the job's log, on rank 0.
     """
@@ -105,7 +109,7 @@ class StateComparison:
 
     @property
     def _every(self) -> int:
-        """The number of steps in which the whole state is compared once; 0: it never is."""
+        """The number of steps in which each bit of the state is compared once; 0: none ever is."""
         return self._checkpointing.settings.state_check_steps
 
     def joined(self) -> None:
@@ -113,16 +117,19 @@ class StateComparison:
         self._joined_after = self._at.step
 
     def now(self, group: StateGroup = WHOLE) -> int:
-        """Return the digest of a group of the present state; 0 if there is nothing to compare."""
+        """Return one digest of the present state, or of a ``group`` of its bytes; 0: none is due.
+
+        Nothing is due if the job's setting is 0, the worker is alone, or no state is declared.
+        """
         if self._every == 0 or self._ring.alone or self.replica is None:
             return 0
         self._digests = self.replica.digests(group)
         return fold(self._digests)
 
     def _exchange(self, digests: Digests) -> dict[int, StateReport]:
-        """Exchange the digests and learning rates of all workers; return them by worker id.
+        """Exchange digests and learning rates with all workers; return them by worker id.
 
-        ``digests`` belong to the parts of this worker's state. The result is in rank order.
+        ``digests`` are those of this worker's state, by part. The result is in rank order.
         """
         rates = self.replica.learning_rates() if self.replica is not None else {}
         mine = StateReport(digests, rates, on_trial(self._joined_after, self._at.step))
@@ -133,7 +140,7 @@ class StateComparison:
         }
 
     def _leave(self, leaving: tuple[int, ...], said: dict[int, StateReport], step: int) -> NoReturn:
-        """Let newcomers leave the ring; it breaks, and the others go on without them.
+        """Make newcomers leave the ring: each of them ends, and the ring breaks for the others.
 
         Args:
             leaving: the ids of the newcomers that differ.
@@ -142,7 +149,7 @@ class StateComparison:
 
         Raises:
             NewcomerDiffers: this worker is one of the newcomers.
-            RingBroken: this worker stays.
+            RingBroken: this worker stays; it goes on without the newcomers, as after a crash.
         """
         why = why_they_leave(leaving, step, said, self.cause, self.unit)
         self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in leaving)), why)
@@ -162,15 +169,20 @@ class StateComparison:
     def _end(self, why: str, found: Split) -> NoReturn:
         """End the job as failed on all workers, because the states in ``found`` differ.
 
+        ``found`` has the groups of workers whose states agree, ``why`` is the message.
+
         Raises:
-            StateDiffers: always, with the reason ``why``.
+            StateDiffers: always, with the message ``why``.
         """
         self._log_event(StateDiffersDetails(tuple(f"w{worker}" for worker in found.odd)), why)
         self._checkpointing.fail(why, StateDiffers)
 
 
 class StateCheck(StateComparison):
-    """One worker's comparison of states, in a job whose batches come from edl's loader."""
+    """One worker's comparison of states, in a job whose batches come from edl's loader.
+
+    The parameters are those of :class:`StateComparison`.
+    """
 
     def __init__(
         self,
@@ -184,10 +196,12 @@ class StateCheck(StateComparison):
         self._split_in: int | None = None  # the generation in whose ring states differ
 
     def begin_step(self) -> None:
-        """Compute the digest of the part of the state that is due, when a batch is handed out.
+        """Set :attr:`state` to the digest that goes into the step record of the step that begins.
 
-        All that belongs to the step before is done then. The digest is kept, because the row may
-        have to be sent again at a time when the batch of this step has changed the state already.
+        It is called when a batch is handed out, after everything that belongs to the step before.
+        :func:`edl.core.step.state_check.due` says which group of the state's bytes is due. The
+        digest is kept, because the record may have to be sent again at a time when the batch of
+        this step has changed the state already.
         """
         progress = self._progress
         begins_epoch = progress.ledger.done == 0
@@ -196,6 +210,8 @@ class StateCheck(StateComparison):
 
     def compare(self, records: StepRecords) -> None:
         """Compare the digests in the rows of all workers, of a step or of the end of training.
+
+        If the job resyncs, a difference between old workers is only noted, for :meth:`resync`.
 
         Raises:
             StateDiffers: states of old workers differ; the job ends.
@@ -227,7 +243,7 @@ class StateCheck(StateComparison):
         return split_by_digest(rows) is None
 
     def compare_all(self) -> None:
-        """Compare the whole state of all workers between two steps, part by part, and act on it.
+        """Compare the whole state of all workers between two steps, and correct what differs.
 
         A newcomer that differs leaves. Other workers that differ get the state that most workers
         hold, if the job resyncs; otherwise the job ends. Nothing happens if all states are equal.
@@ -266,7 +282,7 @@ class StateCheck(StateComparison):
 
     @property
     def _only_resyncs(self) -> bool:
-        """Whether workers that differ are resynced, and no newcomer is tested in this step."""
+        """Whether a difference leads to a resync only: no newcomer is in its first step."""
         return self._resyncs and self._progress.step != self._progress.joined_after + 1
 
     def _judge(self, found: Split, said: dict[int, StateReport]) -> None:

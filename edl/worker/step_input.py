@@ -8,10 +8,11 @@ from edl.worker.sampler import Batch, BatchSampler
 
 
 class StepInput:
-    """What this worker brings into a step, from the batch that is handed out until the step ends.
+    """The batches that this worker brings into a step, from the first one until the step ends.
 
     With several optimizers a batch has several steps; with accumulated gradients a step has several
     batches. A large batch is divided into microbatches, which are handed out one after the other.
+    "As bits" means: bit i stands for the optimizer with number i.
 
     Attributes:
         is_open: whether a batch is handed out whose step is not complete.
@@ -23,7 +24,7 @@ class StepInput:
             one.
         pieces_left: how many microbatches of the batch in hand are yet to be handed out.
         part: 0 in the first step of a batch, 1 in the second, and so on.
-        summed: whether gradients of the step are added up, weighted already.
+        summed: whether the gradients of the step's batches are added up, weighted already.
         may_grow: whether the step may have one more batch.
         updates: the optimizers, as bits, that have made their updates in the step.
         completed_by_peers: whether other workers have completed the step without this one.
@@ -55,17 +56,27 @@ class StepInput:
 
     @property
     def is_between_parts(self) -> bool:
-        """Whether an update was made with the batch in hand: what follows is its next step."""
+        """Whether an optimizer has made an update with the batch in hand.
+
+        If gradients are computed with this batch again, they belong to its next step.
+        """
         return self.in_hand and (self.updates > 0 or not self.is_open)
 
     def share(self, optimizer: int) -> Share:
-        """Return what this worker brings into the step for the optimizer with this number."""
+        """Return the samples and batches that this worker brings into the step for one optimizer.
+
+        ``optimizer`` is the number of the optimizer. It gets 0 samples if it has counted them
+        already, with another worker.
+        """
         samples = 0 if self.counted >> optimizer & 1 else self.samples
         return Share(samples, self.batches, self.summed)
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether a microbatch is left to hand out that has no samples; the others had them all."""
+        """Whether all samples of the batch in hand are handed out, but not all its microbatches.
+
+        Each worker divides a batch into the same number of microbatches; the rest are padding.
+        """
         return self.pieces_left > 0 and self._follow == 0
 
     def begin(
@@ -76,7 +87,8 @@ class StepInput:
         Args:
             batch: the batch or microbatch.
             padding: whether its samples count for nothing.
-            nothing: a batch without samples, if one goes with a padding batch.
+            nothing: a batch without samples, the end of a stream's shard, whose positions this step
+                marks as done beside a padding batch; else None.
             pieces: into how many microbatches each worker divides a batch.
 
         Raises:
@@ -133,16 +145,18 @@ class StepInput:
         """Note that other workers have completed the step, and that their state is in the model.
 
         Args:
-            theirs: the optimizers, as bits, that have made their updates in the step.
+            theirs: the optimizers, with bit i for number i, that have made their updates in the
+                step.
             sampler: forgets the batches of the step.
         """
         self.completed_by_peers, self._theirs = True, theirs
         self.trained(sampler)
 
     def lose(self) -> None:
-        """Drop the batches of the step, which belong to other workers now.
+        """Drop the batches of the step, whose positions are leased to other workers now.
 
-        What is trained already, in an earlier step of the batch or by others, still counts.
+        What this worker has trained in an earlier step of the batch still counts, and so does a
+        step that others have completed.
         """
         self._batches, self._follow = [], 0
         if not self.completed_by_peers and self.part == 0:
@@ -152,7 +166,7 @@ class StepInput:
         """Close the step, which is complete here or was completed by other workers.
 
         Returns:
-            The optimizers, as bits, that have made their updates in the step.
+            The optimizers, with bit i for number i, that have made their updates in the step.
         """
         updated = self._theirs if self.completed_by_peers else self.updates
         self.is_open, self.completed_by_peers, self.updates = False, False, 0

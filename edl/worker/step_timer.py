@@ -13,18 +13,23 @@ MEDIAN_OF_STEPS = 50
 
 
 class StepTimer:
-    """A timer of one worker's steps (or agreements) in its present ring, and of its usual step.
+    """A timer of one worker's steps in its present ring, with the median time of its last steps.
+
+    In a script that keeps its own place in its data, a step is from one agreement of all workers to
+    the next.
 
     Attributes:
         steps_here: how many steps were completed in the present ring.
         entered_at: the step after which the present ring began.
         waiting_since: when this worker last began to wait for the others, in seconds.
         ended: when the last step ended, in seconds.
-        compute_us: the worker's own time in the last step, without the wait for data.
-        data_us: the time for which the worker waited for data in the last step.
-        reduce_us: the time from this worker's gradients to the mean of all, in the last step.
-        first_step_us: the time from the beginning of the ring until its first step was complete; 0:
-            unknown.
+        compute_us: the worker's own time in the last step, without the wait for data, in
+            microseconds.
+        data_us: the time for which the worker waited for data in the last step, in microseconds.
+        reduce_us: the time from this worker's gradients to the mean of all, in the last step, in
+            microseconds.
+        first_step_us: the time from the beginning of the ring until its first step was complete, in
+            microseconds; 0: unknown.
 
     Args:
         now_s: returns the time of a monotonic clock, in seconds.
@@ -61,7 +66,10 @@ class StepTimer:
         self._data_s += seconds
 
     def wait(self) -> None:
-        """Note that this worker begins to wait for the others; what went before is its own time."""
+        """Note that this worker begins to wait for the others.
+
+        The time since its last step ended is its own, for computing and for its data.
+        """
         self.waiting_since = self._now_s()
         own_us = us(self.waiting_since - max(self.ended, self._entered))
         self.data_us = min(us(self._data_s), own_us)
@@ -69,7 +77,7 @@ class StepTimer:
         self._reduced = None
 
     def reduce(self) -> None:
-        """Note that the mean of all gradients is here; what follows is this worker's own time."""
+        """Note that the mean of all gradients has arrived; the wait for the others ends."""
         self._reduced = self._now_s()
 
     def end(self) -> None:
@@ -87,5 +95,5 @@ class StepTimer:
 
     @property
     def median_step_s(self) -> float:
-        """The median time of the last steps, in seconds; 0 before the first one."""
+        """The median time of the last 50 steps, in seconds; 0 before the first one."""
         return statistics.median(self._durations) if self._durations else 0.0

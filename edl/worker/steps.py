@@ -49,6 +49,12 @@ class WorkerSteps(ABC):
         trained_in: the number of the generation in which the last step was completed.
         on_trained: called when this worker has completed its first step in a ring.
         wants_to_stop: whether the script wants all workers to stop after the next step.
+
+    Args:
+        ring: the ring over which the records are sent.
+        shared: the state that the training thread shares with the daemon's threads.
+        switching: moves this worker between rings.
+        wishes: the script's request for more or fewer workers.
     """
 
     ends_with_script: ClassVar[bool] = False
@@ -73,7 +79,7 @@ class WorkerSteps(ABC):
     @property
     @abstractmethod
     def progress(self) -> TrainingProgress:
-        """How many steps the job has made, and where it is in its data."""
+        """This worker's progress: the number of steps, and the position in the data."""
 
     @property
     @abstractmethod
@@ -110,23 +116,26 @@ class WorkerSteps(ABC):
         return
 
     def describe_end(self, stop: Stop) -> str:
-        """Return where the training ended and what it left out, as the end of a sentence.
+        """Return where the training ended and how many samples it left out, as a clause.
 
         Here it is not known, so the result is empty. ``stop`` says how the training ended.
         """
         return ""
 
     def save_together(self, save: Callable[[], str]) -> str:
-        """Let rank 0 call ``save`` for the last checkpoint; return why it was not written.
+        """Let rank 0 call ``save`` for the last checkpoint while the other workers wait.
 
-        The other workers wait meanwhile. Here nothing is saved and the result is empty: a script
-        that keeps its own place in its data has no state of edl to save.
+        Here nothing is saved: a script that keeps its own place in its data has no state of edl to
+        save.
+
+        Returns:
+            Why the checkpoint was not written; empty if it was, and here always.
         """
         return ""
 
     @abstractmethod
     def joined(self) -> None:
-        """Note that this worker has joined a job that trains."""
+        """Note that this worker has joined, so that its state is compared as a newcomer's."""
 
     @abstractmethod
     def compare(self, records: StepRecords) -> None:
@@ -182,7 +191,7 @@ class WorkerSteps(ABC):
         return self._records
 
     def entered(self) -> None:
-        """Begin to measure a new ring, in which no switch is agreed yet."""
+        """Begin to time the steps in a new ring, in which no switch is agreed yet."""
         self.timer.enter(self.progress.step)
         self.slowest.restart()
         self.target = None
@@ -220,7 +229,10 @@ class WorkerSteps(ABC):
         return reason if self.target is not None else ""
 
     def _publish(self) -> None:
-        """Report a complete step, and log the last switch once its times are known."""
+        """Report a complete step; after the second one in a ring, log the switch into that ring.
+
+        The times of the switch, with those of its first step, are in the rows of the second step.
+        """
         if self.timer.steps_here == 2:
             self._log_switch()
         self._report()
@@ -252,7 +264,8 @@ class WorkerSteps(ABC):
             samples: how many samples this worker brings into the step.
             stop: what the row says about the end of training.
             state: the digest of the worker's state; 0: none is due.
-            idle: whether nothing is trained, so that newcomers may always join.
+            idle: whether nothing is trained, so that the row may name a generation with newcomers
+                even where the script does not admit them.
         """
         newest = self._shared.newest(self.generation)
         if newest is not None and newest.joined and not (idle or self.progress.takes_newcomers):
@@ -287,7 +300,10 @@ class WorkerSteps(ABC):
             self._shared.log(self._switch_event(generation, records))
 
     def _switch_event(self, generation: Generation, records: StepRecords) -> Event:
-        """Return the event about the switch to ``generation``, with its times from ``records``."""
+        """Return the event about the switch to ``generation``, with the times in ``records``.
+
+        ``records`` are the rows of all workers in the first or second step after the switch.
+        """
         details = SwitchDetails(self.ring.place.size, switch_parts(records, generation.joined))
         at, reason = self.timer.entered_at, generation.reason
         return Event(time.time(), generation.number, at, reason, details)

@@ -1,6 +1,7 @@
 """Form this worker's batches of a stream, from the samples that it reads in its leases.
 
-A batch is read when it is formed, so its size is known before its step begins. One sample more is
+A stream has shards: sequences, such as files, whose lengths are not known before they are read. A
+batch is read when it is formed, so its size is known before its step begins. One sample more is
 read than the batch needs. If the shard ends with the batch, this is known then, and the positions
 behind the end, which hold no samples, leave the leases together with the batch.
 """
@@ -26,12 +27,16 @@ NO_INDICES = np.empty(0, dtype=np.int64)
 
 
 class StreamReader(Protocol):
-    """The interface of what reads the samples of a stream."""
+    """The interface of an object that reads the samples of a stream."""
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
-        """Return up to ``count`` samples of a shard, beginning with the sample ``offset``.
+        """Return up to ``count`` samples of a shard; fewer mean that the shard ends there.
 
-        Fewer than ``count`` samples mean that the shard ends there.
+        Args:
+            epoch: the number of the epoch.
+            shard: the number of the shard.
+            offset: the index in the shard of the first sample to return.
+            count: the largest number of samples to return.
         """
 
 
@@ -73,7 +78,7 @@ class _ReadSpan:
         start: the position of the first sample that is in no batch yet.
         stop: the position behind the last sample; behind the whole span if the shard ended in it.
         samples: the samples that are in no batch yet.
-        counted: the optimizers, as bits, that have counted these samples already.
+        counted: the optimizers (bit i for the one with number i) that have counted these samples.
     """
 
     start: int
@@ -83,7 +88,13 @@ class _ReadSpan:
 
 
 class StreamSampler(BatchSampler):
-    """The sampler that reads a worker's batches of a stream from the front of its leases."""
+    """The sampler that reads a worker's batches of a stream from the front of its leases.
+
+    Args:
+        source: the description of the stream, with the batch sizes.
+        worker: the id of the worker.
+        reader: reads the samples.
+    """
 
     def __init__(self, source: StreamSource, worker: int, reader: StreamReader) -> None:
         super().__init__(source, worker)
@@ -95,7 +106,7 @@ class StreamSampler(BatchSampler):
         self._first: StreamBatch | None = None
 
     def enter(self, epoch: int) -> None:
-        """Discard all that is read, and read from ``epoch`` from now on."""
+        """Discard all samples that are read, and read those of the epoch with this number."""
         super().enter(epoch)
         self._end = -1
 
@@ -105,7 +116,10 @@ class StreamSampler(BatchSampler):
         self._pieces = deque()
 
     def form(self, ledger: Ledger) -> Batch | None:
-        """Form the next batch from what was read; None if the leases have no samples for it."""
+        """Form the next batch from what was read; None if the leases have no samples for it.
+
+        ``ledger`` has the leases of all workers.
+        """
         if not self.has_more(ledger):
             return None
         batch = self._cut_off(self.size)
@@ -113,10 +127,10 @@ class StreamSampler(BatchSampler):
         return batch
 
     def has_more(self, ledger: Ledger) -> bool:
-        """Return whether :meth:`form` would return a batch now; read ahead for it.
+        """Return whether :meth:`form` would return a batch now; read the samples for it.
 
-        A batch that is not full waits for more leases only while others are formed ahead of it:
-        shards may be short, and a smaller batch is worth more than padding.
+        A batch that is not full waits for more leases in ``ledger`` only while others are formed
+        ahead of it: shards may be short, and a smaller batch is worth more than padding.
         """
         bounded = self._fill(ledger)
         samples = self._samples_alike()
@@ -147,8 +161,8 @@ class StreamSampler(BatchSampler):
     def agrees_with(self, ledger: Ledger) -> bool:
         """Return whether what was read and not trained is still the front of this worker's leases.
 
-        Positions that turned out to be behind the end of a shared stream may be missing from
-        ``ledger``.
+        The leases are those in ``ledger``. Positions that turned out to be behind the end of a
+        shared stream (one shard that all workers read) may be missing there.
         """
         if ledger.epoch != self._epoch:
             return not self._ahead
@@ -187,8 +201,9 @@ class StreamSampler(BatchSampler):
     def wanted(self, ledger: Ledger, step_batches: int) -> int:
         """Return how many more shards this worker needs to lease, so that its loader never waits.
 
-        For a shared stream it is a number of samples; ``step_batches`` is the number of batches
-        that a worker trains in a step.
+        For a shared stream (one shard that all workers read) it is a number of samples. ``ledger``
+        has the present leases; ``step_batches`` is the number of batches that a worker trains in a
+        step.
         """
         if self._stream.shared:
             return super().wanted(ledger, step_batches)
@@ -200,15 +215,16 @@ class StreamSampler(BatchSampler):
     def row(self, ledger: Ledger, batches: Sequence[Batch]) -> dict[str, int]:
         """Return the step record's fields about the positions that ``batches`` take.
 
-        They are the first position (-1: none), the number of positions, and the end of a shared
-        stream, if this worker has found it (else -1).
+        They are ``position``, the first position (-1: none); ``taken``, the number of positions;
+        and ``end``, the end of a shared stream, if this worker has found it (else -1). ``batches``
+        are those of the open step, ``ledger`` has the leases.
         """
         spans = common(_spans(batches), ledger.held_by(self._worker))
         position = spans[0][0] if spans else -1
         return {"position": position, "taken": length(spans), "end": self._end}
 
     def left(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
-        """Return how many positions of the leases are left when ``batches`` are trained."""
+        """Return how many leased positions in ``ledger`` are left when ``batches`` are trained."""
         return length(subtract_spans(ledger.held_by(self._worker), _spans(batches)))
 
     def _shard_at(self, place: int) -> int:
@@ -218,11 +234,11 @@ class StreamSampler(BatchSampler):
     # --- what is read
 
     def _fill(self, ledger: Ledger) -> bool:
-        """Read the samples of one batch and one more, if the leases have them.
+        """Read the samples of one batch and one more, if the leases in ``ledger`` have them.
 
         Returns:
-            Whether the samples that follow count for other optimizers, so that the batch ends
-            there.
+            Whether the batch has to end at the samples read, because the next ones count for other
+            optimizers.
         """
         size = self.size
         while (missing := size + 1 - sum(len(piece.samples) for piece in self._pieces)) > 0:
@@ -239,8 +255,8 @@ class StreamSampler(BatchSampler):
     def _read(self, start: int, stop: int, counted: int, missing: int) -> None:
         """Read up to ``missing`` samples of the positions from ``start`` to ``stop``, of one shard.
 
-        If the shard ends there, its end is noted. ``counted`` are the optimizers, as bits, that
-        have counted the samples already.
+        If the shard ends there, its end is noted. ``counted`` are the optimizers (bit i for the one
+        with number i) that have counted the samples already.
         """
         place, offset = divmod(start, SHARD)
         count = min(missing, stop - start)
@@ -256,13 +272,17 @@ class StreamSampler(BatchSampler):
         )
 
     def _may_get(self, ledger: Ledger) -> bool:
-        """Return whether positions are free that this worker may lease, as far as it knows."""
+        """Return whether positions in ``ledger`` are free that may hold samples, so can be leased.
+
+        Positions behind the end of a shared stream hold none.
+        """
         return any(self._end < 0 or start < self._end for start, _ in ledger.free)
 
     def _samples_alike(self) -> int:
-        """Return how many of the samples at the front may form one batch.
+        """Return how many of the first samples that were read may form one batch.
 
-        The same optimizers have counted them already, with another worker (``Batch.counted``).
+        All of them were counted already by the same optimizers, with another worker, or by none
+        (``Batch.counted``).
         """
         samples, counted = 0, -1
         for piece in self._pieces:
@@ -274,9 +294,9 @@ class StreamSampler(BatchSampler):
         return samples
 
     def _cut_off(self, size: int) -> StreamBatch:
-        """Return a batch of the first ``size`` samples at most, with ends of shards around them.
+        """Return a batch of the first ``size`` samples at most, removed from those that were read.
 
-        The samples are removed from those that were read.
+        Its spans also have the ends of shards before, between and right behind the samples.
         """
         read: list[Any] = []
         spans: list[Span] = []
@@ -297,10 +317,10 @@ class StreamSampler(BatchSampler):
         return StreamBatch(spans[0][0], NO_INDICES, counted, read=tuple(read), spans=tuple(spans))
 
     def _spans(self) -> list[Span]:
-        """Return the spans of positions that were read and are not trained."""
+        """Return the spans (start, stop) of positions that were read and are not trained."""
         return [*_spans(self._ahead), *((piece.start, piece.stop) for piece in self._pieces)]
 
 
 def _spans(batches: Iterable[Batch]) -> list[Span]:
-    """Return the spans of positions that ``batches`` take from the leases."""
+    """Return the spans (start, stop) of positions that ``batches`` take from the leases."""
     return [span for each in batches if isinstance(each, StreamBatch) for span in each.spans]

@@ -57,17 +57,20 @@ class Switching:
     """The moves of one worker through the generations of its job; it runs in the training thread.
 
     Attributes:
-        progress: how far this worker is.
+        progress: the job's step and position in the data, as this worker knows them.
         warming_up: whether this worker is a newcomer that trains its warm-up batch alone.
         replica: the state that all workers share; None until the script has declared it.
         generation: the present generation; None: this worker has been in no ring of the job.
         began_with: how many workers the job's first ring had.
         stopped: whether this worker has left its ring because the job was told to end.
-        times: how long the parts of the last switch took.
+        times: the durations of the phases of the last switch or repair.
         median_step_us: returns the median time of a step, in microseconds.
         on_switch: called with the old and the new number of workers after each switch or repair.
         on_enter: called in each new ring, before the state is exchanged.
         newcomer: waits for the first generation that has this worker as a member.
+
+    ``config`` is the process's configuration, ``shared`` the state that the daemon's threads share
+    with the training thread; the other parameters are the parts of the same worker.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class Switching:
 
     @property
     def expected_rank(self) -> int:
-        """The rank that a newcomer would get, above 0; 0 once it has been in a ring of the job."""
+        """The rank that a newcomer would get, above 0; 0 for all but a newcomer that warms up."""
         return self._expected_rank if self.warming_up and self.generation is None else 0
 
     def _wait_for_start(self) -> Generation:
@@ -196,9 +199,9 @@ class Switching:
         return generation
 
     def wait_for_end(self) -> None:
-        """Wait until the job has ended: this newcomer has passed over all fits of its script.
+        """Wait until the job has ended; then end the process with success (SystemExit 0).
 
-        Then the process ends with success (SystemExit 0).
+        It is for a newcomer whose script has ended, since it has passed over all its fits.
 
         Raises:
             NewcomerDiffers: the job is in a fit that this script does not have.
@@ -317,11 +320,11 @@ class Switching:
                 self._shared.wait_for_generation(records[0].generation, slice_s=PAUSE_S)
 
     def _pauses(self) -> bool:
-        """Return whether all members of this ring, which are at a boundary now, pause here.
+        """Return whether all members of this ring, which are between two steps now, must pause.
 
-        They do not pause before they have completed a step together: after a repair some are in the
-        midst of a step, and would wait for the gradients of those that pause. A script with an
-        elastic state begins anew on all of them, and so may pause.
+        They do if they are too few, but not before they have completed a step together: after a
+        repair some are in the midst of a step, and would wait for the gradients of those that
+        pause. A script with an elastic state begins anew on all of them, and so may pause.
         """
         if self._coordinator.sizes.enough(self._ring.place.size):
             return False
@@ -450,10 +453,7 @@ class Switching:
         failpoints.reached("reported")
 
     def _failure(self, generation: int, step: int, text: str) -> RingFailure:
-        """Return the report that the ring of ``generation`` failed after ``step``.
-
-        ``text`` is the message of the error.
-        """
+        """Return the report that the ring of ``generation`` failed after ``step`` with ``text``."""
         current = self.generation
         members = current.members if current is not None and current.number == generation else ()
         blamed = blamed_rank(text, members, self._ring.place.rank)

@@ -1,6 +1,6 @@
-"""Run the training thread's side of a worker: one object that a framework's API talks to.
+"""Combine the parts of a worker in one object, to which a framework's API talks.
 
-A newcomer's life: start() -> warm-up in a world of one -> join() -> steps, with a
+A newcomer's life: start() -> warm-up in a ring of one -> join() -> steps, with a
 :meth:`Worker.boundary` before each -> finishing.finish(). The first workers of a job do not warm
 up.
 
@@ -60,7 +60,7 @@ class Worker:
         loader: this worker's steps on the batches of edl's loader.
         script: this worker's steps if the script keeps its own place in its data.
         steps: the one of ``loader`` and ``script`` that this script uses.
-        checkpointing: how the job is saved, and how it ends before its time.
+        checkpointing: saves and resumes the job, and ends it when it fails.
         replica: the state that is shared; None until the script has declared it.
         size_request: how many workers more, or fewer, the script wants.
         policy: this worker's access to the job's policy.
@@ -70,8 +70,14 @@ class Worker:
         local_rank: the slot of this worker on its host.
         same_random: whether the training thread draws the numbers that the script's seeds give, so
             that they are equal on all workers.
-        finishing: how this worker's training ends.
-        fits: how far the script is, if it trains in fits.
+        finishing: ends this worker's training.
+        fits: which fits (calls of Keras' ``fit``) the script has done.
+
+    Args:
+        config: the configuration of this process.
+        ring: the ring of this worker, not built yet.
+        shared: the state that the training thread shares with the daemon's threads.
+        coordinator: connects this worker with the other processes of its job.
     """
 
     def __init__(
@@ -140,7 +146,7 @@ class Worker:
         self._switching.start()
 
     def join(self) -> None:
-        """End the warm-up and enter the ring with the job's state; returns before a batch.
+        """End the warm-up, enter the ring, and get the job's state; the next call begins a batch.
 
         The process ends with success (SystemExit 0) when the job ends or has no use for this
         worker.
@@ -169,10 +175,10 @@ class Worker:
         self._switching.synchronise_if_due()
 
     def boundary(self) -> None:
-        """Do what is due between two steps: switch, exchange the state, pause, save.
+        """Do what is due between two steps: resync, switch, exchange the state, pause, save.
 
-        First, if the job resyncs, workers with another state than most get the state of those,
-        because a newcomer may get its state from any of them. Then this worker moves to the
+        First, if the job resyncs, workers with another state than most get the state that most
+        hold, because a newcomer may get its state from any of them. Then this worker moves to the
         generation to which all have agreed to switch, if there is one. The process ends with
         success (SystemExit 0) when the worker is no member of that generation.
 
@@ -233,7 +239,7 @@ class Worker:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other workers may take part, as in all jobs but a job of one."""
+        """Whether other workers may take part: False only in a job without a launcher."""
         return self._coordinator.is_shared
 
     @property
@@ -253,12 +259,15 @@ class Worker:
 
     @property
     def rank(self) -> int:
-        """This worker's rank in the ring; a guess for a newcomer that was in no ring yet."""
+        """This worker's rank in the ring; before a newcomer's first ring, the rank expected."""
         return self._switching.expected_rank or self.ring.place.rank
 
     @property
     def size(self) -> int:
-        """The number of workers in the ring; a guess for a newcomer that was in no ring yet."""
+        """The number of workers in the ring; before a newcomer's first ring, the number expected.
+
+        A newcomer expects the ring that it found at its start, with itself as one more member.
+        """
         expected = self._switching.expected_rank
         return expected + 1 if expected else self.ring.place.size
 
@@ -288,7 +297,8 @@ class Worker:
     def _let_leave(self, target: int) -> bool:
         """Call the callbacks of :meth:`on_leave`, if workers leave with the switch to ``target``.
 
-        All old workers are there, so those that leave can hand over what they have.
+        ``target`` is the number of the next generation. All old workers are in the ring still, so
+        the callbacks may exchange messages with those that leave.
 
         Returns:
             Whether the ring is still the same, so that the switch can follow.
@@ -362,6 +372,8 @@ class Worker:
     def _check_script(self) -> None:
         """Raise an error if this newcomer's model or fits do not match the job's.
 
+        A fit is one call of Keras' ``fit``.
+
         Raises:
             NewcomerDiffers: the models cannot share a state.
             FitIsDone: the job has done the fit in which this worker is.
@@ -375,7 +387,7 @@ class Worker:
             raise NewcomerDiffers(f"w{self.id} cannot join: {why}")
 
     def leave_data_to_script(self, state: ScriptState, entered: Callable[[], None]) -> None:
-        """Let the script keep its own place in its data, with a state that follows the job.
+        """Let the script keep its own place in its data; edl only shares its state.
 
         Args:
             state: the state that all workers share, which newcomers receive.
@@ -446,12 +458,18 @@ class Worker:
         return self.steps.exchange(payload)
 
     def log_event(self, details: Details, reason: str) -> None:
-        """Add an event that all workers know to the job's event log; only rank 0 writes it."""
+        """Add an event to the job's event log, with its ``details`` and a ``reason`` for people.
+
+        All workers call it with the same event; only rank 0 writes it.
+        """
         if self.rank == 0:
             self._shared.log(Event(time.time(), self.generation, self.step, reason, details))
 
     def _switched(self, old_size: int, new_size: int) -> None:
-        """Note that the ring has changed, and call the callbacks of :meth:`on_resize`."""
+        """Note that the ring has changed, and call the callbacks of :meth:`on_resize`.
+
+        ``old_size`` and ``new_size`` are the numbers of workers before and after.
+        """
         self.steps.entered()
         for callback in self._on_resize:
             callback(old_size, new_size)
