@@ -331,7 +331,7 @@ class Daemon:
 
     @property
     def wake(self) -> threading.Event:
-        """The event that makes the daemon thread look at ZooKeeper at once."""
+        """The event to set so that the daemon thread exchanges news with ZooKeeper at once."""
         return self._wake
 
     # --- the thread ---
@@ -511,7 +511,10 @@ class Daemon:
             self._candidate.turn(self._wake.set)
 
     def _release_others(self) -> None:
-        """Cut the ring for which :meth:`release_others` was called, if a member of it waits."""
+        """Break the ring given to :meth:`release_others` if a member waits for this worker.
+
+        A member waits if its ``/health`` page says that it waits for gradients or numbers.
+        """
         ended_in, own = self._ended_in, self._shared.worker
         if ended_in is None or self._ring.membership[0] != ended_in.number:
             return

@@ -36,7 +36,7 @@ _AUTHORIZATION = re.compile(rf"{SCHEME} ([0-9a-f-]+):([0-9a-f]{{64}})")
 
 
 def http_key(secret: str, job: str) -> str:
-    """Return the key that signs requests to the workers of ``job``, made from its secret."""
+    """Return the key that signs requests to the workers of ``job``, made from its ``secret``."""
     return derived(secret, "http", job)
 
 

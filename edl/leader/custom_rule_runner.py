@@ -20,7 +20,8 @@ WAIT_S = 0.05  # for an answer in the same turn
 class CustomRuleRunner:
     """A :class:`edl.core.policy.observation.Rule` that calls a user's function in the background.
 
-    The leader calls this object in each of its turns, from one thread.
+    Such a rule suggests how many workers a job shall have. The leader calls this object in each of
+    its turns, from one thread.
 
     Args:
         rule: The user's function, how often to call it, and how long to wait for its answer.

@@ -57,7 +57,7 @@ class LeaderTerm:
         worker: The id of the worker that leads.
         progress: Returns the progress of this worker's own training.
         activity: Returns what this worker's training thread does at the moment.
-        ring: Returns what this worker's training thread knows of the other workers.
+        ring: Returns what the step records in this worker's ring say about all workers' speeds.
         log: Queues an event for the event log of the job.
         write_events: Writes the queued events to ZooKeeper.
         request_batch: Sets the global batch that this worker's step records shall ask for; 0: none.
@@ -186,6 +186,8 @@ class LeaderTerm:
     def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
         """Check whether the ring stalls; log each worker that holds it up, once in a stall.
 
+        ``snapshot`` is the state of the job in ZooKeeper.
+
         Returns:
             The workers to evict because they hold up the ring: the reason by worker id.
         """
@@ -203,8 +205,10 @@ class LeaderTerm:
     def _look_for_pause(self, snapshot: Snapshot) -> str:
         """Check whether the job pauses for want of workers, and log that once for a generation.
 
+        ``snapshot`` is the state of the job in ZooKeeper.
+
         Returns:
-            The sentence that says so; empty if the job does not pause.
+            The sentence that says why the job pauses; empty if it does not.
         """
         generation, paused = snapshot.generation, snapshot.paused
         if paused and generation is not None and generation.number != self._paused:
@@ -227,7 +231,10 @@ class LeaderTerm:
         return replace(decision, generation=replace(decision.generation, scope=scope))
 
     def _events_of(self, decision: MembershipDecision, snapshot: Snapshot) -> Iterator[Event]:
-        """Yield the events that report a decision, made on ``snapshot``, in the event log."""
+        """Yield the events that report ``decision`` in the event log.
+
+        ``snapshot`` is the state of the job in ZooKeeper on which the decision was made.
+        """
         if decision.generation is not None:
             new = decision.generation
             failures = {}

@@ -142,7 +142,8 @@ class StragglerMitigation:
         Args:
             now: The state of the job in ZooKeeper.
             worker: The id of the slow worker.
-            care: The findings; hosts that are slow as a whole get no replacement.
+            care: The findings about slow workers; a host of which all workers are slow gets no
+                replacement.
             recent: When a worker of each host was replaced lately; these hosts get none either.
         """
         slow = {finding.host for finding in care.findings if finding.host}

@@ -41,7 +41,7 @@ class Coordinator(Protocol):
 
     @property
     def away(self) -> bool:
-        """Whether the coordination service is out of reach, so that nobody can lead for now."""
+        """Whether ZooKeeper, or what stands for it, is out of reach, so that nobody can lead."""
 
     @property
     def policy(self) -> PolicySide:
@@ -89,7 +89,7 @@ class Coordinator(Protocol):
         """
 
     def report_broken(self, failure: RingFailure) -> None:
-        """Report that a ring failed, and which step and exchange this worker had completed."""
+        """Report a ``failure``: which ring failed, and which step this worker had completed."""
 
     def put_saved(self, directory: str, step: int) -> None:
         """Publish that ``directory`` holds a checkpoint of the step ``step``."""

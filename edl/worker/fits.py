@@ -90,7 +90,7 @@ class FitProgress:
         self._checkpointing.save_soon()
 
     def pass_over(self, done: tuple[DoneFit, ...]) -> None:
-        """Pass over the last of the fits ``done``, in which this worker has trained nothing."""
+        """Note that the script passes over the last of the fits ``done``, without training."""
         self._loader.progress.fits = done
         self._leave(done)
 

@@ -62,8 +62,8 @@ class GradientNoise:
     def _every(self) -> int:
         """The number of steps from one measurement to the next; 0: nothing is measured.
 
-        It is the job's setting or, if that is 0, :data:`USUAL_STEPS` where the script or the policy
-        needs the estimate.
+        It is the job's setting or, if that is 0, 50 (:data:`USUAL_STEPS`) where the script or the
+        policy needs the estimate.
         """
         every = self._settings().noise_scale_steps
         policy = self._shared.policy if self._shared is not None else None
@@ -109,7 +109,10 @@ class GradientNoise:
         self._squares, self._open = self._open, Squares()
 
     def header(self) -> dict[str, Any]:
-        """Return the estimate as JSON values, for workers that take over the state of this one."""
+        """Return the present and the former estimate as JSON values, for other workers.
+
+        The number of samples that each worker had in the last step is added.
+        """
         return {
             "scale": self.scale.to_json(),
             "before": self.before.to_json(),

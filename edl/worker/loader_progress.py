@@ -144,7 +144,7 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def ledger(self) -> Ledger:
-        """The record of what is done, leased and free in this worker's epoch.
+        """The record of which positions of this worker's epoch are done, leased and free.
 
         Raises:
             UsageError: the script has created no data loader of edl yet.
@@ -380,7 +380,7 @@ class LoaderProgress(TrainingProgress):
         return self.step > repaired_at
 
     def header(self) -> dict[str, Any]:
-        """Return this position as JSON values, for workers that take it over."""
+        """Return this position (step, epoch, ledger, ...) as JSON values, for other workers."""
         return {
             "step": self.step,
             "joined_after": self.joined_after,

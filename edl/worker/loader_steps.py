@@ -137,7 +137,7 @@ class LoaderSteps(WorkerSteps):
 
     @property
     def ledger(self) -> Ledger:
-        """The record of what is done, leased and free in the current epoch."""
+        """The record of which positions of the current epoch are done, leased and free."""
         return self._progress.ledger
 
     @property
@@ -194,8 +194,8 @@ class LoaderSteps(WorkerSteps):
     def begin(self, batch: Batch, padding: bool = False) -> None:
         """Begin a step on ``batch``, or add the batch to the open step.
 
-        With ``padding`` the batch counts for no samples. This worker's step record goes out with
-        the first batch of a step, unless gradients are accumulated.
+        With ``padding`` the batch counts for no samples (a padding batch). This worker's step
+        record goes out with the first batch of a step, unless gradients are accumulated.
         """
         first = not self.open
         nothing = None

@@ -93,7 +93,7 @@ class Newcomer:
     def look_for_a_later_fit(self, worker: int) -> None:
         """Raise an error if the job is in a later fit than this newcomer; else do nothing.
 
-        ``worker`` is the id of this worker.
+        A fit is one call of Keras' ``fit``. ``worker`` is the id of this worker.
 
         Raises:
             FitIsDone: the script has to pass over the fits that the job has done.

@@ -116,7 +116,7 @@ class TrainingProgress(ABC):
 
     @abstractmethod
     def header(self) -> dict[str, Any]:
-        """Return this progress as JSON values, for workers that take it over."""
+        """Return this progress as JSON values, which the state source sends to other workers."""
 
     @abstractmethod
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:

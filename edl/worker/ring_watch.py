@@ -101,7 +101,7 @@ class RingWatch:
         """Add the rows of a step; once every :data:`EVERY` steps, return each worker's times.
 
         The result is in rank order, and None at all other steps. The times in a row are of the step
-        before.
+        before. ``generation`` is the present one, and tells the host of each worker.
         """
         before, self._before = self._before, records.column("samples").copy()
         if before is None:  # a record tells of the times of the step before

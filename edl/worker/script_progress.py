@@ -67,7 +67,7 @@ class ScriptProgress(TrainingProgress):
         self.members = members
 
     def header(self) -> dict[str, Any]:
-        """Return this progress as JSON values, for workers that take it over."""
+        """Return this progress as JSON values, which the state source sends to other workers."""
         return {
             "step": self.step,
             "ended": self.ended,

@@ -117,13 +117,13 @@ class SharedState:
         return self._requested_batch if leads else 0
 
     def job_is(self, state: JobState, reason: str = "") -> None:
-        """Note the state of the job and its reason, and wake up the threads that wait for news."""
+        """Note the state of the job and its ``reason``, and wake up the waiting threads."""
         with self._lock:
             self._job_state, self._job_reason = state, reason
             self._lock.notify_all()
 
     def evict(self, reason: str) -> None:
-        """Note that this worker is evicted, and wake up the threads that wait for news."""
+        """Note that this worker is evicted for ``reason``, and wake up the waiting threads."""
         with self._lock:
             self._evicted = reason
             self._lock.notify_all()

@@ -264,8 +264,8 @@ class StateCheck(StateComparison):
     def resync(self) -> None:
         """Give workers that differ the state that most workers hold, between two steps.
 
-        Nothing happens unless :meth:`compare` has found a difference in the present ring. In a new
-        ring after a failure nothing is known of it; the parts are compared there again.
+        Nothing happens unless :meth:`compare` has found a difference in the present ring. After a
+        failure the new ring forgets it, and finds it again by comparing the states.
 
         Raises:
             StateDiffers: no majority holds the same state; the job ends.

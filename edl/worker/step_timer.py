@@ -81,7 +81,7 @@ class StepTimer:
         self._reduced = self._now_s()
 
     def end(self) -> None:
-        """Note the end of a step, and compute its times."""
+        """Note the end of a step, and set the attributes with the times of that step."""
         now = self._now_s()
         reduced = now if self._reduced is None else self._reduced
         self.reduce_us = us(reduced - self.waiting_since)

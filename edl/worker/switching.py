@@ -332,7 +332,7 @@ class Switching:
 
     @property
     def is_in_ring(self) -> bool:
-        """Whether this worker has a ring that is open: it has not left the job."""
+        """Whether this worker has a ring that is open, be it a ring of one; False: it has left."""
         return self._ring.is_open
 
     @property
