@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
         self._timer = loop.call_later(REQUEST_S, self._too_slow)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Add this connection to the set of open connections (called by asyncio)."""
+        """Keep ``transport``, and add this connection to the open ones (called by asyncio)."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._open.add(self)
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes, and refuse a request that is malformed or too large.
+        """Parse the received bytes ``data``; refuse a request that is malformed or too large.
 
         asyncio calls this. Bytes after the first request are ignored.
         """
@@ -174,6 +174,10 @@ class Connection(asyncio.Protocol):
 
         All headers together may have ``HEADER_BYTES`` bytes, and the body, by its Content-Length,
         ``BODY_BYTES``.
+
+        Args:
+            name: The name of the header.
+            value: The value of the header.
         """
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > HEADER_BYTES:

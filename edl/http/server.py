@@ -252,7 +252,7 @@ class DaemonServer:
 
     @staticmethod
     def _answer_route(route: Route, request: HttpRequest) -> Response:
-        """Return the answer of a route's handler; 500 if the handler raises an error."""
+        """Return the answer of the handler of ``route`` to ``request``; 500 if it raises."""
         try:
             status, body = route.handler(request)
         except Exception:

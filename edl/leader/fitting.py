@@ -69,5 +69,5 @@ class Fitting:
 
 
 def _measured(seen: Mapping[tuple[int, int], SizeMeasurement]) -> list[StepTimeSample]:
-    """Return the measurements in ``seen`` in the form that the fit needs."""
+    """Return the throughput measurements in ``seen`` as samples of the step time, for the fit."""
     return step_time_samples((np, one) for (np, _), one in seen.items())

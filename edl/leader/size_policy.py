@@ -258,7 +258,7 @@ class SizePolicy:
 
 
 def _rule(policy: PolicyFile) -> Rule | None:
-    """Return the rule of ``policy`` for the size of the job, ready to call, or None.
+    """Return the rule by which ``policy`` chooses the number of workers; None: it has none.
 
     A user's function is wrapped, so that it runs in the background.
     """

@@ -53,28 +53,28 @@ class JobOfOne:
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> None:
-        """Do nothing, since nobody else needs to know the stage of the only worker."""
+        """Ignore ``stage`` and all numbers, since nobody else needs to know them."""
 
     def report_broken(self, failure: RingFailure) -> None:
-        """Do nothing, since nobody could repair the ring of the only worker."""
+        """Ignore ``failure``, since nobody could repair the ring of the only worker."""
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Do nothing, since nobody else needs to know where the checkpoint of ``step`` is."""
+        """Ignore the checkpoint of ``step`` in ``directory``, since nobody else needs it."""
 
     def last_step(self) -> int:
         """Return 0, since no leader has reported a step."""
         return 0
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
-        """Do nothing, since nobody else needs to know how the job ended."""
+        """Ignore ``end`` and ``event``, since nobody else needs to know how the job ended."""
 
     released_from = ""
 
     def release_others(self, generation: Generation | None) -> None:
-        """Do nothing, since no other worker can wait for this one."""
+        """Ignore ``generation``, since no other worker can wait in its ring for this one."""
 
     def flush(self, timeout_s: float) -> bool:
-        """Return True at once, since nothing has to be published."""
+        """Return True at once, whatever ``timeout_s`` is, since nothing has to be published."""
         return True
 
     def resign(self) -> None:

@@ -31,11 +31,11 @@ class NoPolicy:
     """The :class:`PolicySide` of a job of one worker, which has no leader and no policy."""
 
     def propose(self, policy: JobPolicy) -> None:
-        """Do nothing, since a job of one worker follows no policy."""
+        """Ignore ``policy``, since a job of one worker follows no policy."""
 
     def learned(self) -> Mapping[str, Any]:
         """Return an empty profile, since a job of one worker learns none."""
         return {}
 
     def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """Do nothing, since a job of one worker needs no scaling profile."""
+        """Ignore the profile ``learned``, since a job of one worker needs no scaling profile."""

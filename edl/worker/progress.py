@@ -133,8 +133,8 @@ class TrainingProgress(ABC):
     def passes_over(self, header: Mapping[str, Any], exchange: Exchange) -> bool:
         """Return whether some workers have to pass over fits before they can get the job's state.
 
-        All workers of a ring call it where none of them has the state yet. Without fits it is
-        False.
+        A fit is one call of Keras' ``fit``; here there are none, so the result is False. All
+        workers of a ring call it where none of them has the state yet.
 
         Args:
             header: the result of :meth:`header` on the state source.

@@ -98,10 +98,14 @@ class RingWatch:
         self._rows.clear()
 
     def _add(self, records: StepRecords, generation: Generation) -> list[Times] | None:
-        """Add the rows of a step; once every :data:`EVERY` steps, return each worker's times.
+        """Add the rows of a step; every tenth time, return the mean times of each worker.
 
-        The result is in rank order, and None at all other steps. The times in a row are of the step
-        before. ``generation`` is the present one, and tells the host of each worker.
+        The period is :data:`EVERY` steps. The result is in rank order, and None at all other steps.
+        The times in a row are of the step before.
+
+        Args:
+            records: the rows of all workers in the step.
+            generation: the present generation, which tells the host of each worker.
         """
         before, self._before = self._before, records.column("samples").copy()
         if before is None:  # a record tells of the times of the step before

@@ -292,7 +292,10 @@ class AlignedSampler(BatchSampler):
         self.keep_only(in_hand)
 
     def agrees_with(self, ledger: Ledger) -> bool:
-        """Return whether the batches formed ahead are the first slices of this worker's leases."""
+        """Return whether the batches formed ahead are the first slices of this worker's leases.
+
+        The leases are those in ``ledger``, which may have changed since the batches were formed.
+        """
         if not super().agrees_with(ledger):
             return False
         spans, skipped = ledger.held_by(self._worker), 0

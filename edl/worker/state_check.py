@@ -71,7 +71,10 @@ class Compared(Protocol):
         """Return the present learning rates, by the name under which messages mention each."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Broadcast the state from the rank ``root``; see :class:`edl.worker.replica.Shared`."""
+        """Broadcast the state over ``ring``, from the rank ``root`` to all others.
+
+        ``receive`` says which part of the state this worker takes over.
+        """
 
 
 class StateComparison:
@@ -209,7 +212,7 @@ class StateCheck(StateComparison):
         self.state = self.now(group) if group is not None else 0
 
     def compare(self, records: StepRecords) -> None:
-        """Compare the digests in the rows of all workers, of a step or of the end of training.
+        """Compare the digests in ``records``, the rows of all workers in a step or at the end.
 
         If the job resyncs, a difference between old workers is only noted, for :meth:`resync`.
 

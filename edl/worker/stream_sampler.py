@@ -140,7 +140,7 @@ class StreamSampler(BatchSampler):
     def use(self, source: Source, members: Sequence[int], in_hand: Sequence[Batch]) -> None:
         """Form batches of the sizes of ``source`` from now on.
 
-        See :meth:`edl.worker.sampler.BatchSampler.use`.
+        The parameters are those of :meth:`edl.worker.sampler.BatchSampler.use`.
         """
         assert isinstance(source, StreamSource)
         self._stream = source

@@ -350,7 +350,7 @@ class Worker:
             raise UsageError(OVER)
 
     def attach_replica(self, replica: Replica) -> None:
-        """Declare the state that all workers share: model, optimizer and tracked objects.
+        """Declare ``replica``, the state that all workers share: model, optimizer, tracked objects.
 
         Raises:
             UsageError: there is such a state already.
