@@ -1,9 +1,9 @@
 """Lease a fixed global batch: step k of an epoch trains the same samples on any set of workers.
 
-The positions of an epoch are cut into global batches, [0, B), [B, 2B), ..., and each of them is
-leased to all workers of the ring at once: n consecutive slices of equal length (or one more), in
-rank order. So a worker's leases are slices of one global batch after the other, and each of its
-batches is one slice.
+The positions of an epoch are cut into global batches of B samples, [0, B), [B, 2B), ... Each global
+batch is leased to all workers of the ring at once: n workers get n consecutive slices of equal
+length (or one more), in rank order. So a worker's leases are slices of one global batch after the
+other, and each of its batches is one slice.
 
 When the workers change between two steps, all leases are dealt anew, so the next steps train the
 same samples as without the change; samples that were read ahead are read again by the worker that
@@ -25,25 +25,34 @@ from edl.core.step.spans import Span, common, joined, length, subtract_spans, ta
 
 @dataclass(frozen=True)
 class AlignedSource(Source):
-    """The data of a job with a fixed global batch: its ``batching`` has a ``global_batch``."""
+    """The data of a job with a fixed global batch (``batching.global_batch``): how it is leased.
+
+    ``lets_newcomers_pad`` is False: each worker trains its slice of a step, so a newcomer does not
+    train padding batches while it loads its first batch.
+    """
 
     lets_newcomers_pad: ClassVar[bool] = False  # each worker trains its slice of a step
 
     def policy(self, size: int) -> LeasePolicy:
-        """Return the policy that leases each global batch in slices to all workers."""
+        """Return the policy that leases each global batch in slices to all workers.
+
+        ``size``, the number of workers, is not used.
+        """
         return SlicePolicy(self.batch_size)
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
-        """Return how many more global batches are to be leased when the step is complete.
+        """Return how many more global batches ``worker`` asks to be leased after the present step.
 
-        It is 0 if ``worker`` has no slice in the last leased global batch: the worker would train a
-        later one a step too early.
+        The worker wants leases for the batches that its loader prefetches, and for two steps. The
+        result is 0 if ``worker`` has no slice in the last leased global batch: the worker would
+        train a slice of a later global batch in the step in which the others train that one.
 
         Args:
             ledger: the ledger of the epoch.
-            worker: the worker that asks.
-            step_batches: how many batches a step takes.
-            size: the number of workers in the ring.
+            worker: the id of the worker.
+            step_batches: how many batches of each worker make one step; above 1 if the script
+                accumulates gradients.
+            size: the number of workers in the ring; not used.
         """
         there = sorted(dealt(ledger, self.batch_size))
         if there[step_batches:]:
@@ -53,11 +62,16 @@ class AlignedSource(Source):
         return max(0, self.prefetch_batches + 2 * step_batches - len(there))
 
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
-        """Return the ledger for a new ring: all leases are free again, except the current step's.
+        """Return the ledger for a new ring: all leases are free again, except those in training.
 
-        Members keep their slices of the first ``in_hand`` global batches, which the present step
-        trains. The rest of these global batches must not be leased before the step is complete, for
-        a worker that has not begun the step would train both as one batch.
+        The rest of a global batch that is in training must not be leased before the step is
+        complete, for a worker that has not begun the step would train both slices as one batch.
+
+        Args:
+            ledger: the ledger of the epoch, with the leases of the old ring.
+            members: the ids of the workers of the new ring; each keeps its slices of the global
+                batches in training.
+            in_hand: how many global batches are in training: the first ones that are leased.
         """
         now = sorted(dealt(ledger, self.batch_size))[:in_hand]
         trained = [span_of(number, self.batch_size) for number in now]
@@ -72,14 +86,22 @@ class AlignedSource(Source):
 class SlicePolicy(LeasePolicy):
     """The policy that leases global batches of ``batch_size`` samples in slices to all workers.
 
-    A worker's need is a number of global batches. As many are leased as all workers need, and none
-    after a global batch in which some worker has no slice.
+    The need of a worker is a number of global batches. The policy leases the smallest of all needs.
+    It leases none after a global batch that has too few samples for a slice of each worker.
     """
 
     def deal(
         self, free: list[Span], needs: Sequence[tuple[int, int]]
     ) -> Iterator[tuple[int, tuple[Span, ...]]]:
-        """Remove global batches from ``free`` and yield the slice of each worker, in rank order."""
+        """Remove global batches from ``free``, and yield each worker's slice of each of them.
+
+        Args:
+            free: the free spans in order; it is changed.
+            needs: (worker id, number of global batches that the worker needs), in rank order.
+
+        Yields:
+            (worker id, the spans of its slice), global batch by global batch, in rank order.
+        """
         for _ in range(min((need for _, need in needs), default=0)):
             if not free:
                 return
@@ -94,11 +116,17 @@ class SlicePolicy(LeasePolicy):
 
 
 def span_of(number: int, batch_size: int) -> Span:
-    """Return the positions of global batch ``number``, as (start, stop)."""
+    """Return the positions (start, stop) of the global batch with index ``number`` in its epoch.
+
+    ``batch_size`` is the length of a global batch, in samples.
+    """
     return number * batch_size, (number + 1) * batch_size
 
 
 def dealt(ledger: Ledger, batch_size: int) -> set[int]:
-    """Return the numbers of the global batches of which any worker holds a slice."""
+    """Return the indices in the epoch of the global batches of which any worker holds a lease.
+
+    ``batch_size`` is the length of a global batch, in samples.
+    """
     spans = [span for _, held in ledger.leases for span in held]
     return {n for a, b in spans for n in range(a // batch_size, (b - 1) // batch_size + 1)}

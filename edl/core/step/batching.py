@@ -1,4 +1,4 @@
-"""Describe how large the batches of a job are, as its script or its policy asks."""
+"""Define the batch sizes of a job: given by its script, or chosen by its batch policy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ class Batching(Record):
 
     Attributes:
         batch_size: the batch of one worker.
-        max_global_batch: the most that all workers train in a step; more workers share it.
-        global_batch: the batch of all workers together: the same samples in each step, however many
-            workers share it.
-        batch_range: the smallest and the largest global batch, among which the job chooses.
+        max_global_batch: the most samples that all workers together train in a step. If
+            ``batch_size`` for each worker is more than that, the workers share it.
+        global_batch: the batch of all workers together; it is the same for any number of workers,
+            and so are the samples of each step.
+        batch_range: the smallest and the largest global batch, if the job itself chooses its global
+            batch.
         chosen: the global batch that the job chose last; 0: none yet, so the smallest is used.
-        micro_batch: the most that one worker trains at once; a larger batch is trained in pieces.
+        micro_batch: the most samples that one worker trains in one forward and backward pass; a
+            larger batch is trained in pieces.
     """
 
     batch_size: int = 1
@@ -37,14 +40,15 @@ class Batching(Record):
         return self.batch_range[1] > 0
 
     def choosing(self, global_batch: int) -> Batching:
-        """Return the same batching with ``global_batch`` chosen, clipped to its range."""
+        """Return a copy in which ``chosen`` is ``global_batch``, clipped to ``batch_range``."""
         least, most = self.batch_range
         return replace(self, chosen=min(max(global_batch, least), most))
 
     def of_all(self, size: int) -> int:
-        """Return how many samples the batches of all ``size`` workers have together.
+        """Return the size of the global batch for a ring of ``size`` workers, in samples.
 
-        Each worker has at least one.
+        It is at least ``size``: a sample for each worker (unless the script fixes
+        ``global_batch``).
         """
         if self.is_chosen:
             return max(size, self.chosen or self.batch_range[0])
@@ -54,11 +58,15 @@ class Batching(Record):
         return max(size, min(whole, self.max_global_batch)) if self.max_global_batch else whole
 
     def of_one(self, rank: int, size: int) -> int:
-        """Return how many samples the batch of the worker with ``rank`` has, of ``size`` workers.
+        """Return the batch size, in samples, of one worker in a ring of ``size`` workers.
 
         It is ``batch_size``, as long as all workers together have no more than
         ``max_global_batch``; otherwise they share the global batch evenly, and the first ranks have
-        one more (AutoScaling, MLSys 2020).
+        one sample more (AutoScaling, MLSys 2020).
+
+        Args:
+            rank: the rank of the worker.
+            size: the number of workers in the ring.
         """
         each, more = divmod(self.of_all(size), size)
         return each + (rank < more)
@@ -66,16 +74,21 @@ class Batching(Record):
     def microbatches(self, size: int) -> int:
         """Return in how many pieces each of ``size`` workers trains its batch.
 
-        The number is the same on all workers, so the loops of their scripts go round equally often,
-        and what a script counts in its loop is equal on all of them.
+        It is 1 without ``micro_batch``. The number is the same on all workers, so the loops of
+        their scripts go round equally often, and what a script counts in its loop is equal on all
+        of them.
         """
         return -(-self.of_one(0, size) // self.micro_batch) if self.micro_batch else 1
 
     def iterations(self, total: int, size: int) -> int:
-        """Return how many iterations a script's loop makes for ``total`` samples.
+        """Return how many iterations the loop of a script over an epoch makes.
 
-        The number is equal on all ``size`` workers. It is rounded up, for the last batch may be
-        short. A batch that is trained in pieces takes an iteration for each piece.
+        The number is equal on all workers. It is rounded up, for the last batch may be short. A
+        batch that is trained in pieces takes an iteration for each piece.
+
+        Args:
+            total: the number of samples of the epoch.
+            size: the number of workers.
         """
         return -(-total // self.of_all(size)) * self.microbatches(size)
 
@@ -134,9 +147,9 @@ def batching(
 
 
 def check_alike(mine: Batching, theirs: Batching, worker: int) -> None:
-    """Make sure that another worker asks for the same batches as this job.
+    """Check that another worker asks for the same batch sizes as this job.
 
-    The global batch that the job has chosen may differ.
+    The global batch that the job has chosen (``Batching.chosen``) may differ.
 
     Args:
         mine: the batching of the job.
@@ -154,7 +167,13 @@ def check_alike(mine: Batching, theirs: Batching, worker: int) -> None:
 
 
 def _batching(what: str, batch_size: Any, max_global_batch: Any, global_batch: Any) -> Batching:
-    """Check the values that :func:`batching` got, but for the micro-batch, and build the object."""
+    """Check the arguments of :func:`batching` except ``micro_batch``, and return the batching.
+
+    The parameters are those of :func:`batching`.
+
+    Raises:
+        UsageError: a value is not a positive integer, or two values contradict each other.
+    """
     if global_batch is not None and (batch_size != 1 or max_global_batch is not None):
         raise UsageError(
             f"{what} was given global_batch, by which each worker has its part of that, and "
@@ -177,7 +196,16 @@ def _batching(what: str, batch_size: Any, max_global_batch: Any, global_batch: A
 
 
 def _whole(what: str, name: str, given: Any) -> int:
-    """Return ``given`` if it is an integer of at least 1, else raise an error that names it."""
+    """Return ``given`` if it is an integer of at least 1.
+
+    Args:
+        what: the function or table that the value was given to, for the error message.
+        name: the name of the parameter, for the error message.
+        given: the value.
+
+    Raises:
+        UsageError: ``given`` is no integer, or below 1.
+    """
     if not isinstance(given, int) or isinstance(given, bool):
         raise UsageError(
             f"{name} is {given!r}; {what} needs a whole number of samples. Where "
@@ -189,7 +217,15 @@ def _whole(what: str, name: str, given: Any) -> int:
 
 
 def _range(what: str, given: Sequence[Any]) -> tuple[int, int]:
-    """Return the smallest and the largest global batch; raise an error if these are no range."""
+    """Return a user's ``global_batch=(least, most)`` as (smallest, largest) global batch.
+
+    Args:
+        what: the function or table that the value was given to, for the error message.
+        given: the two numbers that the user gave.
+
+    Raises:
+        UsageError: ``given`` is not two integers with 1 <= least < most.
+    """
     whole = all(isinstance(each, int) and not isinstance(each, bool) for each in given)
     if len(given) != 2 or not whole or not 1 <= given[0] < given[1]:
         raise UsageError(

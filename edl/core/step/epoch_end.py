@@ -1,4 +1,4 @@
-"""Say in words how much of an epoch was trained when its workers left it."""
+"""Write the clauses of messages that say how much of an epoch was trained when it was left."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class EpochLeft:
 
     @property
     def untrained(self) -> int:
-        """The number of samples of the epoch that were left out; 0 where the total is not known."""
+        """The number of samples of the epoch that were not trained; 0 for a stream."""
         return max(0, self.total - self.trained) if not self.is_over else 0
 
     @property
     def share(self) -> str:
-        """The trained part of the epoch in words: "752 of 960 samples"."""
+        """How much was trained, in words: "752 of 960 samples"; of a stream "752 samples"."""
         return (
             f"{self.trained} of {self.total} samples" if self.total else f"{self.trained} samples"
         )
@@ -39,9 +39,10 @@ class EpochLeft:
 
 
 def ended_by_script(left: EpochLeft) -> str:
-    """Return a clause that says where a script ended, for the end of a sentence.
+    """Return a clause that says in or after which epoch a script ended, for the end of a sentence.
 
-    It is for a script that ended before all its epochs were trained.
+    It is for a script that ended before all its epochs were trained. Example: "; the script ended
+    in epoch 3, with 752 of 960 samples of it trained". ``left`` is the last epoch of the script.
     """
     if left.is_over:
         return f"; the script ended after epoch {left.epoch}"
@@ -49,17 +50,18 @@ def ended_by_script(left: EpochLeft) -> str:
 
 
 def ended_by_count(left: EpochLeft) -> str:
-    """Return a clause that says how much of its last epoch a finished job has trained.
+    """Return a clause that says how much of its last epoch, ``left``, a finished job has trained.
 
-    It is empty if the whole epoch was trained.
+    It is to be appended to a sentence, and empty if the whole epoch was trained.
     """
     return "" if left.is_over else f"; {left.share} of epoch {left.epoch} are trained"
 
 
 def left_out(samples: int) -> str:
-    """Return a clause that says how many samples all epochs left out; empty if none.
+    """Return a clause that says how many samples of all epochs of a job were not trained.
 
-    Samples that a script left out on purpose, by a number of steps, are not in ``samples``.
+    ``samples`` is that number; if it is 0, the clause is empty. Samples that the script itself left
+    out by ``loader.steps(n)`` are not counted in it.
     """
     if not samples:
         return ""

@@ -39,7 +39,7 @@ from edl.errors import DataError
 
 @dataclass(frozen=True)
 class LeasePolicy:
-    """The rule that says how many samples a worker is granted at once.
+    """The rule that says how many samples a worker is granted in one lease.
 
     Attributes:
         batch_size: the batch of one worker, in samples.
@@ -50,26 +50,27 @@ class LeasePolicy:
     lease_batches: int = 8
 
     def share(self, free: int, size: int) -> int:
-        """Return the length of a lease when ``free`` samples are left for ``size`` workers.
+        """Return the length of a lease, in samples.
 
-        It is half of a worker's equal share in whole batches, at least one batch and at most
-        ``lease_batches``.
+        It is half of a worker's equal share of the free samples, rounded up to whole batches: at
+        least one batch and at most ``lease_batches``.
+
+        Args:
+            free: how many samples of the epoch are free.
+            size: the number of workers in the ring.
         """
         guided = self.whole_batches(-(-free // (2 * size)))
         return max(self.batch_size, min(guided, self.lease_batches * self.batch_size))
 
     def take(self, free: list[Span], need: int, asking: int, size: int) -> tuple[Span, ...]:
-        """Remove the spans that one of ``size`` workers gets from the front of ``free``.
+        """Remove from the front of ``free`` the spans that one worker is granted, and return them.
 
         Args:
             free: the free spans in order; it is changed.
             need: how many samples the worker needs at least.
-            asking: how many workers are still to be served, this one included: the worker gets at
-                most its equal part.
+            asking: how many workers are still to be granted samples, this one included: the worker
+                gets at most its equal part of what is free.
             size: the number of workers in the ring.
-
-        Returns:
-            The spans that the worker gets.
         """
         left, longest = length(free), self.lease_batches * self.batch_size
         if need <= longest <= left // (2 * size):  # usual; the lines below agree
@@ -81,12 +82,15 @@ class LeasePolicy:
     def deal(
         self, free: list[Span], needs: Sequence[tuple[int, int]]
     ) -> Iterator[tuple[int, tuple[Span, ...]]]:
-        """Remove leases from ``free`` and yield each worker with the spans that it gets.
+        """Remove from ``free`` the leases of all workers in need, and yield them worker by worker.
 
         Args:
             free: the free spans in order; it is changed.
-            needs: each worker and the samples that it needs at least, in rank order; see
-                :func:`grant`.
+            needs: (worker id, samples that the worker needs at least) for each worker of the ring,
+                in rank order. A worker with a need of 0 gets nothing.
+
+        Yields:
+            (worker id, the spans that the worker gets); workers that get nothing are left out.
         """
         asking = [(worker, need) for worker, need in needs if need > 0]
         for served, (worker, need) in enumerate(asking):
@@ -94,7 +98,7 @@ class LeasePolicy:
                 yield worker, taken
 
     def whole_batches(self, samples: int) -> int:
-        """Return ``samples`` rounded up to whole batches."""
+        """Return the number ``samples`` rounded up to a multiple of ``batch_size``."""
         return -(-samples // self.batch_size) * self.batch_size
 
 
@@ -102,17 +106,19 @@ class LeasePolicy:
 class Ledger:
     """The state of one epoch: which positions are done, leased, in training, or free.
 
+    A span is (start, stop). "Optimizers as bits": bit k stands for the optimizer with index k.
+
     Attributes:
         total: how many positions the epoch has.
         epoch: the number of the epoch.
         free: the free spans, in ascending order.
-        leases: the spans leased to each worker, oldest grant first; sorted by worker, without empty
-            entries.
+        leases: (worker id, the spans leased to it, oldest grant first), sorted by worker, without
+            empty entries.
         current: in the same form, the spans that each worker trains in the steps of its present
-            batch.
+            batch; used with several optimizers only.
         applied_by: the optimizers, as bits, that have applied the present batch in one of its
             steps.
-        partially_applied: the spans that are not done and were applied by some optimizers already,
+        partially_applied: the spans that are not done but were applied by some optimizers already,
             as (start, stop, optimizers as bits).
         trained: for a stream, how many samples are done; -1: each position is a sample.
     """
@@ -138,7 +144,7 @@ class Ledger:
 
     @property
     def current_samples(self) -> int:
-        """The number of positions in the batches that workers train now."""
+        """The number of positions in training (``current``)."""
         return sum(length(spans) for _, spans in self.current)
 
     @property
@@ -150,23 +156,23 @@ class Ledger:
 
     @property
     def finished(self) -> bool:
-        """Whether the model has been trained on all samples of this epoch."""
+        """Whether all samples of this epoch are done: nothing is free, leased or in training."""
         return not self.free and not self.leases and not self.current
 
     def held_by(self, worker: int) -> tuple[Span, ...]:
-        """Return the spans that are leased to ``worker``, next sample first."""
+        """Return the spans that are leased to ``worker``, in the order in which it trains them."""
         return dict(self.leases).get(worker, ())
 
     def held_samples(self, worker: int) -> int:
-        """Return how many samples are leased to ``worker``."""
+        """Return how many positions are leased to ``worker``."""
         return length(self.held_by(worker))
 
     def counted(self, spans: Iterable[Span]) -> tuple[int, int]:
-        """Return which optimizers have applied the first of ``spans``, and for how many samples.
+        """Return which optimizers have applied the first sample of ``spans``.
 
         Returns:
-            The optimizers as bits; and how many samples, from the first on, were applied by exactly
-            these.
+            (the optimizers as bits, how many samples from the first one on were applied by exactly
+            these optimizers).
         """
         spans = list(spans)
         if not self.partially_applied:
@@ -181,10 +187,10 @@ class Ledger:
         return bits, alike
 
     def by_optimizers(self, span: Span) -> list[tuple[int, int]]:
-        """Split ``span`` into pieces that were applied by the same optimizers.
+        """Split ``span``, (start, stop), into pieces by the optimizers that have applied it.
 
         Returns:
-            For each piece its length and the optimizers, as bits, that have applied it.
+            For each piece, in order: (its length, the optimizers that have applied it, as bits).
         """
         at, stop = span
         pieces = []
@@ -235,10 +241,10 @@ def start_epoch(total: int, epoch: int, is_stream: bool = False) -> Ledger:
 
 
 def restore(snapshot: Mapping[str, Any]) -> Ledger:
-    """Return the ledger that :meth:`Ledger.snapshot` has made ``snapshot`` of.
+    """Return the ledger from its JSON form: the inverse of :meth:`Ledger.snapshot`.
 
     Raises:
-        DataError: the snapshot is not a ledger, or one in which a position is in two places.
+        DataError: ``snapshot`` is not a ledger, or one in which a position is in two places.
     """
     try:
         ledger = Ledger(
@@ -262,13 +268,14 @@ def restore(snapshot: Mapping[str, Any]) -> Ledger:
 def grant(ledger: Ledger, needs: Sequence[tuple[int, int]], policy: LeasePolicy) -> Ledger:
     """Return the ledger after free positions were leased to the workers that need them.
 
-    A worker with a need gets at least that (rounded up to whole batches) and at most its fair part
-    of what is free; beyond its need it gets a lease of :meth:`LeasePolicy.share`.
+    A worker with a need gets at least that (rounded up to whole batches), and at most its equal
+    part of what is free; beyond its need it gets a lease of :meth:`LeasePolicy.share`.
 
     Args:
         ledger: the ledger before.
-        needs: each worker of the ring and the samples that it needs at least, in rank order.
-        policy: the rule that says how much is leased at once.
+        needs: (worker id, samples that the worker needs at least) for each worker of the ring, in
+            rank order.
+        policy: the rule that says how many samples one lease has.
     """
     if not ledger.free or all(need <= 0 for _, need in needs):
         return ledger
@@ -284,12 +291,12 @@ def complete_step(
     policy: LeasePolicy,
     counted_by: int | None = None,
 ) -> Ledger:
-    """Return the ledger after a step: its samples are done, and leases are granted as needed.
+    """Return the ledger after a step: its samples are done, and leases are granted as asked for.
 
     Args:
         ledger: the ledger before the step.
         records: the step records of all workers.
-        policy: the rule that says how much is leased at once.
+        policy: the rule that says how many samples one lease has.
         counted_by: the optimizers, as bits, that have made their updates in the step; its samples
             stay in training for the other optimizers. None: there is one optimizer, and the samples
             are done.
@@ -331,14 +338,20 @@ def complete_step(
 
 
 def _cut(ledger: Ledger, end: int) -> Ledger:
-    """Return the ledger without any positions from ``end`` on, where a shared stream has ended."""
+    """Return the ledger of a shared stream that has ended at position ``end``, without the rest.
+
+    The positions from ``end`` on are removed from what is free and from all leases.
+    """
     nothing = ((end, ledger.total),)
     leases = {worker: subtract_spans(spans, nothing) for worker, spans in ledger.leases}
     return replace(ledger, free=subtract_spans(ledger.free, nothing), leases=_sorted(leases))
 
 
 def complete_batch(ledger: Ledger) -> Ledger:
-    """Return the ledger after all optimizers have applied the current batches: these are done."""
+    """Return the ledger after all optimizers have applied the batches in training.
+
+    The positions of these batches are done.
+    """
     if not ledger.current and not ledger.applied_by:
         return ledger
     done = [span for _, spans in ledger.current for span in spans]
@@ -348,11 +361,13 @@ def complete_batch(ledger: Ledger) -> Ledger:
 
 
 def free_leases(ledger: Ledger, members: Iterable[int]) -> Ledger:
-    """Return the ledger after workers have gone: what they held in leases and batches is free.
+    """Return the ledger after workers have gone: the positions that they held are free again.
+
+    These are their leases, and their batches in training.
 
     Args:
         ledger: the ledger before.
-        members: the workers that stay.
+        members: the ids of the workers that stay.
     """
     staying = set(members)
     leases = {worker: spans for worker, spans in ledger.leases if worker in staying}
@@ -373,7 +388,11 @@ def free_leases(ledger: Ledger, members: Iterable[int]) -> Ledger:
 
 
 def _pieces(ledger: Ledger, spans: Iterable[Span]) -> list[tuple[int, int, int]]:
-    """Split ``spans`` into pieces (start, stop, optimizers as bits that have applied the piece)."""
+    """Split ``spans`` into pieces whose samples were applied by the same optimizers of ``ledger``.
+
+    Returns:
+        For each piece: (start, stop, the optimizers that have applied it, as bits).
+    """
     found = []
     for at, stop in spans:
         for size, bits in ledger.by_optimizers((at, stop)):
@@ -385,7 +404,10 @@ def _pieces(ledger: Ledger, spans: Iterable[Span]) -> list[tuple[int, int, int]]
 def _without(
     owed: tuple[tuple[int, int, int], ...], spans: Iterable[Span]
 ) -> tuple[tuple[int, int, int], ...]:
-    """Return the partially applied spans ``owed`` without the positions in ``spans``."""
+    """Return the partially applied spans ``owed`` without the positions in ``spans``.
+
+    ``owed`` holds (start, stop, the optimizers that have applied the span, as bits).
+    """
     for start, stop in spans:
         owed = tuple(
             (a, b, bits)
@@ -397,19 +419,30 @@ def _without(
 
 
 def _sorted(leases: Mapping[int, tuple[Span, ...]]) -> tuple[tuple[int, tuple[Span, ...]], ...]:
-    """Return the spans of each worker as a tuple sorted by worker, without empty entries."""
+    """Return the spans of each worker as :attr:`Ledger.leases` has them.
+
+    ``leases`` maps the id of a worker to its spans. The result is sorted by worker, without empty
+    entries.
+    """
     return tuple(sorted((worker, spans) for worker, spans in leases.items() if spans))
 
 
 def _held(spans: Mapping[str, Any]) -> tuple[tuple[int, tuple[Span, ...]], ...]:
-    """Return the spans of each worker that a snapshot holds as JSON values."""
+    """Return the spans of each worker, read from JSON values, as :attr:`Ledger.leases` has them.
+
+    ``spans`` maps the id of a worker, as text, to a list of [start, stop].
+    """
     return _sorted(
         {int(worker): tuple((int(a), int(b)) for a, b in each) for worker, each in spans.items()}
     )
 
 
 def _check_disjoint(ledger: Ledger) -> None:
-    """Make sure that no position of ``ledger`` is in two places or outside of the epoch."""
+    """Check that no position of ``ledger`` is in two places or outside of the epoch.
+
+    Raises:
+        DataError: one is.
+    """
     held = [*ledger.leases, *ledger.current]
     spans = sorted([*ledger.free, *(span for _, spans in held for span in spans)])
     edge = 0

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 def weighted_means(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Return the weighted mean of each column but the first, which holds the weights of the rows.
+    """Return the weighted mean of each column of ``rows`` but the first, which holds the weights.
 
-    A row is one worker's; its weight is its number of samples. A row of weight 0 does not enter,
-    whatever it holds. The means are nan if all weights are 0.
+    Each row is one worker's: its number of samples, then its values. A row of weight 0 is left
+    out, even if it holds infinite values. The means are nan if all weights are 0.
     """
     counted = [row for row in rows if row[0] > 0]
     total = math.fsum(row[0] for row in counted)

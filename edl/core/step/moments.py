@@ -47,7 +47,10 @@ class Moments(NamedTuple):
 
 
 def combined(parts: Sequence[Moments]) -> Moments:
-    """Return the moments of the elements of all ``parts`` together; empty parts are left out."""
+    """Return the moments of the elements of all ``parts`` together.
+
+    Parts without elements are left out; if all are empty, the first one is returned.
+    """
     some = [part for part in parts if part.elements > 0]
     if not some:
         return parts[0]

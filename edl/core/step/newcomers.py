@@ -33,10 +33,11 @@ class StateReport:
     """The report that each worker gives the others about its state when states differ.
 
     Attributes:
-        digests: a digest of each part of the state that was compared, by name.
+        digests: the digest of each tensor or value of the state that was compared, by its name.
         rates: the worker's learning rates, by name.
         joined_after: the number of the step after which the worker joined the job; None for a
-            worker that has been there from the beginning, or for more than :data:`TRIAL_STEPS`.
+            worker that was there from the start, or has trained more than :data:`TRIAL_STEPS` steps
+            since it joined.
     """
 
     digests: Digests
@@ -45,9 +46,12 @@ class StateReport:
 
 
 def on_trial(joined_after: int | None, step: int) -> int | None:
-    """Return ``joined_after`` while the worker counts as a newcomer at ``step``, else None.
+    """Return ``joined_after`` while a worker counts as a newcomer, else None.
 
-    ``joined_after`` is the step after which the worker joined the job.
+    Args:
+        joined_after: the step after which the worker joined the job; None: it was there from the
+            start.
+        step: the number of the present step; the worker is a newcomer for :data:`TRIAL_STEPS`.
     """
     if joined_after is None or step - joined_after > TRIAL_STEPS:
         return None
@@ -55,11 +59,11 @@ def on_trial(joined_after: int | None, step: int) -> int | None:
 
 
 def newcomers_that_leave(found: Split, said: Mapping[int, StateReport]) -> tuple[int, ...]:
-    """Decide which newcomers leave because their states differ.
+    """Decide which newcomers leave the job because their states differ from the older workers'.
 
     Args:
         found: the groups of workers whose states agree.
-        said: the report of each worker.
+        said: the report of each worker, by its id.
 
     Returns:
         The ids of the newcomers that differ from the older workers, in ascending order; empty if
@@ -85,9 +89,10 @@ def why_they_leave(
     Args:
         leaving: the ids of the newcomers that leave.
         step: the number of the step after which the states differ.
-        said: the report of each worker.
+        said: the report of each worker, by its id.
         cause: the probable cause and its remedy, as the end of the message.
-        unit: what ``step`` counts, in the singular.
+        unit: what ``step`` counts, in the singular: "step", or "save" for a script that saves its
+            own state.
     """
     first = leaving[0]
     staying = [worker for worker in said if worker not in leaving]

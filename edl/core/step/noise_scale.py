@@ -49,7 +49,7 @@ CHANGES_KEPT = 16  # newest values of the scale
 
 @dataclass(frozen=True)
 class Squares(Record):
-    """The squared norms of gradients that one worker has measured in one step; 0 if it has not.
+    """The squared norms of two gradients that one worker has measured in one step; 0: not measured.
 
     Attributes:
         own: the squared norm of the worker's own gradient, the mean over its samples.
@@ -81,11 +81,13 @@ class NoiseSample:
 
 
 def noise_sample(samples: Mapping[int, int], squares: Mapping[int, Squares]) -> NoiseSample | None:
-    """Estimate S and |G|^2 from the gradients of one step; None if that is not possible.
+    """Estimate S and |G|^2 (as in :class:`NoiseSample`) from the gradients of one step.
+
+    The result is None if a squared norm is missing or not finite, or if no worker has samples.
 
     Args:
-        samples: how many samples each worker has trained in the step, by worker.
-        squares: the squared norms by worker. For a job of one worker: ``own`` is the mean of the
+        samples: how many samples each worker has trained in the step, by worker id.
+        squares: the squared norms by worker id. For a job of one worker: ``own`` is the mean of the
             squared norms of two steps in a row, of ``samples`` each, and ``mean`` the squared norm
             of their mean gradient.
     """
@@ -103,10 +105,11 @@ def noise_sample(samples: Mapping[int, int], squares: Mapping[int, Squares]) -> 
 
 @dataclass(frozen=True)
 class Average(Record):
-    """An exponential average of measurements, kept as weighted sums.
+    """An exponential average of noise measurements (:class:`NoiseSample`), kept as weighted sums.
 
     A measurement's weight is proportional to the samples of its step, as the noise of |G|^2 falls
-    with them, and decays with each measurement after it.
+    with them, and decays with each measurement after it. S is the trace of the covariance of a
+    sample's gradient, |G|^2 the squared norm of the gradient over all data.
 
     Attributes:
         weight: the sum of the weights.
@@ -127,12 +130,12 @@ class Average(Record):
     signal_2: float = 0.0
 
     def after(self, found: NoiseSample, counts: float, window: int) -> Average:
-        """Return the average with one more measurement, after decay of the other weights.
+        """Return the average with one more measurement; the weights of earlier ones decay.
 
         Args:
             found: the new measurement.
             counts: the weight of the new measurement.
-            window: the weights of the others are multiplied by exp(-1 / window).
+            window: the earlier weights are multiplied by exp(-1 / window).
         """
         kept, s, g = math.exp(-1.0 / window), found.noise, found.signal
         return Average(
@@ -152,12 +155,15 @@ class Average(Record):
 
     @property
     def means(self) -> tuple[float, float]:
-        """The weighted means of S and of |G|^2."""
+        """The weighted means (S, |G|^2) of the measurements."""
         return self.noise / self.weight, self.signal / self.weight
 
     @property
     def error(self) -> float:
-        """The relative standard error of the ratio S / |G|^2; infinite where there is no ratio."""
+        """The standard error of the noise scale S / |G|^2, relative to it.
+
+        It is infinite with fewer than :data:`FEWEST` measurements, or where |G|^2 is not above 0.
+        """
         (s, g), n = self.means, self.count
         if n < FEWEST or g <= 0:
             return math.inf
@@ -175,11 +181,11 @@ class Average(Record):
         return math.sqrt(max(0.0, spread) / (self.count - 1.0))
 
     def confirms(self, longer: Average) -> bool:
-        """Return whether these newest measurements agree with a ``longer`` average.
+        """Return whether this average, of a shorter window, agrees with a ``longer`` average.
 
-        They do not if their error is :data:`FRESH` times larger than expected, or if the means of
-        |G|^2 differ by more than their standard error. Fewer than :data:`FEWEST` measurements
-        always agree.
+        It does not if its error is :data:`FRESH` times larger than expected, or if the means of
+        |G|^2 differ by more than this average's standard error. An average of fewer than
+        :data:`FEWEST` measurements always agrees.
         """
         if self.count < FEWEST:
             return True
@@ -196,10 +202,10 @@ class NoiseScale(Record):
     Attributes:
         averages: one average for each of :data:`WINDOWS`; empty before the first measurement.
         steps: how many steps were measured.
-        first_batch: the global batch of the first measured step; 0 before that step.
+        first_batch: the global batch of the first measured step, in samples; 0 before that step.
         is_biased: whether the measurements come from a single worker.
-        changes: the newest values that a learning rate follows, each with the number of the first
-            update that is made with it. When the scale is no longer known, the last value stays.
+        changes: (number of an update, noise scale that a learning rate follows from that update
+            on), for the newest values. When the noise scale is no longer known, the last one stays.
     """
 
     averages: tuple[Average, ...] = ()
@@ -216,8 +222,9 @@ class NoiseScale(Record):
 
         Args:
             found: the new measurement.
-            batch: the global batch of its step.
-            update: the number of the first update that is made with the new value.
+            batch: the global batch of the measured step, in samples.
+            update: the number of the optimizer's update from which on a learning rate follows the
+                new value.
         """
         if found.is_biased and self.steps and not self.is_biased:
             return self
@@ -237,10 +244,10 @@ class NoiseScale(Record):
         return replace(now, changes=now._changes_with(update))
 
     def _changes_with(self, update: int) -> tuple[tuple[int, float], ...]:
-        """Return ``changes`` with the present scale, if it differs enough from the last one.
+        """Return ``changes``, with the present noise scale added if it differs from the last one.
 
-        It must differ by the factor :data:`CHANGED`; ``update`` is the number of the first update
-        that is made with it.
+        It must differ by the factor :data:`CHANGED`. ``update`` is the number of the optimizer's
+        update from which on a learning rate follows it.
         """
         scale, last = self.samples, self.changes[-1][1] if self.changes else 0.0
         if scale is None or max(scale, last) <= CHANGED * min(scale, last):
@@ -261,14 +268,15 @@ class NoiseScale(Record):
     def gain(self, batch: float, base: float) -> float:
         """Return how many updates with global batch ``base`` one update with ``batch`` is worth.
 
-        It is 1 while the noise scale is not known. See :func:`gain`.
+        Both are in samples. The result is 1 while the noise scale is not known. See :func:`gain`.
         """
         return gain(self.samples or 0.0, batch, base)
 
     def efficiency(self, batch: float) -> float:
-        """Return the progress of a sample in a global ``batch``, relative to the first batch.
+        """Return the progress that a sample brings in a global ``batch``, by that in the first batch.
 
-        It is 1 while the noise scale is not known. Source: Pollux (OSDI 2021), section 3.1.
+        The result is 1 in a batch of ``first_batch`` samples, and less in a larger one. It is 1 for
+        each batch while the noise scale is not known. Source: Pollux (OSDI 2021), section 3.1.
         """
         if self.samples is None:
             return 1.0

@@ -1,7 +1,7 @@
 """Compute which record is at which position of an epoch: a pure function of (seed, epoch).
 
-The ledger (:mod:`edl.core.step.ledger`) deals in positions only. Every worker computes the same
-order, so a lease of positions names the same records everywhere.
+The ledger (:mod:`edl.core.step.ledger`) leases positions, not records. Every worker computes the
+same order, so a lease of positions names the same records everywhere.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class EpochOrder:
     def at(self, start: int, stop: int) -> Indices:
         """Return the indices of the records at the positions ``start`` to ``stop - 1``.
 
-        There are none beyond the last position.
+        Positions beyond the last one of the epoch are left out.
         """
         start, stop = min(start, self._total), min(stop, self._total)
         if self._whole is not None:
@@ -79,8 +79,8 @@ class EpochOrder:
     def _computed(self, start: int, stop: int) -> Indices:
         """Return the records at the positions ``start`` to ``stop - 1`` of a long, shuffled order.
 
-        The permutation is one of the next power of two; its cycles are walked until the index is in
-        range.
+        The Feistel network permutes the numbers below a power of two. A number that is no record is
+        put through the network again until it is one (cycle walking).
         """
         total = np.uint64(self._total)
         found = self._permuted(np.arange(start, stop, dtype=np.uint64))
@@ -107,7 +107,7 @@ class EpochOrder:
 
 
 def _mixed(words: npt.NDArray[np.uint64], bits: np.uint64) -> npt.NDArray[np.uint64]:
-    """Return the highest ``bits`` bits of each word after the finalizer of splitmix64.
+    """Return the highest ``bits`` bits of a 64-bit hash of each word, the finalizer of splitmix64.
 
     Each of these bits depends on all bits of the word (Steele, Lea, Flood: Fast splittable
     pseudorandom number generators).

@@ -23,7 +23,8 @@ class SlowestWorker:
 
     Attributes:
         worker: the id of the worker.
-        own_s: the time in which the worker waits for its batch and computes in a step, in seconds.
+        own_s: the worker's median time in a step, in seconds: it waits for its batch and computes.
+            Waiting for other workers is not included.
         others_s: the median of this time over the other workers, in seconds.
     """
 
@@ -37,10 +38,11 @@ class SlowestWorker:
 
 
 class Slowest:
-    """A detector of slow workers that looks at the step records of one ring.
+    """A detector of slow workers that reads the step records of one ring.
 
     Attributes:
-        found: the worker that is slow by the last :data:`OF_STEPS` steps; None if there is none.
+        found: the worker that was slow in the last :data:`OF_STEPS` steps, as of the last
+            comparison; None if there was none.
     """
 
     def __init__(self) -> None:
@@ -57,11 +59,15 @@ class Slowest:
         self._named.clear()
 
     def look(self, records: StepRecords) -> SlowestWorker | None:
-        """Take the records of a step, in rank order, and return a worker that is newly found slow.
+        """Record the times of a step, and return a worker that is found slow for the first time.
+
+        Args:
+            records: the step records of all workers, in rank order.
 
         Returns:
-            The slow worker the first time it is found; None in all other cases. Workers are
-            compared every :data:`EVERY` steps, once :data:`OF_STEPS` steps are known.
+            The slow worker; None if no worker is slow, or if it was returned before in this ring.
+            Workers are compared every :data:`EVERY` steps, once :data:`OF_STEPS` steps are
+            recorded.
         """
         self._rows.append(records.column("compute_us") + records.column("data_us"))
         self._seen += 1
@@ -75,13 +81,13 @@ class Slowest:
 
 
 def slow(workers: Sequence[int], compute_us: npt.NDArray[np.int64]) -> SlowestWorker | None:
-    """Return the worker that takes longest for a step, with its times, if it is slow; else None.
+    """Return the worker whose median step takes longest, with its times, if it is slow; else None.
 
     A worker is slow if it takes at least :data:`FACTOR` times as long as the median of the others,
     and at least :data:`LEAST_S` seconds longer.
 
     Args:
-        workers: the ids of the workers, in rank order.
+        workers: the ids of the workers, in rank order; at least two.
         compute_us: the time of each worker in each step, in microseconds, of shape (steps,
             workers).
     """

@@ -1,4 +1,7 @@
-"""Describe the data of a job as its steps need to know it: how many samples, in which order."""
+"""Describe the data of a job as its steps need to know it: how many samples, in which order.
+
+A :class:`Source` also says how the positions of an epoch are leased to the workers.
+"""
 
 from __future__ import annotations
 
@@ -49,19 +52,24 @@ class Source:
 
     @property
     def warm_up_batch(self) -> int:
-        """The samples of a newcomer's first batch, whose result is discarded.
+        """The number of samples of a newcomer's first batch, whose result is discarded.
 
-        For a global batch it is half of it, for the job has one more worker then.
+        It is the batch of one worker. Where the job has a global batch it is half of that, the
+        largest batch that a worker has when a newcomer has joined; ``micro_batch`` limits it.
         """
         is_shared = self.batching.is_chosen or self.batching.global_batch
         whole = -(-self.batch_size // 2) if is_shared else self.batch_size
         return min(whole, self.batching.micro_batch or whole)
 
     def need(self, step_batches: int, size: int) -> int:
-        """Return how many samples a worker wants to hold so that its loader never waits.
+        """Return how many leased samples a worker wants to hold, so that its loader never waits.
 
-        These are the batches that are prefetched, and those of the present and of the next step,
-        for each of ``size`` workers. A step takes ``step_batches`` batches.
+        These are the batches that its loader prefetches, and those of two steps.
+
+        Args:
+            step_batches: how many batches of each worker make one step; above 1 if the script
+                accumulates gradients.
+            size: the number of workers in the ring.
         """
         return (self.prefetch_batches + 2 * step_batches) * self.batching.of_one(0, size)
 
@@ -71,7 +79,7 @@ class Source:
         return self.total
 
     def describe_total(self, total: int) -> str:
-        """Return ``total``, a number of positions, in words for people."""
+        """Return ``total``, the number of positions of an epoch, in words: "960 samples"."""
         return f"{total} samples"
 
     def policy(self, size: int) -> LeasePolicy:
@@ -79,30 +87,34 @@ class Source:
         return LeasePolicy(self.batching.of_one(0, size))
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
-        """Return how many more samples ``worker``, one of ``size``, needs leases for.
+        """Return how many more samples ``worker`` needs leases for, by :meth:`need`.
 
         The number is the worker's need in :func:`edl.core.step.ledger.grant`.
 
         Args:
             ledger: the ledger of the epoch.
             worker: the id of the worker.
-            step_batches: how many batches a step takes.
+            step_batches: how many batches of each worker make one step; above 1 if the script
+                accumulates gradients.
             size: the number of workers in the ring.
         """
         return max(0, self.need(step_batches, size) - ledger.held_samples(worker))
 
     def start(self, epoch: int) -> Ledger:
-        """Return the ledger of an epoch in which every position is free."""
+        """Return the ledger of the epoch with this number, in which every position is free."""
         return start_epoch(self.total, epoch)
 
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
-        """Return the ledger for a new ring of ``members``: leases of other workers are free again.
+        """Return the ledger for a new ring: leases of workers that are not in it are free again.
 
-        ``in_hand`` is the number of successive batches that a worker may be training now; only
-        subclasses use it.
+        Args:
+            ledger: the ledger of the epoch, with the leases of the old ring.
+            members: the ids of the workers of the new ring.
+            in_hand: how many successive batches a worker may be training now; only subclasses use
+                it.
         """
         return free_leases(ledger, members)
 
     def order(self, epoch: int) -> EpochOrder:
-        """Return the order of an epoch: which sample is at each position."""
+        """Return the order of the epoch with this number: which sample is at each position."""
         return EpochOrder(self.total, self.seed, epoch, self.shuffle)

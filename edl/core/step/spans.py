@@ -12,7 +12,7 @@ Span = tuple[int, int]
 
 
 def length(spans: Iterable[Span]) -> int:
-    """Return how many positions ``spans`` have together."""
+    """Return how many positions ``spans`` hold together."""
     total = 0
     for start, stop in spans:
         total += stop - start
@@ -20,7 +20,7 @@ def length(spans: Iterable[Span]) -> int:
 
 
 def take(spans: list[Span], count: int) -> tuple[Span, ...]:
-    """Remove up to ``count`` positions from the front of ``spans`` and return them."""
+    """Remove up to ``count`` positions from the front of ``spans``, and return them as spans."""
     taken: list[Span] = []
     while count > 0 and spans:
         start, stop = spans[0]
@@ -38,7 +38,7 @@ def parted(spans: tuple[Span, ...], count: int) -> tuple[tuple[Span, ...], tuple
     """Split ``spans`` after the first ``count`` positions, or after all if there are fewer.
 
     Returns:
-        The spans of the first positions, and the spans of the rest.
+        (the spans of the first positions, the spans of the rest).
     """
     if count > 0 and spans and spans[0][0] + count < spans[0][1]:  # usual: a thousand times a step
         start, stop = spans[0]
@@ -48,7 +48,7 @@ def parted(spans: tuple[Span, ...], count: int) -> tuple[tuple[Span, ...], tuple
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return ``spans`` with neighbours that touch merged into one; the order stays."""
+    """Return ``spans`` with each span merged into the one before it, if that ends where it starts."""
     found: list[Span] = []
     for start, stop in spans:
         if found and found[-1][1] == start:

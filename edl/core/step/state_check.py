@@ -1,8 +1,9 @@
 """Check whether all workers hold the same state, and find what differs and which workers are right.
 
-Each worker makes a digest of every part of the state that must be equal on all workers, and folds
-the digests into one number, which is sent with its step record. All workers then see from the same
-table whether they agree. Only if they do not, they exchange the digests of the parts.
+Each worker makes a digest of every part (tensor or value) of the state that must be equal on all
+workers, and folds the digests into one number, which is sent with its step record. All workers then
+see from the same table whether they agree. Only if they do not, they exchange the digests of the
+parts.
 
 A digest of the whole state costs too much for every step. So a state is cut by bytes into as many
 groups as there are steps between two comparisons, and after each step one of them is compared: the
@@ -45,7 +46,10 @@ ALIGN_BYTES = 64  # a part is cut at multiples of this: whole elements of any ty
 
 @dataclass(frozen=True)
 class StateGroup:
-    """The ``index``-th of ``count`` groups of equal size into which a state is cut by bytes."""
+    """A group of bytes of a state: the ``index``-th of ``count`` groups of equal size, from 0 on.
+
+    The parts (tensors and values) of the state are laid end to end and cut by bytes.
+    """
 
     index: int
     count: int
@@ -55,16 +59,17 @@ WHOLE = StateGroup(0, 1)
 
 
 def due(step: int, begins_epoch: bool, every: int, joined_after: int = NEVER) -> StateGroup | None:
-    """Decide which part of the state after ``step`` is compared; None: nothing.
+    """Return the group of the state's bytes to compare after step ``step``; None: nothing.
 
-    The whole state is compared at the beginning of an epoch and after the first step of newcomers,
-    and one group after each other step: among any ``every`` successive steps, each group has one.
+    The whole state is compared at the beginning of an epoch and after the first step of newcomers.
+    After each other step one group is compared: among any ``every`` successive steps, each group
+    has one.
 
     Args:
         step: the number of the step.
         begins_epoch: whether the next step begins an epoch.
         every: into how many groups the state is cut; 0: nothing is ever compared.
-        joined_after: the step after which the newest newcomers joined.
+        joined_after: the step after which the newest newcomers joined; :data:`NEVER`: none has.
     """
     if every == 0 or step == 0:  # before step 1 all workers have just received the state
         return None
@@ -73,11 +78,16 @@ def due(step: int, begins_epoch: bool, every: int, joined_after: int = NEVER) ->
 
 
 def due_at_save(step: int, every: int, is_first: bool) -> StateGroup | None:
-    """Decide which part of the state is compared when a script saves it for the ``step``-th time.
+    """Return the group of the state's bytes to compare when a script saves its state.
 
-    The whole state is compared if the save ``is_first``, and then one of :data:`PARTS_OF_SCRIPT`
-    groups each time, of fewer if ``every`` is less. None if ``every`` is 0: nothing is ever
-    compared.
+    It is for scripts with a Horovod elastic state, which they save themselves. The whole state is
+    compared at the first save, and one of :data:`PARTS_OF_SCRIPT` groups at each later one. The
+    result is None if nothing is to be compared.
+
+    Args:
+        step: how many times the script has saved its state.
+        every: the largest number of groups; 0: nothing is ever compared.
+        is_first: whether this is the first save of a ring.
     """
     if every == 0:
         return None
@@ -87,7 +97,11 @@ def due_at_save(step: int, every: int, is_first: bool) -> StateGroup | None:
 
 @dataclass(frozen=True)
 class Extent:
-    """The bytes from ``start`` to ``stop`` of the ``part``-th part of a state."""
+    """The bytes from ``start`` to ``stop - 1`` of one part (tensor or value) of a state.
+
+    Attributes:
+        part: the index of the part, from 0 on.
+    """
 
     part: int
     start: int
@@ -95,12 +109,13 @@ class Extent:
 
 
 def extents(ends: Sequence[int], group: StateGroup) -> list[Extent]:
-    """Return the bytes that belong to a group; the groups of a state have no gap and no overlap.
+    """Return the bytes that belong to ``group``; the groups of a state have no gap and no overlap.
 
     Args:
-        ends: the sizes of the state's parts in bytes, each at least 1, added up: shape (parts,). A
-            part is cut at multiples of :data:`ALIGN_BYTES` from its beginning only.
-        group: the group.
+        ends: for each part (tensor or value) of the state, where it ends in bytes when all parts
+            are laid end to end, in ascending order. A part is cut at multiples of
+            :data:`ALIGN_BYTES` from its beginning only.
+        group: the index of the group, and into how many groups the state is cut.
     """
     total = ends[-1] if ends else 0
     begin = total * group.index // group.count
@@ -120,7 +135,7 @@ def _cut(at: int, size: int) -> int:
 
 
 def fold(digests: Digests) -> int:
-    """Return one number for the digests of a state: positive, below 2**63.
+    """Return one number for the digests of a state's parts: positive, below 2**63.
 
     It does not depend on the order of the parts.
     """
@@ -133,21 +148,21 @@ class Split:
     """The groups of workers whose states agree, when not all do.
 
     Attributes:
-        groups: the ids of workers that agree with each other, the largest group first.
+        groups: the ids of the workers of each group, the largest group first.
     """
 
     groups: tuple[tuple[int, ...], ...]
 
     @property
     def odd(self) -> tuple[int, ...]:
-        """The workers that differ from the largest group; empty unless that group is a majority."""
+        """The ids of the workers outside the largest group; empty if that is no majority."""
         most, *others = self.groups
         rest = tuple(sorted(worker for group in others for worker in group))
         return rest if len(most) > len(rest) else ()
 
     @property
     def source(self) -> int:
-        """The worker that sends its state to the odd ones."""
+        """The id of the worker that sends its state to the odd ones; it is of the largest group."""
         return self.groups[0][0]
 
 
@@ -155,7 +170,8 @@ def split_by_digest(states: Iterable[tuple[int, int]]) -> Split | None:
     """Return the groups of workers whose states differ; None if all agree.
 
     Args:
-        states: each worker with the digest of its state, in rank order; a digest of 0 is ignored.
+        states: (worker id, digest of its state) in rank order; a worker with a digest of 0 is
+            ignored, for its state was not compared.
     """
     groups: dict[int, list[int]] = {}
     for worker, state in states:
@@ -167,16 +183,19 @@ def split_by_digest(states: Iterable[tuple[int, int]]) -> Split | None:
 
 
 def split_of(records: StepRecords) -> Split | None:
-    """Return the groups of workers whose states differ by the rows of a step; None if all agree."""
+    """Return the groups of workers whose states differ, by the step records; None if all agree."""
     if not records.differ_in("state"):
         return None
     return split_by_digest(zip(records.values("worker"), records.values("state"), strict=True))
 
 
 def different_rate(rates: Mapping[int, Rates]) -> str:
-    """Return the name of the first learning rate on which the workers disagree; empty: none.
+    """Return the name of a learning rate on which the workers disagree; empty: they agree on all.
 
-    ``rates`` holds the learning rates of each worker. A rate that some worker lacks is ignored.
+    It is the first in the order of the first worker. A rate that some worker lacks is ignored.
+
+    Args:
+        rates: the learning rates of each worker by their names, by worker id.
     """
     if not rates:
         return ""
@@ -186,9 +205,12 @@ def different_rate(rates: Mapping[int, Rates]) -> str:
 
 
 def first_difference(tables: Mapping[int, Digests]) -> str:
-    """Return the name of the first part of the state that differs between workers.
+    """Return the name of the first part (tensor or value) of the state on which workers differ.
 
-    ``tables`` holds the digests of each worker. The order is that of the first worker's parts.
+    The order is that of the first worker's parts. If no part differs, the result is "its parts".
+
+    Args:
+        tables: the digest of each part by the part's name, by worker id.
     """
     first, *others = tables.values()
     for name in first:
@@ -210,18 +232,18 @@ def reason(
     Args:
         found: the groups of workers whose states differ.
         step: the number of the step after which they differ.
-        tables: the digests of the parts, by worker.
-        rates: the learning rates, by worker.
+        tables: by worker id, the digest of each part (tensor or value) of the state.
+        rates: by worker id, the learning rates by name.
         advice: the likely cause and what to do, as the end of the message.
-        unit: what ``step`` counts, in the singular.
+        unit: what ``step`` counts, in the singular: "step" or "save".
     """
     return f"{_difference(found, step, tables, rates, unit)}. {advice}"
 
 
 def resynced(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
-    """Return a message that says which states differ, and that the odd workers get another state.
+    """Return a message that says which states differ, and whose state the odd workers get.
 
-    It is for workers that get the state that most hold; the parameters are as in :func:`reason`.
+    It is for the case that a majority agrees. The parameters are as in :func:`reason`.
     """
     verb = "gets" if len(found.odd) == 1 else "get"
     how = f"{names(found.odd)} {verb} the state of w{found.source}"
@@ -231,7 +253,7 @@ def resynced(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
 def undecided(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
     """Return a message that says which states differ, and that no majority agrees on a state.
 
-    No worker is resynced then; the parameters are as in :func:`reason`.
+    So no worker gets another one's state. The parameters are as in :func:`reason`.
     """
     return (
         f"{_difference(found, step, tables)}; no majority agrees, so nobody is resynced. {ADVICE}"
@@ -245,7 +267,10 @@ def _difference(
     rates: Mapping[int, Rates] = NO_RATES,
     unit: str = "step",
 ) -> str:
-    """Return a clause that says which states differ, since which step, and in what first."""
+    """Return the clause that says which states differ, after which step, and in what first.
+
+    The parameters are as in :func:`reason`.
+    """
     if found.odd:
         who = f"the state of {names(found.odd)} differs from that of {names(found.groups[0])}"
     else:

@@ -32,7 +32,7 @@ Column = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchTimes:
-    """The durations of the parts of a worker's last switch, in microseconds of its own clock.
+    """The durations of a worker's last switch or repair, in microseconds of its own clock.
 
     In a planned switch, the old members meet (``wait``), leave the old ring (``shutdown``), build
     the new one (``init``) and exchange the state (``broadcast``); ``stall`` is all of it. For a
@@ -61,9 +61,9 @@ class SwitchTimes:
     median_step_us: int = 0
 
     def parts(self, role: str) -> SwitchParts:
-        """Return the durations in seconds, as the event log has them, for a worker with ``role``.
+        """Return the durations in seconds, in the form of the event log.
 
-        The role is "old" or "new".
+        ``role`` is the worker's in that switch: "old" for a member, "new" for a newcomer.
         """
         seconds = {f"{name.removesuffix('_us')}_s": getattr(self, name) / 1e6 for name in PARTS}
         return SwitchParts(role, **seconds)
@@ -73,15 +73,18 @@ PARTS = tuple(field.name for field in fields(SwitchTimes))
 
 
 def us(seconds: float) -> int:
-    """Return ``seconds`` in whole microseconds, as the step record has them."""
+    """Return ``seconds`` in whole microseconds, the unit of times in a step record."""
     return round(seconds * 1e6)
 
 
 def repair_times(waiting_since: float, known: float, led_since: float, heard: float) -> SwitchTimes:
-    """Return how long a worker took before a ring was rebuilt, from readings of its clock.
+    """Return how long a worker took from a failure until it knew of the ring's repair.
+
+    All arguments are readings of the worker's clock, in seconds. Only ``detect_us``,
+    ``election_us`` and ``survivor_report_us`` of the result are set.
 
     Args:
-        waiting_since: when the worker began to wait in the call that failed, in seconds.
+        waiting_since: when the worker began to wait in the call that failed.
         known: when it knew that the ring is broken.
         led_since: when it heard of the term of the present leader. That may have been long before
             the failure, or after the repair was decided in an earlier term.
@@ -118,7 +121,9 @@ class Stop(IntEnum):
 
 @dataclass(frozen=True)
 class StepRecord(SwitchTimes):
-    """One worker's row in the table of a step. All fields are integers; times in microseconds.
+    """One worker's row in the table of a step. All fields are integers; times are in microseconds.
+
+    "Optimizers as bits": bit k stands for the optimizer with index k.
 
     Attributes:
         generation: the generation of the ring.
@@ -137,21 +142,22 @@ class StepRecord(SwitchTimes):
             it accumulates gradients.
         late: 1 if the row is sent at the end of the step, because gradients are accumulated; 0:
             when the first batch is handed out.
-        part: 0 in the first step of a batch. With several optimizers a batch may have more steps,
-            on the same samples.
-        counted: the optimizers, as bits, for which these samples count for nothing, since they have
-            applied them already, with a worker that left then.
+        part: the index of the step among the steps of its batch: 0, unless several optimizers make
+            their updates one after the other on the same samples.
+        counted: the optimizers, as bits, for which these samples count for nothing, since they
+            applied them before: with a worker that left in the middle of the batch.
         updated: the optimizers, as bits, that have made their updates in the step before.
         taken: for a stream (:mod:`edl.core.step.stream`), how many positions leave the front of the
             worker's leases, empty ones included; -1: as many as samples.
         end: the position at which the worker has found a shared stream to end; -1: none.
         stop: a :class:`Stop`.
-        state: the digest of what must be equal on all workers after the last step; 0: not due.
+        state: the digest of the state that must be equal on all workers after the last step; 0: no
+            comparison is due.
         compute_us: the time of the last step that was neither waiting for the batch nor for others.
         data_us: how long the worker waited for its batch in the last step.
         reduce_us: the time from the worker's gradients to the mean of all, in the last step.
         size_change: how many workers more, or fewer, the worker's script wants; 0: none.
-        batch: the next global batch, in the row of the leader; 0: it stays.
+        batch: the next global batch, in samples, in the row of the leader; 0: it stays.
         own_square: the squared norm of the worker's gradient in the last step, as the bits of a
             float64; 0: not measured (:mod:`edl.core.step.noise_scale`).
         mean_square: the squared norm of the job's gradient in the last step, in the same form.
@@ -219,7 +225,7 @@ class StepRecords(Sequence[StepRecord]):
 
     @classmethod
     def of(cls, records: Sequence[StepRecord]) -> StepRecords:
-        """Return the table of ``records``, in their order."""
+        """Return the table with ``records`` as its rows, in their order."""
         return cls(np.concatenate([record.encode() for record in records]))
 
     def column(self, name: str) -> Column:
@@ -253,7 +259,7 @@ _COLUMN = {name: at for at, name in enumerate(FIELDS)}
 
 
 def check_records(records: StepRecords) -> None:
-    """Make sure that all workers are in the same step with the same ledger.
+    """Check that all workers are in the same step, with the same ledger and the same updates before.
 
     Raises:
         RingError: the workers disagree; it names them, the field and the values.
@@ -280,7 +286,11 @@ def _check_equal(records: StepRecords, name: str) -> None:
 
 
 def _check_same_updates(records: StepRecords) -> None:
-    """Make sure that the same optimizers have made updates on all workers, in the same order."""
+    """Check that the same optimizers have made updates on all workers, in the same order.
+
+    Raises:
+        RingError: they have not; it says for each worker which ones have.
+    """
     if records.differ_in("part") or records.differ_in("updated"):
         step = records[0].step
         text = ", ".join(f"w{each.worker}: {_where(each)}" for each in records)
@@ -291,7 +301,10 @@ def _check_same_updates(records: StepRecords) -> None:
 
 
 def _where(record: StepRecord) -> str:
-    """Return which optimizers have made an update, counted from 1, and what comes next."""
+    """Return which optimizers have made an update, counted from 1, and which batch comes next.
+
+    Example: "1 and 2, then the next batch".
+    """
     bits = range(record.updated.bit_length())
     turns = [str(number + 1) for number in bits if record.updated >> number & 1]
     then = "the same batch" if record.part else "the next batch"
@@ -299,7 +312,7 @@ def _where(record: StepRecord) -> str:
 
 
 def check_together(records: StepRecords) -> None:
-    """Make sure that no worker has left an epoch, or the training, in which others go on.
+    """Check that no worker has left an epoch, or the training, in which others go on.
 
     Raises:
         UnevenEnd: some have; it names the workers that have left and those that go on.
@@ -322,9 +335,11 @@ def check_together(records: StepRecords) -> None:
 
 
 def _scripts_ended(records: StepRecords, left: npt.NDArray[np.bool_]) -> str:
-    """Return the error message for scripts that have ended while other workers train on.
+    """Return the error message for workers whose scripts have ended while other workers train on.
 
-    ``left`` says of each row whether that worker's script has ended.
+    Args:
+        records: the step records of all workers.
+        left: for each row, whether the script of that worker has ended, of shape ``(size,)``.
     """
     workers = records.column("worker")
     ended = records[int(left.argmax())]
@@ -340,21 +355,22 @@ def _scripts_ended(records: StepRecords, left: npt.NDArray[np.bool_]) -> str:
 
 
 def _joined(ids: Iterable[int]) -> str:
-    """Return the names of workers with these ids, in ascending order, joined by "and"."""
+    """Return the names of the workers with these ids, in ascending order: "w1 and w4"."""
     return " and ".join(f"w{worker}" for worker in sorted(ids))
 
 
 def counts(records: StepRecords) -> bool:
-    """Return whether the records are valid for a step: all were sent at its end, or none was.
+    """Return whether the records count for the step: all were sent at its end, or none was.
 
-    In the other case some workers do not know yet that gradients are accumulated, and have
-    announced fewer batches than they train. Then all send their records once more.
+    A worker that accumulates gradients sends its record at the end of the step. If only some
+    records were sent then, the other workers did not know yet that they accumulate, and have
+    announced fewer batches than they train: all workers must send their records once more.
     """
     return not records.differ_in("late")
 
 
 def stopping(wanting: Sequence[int]) -> tuple[bool, str]:
-    """Return whether all workers stop training now, and a reason.
+    """Return (whether all workers stop training after this step, the reason as a clause).
 
     ``wanting`` holds the ids of the workers that want to stop; a single one is enough.
     """
@@ -371,9 +387,9 @@ def wanting_to_stop(records: StepRecords) -> list[int]:
 
 
 def requested_batch(records: StepRecords) -> int:
-    """Return the next global batch, as the leader's row says; 0: it stays as it is.
+    """Return the global batch of the next steps in samples, as the leader's row says; 0: no change.
 
-    It also stays while two workers believe that they lead and ask for different batches.
+    It is also 0 while two workers believe that they lead and ask for different batches.
     """
     wished = {*records.values("batch")} - {0}
     return wished.pop() if len(wished) == 1 else 0
@@ -385,22 +401,26 @@ def global_samples(records: StepRecords) -> int:
 
 
 def samples_for(records: StepRecords, optimizer: int) -> Column:
-    """Return how many samples of each worker count for the optimizer with this index."""
+    """Return how many samples of each worker count for the optimizer with the index ``optimizer``.
+
+    The result has shape ``(size,)``, in rank order. Samples that the optimizer has applied before
+    do not count.
+    """
     theirs: Column = records.column("samples") * (~records.column("counted") >> optimizer & 1)
     return theirs
 
 
 def moves(records: StepRecords) -> Column:
-    """Return how many positions leave the leases of each worker after the step.
+    """Return how many positions leave the leases of each worker with this step, in rank order.
 
-    They leave with the first step of a batch.
+    It is 0 in all steps of a batch but the first.
     """
     samples, taken = records.column("samples"), records.column("taken")
     return np.where(records.column("part") > 0, 0, np.where(taken < 0, samples, taken))
 
 
 def agreed_generation(records: StepRecords) -> tuple[int | None, str]:
-    """Return the generation to switch to after this step, or None, and the reason.
+    """Return (the generation to switch to after this step, or None; the reason as a clause).
 
     All rows must know the same newer generation: then each worker knows that every other one
     switches after the same step. So no worker has to guess how long a message takes.
@@ -416,9 +436,9 @@ def agreed_generation(records: StepRecords) -> tuple[int | None, str]:
 
 
 def switch_parts(records: StepRecords, joined: Sequence[int]) -> dict[str, SwitchParts]:
-    """Return the durations of the last switch for each worker, by name ("w3").
+    """Return the durations of the last switch, by the name of the worker ("w3").
 
-    The workers in ``joined`` were new in that switch.
+    ``joined`` holds the ids of the workers that were newcomers in that switch.
     """
     return {
         f"w{record.worker}": record.parts("new" if record.worker in joined else "old")

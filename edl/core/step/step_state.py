@@ -31,11 +31,13 @@ from edl.errors import IllegalTransition
 class StepState(Enum):
     """The state of one optimizer's part of a step on one worker.
 
-    Without a batch the step is ``IDLE``. With one it is ``HANDED_OUT``, then ``SENDING`` gradients,
-    perhaps ``BROKEN`` with the ring, then decided: ``REDUCED``, ``SUPERSEDED`` (other workers
-    completed it) or ``DROPPED`` (no worker has samples). Then it is ``APPLIED``, and ``IDLE``
-    again. It is ``REFUSED`` after wrong use of edl, and ``ENDED`` after an error that ended the
-    worker.
+    ``IDLE``: the worker has no batch. ``HANDED_OUT``: it has one, and has sent nothing of the step
+    in the present ring. ``SENDING``: gradients are being sent. ``BROKEN``: the ring is broken, and
+    not repaired yet. Then the step is decided: ``REDUCED`` (the gradients are the mean over the
+    global batch), ``SUPERSEDED`` (other workers completed it, and the model has their state) or
+    ``DROPPED`` (no worker has samples). ``APPLIED``: the optimizer has made its update; ``IDLE``
+    follows. ``REFUSED``: the script was told that it uses edl wrongly. ``ENDED``: an error ended
+    the worker in the middle of the step.
     """
 
     IDLE = "idle"  # the worker has no batch
@@ -51,7 +53,16 @@ class StepState(Enum):
 
 
 class StepEvent(Enum):
-    """An event that takes a step from one :class:`StepState` to another, by :data:`TRANSITIONS`."""
+    """An event that takes a step from one :class:`StepState` to another, by :data:`TRANSITIONS`.
+
+    ``HAND_OUT``: the worker gets the next batch. ``SEND``: its first gradient is sent. ``AVERAGE``:
+    all averages are there. ``KEEP``: there is no other worker, so the local gradients are the mean.
+    ``DROP``: no worker has samples. ``BREAK``: a collective failed. ``REPAIR``: the survivors have
+    a ring and complete the step. ``SUPERSEDE``: they have one, and some had completed the step.
+    ``REOPEN``: a further backward pass adds to the gradients, or the ring broke in a later one.
+    ``APPLY``: the optimizer makes its update, if there is one. ``END``: the ledger has moved.
+    ``REFUSE``: the script uses edl wrongly. ``FAIL``: an error ends the worker.
+    """
 
     HAND_OUT = "hand out"  # the worker has begun the next step
     SEND = "send"  # the first gradient is being sent
@@ -127,7 +138,7 @@ class OptimizerStep:
     """One optimizer's part of one step on one worker: an immutable value of the state machine.
 
     Attributes:
-        number: the number of the step, counted from 1 on this worker.
+        number: the number of the step, counted from 1 on this worker; 0: before the first step.
         state: the present state.
         history: the events since the batch of the step was handed out.
         done: whether nothing more is to be reduced. It is a field and not a property, for it is
@@ -144,27 +155,30 @@ class OptimizerStep:
 
     @property
     def is_decided(self) -> bool:
-        """Whether it is known what becomes of the step, and the worker trains on."""
+        """Whether the step needs no further exchange of gradients, and the worker trains on.
+
+        It is True in the states ``REDUCED``, ``SUPERSEDED``, ``DROPPED`` and ``APPLIED``.
+        """
         return self.done and self.state is not StepState.ENDED
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the step is decided and makes no update."""
+        """Whether the optimizer makes no update: the step is ``SUPERSEDED`` or ``DROPPED``."""
         return self.state in CHANGES_NOTHING
 
     def next(self, number: int) -> OptimizerStep:
-        """Return the next step, with this ``number``, whose batch was just handed out.
+        """Return the step that follows, with this ``number``, whose batch was just handed out.
 
         Raises:
-            IllegalTransition: the present step cannot be left in its state.
+            IllegalTransition: the present state of the step does not allow the next one to begin.
         """
         return replace(self.after(StepEvent.HAND_OUT), number=number, history=())
 
     def after(self, event: StepEvent) -> OptimizerStep:
-        """Return this step after ``event``.
+        """Return this step in the state that follows ``event``, by :data:`TRANSITIONS`.
 
         Raises:
-            IllegalTransition: the table does not allow the event; nothing is changed.
+            IllegalTransition: the table does not allow the event in the present state.
         """
         state = TRANSITIONS[self.state].get(event)
         if state is None:

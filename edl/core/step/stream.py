@@ -30,10 +30,10 @@ AHEAD = 2  # shards that a worker wants to hold: one is read, and the next is kn
 
 @dataclass(frozen=True)
 class StreamSource(Source):
-    """A stream that the script trains on, equal on all workers.
+    """A stream that a script trains on, equal on all workers: shards whose lengths are not known.
 
     Attributes:
-        shared: whether the stream is one shard that all workers read.
+        shared: whether the stream is one shard that all workers read, each for its own leases.
     """
 
     shared: bool = False
@@ -51,6 +51,15 @@ class StreamSource(Source):
     ) -> StreamSource:
         """Return a stream of ``shards`` shards; the other parameters are the fields of the class.
 
+        Args:
+            shards: the number of shards.
+            batching: the sizes of the batches.
+            shuffle: whether the order of the shards is random.
+            seed: the seed of that order.
+            prefetch_batches: how many batches the loader forms ahead of the one in training.
+            fingerprint: one line that differs where the data differ; empty where that is not known.
+            shared: whether all workers read the stream as one shard.
+
         Raises:
             DataError: ``shards`` is below 1 or above :data:`MOST_SHARDS`.
         """
@@ -66,40 +75,62 @@ class StreamSource(Source):
 
     @property
     def known_total(self) -> int:
-        """The number of samples, always 0: it is not known before the stream is read."""
+        """The number of samples of an epoch: always 0, for it is not known before they are read."""
         return 0
 
     def describe_total(self, total: int) -> str:
-        """Return ``total``, a number of positions, as a number of shards, for people."""
+        """Return ``total``, the number of positions of an epoch, in words: "8 shards"."""
         return f"{total // SHARD} shards"
 
     def policy(self, size: int) -> LeasePolicy:
-        """Return the policy that leases whole shards; for a shared stream, samples."""
+        """Return the policy that leases whole shards; for a shared stream, samples.
+
+        ``size`` is the number of workers in the ring.
+        """
         return super().policy(size) if self.shared else ShardPolicy(self.batch_size)
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
-        """Return how many more shards ``worker`` needs leases for; of a shared stream, samples."""
+        """Return how many more shards ``worker`` needs leases for; of a shared stream, samples.
+
+        Args:
+            ledger: the ledger of the epoch.
+            worker: the id of the worker.
+            step_batches: how many batches of each worker make one step; above 1 if the script
+                accumulates gradients.
+            size: the number of workers in the ring.
+        """
         if self.shared:
             return super().lacks(ledger, worker, step_batches, size)
         return max(0, AHEAD - len(by_shard(ledger.held_by(worker))))
 
     def start(self, epoch: int) -> Ledger:
-        """Return the ledger of an epoch of the stream, in which everything is free."""
+        """Return the ledger of the epoch with this number, in which every position is free."""
         return start_epoch(self.total, epoch, is_stream=True)
 
     def order(self, epoch: int) -> EpochOrder:
-        """Return the order of an epoch: which shard is at each place."""
+        """Return the order of the shards in the epoch with this number, a permutation of them."""
         return EpochOrder(self.shards, self.seed, epoch, self.shuffle)
 
 
 @dataclass(frozen=True)
 class ShardPolicy(LeasePolicy):
-    """The policy that leases whole shards, or the rest of a shard; a need is a number of shards."""
+    """The policy that leases whole shards of a stream, or the rest of a shard that was begun.
+
+    The need of a worker is a number of shards.
+    """
 
     def take(self, free: list[Span], need: int, asking: int, size: int) -> tuple[Span, ...]:
-        """Remove whole shards from the front of ``free`` and return their spans.
+        """Remove the shards that one worker is granted from the front of ``free``.
 
-        A worker gets as many as it needs, at most an equal part for each of the ``asking`` workers.
+        Args:
+            free: the free spans in order; it is changed.
+            need: how many shards the worker needs.
+            asking: how many workers are still to be granted shards, this one included: the worker
+                gets at most its equal part of the free shards, rounded up.
+            size: the number of workers in the ring; not used.
+
+        Returns:
+            The spans of these shards.
         """
         shards = sum((stop - 1) // SHARD - start // SHARD + 1 for start, stop in free)
         taken: list[Span] = []
@@ -113,7 +144,7 @@ class ShardPolicy(LeasePolicy):
 
 
 def by_shard(spans: Iterable[Span]) -> list[Span]:
-    """Cut ``spans`` at the borders of shards, and return the pieces in order."""
+    """Cut ``spans`` of positions at the borders of shards, and return the pieces in order."""
     pieces = []
     for start, stop in spans:
         while start < stop:

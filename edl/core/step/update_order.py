@@ -1,8 +1,8 @@
 """Learn which of several optimizers update with which batch: a schedule that all workers follow.
 
 Scripts choose by a count of their own (``if number % 5 == 0:`` in ``for number, batch in
-enumerate(loader)``), and a newcomer begins to count with its first batch. So newcomers join where
-the schedule begins again: with the epoch, or where it repeats itself.
+enumerate(loader)``), and a newcomer begins to count with its first batch. So newcomers join at a
+batch with which the schedule begins again: the first one of an epoch, or of a period.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ SEEN = 16  # batches before a schedule counts as known
 def period(turns: Sequence[Updates]) -> int | None:
     """Return after how many batches a schedule repeats itself; None: it has not done so twice.
 
-    ``turns`` holds for each batch the optimizers that made updates in its steps, as bits.
+    Args:
+        turns: for each batch of an epoch in order, the optimizers that made updates in each of its
+            steps, as bits: bit k stands for optimizer k.
     """
     for length in range(1, len(turns) // 2 + 1):
         if all(turns[at] == turns[at - length] for at in range(length, len(turns))):
@@ -30,15 +32,17 @@ def period(turns: Sequence[Updates]) -> int | None:
 
 @dataclass(frozen=True)
 class UpdateOrder:
-    """The updates of an epoch so far, as an immutable value: each method returns a new one.
+    """The order in which several optimizers made updates in an epoch so far; an immutable value.
 
-    An entry stands for one batch: for each of its steps, the optimizers that made updates, as bits.
+    An entry stands for one batch: for each of its steps, the optimizers that made updates, as bits
+    (bit k stands for optimizer k).
 
     Attributes:
         batch: the index in the epoch of the present batch, or of the next one.
         updates: the entry of the present batch, as far as it has been trained.
-        of_batches: the entries of the epoch's first batches; empty for a script with one optimizer.
-        before: the entries of the epoch before.
+        of_batches: the entries of the epoch's first batches, at most :data:`KEPT`; empty for a
+            script with one optimizer.
+        before: ``of_batches`` of the epoch before.
     """
 
     batch: int = 0
@@ -63,11 +67,12 @@ class UpdateOrder:
         return UpdateOrder(before=self.of_batches)
 
     def takes_newcomers(self, ends_epoch: bool) -> bool:
-        """Return whether a newcomer that counts from the next batch on follows the same schedule.
+        """Return whether a newcomer may join after the present batch, by the schedule of updates.
 
-        The epoch before tells the schedule of this one as far as both are alike, but not its
-        length, which the number of workers changes. A schedule that does not repeat itself in
-        :data:`KEPT` batches is not waited for.
+        It may join where the schedule begins again, for it counts its batches from 0 and must
+        follow the same schedule as the others. The epoch before tells the schedule of this one as
+        far as both are alike, but not its length, which the number of workers changes. A schedule
+        that does not repeat itself in :data:`KEPT` batches is not waited for.
 
         Args:
             ends_epoch: whether the present batch is the last one of its epoch.
@@ -82,12 +87,12 @@ class UpdateOrder:
         return len(known) == KEPT if length is None else (self.batch + 1) % length == 0
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the order as JSON values, for newcomers, between two batches."""
+        """Return the order as JSON values, to be sent to newcomers between two batches."""
         return {"batch": self.batch, "turns": self.of_batches, "before": self.before}
 
     @staticmethod
     def restore(snapshot: Mapping[str, Any]) -> UpdateOrder:
-        """Return the order that :meth:`snapshot` has made ``snapshot`` of."""
+        """Return the order from its JSON form: the inverse of :meth:`snapshot`."""
         turns, before = (
             tuple(tuple(turn) for turn in snapshot[name]) for name in ("turns", "before")
         )

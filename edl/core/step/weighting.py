@@ -29,7 +29,8 @@ from edl.errors import DataError
 def send_weight(samples: int, batch_size: int) -> float:
     """Return n_i / b, the factor that a worker scales its mean gradient by before it is reduced.
 
-    n_i is ``samples``, b is ``batch_size``.
+    n_i is ``samples``, the samples of the worker in the step; b is ``batch_size``, the nominal
+    batch of one worker, equal on all workers.
     """
     return samples / batch_size
 
@@ -41,7 +42,7 @@ def average_correction(batch_size: int, batches: int, total: int) -> float:
         batch_size: b, the nominal batch of one worker, in samples.
         batches: the sum of m_i, the batches of all workers together: the number of workers, unless
             they accumulate gradients.
-        total: N, the samples of the step.
+        total: N, the samples of all workers in the step.
 
     Raises:
         DataError: N is 0; such a step has no update.
@@ -57,9 +58,9 @@ class Share:
 
     Attributes:
         samples: how many samples.
-        batches: how many batches, padding included.
-        summed: whether the gradients of these batches, or of pieces of one, were added up and
-            weighted already.
+        batches: how many batches, padding included; more than one if it accumulates gradients.
+        summed: whether the gradients were added up over several batches, or over the pieces of one,
+            each weighted with its samples already.
     """
 
     samples: int
@@ -69,7 +70,8 @@ class Share:
     def send_weight(self, batch_size: int) -> float:
         """Return the factor that the worker scales its gradients by before they are reduced.
 
-        It is 0 without samples. ``batch_size`` is the nominal batch of one worker.
+        It is 0 without samples, and 1 for gradients that are weighted already. ``batch_size`` is
+        the nominal batch of one worker, in samples.
         """
         if self.summed:
             return float(self.samples > 0)
@@ -77,9 +79,12 @@ class Share:
 
 
 class Averaging(Enum):
-    """The way in which the mean of a step is computed; equal on all workers.
+    """The way in which the mean gradient of a step is computed; equal on all workers.
 
-    Each worker derives it from the same step records.
+    Each worker derives it from the same step records. ``NONE``: no worker has samples, so there is
+    no update. ``LOCAL``: there is one worker, whose gradient is the mean. ``PLAIN``: all batches
+    are full, so Horovod's average is the mean. ``WEIGHTED``: gradients are scaled before and after
+    Horovod averages them.
     """
 
     NONE = "no worker has samples: there is no update"
@@ -93,10 +98,9 @@ class Weights:
     """The factors that one worker scales the gradients of a step by.
 
     Attributes:
-        averaging: the way in which the mean is computed.
+        averaging: the way in which the mean gradient is computed.
         sent: the factor for the gradients that the worker sends.
-        received: the factor for the average that comes back; where nothing is sent, for the local
-            gradients.
+        received: the factor for Horovod's average; where nothing is sent, for the local gradients.
     """
 
     averaging: Averaging
@@ -105,18 +109,18 @@ class Weights:
 
     @property
     def sends(self) -> bool:
-        """Whether gradients are sent at all: by all workers, or by none."""
+        """Whether gradients are averaged with other workers in this step; equal on all workers."""
         return self.averaging in (Averaging.PLAIN, Averaging.WEIGHTED)
 
 
 def weigh(samples: Column, batches: Column, own: Share, batch_size: int) -> Weights:
-    """Return the weights of the worker with the share ``own`` in a step.
+    """Return the factors that one worker scales the gradients of a step by.
 
     Args:
         samples: how many samples each worker of the ring contributes, ``own`` among them, of shape
             ``(size,)``.
         batches: how many batches each worker contributes, of shape ``(size,)``.
-        own: the worker's own share.
+        own: the share of the worker that calls this.
         batch_size: the nominal batch of one worker, in samples.
     """
     total = int(samples.sum())
@@ -131,7 +135,7 @@ def weigh(samples: Column, batches: Column, own: Share, batch_size: int) -> Weig
 
 
 def presence(own: int, has_gradient: Iterable[bool], is_void: bool = False) -> list[float]:
-    """Return which parameters a worker has a gradient of, as numbers to be averaged.
+    """Return which parameters a worker has a gradient of, as numbers that the workers average.
 
     Args:
         own: how many samples the worker has trained. Without samples its gradients count for
@@ -141,20 +145,24 @@ def presence(own: int, has_gradient: Iterable[bool], is_void: bool = False) -> l
             off its backward pass.
 
     Returns:
-        For each parameter 1.0 if it has a gradient, else 0.0; and 1.0 at the end if ``is_void``.
+        For each parameter 1.0 if it has a gradient, else 0.0; then, as the last number, 1.0 if the
+        gradients are void, else 0.0.
     """
     return [*(float(own > 0 and each) for each in has_gradient), float(is_void)]
 
 
 def present(averages: Iterable[float]) -> tuple[list[bool], bool]:
-    """Return which parameters have a gradient in the job, from the averages of :func:`presence`.
+    """Return which parameters have a gradient in the job.
 
     If any worker has a gradient of a parameter, the parameter gets one on all workers. If none has,
     it gets none anywhere, so that weight decay and momentum leave it alone, as in one process.
 
+    Args:
+        averages: the averages over all workers of the numbers of :func:`presence`.
+
     Returns:
-        For each parameter whether any worker has a gradient of it; and whether the gradients of any
-        worker are void, so that all workers send once more.
+        (for each parameter, whether any worker has a gradient of it; whether the gradients of any
+        worker are void, so that all workers must send theirs once more).
     """
     *gradients, void = (average > 0 for average in averages)
     return gradients, void
