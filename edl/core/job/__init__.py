@@ -1,1 +1,1 @@
-"""Decide about one job: its members, its size, dead and slow workers, workers per host."""
+"""Decide about one job: which workers its ring has, on which hosts, and which are dead or slow."""

@@ -1,4 +1,4 @@
-"""Measure how long the facts that a leader decides by have stayed the same."""
+"""Measure for how long the facts by which a leader decides about members have been true."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ AWAY_S = 10.0  # when a look comes later than this, the leader could not read me
 
 @dataclass(frozen=True)
 class Ages:
-    """How long the facts that a leader decides by have stayed the same, by the leader's own clock.
+    """How long the facts by which a leader decides have been true, in seconds.
+
+    The leader's own clock counts.
 
     A new leader starts to count at 0. No time passes while a leader cannot read ZooKeeper, for a
     worker may not be able to write then, either. So the time limits that are compared with these
@@ -22,7 +24,7 @@ class Ages:
 
     Attributes:
         leading_s: the time since the leader's term began.
-        stage_s: for each worker, the time since it entered its present stage.
+        stage_s: by worker id, the time since the worker entered its present stage.
         generation_s: the time since the leader first saw the present generation.
         broken_s: the time since the leader first saw that the present ring is broken; 0.0 if it is
             not.
@@ -37,7 +39,7 @@ class Ages:
 
 
 class AgeTracker:
-    """The memory of one leader that computes :class:`Ages` from the snapshots that it reads.
+    """An object that computes :class:`Ages` from the snapshots that one leader reads in its term.
 
     Args:
         now_s: the time at which the leader's term begins, by its own clock, in seconds.
@@ -53,10 +55,14 @@ class AgeTracker:
         self._lost: float | None = None
 
     def look(self, now: Snapshot, now_s: float) -> Ages:
-        """Take note of the snapshot ``now``, read at ``now_s``, and return the ages of its facts.
+        """Return the ages of the facts in a new snapshot, and keep it for the next call.
 
-        When more than :data:`AWAY_S` seconds have passed since the last look, the leader could not
-        read meanwhile, and the rest of that time is not counted.
+        When more than :data:`AWAY_S` seconds have passed since the call before, the leader could
+        not read meanwhile, and the time beyond :data:`AWAY_S` is not counted.
+
+        Args:
+            now: the state of the job in ZooKeeper.
+            now_s: the time at which it was read, by the leader's clock, in seconds.
         """
         self._away_s += max(0.0, now_s - self._looked_s - AWAY_S)
         self._looked_s = now_s
@@ -87,5 +93,8 @@ class AgeTracker:
 
 
 def _is_lost(now: Snapshot, generation: Generation) -> bool:
-    """Return whether each worker of the ring that was to stay is evicted."""
+    """Return whether each worker of the present ring that was to stay in it is evicted.
+
+    ``now`` is the state of the job in ZooKeeper, ``generation`` the newest generation.
+    """
     return all(member.id in now.evicted for member in now.ring if member.id not in generation.left)

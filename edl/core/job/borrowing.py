@@ -2,9 +2,9 @@
 
 A job with borrowed slots has more workers than it needs. For each host the number of borrowed slots
 is kept, not which ones. When fewer workers are wanted on a host, its borrowed slots are given back
-first. When borrowed slots are wanted back, workers leave by a planned switch, as after any `edl
-scale`. A worker that has not left shortly before the deadline is evicted: then the other workers go
-on without it by a repair, which loses nothing either.
+first. When the owner wants slots back (``reclaim``), workers leave by a planned switch, as after
+any `edl scale`. A worker that has not left shortly before the deadline is evicted: then the other
+workers go on without it by a repair, which loses nothing either.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NO_LEASE_TERMS = LeaseTerms()
 
 
 def borrow(now: Snapshot, slots: int, host: str | None, desired: Placement) -> dict[str, int]:
-    """Return the placement after up to ``slots`` more workers were added in free slots.
+    """Return the placement after workers were added in up to ``slots`` free slots.
 
     Fewer workers are added where the hosts have fewer free slots, or where the job's sizes do not
     allow as many.
@@ -139,8 +139,8 @@ def borrowed_after(before: Desired, hosts: Placement, terms: LeaseTerms) -> dict
     Args:
         before: the desired workers before the change.
         hosts: the number of desired workers by host after the change.
-        terms: whether the slots of added workers are borrowed. Removed workers free borrowed slots
-            first.
+        terms: whether the slots of added workers are borrowed. Removed workers always free borrowed
+            slots first.
 
     Returns:
         The number of borrowed slots by host; a host without any is left out.
@@ -158,9 +158,9 @@ def borrowed_after(before: Desired, hosts: Placement, terms: LeaseTerms) -> dict
 def reclaims_after(
     before: Desired, hosts: Placement, terms: LeaseTerms, now_s: float
 ) -> tuple[Reclaim, ...]:
-    """Return the slots that are still to be given back after a change of the desired size.
+    """Return the requests to give slots back that are open after a change of the desired size.
 
-    An older request for a host is dropped if more workers are wanted on that host now.
+    An older request for a host is dropped if the change adds workers on that host.
 
     Args:
         before: the desired workers before the change, with the open requests to give slots back.
@@ -180,21 +180,27 @@ def reclaims_after(
 
 
 def is_late(reclaim: Reclaim, now_s: float) -> bool:
-    """Return whether the deadline of ``reclaim`` is so near that its workers are evicted now.
+    """Return whether the deadline of ``reclaim`` is so near that its workers are to be evicted.
 
     A planned switch may take too long then. The margin before the deadline is :data:`MARGIN_S`, but
-    at most half of the time that was given.
+    at most half of the time that was given. ``now_s`` is the present time in seconds since 1970.
     """
     return now_s >= reclaim.by_s - min(MARGIN_S, (reclaim.by_s - reclaim.asked_s) / 2)
 
 
 def overdue_on(host: str, desired: Desired, now_s: float) -> bool:
-    """Return whether slots of ``host`` had to be given back by ``now_s``, as ``desired`` says."""
+    """Return whether slots of a host are due to be given back, by :func:`is_late`.
+
+    Args:
+        host: the name of the host.
+        desired: the desired workers, with the open requests to give slots back.
+        now_s: the present time, in seconds since 1970.
+    """
     return any(one.host == host and is_late(one, now_s) for one in desired.reclaims)
 
 
 def overdue(now: Snapshot, now_s: float) -> dict[int, str]:
-    """Return the workers to evict because their slots had to be given back by now.
+    """Return the workers to evict because their borrowed slots are due to be given back.
 
     While the newcomers of a generation have not all entered it, only old members that are not in
     that generation are returned, for no other worker may have the job's state.
@@ -204,7 +210,7 @@ def overdue(now: Snapshot, now_s: float) -> dict[int, str]:
         now_s: the time in seconds since 1970, by a clock that is about right.
 
     Returns:
-        The reason of the eviction, by worker.
+        The reason of the eviction, by worker id.
     """
     new, late = now.generation, [one for one in now.desired.reclaims if is_late(one, now_s)]
     if new is None or not late:
@@ -229,10 +235,10 @@ def overdue(now: Snapshot, now_s: float) -> dict[int, str]:
 
 
 def returned(now: Snapshot, host: str | None = None, hidden: int = 0) -> tuple[Reclaim, ...]:
-    """Return the requests to give slots back that are fulfilled.
+    """Return the open requests to give slots back that are fulfilled.
 
-    A request is fulfilled when its host has no more workers than are desired there and than may
-    leave by a later deadline.
+    A request is fulfilled when its host has at most as many workers as are desired there, plus
+    those that may leave by a later deadline.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -252,9 +258,13 @@ def returned(now: Snapshot, host: str | None = None, hidden: int = 0) -> tuple[R
 
 
 def _allowed(desired: Desired, reclaim: Reclaim) -> int:
-    """Return how many workers the host of ``reclaim`` may have at its deadline.
+    """Return how many workers a host may have at the deadline of a request to give slots back.
 
     These are the workers that are desired there, and the ones that may leave by a later deadline.
+
+    Args:
+        desired: the desired workers, with the open requests to give slots back.
+        reclaim: the request, which names the host.
     """
     later = (one for one in desired.reclaims if one.by_s > reclaim.by_s)
     leave_later = sum(one.slots for one in later if one.host == reclaim.host)
@@ -262,10 +272,10 @@ def _allowed(desired: Desired, reclaim: Reclaim) -> int:
 
 
 def describe_returned(one: Reclaim, now_s: float) -> tuple[ReclaimedDetails, str]:
-    """Return what the event log says when slots were given back: the details and a sentence.
+    """Return the event of slots that were given back: (its details, its sentence).
 
     Args:
-        one: the request that is fulfilled.
+        one: the request to give the slots back, which is fulfilled.
         now_s: the time at which the slots were free, in seconds since 1970.
     """
     within_s, after_s = one.by_s - one.asked_s, max(0.0, now_s - one.asked_s)

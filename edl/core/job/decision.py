@@ -36,14 +36,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class MembershipDecision:
-    """What the leader does at one moment, all of it in one transaction, and why.
+    """What the leader does about the members of a job in one transaction, and why.
 
     Attributes:
-        reason: why this was decided; it is always set, also if there is nothing to do.
-        generation: the next generation, if there is to be one.
-        change: the change of the number of desired workers, if there is one.
-        evict: the workers to evict, each with the reason.
-        answers: the requests that are answered now.
+        reason: why this was decided, as a sentence; it is always set, also if there is nothing to
+            do.
+        generation: the next generation; None: there is to be none.
+        change: the change of the number of desired workers; None: it stays.
+        evict: the workers to evict: the reason by worker id.
+        answers: the requests (to drain or replace a worker) that are answered with this decision.
         asks: new requests of the leader's own, which it or its successor answers later.
         reclaimed: borrowed slots that were given back; ``change`` removes them from what is
             desired.
@@ -67,8 +68,12 @@ class MembershipDecision:
 def end_generation(now: Snapshot, term: int, reason: str) -> MembershipDecision:
     """Return the decision to end the job: all workers leave after the same step.
 
-    The decision holds a generation without members, of the given ``term``, with the given
-    ``reason``.
+    The decision holds a generation without members.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        term: the leader's term.
+        reason: why the job ends, as a sentence.
     """
     current = now.generation
     number, members = (current.number, current.worker_ids) if current else (0, ())
@@ -76,11 +81,20 @@ def end_generation(now: Snapshot, term: int, reason: str) -> MembershipDecision:
 
 
 def ring_member(member: Member) -> RingMember:
-    """Return the entry that stands for ``member`` in a generation."""
+    """Return the entry for a worker in a generation's list of members.
+
+    ``member`` is the worker's own record.
+    """
     return RingMember(member.id, member.host, member.slot, member.address, member.port)
 
 
 def is_stuck(member: Member, ages: Ages, limits: Limits) -> bool:
-    """Return whether a newcomer that still prepares has used up its time (``limits.prepare_s``)."""
+    """Return whether a worker has been preparing for ``limits.prepare_s`` seconds or longer.
+
+    Args:
+        member: the record of the worker.
+        ages: how long each worker has been in its stage.
+        limits: the leader's time limits.
+    """
     age = ages.stage_s.get(member.id, 0.0)
     return member.stage is Stage.PREPARING and age >= limits.prepare_s

@@ -1,4 +1,4 @@
-"""Decide which workers may leave a ring that trains, and how many workers are wanted then.
+"""Decide which workers may leave a ring that trains, and how the desired number falls with that.
 
 A worker that got SIGTERM or was drained is not replaced: the number of desired workers falls by one
 with the switch in which it leaves. There are three exceptions. If its host has more workers than
@@ -23,10 +23,12 @@ from edl.core.snapshot import Snapshot
 
 
 class DepartureCause(Enum):
-    """The reason why a worker may leave.
+    """The reason why a worker may leave the ring.
 
-    When the ring needs some of its leaving workers for longer, those with a reason further down the
-    list stay first.
+    ``SIGNAL``: it got SIGTERM. ``DRAIN``: the request to drain or replace it was accepted.
+    ``UNASSIGNED``: fewer workers are assigned to its host, or its slot is assigned to none. When
+    the ring needs some of its leaving workers for longer, an ``UNASSIGNED`` one is kept first, a
+    ``SIGNAL`` one last.
     """
 
     SIGNAL = "it was sent SIGTERM"
@@ -42,8 +44,9 @@ class Departure:
         id: the worker's id.
         host: the worker's host.
         why: the reason why the worker may leave.
-        share: how many workers fewer are wanted on ``host`` once the worker has left: 0 or 1.
-        must: whether the worker leaves now, whatever size the ring has then.
+        share: by how much the number of workers wanted on ``host`` falls when the worker has left:
+            0 or 1.
+        must: whether the worker leaves with the next switch, however small the ring is then.
         refilled: whether the launcher starts another worker in the slot, once this one has left and
             not before.
     """
@@ -57,7 +60,7 @@ class Departure:
 
     @property
     def moves(self) -> bool:
-        """Whether another worker is wanted in place of this one, which stays until it is ready."""
+        """Whether the worker stays until another worker, wanted in its place, is ready."""
         return self.why is DepartureCause.UNASSIGNED or (
             self.why is DepartureCause.DRAIN and self.share == 0
         )
@@ -81,8 +84,8 @@ def departures_of(
         limits: the leader's time limits.
 
     Returns:
-        The answered requests; and the departures, in the order in which the workers should leave:
-        workers that got SIGTERM, drained ones, then workers to which no place is assigned.
+        (the answered requests; the departures, in the order in which the workers should leave:
+        workers that got SIGTERM, drained ones, then workers to which no place is assigned).
     """
     by_slot = now.assigned.by_slot
     answers, drained = _drained(now, active)
@@ -104,7 +107,12 @@ def departures_of(
 
 
 def without_departed(assigned: Placement, leavers: Collection[Departure]) -> dict[str, int]:
-    """Return the number of assigned workers by host once the ``leavers`` have left."""
+    """Return the number of assigned workers by host after the departures ``leavers``.
+
+    Args:
+        assigned: the number of assigned workers by host before.
+        leavers: the departures; each lowers the number of its host by its ``share``.
+    """
     lowered = dict(assigned)
     for one in leavers:
         if one.share:
@@ -115,12 +123,17 @@ def without_departed(assigned: Placement, leavers: Collection[Departure]) -> dic
 def _drained(
     now: Snapshot, active: Sequence[RingMember]
 ) -> tuple[tuple[Request, ...], tuple[Departure, ...]]:
-    """Answer the open requests; each accepted drain lowers the target of its host by one worker.
+    """Answer the open requests to drain or replace workers.
 
-    The target stays where no worker is wanted on that host anyway, and for a replacement.
+    An accepted drain lowers the number of workers assigned to its host by one, unless that is 0
+    already. A replacement does not lower it.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        active: the members of the ring, in rank order.
 
     Returns:
-        The answered requests, and the departures of the workers whose requests were accepted.
+        (the answered requests, the departures of the workers whose requests were accepted).
     """
     assigned = dict(now.assigned.hosts)
     answers: list[Request] = []
@@ -154,7 +167,10 @@ def _drained(
 
 
 def attainable_size(now: Snapshot, active: Sequence[RingMember], assigned: Placement) -> int:
-    """Return how many of the ``assigned`` workers are in the ring or can be started by an agent."""
+    """Return how many of the ``assigned`` workers are in the ring or can be started by an agent.
+
+    The parameters are as in :func:`attainable`, which gives this number by host.
+    """
     return sum(attainable(now, active, assigned).values())
 
 
@@ -176,11 +192,11 @@ def attainable(now: Snapshot, active: Sequence[RingMember], assigned: Placement)
 
 
 def _why_not(now: Snapshot, member: RingMember, assigned: Placement, left: int) -> str:
-    """Return why a worker cannot leave for good; empty if it can.
+    """Return why a worker cannot be drained, as a clause; empty if it can.
 
     Args:
         now: the state of the job in ZooKeeper.
-        member: the worker that is to leave.
+        member: the worker that is to leave for good.
         assigned: the number of assigned workers by host.
         left: the size of the ring without the workers that are drained already.
     """
@@ -215,7 +231,7 @@ def _shares(
         drained: the ids of the members that leave because of a request.
 
     Returns:
-        By worker, 1 if the number falls with its departure, else 0; empty if it falls for none.
+        By worker id, 1 if the number falls with its departure, else 0; empty if it falls for none.
     """
     sizes = now.job.sizes
     for most in range(len(asked), 0, -1):
@@ -237,10 +253,14 @@ def _shares(
 def _unassigned(
     active: Sequence[RingMember], leaving: Collection[int], assigned: Placement, by_slot: bool
 ) -> tuple[Departure, ...]:
-    """Return the departures of the workers that are more than are ``assigned`` to their hosts.
+    """Return the departures of the workers beyond the number that is assigned to their host.
 
-    These are the highest ranks of a host; with ``by_slot`` the workers in slots beyond the assigned
-    ones. Workers in ``leaving`` are left out.
+    Args:
+        active: the members of the ring, in rank order.
+        leaving: the ids of workers that leave for another reason; they are left out.
+        assigned: the number of assigned workers by host.
+        by_slot: whether the launcher assigns by slot: then the workers in slots beyond the assigned
+            ones leave. Otherwise the highest ranks of a host leave.
     """
     here_by_host: dict[str, list[RingMember]] = defaultdict(list)
     for member in active:
@@ -258,7 +278,11 @@ def _unassigned(
 def _impatient(member: Member, ages: Ages, limits: Limits) -> bool:
     """Return whether a worker that got SIGTERM cannot wait for its replacement any longer.
 
-    It waits ``limits.leave_grace_s``, from the moment when the leader saw that it was asked to
-    leave.
+    It waits ``limits.leave_grace_s`` after the leader saw that it was asked to leave.
+
+    Args:
+        member: the record of the worker.
+        ages: how long each worker has been in its stage.
+        limits: the leader's time limits.
     """
     return ages.stage_s.get(member.id, 0.0) >= limits.leave_grace_s

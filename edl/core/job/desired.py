@@ -1,9 +1,9 @@
-"""Change how many workers are wanted: the one way for people, launchers, profiles and the leader.
+"""Change how many workers a job shall have: the one way for people, launchers and the leader.
 
 The wanted workers (``desired``) and the ones that the launcher is to start (``assigned``) are two
-records. An agent of `edl run` keeps as many workers as are desired, so there both records change at
-once, and no reader ever sees one without the other. Where a launcher assigns slots by itself, only
-``desired`` changes.
+records in ZooKeeper. An agent of `edl run` keeps as many workers as are desired, so there both
+records change at once, and no reader ever sees one without the other. Where a launcher assigns
+slots by itself, only ``desired`` changes.
 
 The records are written by :meth:`edl.coordination.job_store.JobStore.set_desired` and, for the
 leader, fenced together with the generation, by
@@ -23,7 +23,7 @@ from edl.core.records import Assigned, Desired, RequestedBy
 
 @dataclass(frozen=True)
 class DesiredChange:
-    """A change of the number of workers that are wanted on each host; false if nothing changes.
+    """A change of the number of desired workers by host; ``bool()`` is False if nothing changes.
 
     Attributes:
         before: the desired workers until now.
@@ -41,11 +41,14 @@ class DesiredChange:
 
     @property
     def moves(self) -> bool:
-        """Whether other workers are wanted; False if only a returned borrowed slot is noted."""
+        """Whether the desired number changes on any host.
+
+        It is False if only the requests to give borrowed slots back change.
+        """
         return dict(self.desired.hosts) != dict(self.before.hosts)
 
     def at(self, at_s: float) -> DesiredChange:
-        """Return the same change with the time ``at_s``, in seconds since 1970."""
+        """Return the same change, dated ``at_s``: the time of the change in seconds since 1970."""
         return replace(self, desired=replace(self.desired, at_s=at_s))
 
     @property
@@ -79,7 +82,7 @@ def set_desired(
     at_s: float = 0.0,
     terms: LeaseTerms = NO_LEASE_TERMS,
 ) -> DesiredChange:
-    """Return the change that makes ``hosts`` the desired workers; nothing is written here.
+    """Return the change that makes ``hosts`` the desired workers; nothing is written to ZooKeeper.
 
     Args:
         before: the desired workers until now.

@@ -1,9 +1,9 @@
 """Describe the fits of a script that trains in phases: freeze, ``fit``, unfreeze, ``fit`` again.
 
-A fit is one call of Keras' ``fit``. A job goes through the fits of its script one after the other,
-over the epochs of one data set: the first epoch of a fit follows the last one of the fit before. A
-newcomer, or a job that is resumed, skips the fits that are done: the state that it gets comes from
-the present fit, whose model and optimizer may be others than those of an earlier fit.
+A *fit* is one call of Keras' ``fit``. A job goes through the fits of its script one after the
+other, over the epochs of one data set: the first epoch of a fit follows the last one of the fit
+before. A newcomer, or a job that is resumed, skips the fits that are done: the state that it gets
+comes from the present fit, whose model and optimizer may be others than those of an earlier fit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edl.errors import EdlError
 
 @dataclass(frozen=True)
 class DoneFit:
-    """A fit that the job has done.
+    """A finished call of Keras' ``fit``.
 
     Attributes:
         until: how many epochs the job had trained when the fit was done, over all fits.
@@ -33,11 +33,11 @@ class DoneFit:
 
 @dataclass(frozen=True)
 class ScriptFits:
-    """How far a worker's script has come in its fits.
+    """How many calls of Keras' ``fit`` a worker's script has finished and begun.
 
     Attributes:
-        done: the fits that are done, in order.
-        begun: how many fits the script has begun.
+        done: the finished calls, in order.
+        begun: how many calls the script has begun.
     """
 
     done: tuple[DoneFit, ...] = ()
@@ -48,10 +48,10 @@ NO_FITS = ScriptFits()
 
 
 class FitIsDone(EdlError):
-    """The error that ends a call of ``fit`` that the job has done already, so the script skips it.
+    """The error that makes a script skip a call of Keras' ``fit`` that the job has done already.
 
     Args:
-        done: all fits that the job has done.
+        done: all calls of ``fit`` that the job has done.
     """
 
     def __init__(self, done: Sequence[DoneFit]) -> None:
@@ -60,25 +60,25 @@ class FitIsDone(EdlError):
 
 
 def fits_of(said: Any) -> tuple[DoneFit, ...]:
-    """Return the done fits that JSON values describe: the inverse of :func:`as_json`.
+    """Return the finished fits from their JSON form: the inverse of :func:`as_json`.
 
     Args:
-        said: the JSON values from another worker, or from a checkpoint.
+        said: the JSON values, from another worker or from a checkpoint.
     """
     return tuple(DoneFit(**each) for each in said)
 
 
 def as_json(fits: Sequence[DoneFit]) -> list[dict[str, Any]]:
-    """Return done fits as JSON values, for newcomers and for checkpoints."""
+    """Return finished fits as JSON values, for newcomers and for checkpoints."""
     return [vars(each) for each in fits]
 
 
 def ended_before(worker: int, passed: int, begun: int) -> str:
-    """Return the message for a newcomer that cannot join because its script has ended.
+    """Return the error message for a newcomer that cannot join because its script has ended.
 
     Args:
         worker: the newcomer's id.
-        passed: how many fits its script has called; the job had done all of these.
+        passed: how many times its script has called ``fit``; the job had done all of these fits.
         begun: how many fits the other workers have begun.
     """
     return (
@@ -88,11 +88,11 @@ def ended_before(worker: int, passed: int, begun: int) -> str:
 
 
 def resumed_too_short(passed: int, saved: int) -> str:
-    """Return the message for a script that has ended before the fit of the checkpoint it resumes.
+    """Return the error message for a script that ends before it reaches the fit of its checkpoint.
 
     Args:
-        passed: how many fits the script has called.
-        saved: how many fits were done before the fit that the checkpoint is of.
+        passed: how many times the script has called ``fit``.
+        saved: how many fits were done before the fit in which the checkpoint was made.
     """
     return (
         f"the checkpoint is of fit {saved + 1}, and the script ended after "
@@ -102,12 +102,12 @@ def resumed_too_short(passed: int, saved: int) -> str:
 
 
 def passed_too_far(worker: int, passed: int, saved: int) -> str:
-    """Return the message for a checkpoint that cannot be used because a worker skipped its fit.
+    """Return the error message for a checkpoint of a fit that a script has skipped already.
 
     Args:
         worker: the worker's id.
         passed: how many fits its script has skipped.
-        saved: how many fits were done before the fit that the checkpoint is of.
+        saved: how many fits were done before the fit in which the checkpoint was made.
     """
     return (
         f"the checkpoint is of fit {saved + 1}, and w{worker} has passed over "

@@ -1,7 +1,7 @@
-"""Compute what is desired when a host joins a running job and brings workers of its own.
+"""Compute the desired workers when a host joins a running job (`edl join`).
 
-Hosts of a cluster come and go under ever new names. So the workers of a host that is gone are given
-to hosts that come, and do not use up the sizes that the job may have.
+In a cluster, hosts are replaced by hosts with other names. So the workers of a host that is gone
+are given to hosts that join, and do not use up the sizes that the job may have.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def request_workers(
 
     The host gets as many as the job's sizes leave room for, and keeps the ones it had. A host that
     asks again only gets the workers of hosts that are gone: a worker that `edl scale` or `edl
-    drain` has removed does not come back by asking. If the host does not get all, other hosts that
-    still wait get workers together with it, as far as the job may have the sum: with 2 workers and
-    `--sizes 2,4`, two hosts that ask for 1 each get 1 each.
+    drain` has removed is not added again. If the host does not get all, other hosts that still wait
+    get workers together with it, as far as the job may have the sum: with 2 workers and `--sizes
+    2,4`, two hosts that ask for 1 each get 1 each.
 
     Args:
         snapshot: the state of the job in ZooKeeper.
@@ -62,7 +62,9 @@ def request_workers(
 
 
 def withdrawn(has: int, got: int | None) -> bool:
-    """Return whether workers were taken from a host since it asked, so that it must stop asking.
+    """Return whether workers were taken from a host since it asked for them.
+
+    Then the host must not ask for them again.
 
     Args:
         has: how many workers are desired on the host now.
@@ -72,6 +74,9 @@ def withdrawn(has: int, got: int | None) -> bool:
 
 
 def is_last(snapshot: Snapshot, host: str) -> bool:
-    """Return whether no worker is desired on any present host other than ``host``."""
+    """Return whether workers are desired on no present host other than ``host``.
+
+    ``snapshot`` is the state of the job in ZooKeeper.
+    """
     others = snapshot.present - {host}
     return not any(count for name, count in snapshot.desired.hosts.items() if name in others)

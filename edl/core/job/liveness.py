@@ -33,7 +33,7 @@ GONE = "its process is gone"  # the beginning of each proof that a process has e
 
 @dataclass(frozen=True)
 class LivenessLimits:
-    """The times after which silence, or a ring that stands still, is a sign of a dead worker.
+    """The times after which silence, or a ring that completes no step, is a sign of a dead worker.
 
     Attributes:
         switch_s: a switch in which no worker has failed takes less than this, in seconds.
@@ -43,8 +43,8 @@ class LivenessLimits:
         answer_s: how long a worker's port may take to answer, in seconds.
         silence_s: for this many seconds after a missing answer, a worker counts as silent without
             being asked again.
-        newcomer_s: the leader's time that each ready newcomer may cost, in seconds: n ready
-            newcomers are asked again after n times this.
+        newcomer_s: how long the leader may be busy with asking one ready newcomer, in seconds: n
+            ready newcomers are asked again after n times this.
         session_s: the ZooKeeper session time-out that was granted, in seconds: a frozen worker
             leaves ZooKeeper that much later.
     """
@@ -62,7 +62,7 @@ USUAL = LivenessLimits()
 
 
 class Liveness(StrEnum):
-    """What a worker's port shows about the worker's process.
+    """The result of a request to a worker's port, as a sign of whether its process lives.
 
     ``ALIVE``: it answered. ``REFUSED``: no process listens, so the worker's process is gone and its
     machine is up. ``SILENT``: no answer came in time; the process may be frozen, overloaded or cut
@@ -76,11 +76,11 @@ class Liveness(StrEnum):
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The result of one request to a worker's port.
+    """The result of one HTTP request to a worker's port.
 
     Attributes:
-        liveness: whether the port answered.
-        name: the name of the worker that answered, as it says; None: there was no answer.
+        liveness: whether the port answered, refused the connection, or was silent.
+        name: the name of the worker that answered, as it says ("w3"); None: there was no answer.
     """
 
     liveness: Liveness
@@ -89,15 +89,16 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class RingIdle:
-    """How long a ring has completed no step, as the leader knows it.
+    """How long a ring has completed no step, as far as the leader knows.
 
     Attributes:
-        quiet_s: the time since the last complete step that the leader knows, in seconds.
+        quiet_s: the time since the last complete step that the leader knows of, in seconds.
         usual_s: the usual time of a step, in seconds; 0 before the first step.
-        observed: what the leader saw, to be added to the sentence that states the proof.
-        least_s: how long the ring must be quiet to count as standing still, in seconds; None:
-            ``limits.frozen_s``. It is long for a leader that is not in the ring and has never heard
-            of a step, for that leader may be the one that is cut off.
+        observed: a clause about what the leader saw, for the end of the sentence that states a
+            proof of death; empty: none.
+        least_s: how long the ring must complete no step to count as standing still, in seconds;
+            None: ``limits.frozen_s``. It is long for a leader that is not in the ring and has never
+            heard of a step, for that leader may be the one that is cut off.
         limits: the time limits.
     """
 
@@ -121,11 +122,11 @@ def workers_to_probe(
     idle: RingIdle,
     heard_s: Mapping[int, float] = MappingProxyType({}),
 ) -> dict[int, tuple[str, int]]:
-    """Return the workers that the leader asks whether they live, with their addresses and ports.
+    """Return the workers that the leader asks over HTTP whether they live.
 
     These are the members of a ring that is broken or about to change, the newcomers that are about
     to join, and members that have left ZooKeeper. When the ring stands still, all its members are
-    asked, so that only the end of its session is lacking as a proof that a frozen one is dead.
+    asked. Then, if one is frozen, the end of its session is the only proof that is lacking.
 
     Members are not asked during a switch announced less than ``limits.switch_s`` ago, for that
     would slow it down, unless one has left ZooKeeper or reports a broken ring. Newcomers that
@@ -139,7 +140,7 @@ def workers_to_probe(
         heard_s: for each worker, how long ago it answered last, in seconds.
 
     Returns:
-        The address and the port of each worker to ask, by id.
+        By worker id, (address, port) to ask.
     """
     members = {member.id: member for member in now.members}
     ready = [member for member in now.members if member.stage is Stage.READY]
@@ -164,8 +165,8 @@ def proof(
 
     Args:
         worker: the id of the worker.
-        place: where the worker was asked, in words.
-        answer: what came back from its port.
+        place: where the worker was asked, in words for the sentence (its host and port).
+        answer: the result of the request to its port.
         now: the state of the job in ZooKeeper.
         idle: how long the ring has completed no step, and the time limits.
     """
@@ -190,10 +191,15 @@ def proof(
 
 
 def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
-    """Return the proof that the process of ``worker`` has ended, as a sentence; None without one.
+    """Return a sentence that says what proves that the process of ``worker`` has ended, else None.
 
-    The state of its ring does not matter. ``place`` says in words where the worker was asked, and
-    ``answer`` what came back.
+    It has ended if its port refuses connections, or if another worker answers there. The state of
+    the ring does not matter.
+
+    Args:
+        worker: the id of the worker.
+        place: where the worker was asked, in words for the sentence (its host and port).
+        answer: the result of the request to its port.
     """
     if answer.liveness is Liveness.REFUSED:
         return f"{GONE}: {place} refuses connections"
@@ -203,12 +209,15 @@ def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
 
 
 def ring_members(generation: Generation | None) -> dict[int, RingMember]:
-    """Return the members of ``generation`` and of the ring before it, by id; empty without one."""
+    """Return the members of a generation, and of the ring before it, by worker id.
+
+    The result is empty if ``generation`` is None.
+    """
     return {s.id: s for s in (*generation.members, *generation.previous)} if generation else {}
 
 
 def _enters(worker: int, now: Snapshot) -> bool:
-    """Return whether a worker is a newcomer of a planned generation that no member has entered."""
+    """Return whether ``worker`` is a newcomer of a planned generation that no member has entered."""
     current = now.generation
     if current is None or not current.previous or worker not in current.joined:
         return False
@@ -217,19 +226,19 @@ def _enters(worker: int, now: Snapshot) -> bool:
 
 
 def _leaves(worker: int, now: Snapshot) -> bool:
-    """Return whether a worker is one that leaves with the present, planned generation."""
+    """Return whether ``worker`` leaves with the newest generation, if that one was planned."""
     current = now.generation
     return current is not None and bool(current.previous) and worker in current.left
 
 
 def _broken(now: Snapshot) -> bool:
-    """Return whether a worker reports the present ring as broken, so no step of it can complete."""
+    """Return whether any worker reports the present ring as broken: no step can complete."""
     generation = now.generation
     return generation is not None and any(broke(member, generation) for member in now.members)
 
 
 def _placed(worker: int, now: Snapshot) -> str:
-    """Return the name of a worker with its rank and host, for a message."""
+    """Return the name of ``worker`` with its rank and host: "w3 (rank 2, host a)"."""
     member = ring_members(now.generation).get(worker)
     rank = now.generation.rank_of(worker) if now.generation else None
     host = member.host if member else "?"
@@ -237,7 +246,12 @@ def _placed(worker: int, now: Snapshot) -> str:
 
 
 def _in_doubt(ring_members: Mapping[int, RingMember], members: Mapping[int, Member]) -> bool:
-    """Return whether a ring member has left ZooKeeper, or reports its present ring as broken."""
+    """Return whether any ring member has left ZooKeeper, or reports its present ring as broken.
+
+    Args:
+        ring_members: the members of the newest generation and of the ring before it, by worker id.
+        members: the worker records in ZooKeeper, by worker id.
+    """
     return any(
         worker not in members
         or ((broken := members[worker].broken) and broken.generation >= members[worker].generation)
@@ -246,7 +260,11 @@ def _in_doubt(ring_members: Mapping[int, RingMember], members: Mapping[int, Memb
 
 
 def _settled(generation: Generation | None, members: Mapping[int, Member]) -> bool:
-    """Return whether all members are in the ring of ``generation`` and none reports it broken."""
+    """Return whether all members are in the ring of ``generation`` and none reports it broken.
+
+    It is False if there is no generation, or if a member has left ZooKeeper. ``members`` holds the
+    worker records in ZooKeeper, by worker id.
+    """
     return generation is not None and all(
         member.id in members
         and members[member.id].generation >= generation.number
@@ -256,5 +274,8 @@ def _settled(generation: Generation | None, members: Mapping[int, Member]) -> bo
 
 
 def _reports(member: Member, generation: int) -> bool:
-    """Return whether ``member`` reports the ring of ``generation``, or a newer one, as broken."""
+    """Return whether ``member`` reports the ring of ``generation``, or a newer one, as broken.
+
+    ``generation`` is the number of the generation.
+    """
     return member.broken is not None and member.broken.generation >= generation

@@ -1,4 +1,4 @@
-"""Decide which process writes a job again that ZooKeeper has lost.
+"""Decide which process writes the records of a job again after ZooKeeper has lost them.
 
 Every worker has read the job's records before. A worker that knows the newest generation writes
 them: other workers may be on their way into that generation, and two generations must never have
@@ -17,27 +17,36 @@ PATIENCE_S = 60.0  # a process that cannot write the job takes it for removed af
 
 
 def begins_s(own: int, generation: Generation | None) -> float:
-    """Return how long worker ``own`` waits for lower ranks to write the job first, in seconds.
+    """Return how many seconds a worker waits for lower ranks to write the job's records first.
 
-    Each rank waits :data:`TURN_S` longer than the rank before it, up to :data:`TURNS` ranks.
+    Each rank waits :data:`TURN_S` seconds longer than the rank before it, up to rank :data:`TURNS`.
+    A worker without a rank waits as long as that; all wait 0 seconds before the first generation.
+
+    Args:
+        own: the id of the worker.
+        generation: the newest generation that it has read; None: none.
     """
     rank = None if generation is None else generation.rank_of(own)
     return TURN_S * min(TURNS, 0 if generation is None else TURNS if rank is None else rank)
 
 
 def may_write(own: int, generation: Generation | None, evicted: Collection[int]) -> bool:
-    """Return whether worker ``own`` may write the job again, as far as it knows the job.
+    """Return whether a worker may write the lost records of its job again.
 
-    It may if it is not evicted, and if ``generation``, the newest that it has read, knows it.
+    Args:
+        own: the id of the worker.
+        generation: the newest generation that it has read, which must know the worker; None: there
+            was none yet.
+        evicted: the ids of the evicted workers, which may not write.
     """
     return own not in evicted and (generation is None or generation.knows(own))
 
 
 def is_newest(generation: Generation | None, known_to_others: Iterable[int]) -> bool:
-    """Return whether ``generation`` is the newest one among the workers that answer.
+    """Return whether no other worker that answers knows a newer generation than this one does.
 
     Args:
-        generation: the newest generation that this worker has read.
+        generation: the newest generation that this worker has read; None: none.
         known_to_others: the number of the newest generation that each other worker knows.
     """
     number = 0 if generation is None else generation.number

@@ -47,17 +47,17 @@ def decide(
     silent: frozenset[int] = frozenset(),
     overdue: Mapping[int, str] = MappingProxyType({}),
 ) -> MembershipDecision:
-    """Return what the leader does now about the members of the job, with the reason.
+    """Return what the leader does about the members of the job, with the reason.
 
     Args:
         now: the state of the job in ZooKeeper.
         term: the leader's own term.
         ages: how long the facts in ``now`` have stayed the same.
         limits: the time limits of the decision.
-        dead: workers proven dead, whether or not their session still lives, each with the proof.
-        silent: workers whose port has not answered just now; that alone proves nothing.
-        overdue: workers whose slots were to be given back by now, with the reason. They count as
-            dead as soon as another worker, which answers, has the state.
+        dead: workers proven dead, whether or not their session still lives: the proof by worker id.
+        silent: the ids of workers whose port has not answered just now; that alone proves nothing.
+        overdue: workers whose borrowed slots are due to be given back: the reason by worker id.
+            They count as dead as soon as another worker, which answers, has the state.
 
     Returns:
         The decision. It may hold no generation and nothing else to do; the reason is always set.
@@ -84,7 +84,13 @@ def decide(
 
 
 def _dead_members(now: Snapshot, dead: Iterable[int], silent: frozenset[int]) -> set[int]:
-    """Return the dead workers to evict: members of the newest generation and of the one before."""
+    """Return the ids of the dead workers to evict.
+
+    They are members of the newest generation or of the one before.
+
+    A worker that has left as agreed is not evicted. The parameters are as in :func:`decide`;
+    ``dead`` holds the ids only.
+    """
     current = now.generation
     if current is None or now.job.state.over:
         return set()
@@ -106,7 +112,10 @@ def _decide(
     dead: frozenset[int],
     silent: frozenset[int],
 ) -> MembershipDecision:
-    """Apply the rules of the module to a job, with or without a ring."""
+    """Apply the rules of this module to a job, with or without a ring.
+
+    The parameters are as in :func:`decide`; ``dead`` holds the ids only.
+    """
     # A worker counts while it has a session and is neither proven dead nor evicted.
     gone = frozenset({*dead, *now.evicted})
     healthy = {member.id: member for member in now.members if member.id not in gone}
@@ -135,11 +144,11 @@ def _decide_for_ring(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Apply rules 2 to 5 to a job that has a ring.
+    """Apply rules 2 to 5 of this module to a job that has a ring.
 
-    Until a generation is entered, the ring is the one before it, with the members that were to
-    leave. The workers in ``gone`` are proven dead or evicted; the ones in ``healthy``, by id, are
-    not, and have a session.
+    Until the generation ``current`` is entered, the ring is the one before it, with the members
+    that are to leave. The workers in ``gone`` are proven dead or evicted; the ones in ``healthy``,
+    by id, are not, and have a session. The other parameters are as in :func:`decide`.
     """
     ring = now.ring
     # A member that lost its session is not dead for that: it opens another one, and reports then.
@@ -169,10 +178,11 @@ def _decide_for_running(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Apply rules 4 and 5 to a ring of which no member has reported that it broke.
+    """Apply rules 4 and 5 of this module to a ring that no member has reported as broken.
 
-    The workers in ``gone`` are proven dead or evicted; the ones in ``healthy``, by id, are not, and
-    have a session.
+    ``current`` is the newest generation. The workers in ``gone`` are proven dead or evicted; the
+    ones in ``healthy``, by id, are not, and have a session. The other parameters are as in
+    :func:`decide`.
     """
     # Rule 4: newcomers that cannot join hold no state, so a generation without them may take the
     # place of this one, while no member has entered it and the ring before goes on. It does not
@@ -212,10 +222,19 @@ def _start(
     limits: Limits,
     before: Sequence[str] = (),
 ) -> MembershipDecision:
-    """Start a ring with the workers that are ready, once they are enough (rule 2).
+    """Start a ring with the workers that are ready, once they are enough (rule 2 of this module).
 
-    The ring is to have ``wanted`` workers. Ranks go host by host: first the hosts in ``before``, in
-    the order that they had in the ring before, then other hosts by their lowest worker id.
+    Ranks go host by host: first the hosts in ``before``, then other hosts by their lowest worker
+    id. The other parameters are as in :func:`decide`.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        wanted: how many workers the ring is to have.
+        healthy: the workers that are alive and have a session, by id.
+        term: the leader's term.
+        ages: how long the facts in ``now`` have stayed the same.
+        limits: the leader's time limits.
+        before: the hosts of a ring that has died, in the order of its ranks; empty: there was none.
     """
     ready = [m for m in healthy.values() if m.stage is Stage.READY]
     count, job = len(ready), now.job
@@ -250,10 +269,18 @@ def _restart(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Start again after no worker of the members ``ring`` is left in ZooKeeper (rule 2).
+    """Start the job again after no worker of its ring is left in ZooKeeper (rule 2 of this module).
 
-    The workers in ``no_session`` may hold the state, and are not proven dead: the job waits for
-    them.
+    Args:
+        now: the state of the job in ZooKeeper.
+        current: the newest generation.
+        ring: the members of the ring that is lost.
+        healthy: the workers that are alive and have a session, by id.
+        no_session: the ids of workers that are not proven dead and may hold the job's state; the
+            job waits for them.
+        term: the leader's term.
+        ages: how long the facts in ``now`` have stayed the same.
+        limits: the leader's time limits.
     """
     # A worker without a session may be training, with the newest state.
     if no_session:
@@ -300,7 +327,11 @@ def _restart(
 
 
 def _wanted_after_death(now: Snapshot, ages: Ages, limits: Limits) -> tuple[int, tuple[str, ...]]:
-    """Return how many workers a job starts again with, and the hosts that are not waited for."""
+    """Return with how many workers a job starts again whose whole ring is dead.
+
+    Returns:
+        (the number of workers, the names of the hosts without an agent that are not waited for).
+    """
     agents = {host.name for host in now.hosts}
     hostless = tuple(host for host, n in now.assigned.hosts.items() if n and host not in agents)
     startable = sum(n for host, n in now.assigned.hosts.items() if host in agents)
@@ -315,10 +346,11 @@ def _wanted_after_death(now: Snapshot, ages: Ages, limits: Limits) -> tuple[int,
 def _lost_newcomers(
     current: Generation, healthy: Mapping[int, Member], gone: frozenset[int]
 ) -> tuple[int, ...]:
-    """Return the newcomers that cannot join: dead or evicted ones, then those in another fit.
+    """Return the ids of the newcomers of ``current`` that cannot join it.
 
-    A newcomer whose script has gone on to another fit (:mod:`edl.core.job.fits`) cannot join the
-    ring of this one.
+    These are the dead or evicted ones (``gone``), then those in another fit: a newcomer whose
+    script has gone on to another fit (:mod:`edl.core.job.fits`) cannot join the ring of this one.
+    ``healthy`` holds the other workers with a session, by id.
     """
     dead = tuple(worker for worker in current.joined if worker in gone)
     joined = (worker for worker in current.joined if worker in healthy)
@@ -332,7 +364,15 @@ def _replace_newcomers(
     lost: tuple[int, ...],
     term: int,
 ) -> MembershipDecision:
-    """Decide the generation ``current`` again without the newcomers ``lost`` (rule 4)."""
+    """Decide a generation again without some of its newcomers (rule 4 of this module).
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        current: the newest generation, which no member has entered.
+        healthy: the workers that are alive and have a session, by id.
+        lost: the ids of the newcomers that cannot join.
+        term: the leader's term.
+    """
     joined = tuple(worker for worker in current.joined if worker not in lost)
     old = [member.id for member in current.members if member.id not in current.joined]
     # Leavers stay in the places of lost newcomers, so that the ring is as large as is wanted.
@@ -366,15 +406,19 @@ def _replace_newcomers(
 
 
 def _departing(current: Generation, healthy: Mapping[int, Member]) -> list[int]:
-    """Return the healthy workers that leave with a generation, the ones that got SIGTERM last."""
+    """Return the ids of the workers that leave with a generation, those that got SIGTERM last.
+
+    ``current`` is the generation. Only workers in ``healthy`` (alive, with a session, by id) count.
+    """
     leavers = [m.id for m in current.previous if m.id in current.left and m.id in healthy]
     return sorted(leavers, key=lambda worker: healthy[worker].stage is Stage.LEAVING)
 
 
 def _heard(newcomer: Member, planned: Generation) -> bool:
-    """Return whether a newcomer said what became of its place in a planned generation.
+    """Return whether a newcomer has made known what became of its place in a planned generation.
 
-    It has entered that generation, has taken note of it, or has reported that its ring broke.
+    It has entered that generation, has taken note of it, or has reported that its ring broke. Else
+    it may hold the job's state, unknown to the leader.
     """
     return broke(newcomer, planned) or newcomer.newest_generation >= planned.number
 

@@ -1,7 +1,7 @@
 """Tell how far a migration of workers between two hosts is, and how it went.
 
-All is read from what ZooKeeper says of the job. The migration itself is carried out by what is
-desired: the target's agent starts newcomers, the leader keeps the workers that leave the source
+All is read from the job's records in ZooKeeper. The migration itself follows from the desired
+workers: the target's agent starts newcomers, the leader keeps the workers that leave the source
 until the newcomers are ready, and lets all change places in one switch
 (:mod:`edl.core.job.membership`). So the process that asked may end, and no function here decides
 about members.
@@ -22,7 +22,7 @@ from edl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Move:
-    """A migration as it was asked for, and the state of the job at that time.
+    """A request to migrate workers between two hosts, and the state of the job at that time.
 
     Attributes:
         job: the name of the job.
@@ -46,13 +46,14 @@ class Move:
 
 @dataclass(frozen=True)
 class MigrationStatus:
-    """How far a migration has come.
+    """How far a migration of workers between two hosts has come.
 
     Attributes:
         done: whether all workers that were to move have moved.
-        there: how many workers in the ring on the target are new on that host.
-        changed: whether other numbers of workers have been asked for on the two hosts since.
-        arrived: by host, the workers in the ring or on their way into it.
+        there: how many of them have moved: the new workers on the target that are in the ring.
+        changed: whether other numbers of workers have been asked for on the two hosts since the
+            migration was asked for.
+        arrived: by host, the number of workers in the ring or on their way into it.
         text: the progress as a sentence, for people.
     """
 
@@ -65,7 +66,7 @@ class MigrationStatus:
 
 @dataclass(frozen=True)
 class Migration:
-    """A migration that is over.
+    """A migration of workers between two hosts that is over.
 
     Attributes:
         move: what was asked for.
@@ -132,10 +133,10 @@ def outcome(
     Args:
         move: what was asked for.
         events: the job's event log.
-        hosts: the host of each worker, by name ("w3").
+        hosts: the host of each worker, by the worker's name ("w3").
         last: the number of the generation in which the migration was done.
-        seen: generations that were read meanwhile; the log lacks one whose leader died before it
-            could log it.
+        seen: generations that were read during the migration; the log lacks a generation whose
+            leader died before it could log it.
     """
     logged = {e.generation: e.details for e in events if isinstance(e.details, GenerationDetails)}
     written = {n: (one.joined, one.left, one.repair) for n, one in logged.items()}
@@ -145,7 +146,7 @@ def outcome(
     between = range(move.since + 1, last + 1)
 
     def moved(joined: Sequence[str], left: Sequence[str], repair: bool) -> bool:
-        """Return whether workers moved in a generation; not in a repair, whose leavers died."""
+        """Return whether workers moved in a generation; never in a repair, whose leavers died."""
         if repair:  # the workers that left have died
             return False
         came = any(hosts.get(w) == move.target for w in joined)
@@ -159,8 +160,8 @@ def outcome(
 
 
 def stall_s(switch: SwitchDetails) -> float:
-    """Return for how many seconds a switch held up the old worker that waited longest.
+    """Return for how many seconds a switch held up the old member that waited longest.
 
-    It is 0 if the switch had no old worker.
+    It is 0 if the switch had no old member.
     """
     return max((p.stall_s for p in switch.workers.values() if p.role == "old"), default=0.0)

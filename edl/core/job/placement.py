@@ -1,6 +1,8 @@
-"""Decide how many workers each host gets: keep present ones, fill by name, take from the last.
+"""Decide how many workers each host gets.
 
-The functions are pure: the answer depends on the arguments only, and never on an order of arrival.
+Hosts keep the workers that they have. Further ones go to free slots of the hosts in the order of
+their names, and workers are taken from the last hosts by name. The functions are pure: the answer
+depends on the arguments only, and never on an order of arrival.
 """
 
 from __future__ import annotations
@@ -21,17 +23,16 @@ Placement = Mapping[str, int]  # workers by host
 
 
 def whole(number: SupportsIndex, least: int | None = None) -> int:
-    """Return a number of workers from a user's program as an int.
+    """Return a number of workers from a user's program as an int; NumPy's integers are accepted.
 
-    NumPy's integers are accepted, floats such as 2.0 are not.
+    Floats such as 2.0 are not accepted: if such a number were desired, every agent would end.
 
     Args:
         number: the number that the program gives.
         least: the smallest number that is accepted; None: any.
 
     Raises:
-        UsageError: ``number`` is not an integer (if such a number were desired, every agent would
-            end), or is below ``least``.
+        UsageError: ``number`` is not an integer, or is below ``least``.
     """
     try:
         count = operator.index(number)
@@ -45,7 +46,7 @@ def whole(number: SupportsIndex, least: int | None = None) -> int:
 def place_workers(
     job: str, np: int, desired: Placement, hosts: Sequence[Host], by_slot: bool = False
 ) -> dict[str, int]:
-    """Return the placement of ``np`` workers that differs least from ``desired``.
+    """Return the placement (workers by host) of ``np`` workers that differs least from ``desired``.
 
     A host that is not available keeps the workers it has, but gets no new one; when the number
     falls, such hosts lose their workers first, then the last hosts by name.
@@ -80,7 +81,7 @@ def place_workers(
 def move(
     now: Snapshot, np: int | None, source: str, target: str, desired: Placement
 ) -> dict[str, int]:
-    """Return the placement after ``np`` workers of host ``source`` were moved to host ``target``.
+    """Return the desired workers by host after ``np`` workers were moved between two hosts.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -127,7 +128,7 @@ def move(
 
 
 def to_add(job: str, by_slot: bool, host: str = "") -> str:
-    """Return an advice how to let a job use a host, as the part of a sentence.
+    """Return advice on how to let a job use a host, as a clause of an error message.
 
     Args:
         job: the name of the job.
@@ -141,7 +142,7 @@ def to_add(job: str, by_slot: bool, host: str = "") -> str:
 
 
 def return_absent(desired: Placement, host: str, here: Mapping[str, int]) -> dict[str, int]:
-    """Return the placement in which moves to ``host`` that have not happened are undone.
+    """Return ``desired`` without the moves of workers to ``host`` that have not happened yet.
 
     A worker that was to be started on ``host``, and is not there, stays wanted on the host that
     still has the worker to be moved.
@@ -151,6 +152,9 @@ def return_absent(desired: Placement, host: str, here: Mapping[str, int]) -> dic
         host: the host that the workers were to move to.
         here: the number of workers that each host has. A host with more workers than are wanted
             keeps the surplus until its replacements are ready.
+
+    Returns:
+        The desired number of workers by host.
     """
     new = dict(desired)
     for name in sorted({*here} - {host}):
@@ -162,7 +166,9 @@ def return_absent(desired: Placement, host: str, here: Mapping[str, int]) -> dic
 
 
 def without_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]:
-    """Return the placement without workers on ``host``, nor on hosts that are gone.
+    """Return the desired workers by host after ``host`` has left the job.
+
+    Hosts that are gone lose their workers, too.
 
     If workers stayed wanted on a dead host, the others would wait for them before they leave. A
     worker that was to move to one of these hosts, and is not there yet, stays where it is. If the
@@ -201,11 +207,11 @@ def without_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]
 def without_slot(
     now: Snapshot, host: str, given_up: Collection[int], elsewhere: bool = True
 ) -> dict[str, int] | None:
-    """Return the placement after a slot of ``host`` was disabled; None: too few workers are left.
+    """Return the desired workers by host after a slot of ``host`` was disabled.
 
     The host has one worker fewer. If the job may not have that number of workers, one is wanted in
     a free slot, on this host or another one; without a free slot the job gets the next smaller
-    size.
+    size. The result is None if too few workers would be left.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -227,11 +233,17 @@ def without_slot(
 def _settled(
     job: Job, wanted: int, desired: dict[str, int], hosts: Sequence[Host]
 ) -> dict[str, int] | None:
-    """Return the placement ``desired``, or a near one with a number of workers the job may have.
+    """Return the placement ``desired``, or a near one whose number of workers the job may have.
 
-    ``desired`` is returned if its number is allowed. Else ``wanted`` workers are placed on free
-    slots of ``hosts``; if that fails, as many as the next smaller allowed size. None if that fails
-    too.
+    Args:
+        job: the job, whose sizes limit the number.
+        wanted: the number to place if the number of ``desired`` is not allowed. If that fails, the
+            next allowed number below that of ``desired`` is placed.
+        desired: the number of workers by host.
+        hosts: the hosts whose free slots may be used.
+
+    Returns:
+        The number of workers by host; None if no number can be placed.
     """
     left = sum(desired.values())
     if job.sizes.allows(left):
@@ -244,7 +256,15 @@ def _settled(
 
 
 def _too_few(job: str, np: int, desired: Placement, slots: Mapping[str, int], by_slot: bool) -> str:
-    """Return the error message for a job that wants more workers than its hosts have slots."""
+    """Return the error message for a job that wants more workers than its hosts have slots.
+
+    Args:
+        job: the name of the job.
+        np: how many workers are wanted.
+        desired: the number of workers now wanted on each host.
+        slots: the number of slots of each available host.
+        by_slot: whether the launcher is horovodrun, which assigns by slot.
+    """
     parts = [f"{name}: {count}" for name, count in sorted(slots.items())]
     gone = sorted(set(desired) - set(slots))
     missing = "no longer discovered" if by_slot else "without an agent"

@@ -1,7 +1,7 @@
 """Compute what a job gains from more workers: the curve of its throughput over its size.
 
-Two readings of one worker, taken by its own clock at the ends of two steps of one ring, give a
-throughput without any error but the noise of the steps themselves::
+Two readings of one worker's counters, taken by its own clock at the ends of two steps of one ring,
+give a throughput without any error but the noise of the steps themselves::
 
     throughput(n) = samples of all workers between the readings / time between them
     speed-up(n)   = throughput(n) / throughput(n0)          n0: the smallest size of the curve
@@ -30,7 +30,7 @@ SAMPLES, COMMITS = "samples", "commits"
 
 @dataclass(frozen=True)
 class Point(Record):
-    """What was measured with one number of workers.
+    """The measured throughput of a job with one number of workers.
 
     Attributes:
         np: the number of workers.
@@ -64,18 +64,22 @@ class Curve(Record):
     points: tuple[Point, ...] = ()
 
     def with_point(self, point: Point) -> Curve:
-        """Return the curve with ``point`` added, in place of an earlier point of the same size."""
+        """Return the curve with ``point`` added; it replaces a point with as many workers."""
         others = (p for p in self.points if p.np != point.np)
         points = tuple(sorted((*others, point), key=lambda p: p.np))
         return Curve(self.job, self.taken, points)
 
     def speedup(self, point: Point) -> float:
-        """Return the throughput at ``point`` divided by the throughput at the smallest size."""
+        """Return the throughput at ``point``, divided by that of the smallest size."""
         least = self.points[0].throughput
         return point.throughput / least if least else 0.0
 
     def efficiency(self, point: Point) -> float:
-        """Return the speed-up at ``point`` for each worker, relative to the smallest size."""
+        """Return :meth:`speedup` divided by how many times as many workers ``point`` has.
+
+        Both are relative to the point with the fewest workers. 1: each worker adds as much as
+        those.
+        """
         return self.speedup(point) * self.points[0].np / point.np
 
     def figures(self) -> dict[str, Any]:
@@ -105,10 +109,10 @@ class Curve(Record):
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Parse numbers of workers such as "1..4", "1,2,4" or "3"; the largest comes first.
+    """Parse numbers of workers such as "1..4", "1,2,4" or "3"; return them from the largest on.
 
     Raises:
-        UsageError: ``text`` names no size, or one below 1.
+        UsageError: ``text`` names no number, or one below 1.
     """
     try:
         first, dots, last = text.partition("..")
@@ -119,14 +123,14 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def in_order(found: Iterable[int], text: str = "") -> tuple[int, ...]:
-    """Return sizes in the order in which a profile measures them: downwards, each once.
+    """Return numbers of workers as a profile measures them: from the largest on, each once.
 
     Args:
         found: the numbers of workers.
         text: what the user has typed, for the error message; empty: the numbers are shown.
 
     Raises:
-        UsageError: there is no size, or one below 1.
+        UsageError: there is no number, or one below 1.
     """
     ordered = tuple(sorted(set(found), reverse=True))
     if not ordered or ordered[-1] < 1:
@@ -145,7 +149,7 @@ def measured_point(
     so short that they leave fewer than ``steps`` steps in :data:`PATIENCE` times as many.
 
     Args:
-        readings: the counters of one worker after another, oldest first.
+        readings: readings of the progress counters of one worker after another, oldest first.
         np: the size that the ring must have, else None is returned.
         steps: how many steps must be measured at least.
         warm_up: how many first steps of the ring are left out.
@@ -167,7 +171,10 @@ def measured_point(
 
 
 def _newest(readings: Sequence[ProgressSample]) -> list[ProgressSample]:
-    """Return the readings of the newest ring by one worker, one for each step, oldest first."""
+    """Return the readings of the newest ring by the worker that was read last, oldest first.
+
+    There is one reading for each step.
+    """
     run: list[ProgressSample] = []
     for reading in reversed(readings):
         last = readings[-1]
@@ -179,7 +186,7 @@ def _newest(readings: Sequence[ProgressSample]) -> list[ProgressSample]:
 
 
 def _steps(a: ProgressSample, b: ProgressSample) -> float:
-    """Return the number of steps from reading ``a`` to reading ``b``."""
+    """Return the number of steps from the reading ``a`` to the later reading ``b``."""
     return b.step - a.step
 
 
@@ -187,5 +194,5 @@ def _sum(
     pairs: Iterable[tuple[ProgressSample, ProgressSample]],
     difference: Callable[[ProgressSample, ProgressSample], float],
 ) -> float:
-    """Return the sum of ``difference`` over all pairs of readings."""
+    """Return the sum of ``difference(a, b)`` over all pairs (a, b) of readings."""
     return sum(difference(a, b) for a, b in pairs)

@@ -1,7 +1,7 @@
-"""Keep track of what is desired of a job while it is profiled, and restore it afterwards.
+"""Keep track of the desired workers of a job while it is profiled, and restore them afterwards.
 
 A profile asks for other sizes again and again. Meanwhile a person may ask for another size, or
-hosts and workers may come and leave. A size that a person asked for stays. In the other case, only
+hosts and workers may join and leave. A size that a person asked for stays. In the other case, only
 what the profile itself has taken or added is undone.
 """
 
@@ -34,7 +34,11 @@ class ProfileHold(Record):
 
 
 class HoldState(StrEnum):
-    """The reason for the placement that is in force when a profile looks at it again."""
+    """The reason why a job that is profiled has its present desired placement.
+
+    ``OURS``: the profile asked for it. ``MOVED``: hosts or workers joined or left. ``ASKED``: a
+    person, or another profile, asked for it.
+    """
 
     OURS = "nobody else has changed it"
     MOVED = "hosts or workers came or left"
@@ -43,11 +47,11 @@ class HoldState(StrEnum):
 
 @dataclass(frozen=True)
 class ProfileView:
-    """What a profile knows about the workers that are desired of its job.
+    """What a profile knows about the desired workers of its job.
 
     Attributes:
         token: the identity of the profile, as in its :class:`ProfileHold`.
-        before: the desired placement before the profile.
+        before: the desired placement (workers by host) before the profile.
         ours: each placement that the profile found, wrote, or may have written.
         last: the newest of these that is known to have been in force; None: not known.
     """
@@ -58,17 +62,17 @@ class ProfileView:
     last: Placement | None
 
     def overruled(self, hold: ProfileHold) -> bool:
-        """Return whether a person has asked for a size since, or another profile holds the job.
+        """Return whether a person has asked for a size during the profile, or another profile runs.
 
         ``hold`` is the hold that ZooKeeper has now.
         """
         return hold.asked or hold.token != self.token
 
     def fate_of(self, desired: Placement, hold: ProfileHold | None) -> HoldState:
-        """Return why ``desired`` is the placement now in force.
+        """Return why the placement ``desired`` is the one that is now desired of the job.
 
         Args:
-            desired: the placement now in force.
+            desired: the placement (workers by host) that is now desired.
             hold: the hold in ZooKeeper; None: it has vanished with a session. Then a placement that
                 is not the profile's own counts as asked for by a person.
         """
@@ -83,15 +87,15 @@ class ProfileView:
     def given_back(
         self, desired: Placement, fate: HoldState, slots: Mapping[str, int], job: Job
     ) -> Placement:
-        """Return the placement that shall be desired after the profile.
+        """Return the placement (workers by host) that shall be desired after the profile.
 
         Each host gets what the profile has taken, and loses what the profile has added, as far as
         its slots and the limits of the job allow. A placement that a person asked for stays as it
         is.
 
         Args:
-            desired: the placement now in force.
-            fate: why that placement is in force.
+            desired: the placement that is now desired.
+            fate: why it is, from :meth:`fate_of`.
             slots: the number of slots of each present host.
             job: the job, whose sizes limit the result.
         """
@@ -112,7 +116,10 @@ class ProfileView:
 
 
 def _within(new: dict[str, int], desired: Placement, job: Job) -> Placement:
-    """Return ``new``, changed towards ``desired`` until the job may have its number of workers."""
+    """Return ``new``, changed towards ``desired`` until ``job`` may have its number of workers.
+
+    Both are numbers of workers by host; ``new`` is changed in place.
+    """
     fitting = job.sizes.fit(sum(new.values()))
     for host in sorted(new, reverse=True):
         over = sum(new.values()) - fitting

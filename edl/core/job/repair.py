@@ -29,9 +29,9 @@ def repair(
 
     Args:
         current: the newest generation.
-        ring: the members of the ring that broke.
+        ring: the members of the ring that broke, in rank order.
         training: the healthy workers that have not finished, by id.
-        no_session: members without a session, which may live and hold the newest state.
+        no_session: the ids of members without a session, which may live and hold the newest state.
         term: the leader's term.
         ages: how long the ring has been broken.
         limits: the leader's time limits.
@@ -71,9 +71,16 @@ def _await_reports(
 ) -> MembershipDecision:
     """Wait for the members of a broken ring that may still report, or evict them.
 
-    The decision is to evict the ``unreported`` members and the ones in ``no_session`` once the ring
-    has been broken for ``limits.report_s``, if ``is_safe``: a member that has reported holds the
-    state of the job. Before that the decision only says which reports are awaited.
+    They are evicted once the ring has been broken for ``limits.report_s``, if ``is_safe``. Else the
+    decision only says which reports are awaited.
+
+    Args:
+        current: the newest generation.
+        unreported: the ids of members with a session that have not reported.
+        no_session: the ids of members without a session.
+        is_safe: whether a member that has reported holds the state of the job.
+        ages: how long the ring has been broken.
+        limits: the leader's time limits.
     """
     broken = f"generation {current.number} is broken"
     # The time limit evicts a member only where the state outlives it.
@@ -91,11 +98,15 @@ def _await_reports(
 
 
 def _state_source(progress: Mapping[int, tuple[int, int]]) -> tuple[int, tuple[int, ...]]:
-    """Return the worker whose state a repaired ring goes on from, and the workers that receive it.
+    """Choose the worker whose state a repaired ring goes on from.
 
     Args:
-        progress: by worker, in the order of ranks, the last step that each survivor has completed
-            and the exchanges since; a step of -1 is that of a worker without state.
+        progress: for each survivor by worker id, in the order of ranks: (the last step that it has
+            completed, the number of exchanges since). A step of -1 is that of a worker without
+            state.
+
+    Returns:
+        (the id of that worker, the ids of the workers that receive the state from it).
     """
     most = max(progress.values())
     newest, _ = most
@@ -107,5 +118,8 @@ def _state_source(progress: Mapping[int, tuple[int, int]]) -> tuple[int, tuple[i
 
 
 def has_state(members: Iterable[Member], current: Generation) -> bool:
-    """Return whether any of ``members`` has reported a broken ring and holds the job's state."""
+    """Return whether any of ``members`` holds the job's state and reports its ring as broken.
+
+    ``current`` is the newest generation; a report counts if it is not yet repaired by that one.
+    """
     return any(m.broken is not None and m.broken.step >= 0 and broke(m, current) for m in members)

@@ -1,4 +1,4 @@
-"""Choose the host for the replacement of one worker: another host if it has room, else the same.
+"""Choose the host on which one worker is replaced: another host if it has room, else the same.
 
 In both cases there is one switch: the leader keeps the worker until its replacement is ready
 (:mod:`edl.core.job.resize`), and meanwhile the host's agent starts the replacement.
@@ -16,7 +16,7 @@ from edl.core.snapshot import Snapshot
 def replacement(
     now: Snapshot, worker: int, avoided: Collection[str]
 ) -> tuple[str, Placement] | None:
-    """Return the host for the replacement of ``worker``, and the placement to desire for it.
+    """Return the host for the replacement of ``worker``, and the workers to desire for it.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -24,7 +24,7 @@ def replacement(
         avoided: hosts that are not chosen, because they are slow themselves.
 
     Returns:
-        The host and the number of desired workers by host; None if no host has room, if ``worker``
+        (the host, the number of desired workers by host); None if no host has room, if ``worker``
         is no member of the ring, or if the launcher assigns by slot.
     """
     member = (
@@ -49,7 +49,7 @@ def replacement(
 
 
 def taken_back(now: Snapshot, request: Request) -> Placement:
-    """Return the placement that undoes a replacement because no new worker has come.
+    """Return the desired workers by host when a replacement is given up, as no new worker has come.
 
     Args:
         now: the state of the job in ZooKeeper.

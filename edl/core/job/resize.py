@@ -1,4 +1,4 @@
-"""Change a ring that runs as planned: decide which workers join and which leave, in one switch.
+"""Change the members of a ring that trains: which workers join and which leave, in one switch.
 
 The steps, each a function below:
 
@@ -9,7 +9,7 @@ The steps, each a function below:
 4. Switch, or wait: newcomers wait briefly for other newcomers that are preparing, and longer where
    they take the places of workers that train meanwhile.
 
-The rules are in :mod:`edl.core.job.membership`, rule 5.
+This is rule 5 of :mod:`edl.core.job.membership`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def next_generation(
     limits: Limits,
     unresponsive: frozenset[int],
 ) -> MembershipDecision:
-    """Decide the next generation of a ring, or say why there is none now.
+    """Decide the next generation of a ring that trains, or say why there is none yet.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -88,7 +88,7 @@ def next_generation(
         term: the leader's term.
         ages: how long the facts in ``now`` have stayed the same.
         limits: the leader's time limits.
-        unresponsive: workers whose port did not answer just now.
+        unresponsive: the ids of workers whose port did not answer just now.
     """
     active, before = current.members, now.assigned
     now = _with_allowed_size(now, active, ages, limits)
@@ -123,7 +123,10 @@ def next_generation(
 
 
 def _arriving(healthy: Mapping[int, Member]) -> list[Member]:
-    """Return the workers that have not been in a ring yet and are on the way into one."""
+    """Return the workers that have not been in a ring yet and are preparing or ready to join one.
+
+    ``healthy`` holds the workers that are alive and have a session, by id.
+    """
     stages = (Stage.PREPARING, Stage.READY)
     return [
         member for member in healthy.values() if member.generation == 0 and member.stage in stages
@@ -133,7 +136,13 @@ def _arriving(healthy: Mapping[int, Member]) -> list[Member]:
 def _all_terminated(
     now: Snapshot, active: Sequence[RingMember], leavers: Sequence[Departure]
 ) -> bool:
-    """Return whether each worker of a ring got SIGTERM, under a launcher that assigns slots."""
+    """Return whether each worker of a ring got SIGTERM from a launcher that assigns by slot.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        active: the members of the ring.
+        leavers: the departures of the workers that may leave.
+    """
     terminated = sum(one.why is DepartureCause.SIGNAL for one in leavers)
     return now.assigned.by_slot and terminated == len(active)
 
@@ -148,9 +157,19 @@ def _switch(
     answers: Sequence[Request],
     evict: Mapping[int, str],
 ) -> MembershipDecision:
-    """Decide the generation of a target, with the desired workers and the answers that it changes.
+    """Return the decision to switch to the ring ``target``.
 
-    ``before`` holds what was assigned before an allowed size took the place of one that is not.
+    Args:
+        now: the state of the job in ZooKeeper, with the assigned workers that the switch starts
+            from.
+        before: the assigned workers in ZooKeeper; others than in ``now`` if an allowed size has
+            taken the place of one that is not.
+        current: the newest generation.
+        healthy: the workers that are alive and have a session, by id.
+        term: the leader's term.
+        target: the ring after the switch.
+        answers: the answered requests. An accepted drain of a postponed worker stays open.
+        evict: the workers to evict: the reason by worker id.
     """
     # The desired number falls with the switch in which a worker leaves, and not before: else it
     # would fall again with each decision. So the drain of a postponed worker stays open, too.
@@ -191,7 +210,13 @@ def _with_allowed_size(
     """Return ``now`` with fewer workers assigned, if a crash has left a size that is not allowed.
 
     The next smaller allowed size is assigned, if the lacking workers cannot be started and the time
-    limit for them is over. ``now`` itself is returned if nothing changes.
+    limit for them (``limits.start_s``) is over. ``now`` itself is returned if nothing changes.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        active: the members of the ring.
+        ages: how long the facts in ``now`` have stayed the same.
+        limits: the leader's time limits.
     """
     sizes, assigned = now.job.sizes, now.assigned
     left, size = len(active), sizes.below(len(active))
@@ -221,7 +246,17 @@ def _sort_newcomers(
     ages: Ages,
     limits: Limits,
 ) -> Newcomers:
-    """Sort the workers that are arriving by whether they join, are awaited, or are evicted."""
+    """Sort the workers that are arriving by whether they join, are awaited, or are evicted.
+
+    Args:
+        arriving: the workers that prepare for their first ring, or are ready for it.
+        now: the state of the job in ZooKeeper.
+        current: the newest generation.
+        leavers: the departures of the workers that may leave.
+        unresponsive: the ids of workers whose port did not answer just now; they are awaited.
+        ages: how long each worker has been in its stage.
+        limits: the leader's time limits.
+    """
     assigned = without_departed(now.assigned.hosts, leavers)
     misplaced = _beyond(arriving, now.assigned, assigned)
     placed = [m for m in arriving if m.id not in misplaced]
@@ -247,17 +282,24 @@ def _sort_newcomers(
 
 
 def _beyond(arriving: Sequence[Member], launcher: Assigned, assigned: Placement) -> list[int]:
-    """Return the newcomers whose slots a launcher that assigns by slot has taken back, by id."""
+    """Return the ids of the newcomers whose slots the launcher has taken back, in ascending order.
+
+    Args:
+        arriving: the newcomers.
+        launcher: the assigned workers; the result is empty unless they are assigned by slot.
+        assigned: the number of assigned workers by host after the departures.
+    """
     if not launcher.by_slot:
         return []
     return sorted(m.id for m in arriving if m.slot >= assigned.get(m.host, 0))
 
 
 def _unaware(arriving: Sequence[Member], generation: int) -> set[int]:
-    """Return the newcomers that no ring can be built with now, even if they are ready.
+    """Return the ids of the newcomers that cannot join the next ring yet, even if they are ready.
 
-    A newcomer that did not take note of the present ``generation`` may be stuck. A newcomer that is
-    ready for an earlier fit than another newcomer is about to go on to the later fit.
+    A newcomer that did not take note of the present ``generation`` (its number) may be stuck. A
+    newcomer that is ready for an earlier fit than another newcomer is about to go on to the later
+    fit. ``arriving`` holds all newcomers.
     """
     fits = max((m.fits for m in arriving if m.stage is Stage.READY), default=0)
     return {m.id for m in arriving if m.newest_generation < generation or m.fits < fits}
@@ -266,7 +308,13 @@ def _unaware(arriving: Sequence[Member], generation: int) -> set[int]:
 def _lacking(
     active: Sequence[RingMember], leavers: Sequence[Departure], assigned: Placement
 ) -> Counter[str]:
-    """Count the workers that each host lacks once ``leavers`` have left; less than 0: too many."""
+    """Return how many workers each host lacks after some have left; below 0: it has too many.
+
+    Args:
+        active: the members of the ring.
+        leavers: the departures of the workers that leave.
+        assigned: the number of assigned workers by host after these departures.
+    """
     leaving = {one.id for one in leavers}
     lacking = Counter(dict(assigned))
     lacking.subtract(member.host for member in active if member.id not in leaving)
@@ -274,7 +322,14 @@ def _lacking(
 
 
 def _too_late(member: Member, unaware: Collection[int], ages: Ages, limits: Limits) -> str:
-    """Return why a newcomer that has used up its time is evicted; empty if it still has time."""
+    """Return why a newcomer that has used up its time is evicted; empty if it still has time.
+
+    Args:
+        member: the record of the newcomer.
+        unaware: the ids of the newcomers that have not taken note of the present generation.
+        ages: how long each worker has been in its stage.
+        limits: the leader's time limits.
+    """
     if is_stuck(member, ages, limits):
         return f"it was not ready after {limits.prepare_s:g} s"
     ready = member.stage is Stage.READY
@@ -284,7 +339,11 @@ def _too_late(member: Member, unaware: Collection[int], ages: Ages, limits: Limi
 
 
 def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
-    """Return whether a ready newcomer has used up its time to take note of a generation."""
+    """Return whether a newcomer has been ready for ``limits.notice_s`` in the present generation.
+
+    Within that time a ready newcomer must take note of the generation. ``ages`` says for how long
+    ``member`` has been ready, and for how long the generation has been known.
+    """
     return min(ages.generation_s, ages.stage_s.get(member.id, 0.0)) >= limits.notice_s
 
 
@@ -296,7 +355,14 @@ def _target(
 ) -> Target:
     """Choose the ring after the switch: one in which as few departures as possible are postponed.
 
-    The size is judged by what is assigned with that switch: postponed workers still count there.
+    The size is judged by the number of workers that is assigned after the departures that happen;
+    postponed workers still count there.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        active: the members of the ring, in rank order.
+        leavers: the departures of the workers that may leave.
+        ready: the ids of the newcomers that may join.
     """
     order = _hold_order(active, leavers)
     # A worker has to bring the state into a new ring; that one goes with the next switch.
@@ -320,10 +386,11 @@ def _target(
 
 
 def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Departure]) -> bool:
-    """Return whether a ring of ``train`` workers may have ``size`` workers, by the job's sizes.
+    """Return whether a ring of ``train`` workers may be changed to ``size`` workers.
 
-    The ring may shrink in any case to the number of workers that is assigned after the workers in
-    ``leaving`` have left, and to refill a slot.
+    The job's sizes must allow it. In any case the ring may shrink to the number of workers that is
+    assigned after the workers in ``leaving`` have left, and to any number if the launcher refills
+    the slot of one of these.
     """
     assigned = sum(without_departed(now.assigned.hosts, leaving).values())
     refilled = any(one.refilled for one in leaving)
@@ -333,9 +400,13 @@ def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Departure]) ->
 def _hold_order(active: Sequence[RingMember], leavers: Sequence[Departure]) -> list[Departure]:
     """Return the departures in the order in which they are postponed when the ring needs workers.
 
-    Workers that wait for a replacement stay first, then drained ones, then those that got SIGTERM.
-    When all members are to leave, the first is one that is not urgent: it sends the state to the
-    newcomers.
+    Workers that wait for a replacement are postponed first, then drained ones, then those that got
+    SIGTERM. When all members are to leave, the first is one that is not urgent: it sends the state
+    to the newcomers.
+
+    Args:
+        active: the members of the ring, in rank order.
+        leavers: the departures of the workers that may leave.
     """
     order = [one for one in leavers[::-1] if one.moves]
     order += [one for one in leavers[::-1] if not one.moves]
@@ -353,7 +424,12 @@ def _floor(now: Snapshot, active: Sequence[RingMember], leaving: Sequence[Depart
     A worker that waits for a replacement stays as long as the ring would become smaller than
     wanted, also where no agent can start workers now: then the migration has to be taken back by
     the one that asked for it. A worker that was asked to leave waits only for workers that can be
-    started. A worker that must leave does so whatever the size.
+    started. A worker that must leave does so whatever the size: if all must, the result is 0.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        active: the members of the ring.
+        leaving: the departures that happen with the switch.
     """
     assigned = without_departed(now.assigned.hosts, leaving)
     refilled = sum(one.refilled for one in leaving)
@@ -380,7 +456,18 @@ def _may_wait(
     healthy: Mapping[int, Member],
     limits: Limits,
 ) -> bool:
-    """Return whether newcomers that take the places of other workers may wait for further ones."""
+    """Return whether ready newcomers that replace other workers may wait for further newcomers.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        active: the members of the ring.
+        leavers: the departures of the workers that may leave.
+        target: the ring after a switch without waiting.
+        newcomers: the newcomers; they wait no longer than ``limits.prepare_s`` after the first of
+            them was ready.
+        healthy: the workers that are alive and have a session, by id.
+        limits: the leader's time limits.
+    """
     # No worker waits for its replacement, so nothing is gained.
     if not target.postponed:
         return False
@@ -401,9 +488,17 @@ def _awaited(
     newcomers: Newcomers,
     healthy: Mapping[int, Member],
 ) -> list[str]:
-    """Describe the newcomers that are preparing, and the workers that are about to be started.
+    """Return the workers that ready newcomers may wait for, in words: "w5", "2 more of b".
 
-    An agent starts workers, or under horovodrun an `edl-worker`.
+    These are the newcomers that are preparing, and the workers that are about to be started: by an
+    agent, or under horovodrun by an `edl-worker`.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        active: the members of the ring.
+        leavers: the departures of the workers that may leave.
+        newcomers: the newcomers.
+        healthy: the workers that are alive and have a session, by id.
     """
     lacking = _lacking(active, leavers, without_departed(now.assigned.hosts, leavers))
     lacking.subtract(healthy[w].host for w in (*newcomers.ready, *newcomers.coming))
@@ -417,7 +512,14 @@ def _awaited(
 def _standstill(
     now: Snapshot, target: Target, newcomers: Newcomers, healthy: Mapping[int, Member]
 ) -> str:
-    """Return a sentence that says why the ring does not change now, and what it waits for."""
+    """Return a sentence that says why the ring does not change yet, and what it waits for.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        target: the ring as it stays, with the departures that are postponed.
+        newcomers: the newcomers.
+        healthy: the workers that are alive and have a session, by id.
+    """
     train, wanted = target.size, now.assigned.np
     ready, coming = newcomers.ready, newcomers.coming
     postponed = sorted(one.id for one in target.postponed)
@@ -448,7 +550,13 @@ def _generation(
 ) -> Generation:
     """Return the next generation: the members that stay, in their order, then those that join.
 
-    ``wanted`` is the number of workers that are wanted, for the sentence that states the reason.
+    Args:
+        current: the newest generation.
+        healthy: the workers that are alive and have a session, by id.
+        term: the leader's term.
+        wanted: the number of workers that are wanted, for the sentence that states the reason.
+        joining: the ids of the newcomers that join.
+        leaving: the ids of the members that leave.
     """
     active = current.members
     stay = [member for member in active if member.id not in leaving]

@@ -21,17 +21,21 @@ _ADDRESS = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 
 
 def short_error(text: str) -> str:
-    """Return the first line of an error without source files, at most :data:`MAX_CHARS` long."""
+    """Return the first line of an error without names of source files.
+
+    It has at most :data:`MAX_CHARS` characters; a longer line ends with an ellipsis.
+    """
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     line = "another worker has left it" if line.startswith(_SHUT_DOWN) else _SOURCE.sub("", line)
     return line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…"
 
 
 def blamed_rank(text: str, members: Sequence[RingMember], own_rank: int) -> int | None:
-    """Return the rank of the ring member whose address an error names; None if that is not clear.
+    """Return the rank of the one ring member whose address an error names.
 
-    It is not clear unless exactly one member, other than the one with ``own_rank``, has an address
-    that ``text`` names.
+    The result is None if the error names no member, or several.
+
+    The member with ``own_rank`` is not considered.
 
     Args:
         text: the error that Horovod raised.
@@ -44,9 +48,12 @@ def blamed_rank(text: str, members: Sequence[RingMember], own_rank: int) -> int 
 
 
 def broke(member: Member | None, current: Generation) -> bool:
-    """Return whether a member reports a broken ring that ``current`` does not yet repair.
+    """Return whether a worker reports a broken ring that has not been repaired yet.
 
-    That is the case if ``current``, the newest generation, was decided without the member's report.
+    Args:
+        member: the record of the worker; None: it has none, so the result is False.
+        current: the newest generation. If it was decided after the worker's report and repairs the
+            ring, the result is False.
     """
     if member is None or member.broken is None:
         return False

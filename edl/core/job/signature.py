@@ -1,4 +1,4 @@
-"""Decide whether a newcomer's model can take over the state of the job, before it joins.
+"""Decide whether a newcomer's model can take over the state of the job, before the newcomer joins.
 
 In a ring it would be too late: a newcomer that ends there costs the others a repair, and so does
 each worker that is started in its place.
@@ -45,8 +45,8 @@ def why_unfit(mine: Signature, theirs: Signature, advice: str = BUILT_BEFORE) ->
     If one of the signatures is empty, nothing is compared.
 
     Args:
-        mine: the signature of the newcomer's model.
-        theirs: the signature of the job's model.
+        mine: the shape of each tensor of the newcomer's model, by name.
+        theirs: the shape of each tensor of the job's model, by name.
         advice: what the user should do if one of the models lacks a tensor of the other.
     """
     if not mine or not theirs or mine == theirs:

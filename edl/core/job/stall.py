@@ -30,15 +30,15 @@ class StallLimits:
         stall_s: the job is stalled when no step has completed for this many seconds, and for
             ``usual_steps`` times the usual step time. The first step, in which libraries are loaded
             and kernels compiled, may take ``first_step`` times as long; so may the code of a script
-            after a fit.
+            after a fit (a call of Keras' ``fit``).
         frozen_s: how long a worker may not answer, in seconds; ``in_zookeeper`` times as long while
             its session lives.
         give_up_s: a worker that the others wait for is evicted after this many seconds; None:
             never.
         usual_steps: see ``stall_s``.
         first_step: see ``stall_s``.
-        after_fit_s: the least value of ``give_up_s`` for a worker whose script has ended a fit, and
-            may evaluate or save.
+        after_fit_s: the least value of ``give_up_s``, in seconds, for a worker whose script has
+            ended a fit, and may evaluate or save.
         in_zookeeper: see ``frozen_s``.
     """
 
@@ -58,9 +58,10 @@ class Activity(Record):
     Attributes:
         doing: :data:`IN_USER_CODE`, or what the thread waits for.
         where: the innermost line of the user's code, as "train.py:33"; empty outside that code.
-        point: the last point in edl that the thread passed.
-        since_s: how long ago the thread passed that point, in seconds.
-        work: in the user's code, an activity that is known to take long, as "torch.compile".
+        point: the name of the last call into edl that the thread began or ended.
+        since_s: how long ago that was, in seconds.
+        work: in the user's code, an activity that is known to take long, as "torch.compile"; else
+            empty.
     """
 
     doing: str
@@ -71,13 +72,13 @@ class Activity(Record):
 
     @property
     def waits(self) -> bool:
-        """Whether the thread waits for other workers, so that this worker delays no other one."""
+        """Whether the thread waits inside edl, so that this worker delays no other one."""
         return self.doing != IN_USER_CODE
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the leader knows about one worker of a ring that stands still.
+    """What the leader knows about one worker of a ring that completes no step.
 
     Attributes:
         worker: the worker's id.
@@ -102,22 +103,22 @@ class Report:
 
     @property
     def doing(self) -> str:
-        """The activity of the worker (:attr:`Activity.doing`); empty if it did not answer."""
+        """What the training thread does (:attr:`Activity.doing`); empty: it did not answer."""
         return "" if self.activity is None else self.activity.doing
 
     @property
     def doing_s(self) -> float:
-        """How long the worker has done what :attr:`doing` says, in seconds; 0.0 if not known."""
+        """How long the thread has done that, in seconds (:attr:`doing`); 0.0: it did not answer."""
         return 0.0 if self.activity is None else self.activity.since_s
 
     @property
     def waits(self) -> bool:
-        """Whether the worker waits for other workers."""
+        """Whether the worker answered and waits inside edl, and not in user code."""
         return self.activity is not None and self.activity.waits
 
     @property
     def is_after_fit(self) -> bool:
-        """Whether the worker's script is in the code after a call of ``fit``."""
+        """Whether the worker's script is in its code after a call of Keras' ``fit``."""
         return self.activity is not None and self.activity.work == AFTER_FIT
 
     def describe(self) -> str:
@@ -148,12 +149,12 @@ class Stall:
 
 
 def stands_still(quiet_s: float, median_step_s: float, limits: StallLimits) -> bool:
-    """Return whether no step has completed for the stall limit and much longer than usual.
+    """Return whether a job is stalled: no step has completed for much longer than a step takes.
 
     Args:
         quiet_s: how long no step has completed, in seconds.
         median_step_s: the usual time of a step, in seconds; 0 before the first step.
-        limits: the time limits (:class:`StallLimits`).
+        limits: the time limits; ``stall_s``, ``usual_steps`` and ``first_step`` count.
     """
     if median_step_s == 0.0:
         return quiet_s >= limits.first_step * limits.stall_s
@@ -161,17 +162,23 @@ def stands_still(quiet_s: float, median_step_s: float, limits: StallLimits) -> b
 
 
 def are_after_fit(reports: Sequence[Report], quiet_s: float, limits: StallLimits) -> bool:
-    """Return whether no step is expected yet, because a script has ended a fit not long ago."""
-    return any(r.is_after_fit for r in reports) and quiet_s < limits.first_step * limits.stall_s
-
-
-def judge_stall(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLimits) -> Stall:
-    """Return which workers hold up a job, in which way, and which of them to evict.
+    """Return whether no step is due yet, because a script has just ended a call of ``fit``.
 
     Args:
         reports: one report about each worker of the ring.
         quiet_s: how long no step has completed, in seconds.
-        step: the last complete step.
+        limits: the time limits; the code after a fit may take ``first_step`` times ``stall_s``.
+    """
+    return any(r.is_after_fit for r in reports) and quiet_s < limits.first_step * limits.stall_s
+
+
+def judge_stall(reports: Sequence[Report], quiet_s: float, step: int, limits: StallLimits) -> Stall:
+    """Return the diagnosis of a stalled job: which workers hold it up, and which to evict.
+
+    Args:
+        reports: one report about each worker of the ring.
+        quiet_s: how long no step has completed, in seconds.
+        step: the number of the last complete step.
         limits: the time limits.
     """
     head = f"stalled in step {step + 1}"
@@ -210,11 +217,17 @@ def judge_stall(reports: Sequence[Report], quiet_s: float, step: int, limits: St
 def _frozen(
     unresponsive: Sequence[Report], answering: int, quiet_s: float, limits: StallLimits
 ) -> dict[int, str]:
-    """Return the workers to evict because they are frozen, each with the reason.
+    """Return the workers to evict because they are frozen: the reason by worker id.
 
     A frozen worker mostly loses its session, which is how it is noticed. Here it is noticed when
-    its session lives on for ``limits.in_zookeeper`` times ``limits.frozen_s``. If more workers are
-    unresponsive than ``answering``, none is evicted, for the leader may be the one that is cut off.
+    its session lives on for ``limits.in_zookeeper`` times ``limits.frozen_s``.
+
+    Args:
+        unresponsive: the reports of the workers that do not answer.
+        answering: how many workers answer. If fewer answer than not, none is evicted, for the
+            leader may be the one that is cut off.
+        quiet_s: how long no step has completed, in seconds.
+        limits: the time limits.
     """
     if len(unresponsive) > answering:
         return {}
@@ -228,7 +241,13 @@ def _frozen(
 
 
 def _past_limit(working: Sequence[Report], step: int, limits: StallLimits) -> dict[int, str]:
-    """Return the workers to evict because the others wait too long for them, with the reason."""
+    """Return the workers to evict because the others wait too long: the reason by worker id.
+
+    Args:
+        working: the reports of the workers that the others wait for.
+        step: the number of the last complete step.
+        limits: the time limits; without ``give_up_s`` none is evicted.
+    """
     limit_s = limits.give_up_s
     if limit_s is None:
         return {}
@@ -241,7 +260,7 @@ def _past_limit(working: Sequence[Report], step: int, limits: StallLimits) -> di
 
 
 def _left_in_a_step(reports: Sequence[Report]) -> list[Report]:
-    """Return the workers that have left a step in which other workers wait for their gradients.
+    """Return the reports of the workers that left a step in which others wait for their gradients.
 
     Such a worker waits for step records, and its step is no later than the first step for whose
     gradients another worker waits. The other worker has its record of that step, so it has begun
@@ -265,6 +284,9 @@ def _names(reports: Sequence[Report]) -> str:
 
 
 def _list(reports: Sequence[Report]) -> str:
-    """Describe the first :data:`SPOKEN_OF` of ``reports``, and say how many more there are."""
+    """Return what the workers do, as a list in words: the first :data:`SPOKEN_OF` of ``reports``.
+
+    It ends with how many more there are.
+    """
     text = ", ".join(r.describe() for r in reports[:SPOKEN_OF])
     return text if len(reports) <= SPOKEN_OF else f"{text} and {len(reports) - SPOKEN_OF} more"

@@ -33,9 +33,13 @@ class WorkerTopology:
 
 
 def topology_of(members: Sequence[RingMember], rank: int) -> WorkerTopology:
-    """Return the place of the worker with this ``rank`` in a ring of ``members``, in rank order.
+    """Return the place of one worker in a ring, in Horovod's terms.
 
     Hosts are numbered in the order of their first ranks.
+
+    Args:
+        members: the members of the ring, in rank order.
+        rank: the rank of the worker.
     """
     hosts = list(dict.fromkeys(member.host for member in members))
     by_host = {

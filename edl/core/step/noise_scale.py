@@ -273,7 +273,7 @@ class NoiseScale(Record):
         return gain(self.samples or 0.0, batch, base)
 
     def efficiency(self, batch: float) -> float:
-        """Return the progress that a sample brings in a global ``batch``, by that in the first batch.
+        """Return the progress of a sample in a global ``batch``, by that in the first batch.
 
         The result is 1 in a batch of ``first_batch`` samples, and less in a larger one. It is 1 for
         each batch while the noise scale is not known. Source: Pollux (OSDI 2021), section 3.1.

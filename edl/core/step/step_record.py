@@ -259,7 +259,7 @@ _COLUMN = {name: at for at, name in enumerate(FIELDS)}
 
 
 def check_records(records: StepRecords) -> None:
-    """Check that all workers are in the same step, with the same ledger and the same updates before.
+    """Check that all workers are in the same step, with the same ledger and updates before it.
 
     Raises:
         RingError: the workers disagree; it names them, the field and the values.
