@@ -53,10 +53,17 @@ TINY = 1e-9  # slot-seconds; no job is shorter
 
 @dataclass(frozen=True)
 class EdlPolicy:
-    """The cluster policy ``edl``: least mean JCT by goodput, remaining work and resize cost.
+    """The cluster policy ``edl``: least mean job completion time, by goodput and remaining work.
 
-    Between decisions it keeps the time at which each job is past its fair wait: ``patience`` times
-    what the job takes alone, after its arrival.
+    It also weighs what a change of slots costs. Between decisions it keeps, for each job, the time
+    from which the job is past its fair wait: ``patience`` times what the job takes alone, after its
+    arrival.
+
+    Attributes:
+        exponent: p, where k slots are as a rule k^p times as fast as one.
+        resize_s: the time that a change of a job's slots costs, in seconds.
+        horizon_s: the time within which a change has to repay its cost, in seconds.
+        patience: a job is past its fair wait after this many times the time that it takes alone.
     """
 
     exponent: float = setting(0.5, "p: as a rule k slots are k^p times as fast as one", least=0)
@@ -65,9 +72,10 @@ class EdlPolicy:
     patience: float = setting(0.1, "times what it takes alone, a job is there until it is due")
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation with the largest sum of prices times speeds of all jobs.
+        """Return the allocation with the largest sum, over all jobs, of price times speed.
 
-        Jobs past their fair wait get their fewest slots before all other jobs, while slots last.
+        The price is the worth of a slot-second of the job's work. Jobs past their fair wait get
+        their fewest slots before all other jobs, while slots last.
         """
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
@@ -105,10 +113,14 @@ class EdlPolicy:
         return Allocation(place_packed(sizes, cluster), reasons, {"due_s": due_s}, batches)
 
     def _due(self, cluster: ClusterState, curves: Sequence[SlotValues]) -> dict[str, float]:
-        """Return the time in seconds at which each job is past its fair wait, by its name.
+        """Return the time, in seconds, from which each job is past its fair wait, by job name.
 
-        The time of a job is computed once, from its curve when it is first seen. A job that can
-        have no number of slots gets none.
+        It is computed once for a job, when it is first seen, and then taken from the policy's
+        state. A job that can have no number of slots is left out.
+
+        Args:
+            cluster: the jobs and nodes, with the state of the policy's last decision.
+            curves: the speeds of the jobs whose slots may change.
         """
         known: Mapping[str, float] = cluster.state.get("due_s", {})
         due_s = {job.name: known[job.name] for job in cluster.jobs if job.name in known}
@@ -118,9 +130,9 @@ class EdlPolicy:
         return due_s
 
     def _prices(self, curves: Sequence[SlotValues]) -> dict[str, float]:
-        """Return the worth v_j of a slot-second of work on each job, by the job's name.
+        """Return the worth v_j of a slot-second of work on each job j, by job name.
 
-        Jobs that can have no slots are left out.
+        Jobs that can have no slots are left out. ``curves`` holds the jobs whose slots may change.
         """
         able = [one for one in curves if one.least]
         weights = np.array([one.job.weight for one in able])
@@ -133,9 +145,9 @@ class EdlPolicy:
         """Return the value of each number of slots to a job, less the cost of a change.
 
         Args:
-            one: the curve of the job.
+            one: the speed and the remaining time of the job, by its number of slots.
             price: v_j, the worth of a slot-second of the job's work.
-            held: whether the job may not be started now.
+            held: whether the job must not be started by this decision.
 
         Returns:
             An array in which entry k + 1 is the value of k slots. Entry 0 is minus infinity, as the
@@ -160,12 +172,15 @@ class SlotValues:
     """The speed, the remaining time and the batch of one job, by its number of slots from 0 on.
 
     Attributes:
-        had: the slots that it has now, if it may have as many again; else 0.
+        job: the job.
+        had: the slots that the job has now, if it may have as many again; else 0.
         least: the fewest slots that it can have; 0 if it cannot have any.
-        speeds: the speeds s(k); minus infinity where it cannot have so many slots, or where that
-            number is not tried.
-        left_s: the seconds until its end; infinite where it cannot have so many slots.
-        batches: the global batch that makes most progress, in samples.
+        speeds: by the number of slots k, the speed s(k), which is k_min on k_min slots (the
+            fewest); minus infinity where the job cannot have so many slots, or where that number is
+            not tried.
+        left_s: by the number of slots, the seconds until the job's end; infinite where it cannot
+            have so many slots, or where that number is not tried.
+        batches: by the number of slots, the global batch that makes most progress, in samples.
     """
 
     job: ClusterJob
@@ -177,7 +192,7 @@ class SlotValues:
 
     @property
     def size_slot_s(self) -> float:
-        """The slot-seconds of work that are left on the job's fewest slots.
+        """The work that is left: the seconds until the end on the fewest slots, times these slots.
 
         It is not a number (NaN) if the job can have no slots.
         """
@@ -194,9 +209,11 @@ class SlotValues:
         return float(known[np.isfinite(known)][-1])
 
     def reason(self, slots: int, price: float) -> str:
-        """Return the sentence that says why the job has ``slots`` slots, or why it waits.
+        """Return the sentence that says why the job has that many slots, or why it waits.
 
-        ``price`` is the worth of a slot-second of its work.
+        Args:
+            slots: how many slots the job gets; 0: it waits.
+            price: the worth of a slot-second of its work.
         """
         worth = f"a slot-second of its work is worth {price:.2f}"
         if not self.least:
@@ -215,7 +232,7 @@ def curve(job: ClusterJob, had: int, slots_a_node: int, slots: int) -> SlotValue
         job: the job.
         had: the number of slots that it has now.
         slots_a_node: the slots of the largest node.
-        slots: the number of slots of all nodes.
+        slots: the number of slots of all nodes together.
     """
     most = min(job.max_slots, slots)
     candidates = [(batch, batch * job.model.efficiency(batch)) for batch in _batches(job)]
@@ -248,10 +265,16 @@ def curve(job: ClusterJob, had: int, slots_a_node: int, slots: int) -> SlotValue
 
 
 def _sizes(least: int, most: int, had: int, slots_a_node: int) -> list[int]:
-    """Return the numbers of slots to try, from ``least`` to ``most``, ascending.
+    """Return the numbers of slots to try for a job, ascending.
 
-    They are all numbers up to a node of ``slots_a_node`` slots, whole nodes beyond that, the number
-    ``had`` that the job has now, and both limits.
+    They are all numbers up to a node, whole nodes beyond that, the number that the job has, and
+    both limits.
+
+    Args:
+        least: the fewest slots that the job may have.
+        most: the most slots that it may have.
+        had: the number of slots that it has now.
+        slots_a_node: the slots of a node.
     """
     sizes = {*range(least, slots_a_node + 1), *range(0, most + 1, slots_a_node), least, had, most}
     return sorted(size for size in sizes if least <= size <= most)
@@ -269,15 +292,17 @@ def _first(
 ) -> tuple[set[str], str]:
     """Choose the jobs past their fair wait that get their fewest slots before all other jobs.
 
+    They are taken in the order in which they passed it, up to the first one that does not fit.
+
     Args:
-        curves: the curves of all jobs whose slots may change.
-        due_s: the time at which each job is past its fair wait, by its name.
+        curves: the speeds of all jobs whose slots may change.
+        due_s: the time from which each job is past its fair wait, by job name.
         now_s: the time of the decision, on the same clock.
         slots: the number of slots that can be given.
 
     Returns:
-        The names of the jobs past their fair wait that fit, taken in the order in which they passed
-        it up to the first that does not fit, and the name of that job; empty if all fit.
+        (the names of the chosen jobs; the name of the first one that does not fit, or "" if all
+        fit).
     """
     due = [one for one in curves if one.least and due_s[one.job.name] <= now_s]
     first: set[str] = set()

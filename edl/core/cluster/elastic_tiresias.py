@@ -1,6 +1,7 @@
 """Serve jobs from two queues by attained service, and give spare slots to the jobs that gain most.
 
-This is Elastic-Tiresias of EDL (Wu et al., IEEE TPDS 33(1), 2022), in the form of the one public
+*Attained service* is the time for which a job has had slots, times their number. This is
+Elastic-Tiresias of EDL (Wu et al., IEEE TPDS 33(1), 2022), in the form of the one public
 implementation that names the paper (Voda scheduler, elastic_tiresias.go). Its constants are the
 defaults here:
 
@@ -11,10 +12,10 @@ defaults here:
 2. Basic portion: in this order each job gets the slots that it requested, if so many are left.
 3. Compaction: while more than 10 jobs have no slots, the jobs of the second queue that have slots
    have only their minimum.
-4. Expansion: each slot that is left goes to the job with the largest gain, S(n + 1) - S(n), where S
-   is the job's speedup over one slot. A job without slots gets its minimum at once, and its gain is
-   S(min) / min. Ties go to the first queue, then to the job that was submitted first. Where no job
-   gains, slots stay free.
+4. Expansion: each slot that is left goes to the job with the largest gain, S(n + 1) - S(n), where
+   S(n) is the job's speedup on n slots over one slot. A job without slots gets its minimum at once,
+   and its gain is S(min) / min. Ties go to the first queue, then to the job that was submitted
+   first. Where no job gains, slots stay free.
 
 The sources say nothing about jobs whose minimum is above 1. Here S counts as linear up to the
 minimum, since the speed with fewer slots is not known. The sources keep the service of a promoted
@@ -41,8 +42,15 @@ HOUR_S = 3600.0
 class ElasticTiresias:
     """The cluster policy ``elastic_tiresias``: two queues by attained service, with elastic jobs.
 
-    Between decisions it keeps which jobs are in the second queue, the service of promoted jobs at
-    their promotion, and the times at which jobs started and stopped.
+    Between decisions it keeps which jobs are in the second queue, the attained service of promoted
+    jobs at their promotion, and the times at which jobs started and stopped.
+
+    Attributes:
+        demotion_slot_hours: the attained service at which a job goes to the second queue.
+        promotion: a job of the second queue goes back to the first when it has waited this many
+            times as long as it last ran.
+        compaction: if more jobs than this have no slots, the jobs of the second queue get their
+            minimum.
     """
 
     demotion_slot_hours: float = setting(
@@ -56,7 +64,11 @@ class ElasticTiresias:
     )
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation of both queues in order, with spare slots given by speedup."""
+        """Return the allocation that serves the first queue, then the second.
+
+        Each job gets the slots that it requested, while slots last. Spare slots go to the jobs
+        whose speedup grows most.
+        """
         second, served = self._queues(cluster)
         started: Mapping[str, float] = cluster.state.get("started", {})
         order = sorted(
@@ -78,11 +90,11 @@ class ElasticTiresias:
         return Allocation(place_slots(sizes, cluster), reasons, noted)
 
     def _queues(self, cluster: ClusterState) -> tuple[set[str], dict[str, float]]:
-        """Demote and promote jobs by their service and their wait, and return the new queues.
+        """Demote jobs by their attained service, promote jobs by their wait, and return the queues.
 
         Returns:
-            The names of the jobs in the second queue, and by name the slot-seconds that each
-            promoted job had attained when it was promoted.
+            (the names of the jobs in the second queue; for each promoted job by name, the
+            slot-seconds that it had attained when it was promoted).
         """
         names = {job.name for job in cluster.jobs}
         second = names.intersection(cluster.state.get("second", ()))
@@ -109,8 +121,8 @@ class ElasticTiresias:
 def speedup(job: ClusterJob, slots: int, slots_a_node: int) -> float:
     """Return how many times as fast ``job`` is on ``slots`` slots as on one slot.
 
-    The slots lie on as few nodes of ``slots_a_node`` slots as possible. Up to the job's minimum the
-    speedup is taken to be linear, since the speed with fewer slots is not known.
+    The slots lie on as few nodes as possible, each of ``slots_a_node`` slots. Up to the job's
+    minimum the speedup is taken to be linear, since the speed with fewer slots is not known.
     """
     if slots <= job.min_slots:
         return float(slots)
@@ -157,9 +169,11 @@ def _expand(
 
 
 def _ran(cluster: ClusterState, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return when each job started, runs and stopped, for the policy's next decision.
+    """Return the times at which jobs started and stopped, for the policy's next decision.
 
-    ``sizes`` has the jobs that run from now on.
+    Args:
+        cluster: the jobs, with the state of the policy's last decision.
+        sizes: the number of slots of each job that runs from this decision on, by name.
 
     Returns:
         Three dictionaries by job name, with times in seconds: ``started``, when a job first ran;
@@ -183,10 +197,13 @@ def _ran(cluster: ClusterState, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _reason(job: ClusterJob, has: int, demoted: bool, compacted: bool) -> str:
-    """Return the sentence that says why ``job`` has ``has`` slots, or why it waits.
+    """Return the sentence that says why a job has its slots, or why it waits.
 
-    ``demoted`` says whether the job is in the second queue, and ``compacted`` whether the jobs of
-    that queue were cut down to their minima.
+    Args:
+        job: the job.
+        has: how many slots it gets; 0: it waits.
+        demoted: whether it is in the second queue.
+        compacted: whether the jobs of that queue were cut down to their minima.
     """
     queue = "queue 2" if demoted else "queue 1"
     if not has:

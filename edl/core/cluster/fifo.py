@@ -23,6 +23,10 @@ class Fifo:
     """The cluster policies ``fifo``, ``fifo_backfill`` and ``priority``, which take no slots away.
 
     Waiting jobs start with the slots that they requested, in the order of submission or by weight.
+
+    Attributes:
+        backfill: whether a job that fits may start before an earlier one that does not.
+        by_weight: whether heavier waiting jobs come before lighter ones.
     """
 
     backfill: bool = setting(False, "whether a job that fits may start before an earlier one")
@@ -44,10 +48,16 @@ class Fifo:
 
     @property
     def in_order(self) -> bool:
-        """Whether no job starts before an earlier one; False with ``backfill`` or ``by_weight``."""
+        """Whether no job starts before a job that was submitted earlier.
+
+        It is False with ``backfill`` or ``by_weight``.
+        """
         return not (self.backfill or self.by_weight)
 
     def _why(self, job: ClusterJob, now_s: float) -> str:
-        """Return the clause that explains a waiting job's rank: its age, and any weight."""
+        """Return the clause that explains a waiting job's rank: its age and, if it counts, its weight.
+
+        ``now_s`` is the time of the decision, in seconds.
+        """
         submitted = f"submitted {now_s - job.arrival_s:.0f} s ago"
         return f"weight {job.weight:g}, {submitted}" if self.by_weight else submitted

@@ -1,6 +1,6 @@
 """Choose the batch and the slots of all jobs at once, so that together they train fastest (JSA).
 
-This is the job scaling and autoscaling of Saxena et al. (MASCOTS 2020, arXiv 2006.13878):
+JSA is the job scaling and autoscaling of Saxena et al. (MASCOTS 2020, arXiv 2006.13878):
 
 1. A job trains equally well with any batch of its range. A batch is not possible if a slot's share
    does not fit into the slot's memory (nothing is accumulated). On k slots the job takes the batch
@@ -8,8 +8,9 @@ This is the job scaling and autoscaling of Saxena et al. (MASCOTS 2020, arXiv 20
 
        F_j(k) = max over b of  P_j(b, k) / P_j(b_dev, 1)
 
-   P_j(b, k) is its throughput in samples a second, and b_dev the batch that fits into one slot. So
-   one slot that is fully used is the unit in which jobs are compared.
+   F_j(k) is the *relative throughput* of job j. P_j(b, k) is its throughput in samples a second,
+   and b_dev the batch that fits into one slot. So one slot that is fully used is the unit in which
+   jobs are compared.
 2. The slots of all jobs are those with the largest sum of F_j(k_j), each job having at least as
    many as its batch needs (:mod:`edl.core.cluster.jsa_program`).
 3. While not all jobs fit, the job that was submitted last is left out. It waits, or is rejected if
@@ -47,8 +48,11 @@ BEST, LARGEST, SMALLEST, RANDOM = "best", "largest", "smallest", "random"
 class Jsa:
     """The cluster policy ``jsa``, which maximises the total throughput, and its baselines.
 
-    The baselines take the largest, the smallest or a random batch of each job's range, and may give
-    each job a fixed size.
+    Attributes:
+        batch: which batch of its range each job gets: :data:`BEST` (the one with the highest
+            throughput), or for the baselines :data:`LARGEST`, :data:`SMALLEST` or :data:`RANDOM`.
+        elastic: whether a job may have more slots than its batch needs.
+        seed: the seed of random batches.
     """
 
     batch: str = setting(BEST, "of each job", choices=(BEST, LARGEST, SMALLEST, RANDOM))
@@ -58,7 +62,7 @@ class Jsa:
     def __call__(self, cluster: ClusterState) -> Allocation:
         """Return the allocation with the largest sum of relative throughputs of the admitted jobs.
 
-        Jobs are admitted in the order of submission, until the minimum of one does not fit.
+        Jobs are admitted in the order of submission, until the fewest slots of one do not fit.
         """
         fixed = cluster.fixed
         slots, largest = cluster.slots - sum(fixed.values()), cluster.per_node
@@ -89,10 +93,15 @@ class Jsa:
         return Allocation(place_slots(sizes, cluster), reasons, cluster.state, batches)
 
     def _scaling(self, job: ClusterJob, slots_a_node: int, slots: int) -> JobScaling:
-        """Return the relative throughput F_j(k) of ``job`` on 0 to ``slots`` slots.
+        """Return the relative throughput F_j(k) of a job for each number of slots k, and its batch.
 
-        The result also has the batch that reaches each throughput, among the batches that this
-        policy allows. A number of slots lies on as few nodes of ``slots_a_node`` slots as possible.
+        The batch is the one that reaches this throughput, among those that this policy allows. The
+        slots lie on as few nodes as possible.
+
+        Args:
+            job: the job.
+            slots_a_node: the slots of a node.
+            slots: the largest number of slots to try.
         """
         low, high = self._range(job)
         scaling = JobScaling(job)
@@ -129,12 +138,15 @@ class Jsa:
 class JobScaling:
     """The relative throughput F_j(k) of one job on k slots, and the batch that reaches it.
 
+    The unit is the throughput of the job on one slot that is fully used.
+
     Attributes:
+        job: the job.
         least: the fewest slots that the job can have; 0 if it cannot have any number.
         rates: the relative throughput by the number of slots, from 0 on; minus infinity where the
-            job cannot have so many. The throughput of one slot that is fully used is 1.
-        batches: the global batch by the number of slots, from 0 on; 0 where the job cannot have so
-            many.
+            job cannot have so many.
+        batches: the global batch in samples by the number of slots, from 0 on; 0 where the job
+            cannot have so many.
     """
 
     job: ClusterJob
@@ -160,7 +172,10 @@ class JobScaling:
         return np.array(self.rates)
 
     def reason(self, count: int) -> str:
-        """Return the sentence that says what the job gains by ``count`` slots."""
+        """Return the sentence that says how many slots and which batch the job has, and its speed.
+
+        ``count`` is the number of its slots.
+        """
         slots = counted(count, "slot")
         rate = f"{self.rates[count]:.2f} times as fast as one full slot"
         return f"has {slots} and a batch of {self.batches[count]}: {rate}"
@@ -176,11 +191,17 @@ class BatchThroughput(NamedTuple):
 def fastest_batch(
     job: ClusterJob, slots: int, slots_a_node: int, low: int, high: int
 ) -> BatchThroughput | None:
-    """Return the batch from ``low`` to ``high`` with the highest throughput, or None if none fits.
+    """Return the global batch with the highest throughput on a number of slots; None if none fits.
 
-    The job has ``slots`` slots on as few nodes of ``slots_a_node`` slots as possible, and each slot
-    must be able to hold its share of the batch. Of batches with equal throughput the result is the
-    smallest.
+    Each slot must be able to hold its share of the batch. The slots lie on as few nodes as
+    possible. Of batches with equal throughput the result is the smallest.
+
+    Args:
+        job: the job.
+        slots: the number of slots.
+        slots_a_node: the slots of a node.
+        low: the smallest batch to try, in samples.
+        high: the largest batch to try, in samples.
     """
     if job.local_batches is not None:
         fewest, most = job.local_batches
@@ -197,10 +218,15 @@ def fastest_batch(
 
 
 def _grid(low: int, high: int, slots: int) -> list[int]:
-    """Return the global batches to try for a job on ``slots`` slots, ascending, at most 12.
+    """Return the global batches to try, ascending, at most :data:`GRID`.
 
     They are both ends of the range, and in geometric steps multiples of ``slots`` between them, so
     that all slots have equal shares.
+
+    Args:
+        low: the smallest batch of the range, in samples.
+        high: the largest batch of the range, in samples.
+        slots: the number of slots that share a batch.
     """
     steps = min(GRID - 1, high - low)
     grid = {low, high}

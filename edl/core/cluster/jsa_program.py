@@ -1,8 +1,8 @@
 """Choose the number of slots of each job with the largest sum of values, by JSA's dynamic program.
 
-F_j(g) is the value of job j on g slots, minus infinity where the job cannot have so many. Each job
-gets at least one slot. P(j, k) is the largest sum of the first j jobs on k slots (Saxena et al.,
-MASCOTS 2020):
+JSA is the scheduler of Saxena et al. (MASCOTS 2020). F_j(g) is the value of job j on g slots, minus
+infinity where the job cannot have so many. Each job gets at least one slot. P(j, k) is the largest
+sum of the first j jobs on k slots:
 
     P(0, 0) = 0        P(j, k) = max over g of  F_j(g) + P(j - 1, k - g)
 
@@ -32,7 +32,12 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ProgramRow:
-    """The largest sums P(j, k) of the first j jobs, for one j and all k from ``low`` on."""
+    """A row of the dynamic program: for the first j jobs, the largest sum P(j, k) on k slots.
+
+    Attributes:
+        low: the smallest number of slots k that the row covers.
+        values: P(j, k) for k = ``low``, ``low`` + 1, and so on.
+    """
 
     low: int
     values: Values
@@ -50,13 +55,14 @@ def best_sizes(values: Sequence[Values], slots: int) -> list[int] | None:
     job has the fewest, then the job before it, and so on.
 
     Args:
-        values: one array a job, with its value by the number of slots, from 0 on; minus infinity
-            where the job cannot have so many. The value of 0 slots is ignored: each job gets some.
+        values: for each job an array with its value by the number of slots, from 0 on; minus
+            infinity where the job cannot have so many. The value of 0 slots is ignored: each job
+            gets some.
         slots: the number of slots that all jobs together may use.
 
     Returns:
-        The number of slots of each job, in the order of ``values``; None if there are too few
-        slots for all jobs, or if a job can have no number of slots.
+        The number of slots of each job, in the order of ``values``; None if there are too few slots
+        for all jobs, or if a job can have no number of slots.
     """
     worth = [_worth(of) for of in values]
     if any(len(sizes) == 0 for sizes in worth):
@@ -73,10 +79,10 @@ def best_sizes(values: Sequence[Values], slots: int) -> list[int] | None:
 
 
 def _worth(values: Values) -> npt.NDArray[np.int64]:
-    """Return the numbers of slots that have a larger value than every smaller number.
+    """Return the numbers of slots with a larger value than every smaller number, ascending.
 
-    ``values`` are by the number of slots, from 0 on. The number 0 is left out: each job gets at
-    least one slot.
+    ``values`` holds the value of each number of slots to a job, from 0 on. The number 0 is left
+    out: each job gets at least one slot.
     """
     above = values[1:] > np.maximum.accumulate(np.concatenate(([-np.inf], values[1:-1])))
     return np.flatnonzero(above) + 1
@@ -88,10 +94,10 @@ def _next(
     """Return the row of the dynamic program with one more job.
 
     Args:
-        before: the row of the jobs so far.
-        values: the values of the new job by its number of slots.
+        before: the row of the jobs before it.
+        values: the value of each number of slots to the new job, from 0 on.
         sizes: the numbers of slots that are tried for the new job, ascending.
-        most: the largest k that the new row covers.
+        most: the largest number of slots k that the new row covers.
         scratch: an array for intermediate sums, as long as the longest row; it is overwritten.
     """
     low = before.low + int(sizes[0])
@@ -115,8 +121,8 @@ def _trace_back(
 
     Args:
         rows: the row of no job, of the first job, of the first two jobs, and so on.
-        values: the values of each job by its number of slots.
-        worth: the numbers of slots that were tried for each job, ascending.
+        values: for each job, its value by the number of slots, from 0 on.
+        worth: for each job, the numbers of slots that were tried, ascending.
     """
     last = rows[-1]
     used = last.low + int(np.argmax(last.values))

@@ -24,7 +24,10 @@ from edl.core.plural import counted
 
 @dataclass(frozen=True)
 class MaxMin:
-    """The cluster policy ``max_min``: equal shares of the slots, within the limits of each job."""
+    """The cluster policy ``max_min``: equal shares of the slots, within the limits of each job.
+
+    It has no parameters and keeps nothing between decisions.
+    """
 
     def __call__(self, cluster: ClusterState) -> Allocation:
         """Return the allocation with the max-min fair number of slots of each job."""
@@ -44,12 +47,14 @@ class MaxMin:
 
 
 def shares(jobs: Sequence[ClusterJob], fixed: dict[str, int], slots: int) -> dict[str, int]:
-    """Return the max-min fair number of slots of each job by name, without the jobs that wait.
+    """Return the max-min fair number of slots of each job, by job name.
+
+    Jobs that wait are left out.
 
     Args:
         jobs: all jobs, in the order of submission.
-        fixed: the slots of jobs whose number of slots may not change, by name.
-        slots: the number of slots of all nodes.
+        fixed: the slots of jobs whose number of slots may not change, by job name.
+        slots: the number of slots of all nodes together.
     """
     sizes = first_that_fit(jobs, fixed, slots, lambda job: job.min_slots)
     left = slots - sum(sizes.values())

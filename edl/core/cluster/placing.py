@@ -70,9 +70,10 @@ def first_that_fit(
     """Allocate slots to jobs in the order of ``jobs``, skipping each job that does not fit.
 
     Args:
-        jobs: the jobs that may get slots; the first is served first.
-        fixed: the slots of jobs whose number may not change, by name; they come before all others.
-        slots: the number of slots of all nodes.
+        jobs: the jobs that may get slots, in the order in which they are served.
+        fixed: the slots of jobs whose number may not change, by job name; they come before all
+            others.
+        slots: the number of slots of all nodes together.
         wanted: returns the number of slots that a job gets if so many are left.
 
     Returns:
@@ -104,9 +105,13 @@ def _kept(
 
     A job keeps them if it has as many as ``sizes`` says, on nodes that are up.
 
+    Args:
+        sizes: the number of slots that each job gets, by job name.
+        cluster: the nodes, and the slots that jobs have now.
+
     Returns:
-        The slots that stay free on each node, by its name, and the placements of the jobs that keep
-        their slots.
+        (the slots that stay free, by node name; the placements of the jobs that keep their slots,
+        by job name).
     """
     free = {node.name: node.slots for node in cluster.nodes}
     placed: dict[str, Placement] = {}
@@ -120,9 +125,10 @@ def _kept(
 
 
 def _take(free: dict[str, int], wanted: int) -> Placement:
-    """Remove ``wanted`` slots from ``free`` in place, and return them as a placement.
+    """Remove ``wanted`` slots from ``free``, and return them as a placement.
 
-    ``free`` holds the free slots of each node. The node with the most free slots is used first.
+    ``free`` holds the free slots by node name; it is changed. The node with the most free slots is
+    used first.
     """
     taken: list[tuple[str, int]] = []
     while wanted:

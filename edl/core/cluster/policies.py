@@ -1,7 +1,7 @@
-"""Register the cluster policies of the product by name.
+"""Register the cluster policies that edl offers, by name.
 
 Policies that exist to be compared with these are in :mod:`edl.simulator.published`; the simulator
-registers them beside the product's (:mod:`edl.simulator.registry`).
+registers them beside these (:mod:`edl.simulator.registry`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Give each job the slots that it requested, in the order of a ranking.
 
-The policies with fixed sizes share this (FIFO, SRTF, Tiresias); they differ only in the ranking.
+The policies with fixed sizes share this: FIFO, Tiresias, and SRTF (shortest remaining time first).
+They differ only in the ranking.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from edl.core.plural import counted
 
 @dataclass(frozen=True)
 class Ranked:
-    """A job of a ranking, and the clause that explains its position in the ranking."""
+    """A job in a ranking of jobs.
+
+    Attributes:
+        job: the job.
+        why: the clause that explains its position in the ranking, for the reason of the decision.
+    """
 
     job: ClusterJob
     why: str

@@ -1,8 +1,8 @@
-"""Define what a cluster policy is given and what it returns, for live and simulated jobs alike.
+"""Define the input and the output of a cluster policy, for live and simulated jobs alike.
 
 A policy is called from time to time: on every arrival and end of a job, or at a fixed interval. It
-sees all jobs that have arrived and have not ended, and decides which slots each of them has from
-now on. The caller carries the decision out, and pays what the changes cost.
+sees all jobs that have arrived and have not ended, and decides which slots each of them has until
+the next call. The caller carries the decision out, and pays what the changes cost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PolicyState = Mapping[str, Any]
 
 
 def slot_count(placement: Placement) -> int:
-    """Return the number of slots of ``placement``, summed over its nodes."""
+    """Return the number of slots of a job's ``placement``, summed over its nodes."""
     return sum(count for _, count in placement)
 
 
@@ -33,6 +33,7 @@ class Node:
     """A machine of the cluster that is up.
 
     Attributes:
+        name: the name of the machine.
         slots: the number of workers that it can run.
         kind: the kind of machine, where machines differ in speed; empty where they do not.
     """
@@ -50,8 +51,8 @@ def total(nodes: Sequence[Node]) -> int:
 class TrainingModel(Protocol):
     """The known speed and remaining work of a job: measured, fitted, or told by an oracle.
 
-    Every ``batch`` is a global batch in samples: what all slots of the job together train in a
-    step.
+    Every ``batch`` is a global batch in samples: the samples that all slots of the job together
+    train in a step.
     """
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
@@ -70,7 +71,7 @@ class TrainingModel(Protocol):
         """
 
     def steps_left(self, batch: int) -> float:
-        """Return the number of steps until the job ends, if each has ``batch`` samples."""
+        """Return the number of steps until the job ends, if each has a global batch of ``batch``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +135,9 @@ class ClusterState:
     Attributes:
         jobs: the jobs that have arrived and have not ended, in the order of submission.
         nodes: the nodes that are up, in the order in which they are filled.
-        present: the slots that jobs have now.
+        present: the slots that jobs have now: the placement by job name.
         now_s: the time of the decision, in seconds.
-        state: the ``state`` of the policy's last decision; empty at first.
+        state: the ``state`` of the policy's last decision; empty before its first.
     """
 
     jobs: Sequence[ClusterJob]
@@ -157,12 +158,12 @@ class ClusterState:
 
     @property
     def pinned(self) -> list[ClusterJob]:
-        """The jobs that have slots and may not be preempted: their slots must not change."""
+        """The jobs that have slots and may not be preempted: they keep exactly these slots."""
         return [job for job in self.jobs if not job.preemptible and job.name in self.present]
 
     @property
     def fixed(self) -> dict[str, int]:
-        """The number of slots of each job that has slots and may not be preempted, by its name."""
+        """The number of slots of each job that has slots and may not be preempted, by job name."""
         return {job.name: slot_count(self.present[job.name]) for job in self.pinned}
 
 
@@ -171,12 +172,12 @@ class Allocation:
     """The decision of a cluster policy: the slots of each job, and the reason for them.
 
     Attributes:
-        placements: the slots of all jobs by name; a job that is not in it has no slots.
-        reasons: one sentence for each job, whether it has slots or not.
-        state: what the policy is given at its next decision.
-        batches: the new global batch, in samples, of each job that shall train with another batch
-            than before; a job that is not in it keeps its batch. A change of the batch alone costs
-            nothing, as no slot changes.
+        placements: the slots of all jobs, by job name; a job that is not in it has no slots.
+        reasons: by job name one sentence for each job, whether it has slots or not.
+        state: what the policy wants to be given at its next decision (``ClusterState.state``).
+        batches: by job name, the new global batch, in samples, of each job that shall train with
+            another batch than before; a job that is not in it keeps its batch. A change of the
+            batch alone costs nothing, as no slot changes.
     """
 
     placements: Placements
@@ -189,7 +190,7 @@ class ClusterPolicy(Protocol):
     """A cluster policy with its parameters: it decides which slots each job has."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return which slots each job of ``cluster`` has from ``cluster.now_s`` on, and why."""
+        """Return which slots each job of ``cluster`` has until the next decision, and why."""
 
 
 @runtime_checkable

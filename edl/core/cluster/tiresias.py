@@ -1,12 +1,12 @@
 """Serve jobs from two queues by attained service, with preemption, as Tiresias does.
 
-This is Tiresias as in the artifact of Pollux. A job begins in the first queue. Once it has attained
-16 slot-hours, it goes to the end of the second queue, and never comes back (Tiresias' discretised
-least attained service, NSDI 2019, with its promotion switched off as in the artifact of Pollux,
-OSDI 2021). Each queue is in the order in which jobs entered it. The first queue is served before
-the second, and each job gets the slots that it requested. A job that is too large for the slots
-that are left is overtaken. A job may starve in the second queue. The policy knows nothing of the
-remaining work of jobs.
+*Attained service* is the time for which a job has had slots, times their number. This is Tiresias
+as in the artifact of Pollux (OSDI 2021): discretised least attained service (NSDI 2019), with the
+promotion of jobs switched off. A job begins in the first queue. Once it has attained 16 slot-hours,
+it goes to the end of the second queue, and stays there. Each queue is in the order in which jobs
+entered it. The first queue is served before the second, and each job gets the slots that it
+requested. A job that is too large for the slots that are left is overtaken. A job may starve in the
+second queue. The policy knows nothing of the remaining work of jobs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ class Tiresias:
 
     Between decisions it keeps the names of the jobs in the second queue, in the order of that
     queue.
+
+    Attributes:
+        demotion_slot_hours: the attained service (slots times hours) at which a job goes to the
+            second queue.
     """
 
     demotion_slot_hours: float = setting(
@@ -51,6 +55,9 @@ class Tiresias:
         return replace(admit(ranking, cluster), state={"second": second})
 
     def _why(self, job: ClusterJob, queue: int) -> str:
-        """Return the clause that explains a job's rank: its queue and its attained service."""
+        """Return the clause that explains a job's rank: its queue and its attained service.
+
+        ``queue`` is the number of the queue, 1 or 2.
+        """
         attained = f"{job.attained_slot_s / HOUR_S:.2f} slot-hours attained"
         return f"queue {queue}, {attained}, {self.demotion_slot_hours:g} end the first"

@@ -22,6 +22,10 @@ def violation(decision: Allocation, cluster: ClusterState) -> str | None:
     - A batch is within the job's range.
     - A job that may not be preempted keeps the slots that it has.
     - Each job has a reason.
+
+    Args:
+        decision: the decision of a cluster policy.
+        cluster: the input from which it was decided.
     """
     known = {job.name: job for job in cluster.jobs}
     wrong = _slots(decision, known, cluster.nodes) or _batches(decision, known)
@@ -39,7 +43,7 @@ def _slots(
 ) -> str | None:
     """Return the first rule about slots that ``decision`` breaks, as a sentence, or None.
 
-    ``known`` holds the jobs by name.
+    ``known`` holds the jobs by name, ``nodes`` the nodes that are up.
     """
     slots = {node.name: node.slots for node in nodes}
     used: Counter[str] = Counter()
@@ -66,7 +70,7 @@ def _slots(
 def _batches(decision: Allocation, known: Mapping[str, ClusterJob]) -> str | None:
     """Return the first rule about batches that ``decision`` breaks, as a sentence, or None.
 
-    ``known`` holds the jobs by name.
+    ``known`` holds the jobs of the cluster by name.
     """
     for name, batch in decision.batches.items():
         job = known.get(name)

@@ -217,7 +217,7 @@ def ring_members(generation: Generation | None) -> dict[int, RingMember]:
 
 
 def _enters(worker: int, now: Snapshot) -> bool:
-    """Return whether ``worker`` is a newcomer of a planned generation that no member has entered."""
+    """Return whether ``worker`` is a newcomer of a planned generation that nobody has entered."""
     current = now.generation
     if current is None or not current.previous or worker not in current.joined:
         return False
