@@ -1,11 +1,14 @@
-"""Choose slots and batches for the least mean JCT, without starving any job: edl's own policy.
+"""Choose slots and batches for the least mean job completion time, without starving any job.
 
-Slots go by goodput and by the remaining work, at the measured cost of a resize.
+This is edl's own policy. It allocates slots by goodput (progress in a second) and by the remaining
+work, and counts the cost of a change of slots (a resize). k_min is the fewest slots that a job may
+have, K the number of slots of all nodes.
 
 1. **Goodput.** On k slots a job trains with the batch b of its range that makes most progress, R(k)
    = max b * efficiency(b) / step_s(k, b), with its present efficiency (Pollux, OSDI 2021, section
-   3). Batches are the smallest one, doubled up to the largest. Sizes up to a node are all tried,
-   beyond that only whole nodes, so that jobs seldom lie on more nodes than they need. The speed of
+   3). Batches are the smallest one, doubled up to the largest. All numbers of slots up to a
+   node are tried, beyond that only whole nodes, so that jobs seldom lie on more nodes than they
+   need. The speed of
    a job is s(k) = k_min * R(k) / R(k_min). Its size x is the slot-seconds left on k_min slots.
 2. **Price.** With w_j the weight of job j and y_j = x_j / w_j, a slot-second of work on it is worth
 

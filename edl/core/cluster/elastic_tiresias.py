@@ -141,8 +141,9 @@ def _expand(
 
     Args:
         jobs: the jobs whose number of slots may change, in the order of submission.
-        second: the names of the jobs in the second queue, which lose ties.
-        sizes: the number of slots of each job that has any, by its name; changed in place.
+        second: the names of the jobs in the second queue; of two jobs with the same gain, the one
+            in the first queue gets the slot.
+        sizes: the number of slots of each job that has any, by job name; changed in place.
         left: the number of spare slots; some stay free if no job gains by them.
         largest: the slots of the largest node.
     """

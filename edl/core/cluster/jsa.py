@@ -120,7 +120,7 @@ class Jsa:
         return scaling
 
     def _range(self, job: ClusterJob) -> tuple[int, int]:
-        """Return the smallest and the largest global batch that this policy allows the job."""
+        """Return (smallest, largest) global batch, in samples, that this policy allows ``job``."""
         low, high = job.batches
         if job.local_batches is not None:
             high = max(low, min(high, job.max_slots * job.local_batches[1]))
@@ -155,7 +155,7 @@ class JobScaling:
     batches: list[int] = field(default_factory=lambda: [0])
 
     def add(self, rate: float, batch: int) -> None:
-        """Append the throughput and the batch of the next number of slots.
+        """Append the throughput and the batch for one slot more than the last entry has.
 
         Args:
             rate: the relative throughput; minus infinity if the job cannot have so many slots.
@@ -168,7 +168,7 @@ class JobScaling:
 
     @property
     def values(self) -> Values:
-        """The relative throughput by the number of slots, as an array for the dynamic program."""
+        """``rates`` as an array: the relative throughput by the number of slots, from 0 on."""
         return np.array(self.rates)
 
     def reason(self, count: int) -> str:
@@ -182,7 +182,12 @@ class JobScaling:
 
 
 class BatchThroughput(NamedTuple):
-    """A global batch in samples, and the throughput that it reaches in samples a second."""
+    """A global batch, and the throughput that a job reaches with it.
+
+    Attributes:
+        batch: the global batch, in samples.
+        rate: the throughput, in samples a second.
+    """
 
     batch: int
     rate: float

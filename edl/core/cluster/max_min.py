@@ -30,7 +30,11 @@ class MaxMin:
     """
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation with the max-min fair number of slots of each job."""
+        """Return the allocation with the max-min fair number of slots of each job.
+
+        Each job has its minimum; beyond that, no job has a slot that a job with fewer slots could
+        use.
+        """
         fixed = cluster.fixed
         sizes = shares(cluster.jobs, fixed, cluster.slots)
         reasons = {}

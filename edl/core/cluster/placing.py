@@ -11,7 +11,7 @@ from edl.core.cluster.state import ClusterJob, ClusterState, Placement, Placemen
 
 
 def place_slots(sizes: Mapping[str, int], cluster: ClusterState) -> Placements:
-    """Return slots for each job, as many as ``sizes`` says, on the emptiest nodes.
+    """Return the placement of each job, with ``sizes`` as numbers of slots, on the emptiest nodes.
 
     A job that already has that many slots keeps them. The other jobs are placed in the order of
     ``sizes``, each on the node with the most free slots first; ties go by the order of the nodes
@@ -30,7 +30,7 @@ def place_slots(sizes: Mapping[str, int], cluster: ClusterState) -> Placements:
 
 
 def place_packed(sizes: Mapping[str, int], cluster: ClusterState) -> Placements:
-    """Return slots for each job, as many as ``sizes`` says, on as few nodes as possible.
+    """Return the placement of each job, with as many slots as ``sizes`` says, on few nodes.
 
     A job that already has that many slots keeps them. The other jobs are placed by size, the
     largest first. A job that fits into one node gets the node where the fewest slots stay free;

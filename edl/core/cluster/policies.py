@@ -50,8 +50,9 @@ def policy_named(
         name: a key of ``known``.
         seed: the seed of a policy that draws random numbers (one with a parameter ``seed``); 0
             keeps the registered seed. Other policies ignore it.
-        resize_s: the seconds that the policy takes a change of a job's size to cost, if it has a
-            parameter ``resize_s``; None keeps the registered value. Other policies ignore it.
+        resize_s: the seconds that a change of a job's slots costs, as the policy (one with a
+            parameter ``resize_s``) takes into account; None keeps the registered value. Other
+            policies ignore it.
         known: the registry in which the policy is looked up.
 
     Raises:

@@ -71,7 +71,7 @@ class TrainingModel(Protocol):
         """
 
     def steps_left(self, batch: int) -> float:
-        """Return the number of steps until the job ends, if each has a global batch of ``batch``."""
+        """Return the number of steps until the job ends, each with a global batch of ``batch``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class ClusterPolicy(Protocol):
 
 @runtime_checkable
 class QueuePolicy(ClusterPolicy, Protocol):
-    """A policy that only starts jobs: a job that has slots keeps them until it ends.
+    """A cluster policy that only starts jobs: a job that has slots keeps them until it ends.
 
     Which jobs it starts depends only on the waiting jobs and the free slots. So it starts the same
     jobs if it is asked about these alone, without the running jobs.

@@ -37,7 +37,10 @@ class Tiresias:
     )
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation that serves the first queue, then the second queue."""
+        """Return the allocation that serves the first queue, then the second.
+
+        Each job gets the slots that it requested, while slots last.
+        """
         by_name = {job.name: job for job in cluster.jobs}
         second = [name for name in cluster.state.get("second", ()) if name in by_name]
         before = set(second)

@@ -1,4 +1,4 @@
-"""Check a policy's decision against the rules that hold for every policy.
+"""Check the decision of a cluster policy against the rules that hold for every policy.
 
 Each decision is checked before it is carried out.
 """

@@ -29,9 +29,9 @@ class LeaseTerms:
     """Whether a change of the desired size borrows slots, and by when it gives slots back.
 
     Attributes:
-        borrows: whether the slots of added workers are borrowed.
-        within_s: the time in seconds in which the slots of removed workers must be free; None:
-            there is no deadline.
+        borrows: whether the slots of workers that the change adds are borrowed.
+        within_s: the slots of workers that the change removes must be free after this many seconds;
+            None: there is no deadline.
     """
 
     borrows: bool = False
@@ -85,7 +85,7 @@ def borrow(now: Snapshot, slots: int, host: str | None, desired: Placement) -> d
 def reclaim(
     now: Snapshot, slots: int | None, host: str | None, desired: Placement
 ) -> dict[str, int]:
-    """Return the placement after ``slots`` borrowed slots were given back.
+    """Return the desired workers by host after the job has given back ``slots`` borrowed slots.
 
     The slots of the last host by name are given back first. If the job's sizes do not allow the
     number of workers that is left, the next smaller allowed size is placed.

@@ -21,8 +21,9 @@ class Limits:
         gather_s: how long ready newcomers wait for other newcomers that are preparing.
         leave_grace_s: how long a worker that got SIGTERM and is still needed waits for its
             replacement.
-        notice_s: how long a ready newcomer may take to take note of a generation that it is not in.
-        report_s: how long a worker of a broken ring may take to report, while it is not proven
+        notice_s: how long a ready newcomer may take to note, in its record in ZooKeeper, that it
+            has seen a generation that it is not in.
+        report_s: how long a worker of a broken ring may take to report that, while it is not proven
             dead.
     """
 

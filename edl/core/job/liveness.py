@@ -110,7 +110,10 @@ class RingIdle:
 
     @property
     def stands(self) -> bool:
-        """Whether the ring stands still: no step completes for much longer than steps take."""
+        """Whether the ring stands still: no step completes for much longer than a step takes.
+
+        The limits are ``least_s`` seconds, and ``limits.frozen_steps`` usual steps.
+        """
         least_s = self.limits.frozen_s if self.least_s is None else self.least_s
         return self.quiet_s > max(least_s, self.limits.frozen_steps * self.usual_s)
 

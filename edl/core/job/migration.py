@@ -94,7 +94,10 @@ class Migration:
 
 
 def standing(move: Move, now: Snapshot) -> MigrationStatus:
-    """Return how far the migration ``move`` has come in the snapshot ``now``."""
+    """Return how far a migration has come.
+
+    ``move`` is what was asked for, ``now`` the state of the job in ZooKeeper.
+    """
     generation, desired = now.generation, now.desired.hosts
     members = generation.members if generation is not None else ()
     number = generation.number if generation is not None else 0

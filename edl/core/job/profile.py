@@ -83,7 +83,10 @@ class Curve(Record):
         return self.speedup(point) * self.points[0].np / point.np
 
     def figures(self) -> dict[str, Any]:
-        """Return all figures of the curve as JSON values, rounded, for programs."""
+        """Return the curve with the speed-up and efficiency of each point, as JSON values.
+
+        All figures are rounded.
+        """
         return {
             "job": self.job,
             "taken": self.taken,

@@ -18,13 +18,14 @@ from edl.core.records import Job
 
 @dataclass(frozen=True)
 class ProfileHold(Record):
-    """The node ``profile/hold`` of a job, which says that a process profiles the job.
+    """The record at the node ``profile/hold`` of a job, which says that a process profiles the job.
 
     Attributes:
         token: the identity of the profile.
         by: the process that profiles, for people: "process 4711 on node1".
         before: the number of desired workers by host before the profile.
-        asked: whether a person has asked for a number of workers since, which then stays.
+        asked: whether a person has asked for a number of workers during the profile; that number
+            then stays.
     """
 
     token: str

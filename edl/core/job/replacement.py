@@ -65,5 +65,8 @@ def taken_back(now: Snapshot, request: Request) -> Placement:
 
 
 def _free(host: Host, desired: int) -> int:
-    """Return how many slots of ``host`` are free when ``desired`` workers are wanted there."""
+    """Return how many slots of ``host`` are free when ``desired`` workers are wanted there.
+
+    It is 0 if the host is about to leave; disabled slots are not free.
+    """
     return 0 if host.leaving else host.slots - len(host.disabled) - desired

@@ -37,7 +37,7 @@ from edl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Target:
-    """The ring that is planned for after the switch.
+    """The ring that is planned for after a switch.
 
     Attributes:
         size: the number of its workers.
@@ -59,7 +59,7 @@ class Newcomers:
     Attributes:
         ready: the ids of the newcomers that may join with the next switch.
         coming: the ids of the newcomers that are expected to become ready.
-        evict: the newcomers to evict, each with the reason.
+        evict: the newcomers to evict: the reason by worker id.
         ready_s: how long the newcomer that was ready first has been ready, in seconds.
     """
 

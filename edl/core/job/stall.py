@@ -1,4 +1,4 @@
-"""Decide whether a job stands still, and which of its workers the others wait for.
+"""Decide whether a job stands still (completes no step), and which workers the others wait for.
 
 A worker that answers is alive, however long its step takes: an evaluation, a checkpoint, a slow
 disk. So no worker is evicted for being slow unless the user set a limit; but the worker that holds
@@ -98,7 +98,7 @@ class Report:
 
     @property
     def name(self) -> str:
-        """The worker's name with its rank and host, for people."""
+        """The worker's name with its rank and host, for people: "w3 (rank 2, host a)"."""
         return f"w{self.worker} (rank {self.rank}, host {self.host})"
 
     @property
@@ -135,12 +135,12 @@ class Report:
 
 @dataclass(frozen=True)
 class Stall:
-    """The diagnosis of a job that stands still.
+    """The diagnosis of a job that completes no step.
 
     Attributes:
         reason: which workers hold up the job, and how, as one sentence.
         culprits: the ids of these workers; empty if no worker is to blame.
-        evict: the workers to evict, each with the reason.
+        evict: the workers to evict: the reason by worker id.
     """
 
     reason: str

@@ -36,7 +36,7 @@ class Batching(Record):
 
     @property
     def is_chosen(self) -> bool:
-        """Whether the job itself chooses the size of its global batch."""
+        """Whether the job itself chooses its global batch, within ``batch_range``."""
         return self.batch_range[1] > 0
 
     def choosing(self, global_batch: int) -> Batching:
@@ -128,6 +128,8 @@ def batching(
     micro_batch: Any = None,
 ) -> Batching:
     """Return the :class:`Batching` that a user asks for, after checking the values.
+
+    All sizes are in samples.
 
     Args:
         what: the function or table that the values were given to, for error messages.

@@ -1,4 +1,4 @@
-"""Compute means over the samples of several workers, from the numbers that each worker has."""
+"""Compute means over the samples of all workers from the means that each worker has."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Channels = npt.NDArray[np.float64]
 
 
 class Moments(NamedTuple):
-    """The first two moments of each channel of a batch.
+    """The mean and the squared deviations of each channel of a batch.
 
     Attributes:
         elements: how many elements each channel has.
@@ -35,12 +35,12 @@ class Moments(NamedTuple):
         return self.squares / max(self.elements, 1.0)
 
     def encode(self) -> bytes:
-        """Return the moments as bytes, to be exchanged between workers."""
+        """Return the moments as bytes, to be sent to other workers; :meth:`decode` reads them."""
         return np.concatenate([[self.elements], self.mean, self.squares]).tobytes()
 
     @classmethod
     def decode(cls, payload: bytes) -> Moments:
-        """Return the moments that :meth:`encode` has turned into the bytes ``payload``."""
+        """Return the moments from their bytes: the inverse of :meth:`encode`."""
         values = np.frombuffer(payload).copy()  # PyTorch wants memory that it may write to
         channels = (len(values) - 1) // 2
         return cls(float(values[0]), values[1 : 1 + channels], values[1 + channels :])
@@ -63,11 +63,11 @@ def combined(parts: Sequence[Moments]) -> Moments:
 
 
 def weighted_sum(payloads: Sequence[bytes]) -> Channels:
-    """Return the weighted sum of vectors, in float64.
+    """Return the sum of vectors, each multiplied by its weight, in float64.
 
     Args:
-        payloads: for each vector the bytes of its weight, followed by its elements, in float64. A
-            vector of weight 0 is left out, so that it may hold infinite numbers.
+        payloads: for each vector, float64 numbers as bytes: its weight, then its elements. A vector
+            of weight 0 is left out, so it may hold infinite numbers.
     """
     rows = [np.frombuffer(payload) for payload in payloads]
     found: Channels = np.zeros(len(rows[0]) - 1)

@@ -61,7 +61,7 @@ class Squares(Record):
 
     @property
     def known(self) -> bool:
-        """Whether both squared norms were measured and are finite."""
+        """Whether both squared norms were measured (above 0) and are finite."""
         return self.own > 0 and self.mean > 0 and math.isfinite(self.own + self.mean)
 
 
@@ -150,7 +150,7 @@ class Average(Record):
 
     @property
     def count(self) -> float:
-        """The effective number of measurements: how many of equal weight would be worth as much."""
+        """The effective number of measurements: so many of equal weight would be worth as much."""
         return self.weight**2 / self.weight_2 if self.weight_2 else 0.0
 
     @property
@@ -176,7 +176,7 @@ class Average(Record):
 
     @property
     def signal_error(self) -> float:
-        """The standard error of the mean of |G|^2."""
+        """The standard error of the weighted mean of |G|^2."""
         spread = self.signal_2 / self.weight - self.means[1] ** 2
         return math.sqrt(max(0.0, spread) / (self.count - 1.0))
 
@@ -256,7 +256,11 @@ class NoiseScale(Record):
 
     @property
     def samples(self) -> float | None:
-        """The noise scale, as a number of samples; None while it is not known."""
+        """The noise scale S / |G|^2, as a number of samples; None while it is not known.
+
+        It is not known while no average has a small enough error, or shorter averages disagree with
+        it.
+        """
         for index, one in enumerate(self.averages):
             if self.steps < FILLED * WINDOWS[index]:
                 return None

@@ -1,4 +1,4 @@
-"""Derive seeds from what they are used for: the same purpose gets the same random numbers."""
+"""Derive seeds of random numbers from what the numbers are used for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import hashlib
 
 
 def derived_seed(*parts: int | str) -> int:
-    """Return a seed below 2**63, a hash of ``parts``; different parts give different seeds."""
+    """Return a seed below 2**63, a hash of ``parts``: the same parts always give the same seed.
+
+    The parts name the use of the random numbers, such as a seed and a purpose.
+    """
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

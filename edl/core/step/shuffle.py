@@ -89,10 +89,11 @@ class EpochOrder:
         return found.astype(np.int64)
 
     def _permuted(self, numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """Return the images of ``numbers`` under the Feistel network, a permutation.
+        """Return the images of ``numbers`` under the Feistel network, a permutation of range(2**w).
 
-        Each half of a number's bits is changed in turn by a function of the other half, which can
-        be undone. That is why the network is a permutation.
+        2**w is the smallest power of two that is at least the number of records. Each half of a
+        number's bits is changed in turn by a function of the other half, which can be undone. That
+        is why the network is a permutation.
         """
         assert self._keys is not None
         width = (self._total - 1).bit_length()

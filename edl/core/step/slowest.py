@@ -52,7 +52,7 @@ class Slowest:
         self._named: set[int] = set()
 
     def restart(self) -> None:
-        """Forget all steps, because a new ring was built."""
+        """Forget the steps and the slow workers of the old ring, because a new ring was built."""
         self.found = None
         self._rows.clear()
         self._seen = 0

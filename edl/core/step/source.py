@@ -83,7 +83,7 @@ class Source:
         return f"{total} samples"
 
     def policy(self, size: int) -> LeasePolicy:
-        """Return the policy that leases samples to each of ``size`` workers."""
+        """Return the policy that leases samples in a ring of ``size`` workers."""
         return LeasePolicy(self.batching.of_one(0, size))
 
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:

@@ -130,7 +130,10 @@ def extents(ends: Sequence[int], group: StateGroup) -> list[Extent]:
 
 
 def _cut(at: int, size: int) -> int:
-    """Return the last allowed cut at or before byte ``at`` of a part of ``size`` bytes."""
+    """Return where a part (tensor or value) of the state may be cut, at or before byte ``at``.
+
+    Cuts are at multiples of :data:`ALIGN_BYTES`, and at ``size``, the end of the part.
+    """
     return size if at >= size else max(0, at) // ALIGN_BYTES * ALIGN_BYTES
 
 

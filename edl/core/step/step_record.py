@@ -9,7 +9,7 @@ milliseconds.
 
 A row is trusted for what it says of its own worker only. Rows of one table that disagree about
 generation, step, epoch or ledger show a defect of edl, or a worker whose script differs;
-:func:`check` finds them before a gradient is applied.
+:func:`check_records` finds them before a gradient is applied.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class StepRecords(Sequence[StepRecord]):
     """
 
     def __init__(self, table: Table) -> None:
-        """Wrap the table of a step.
+        """Use ``table`` as the records of a step.
 
         Args:
             table: the rows in rank order, of shape ``(size, WIDTH)``; it is not copied.
@@ -275,7 +275,11 @@ def check_records(records: StepRecords) -> None:
 
 
 def _check_equal(records: StepRecords, name: str) -> None:
-    """Raise a :class:`RingError` if the workers have different values in the field ``name``."""
+    """Check that all workers have the same value in the field ``name`` of their records.
+
+    Raises:
+        RingError: they have not; it gives the value of each worker.
+    """
     if records.differ_in(name):
         values = zip(records.values("worker"), records.values(name), strict=True)
         text = ", ".join(f"w{worker}: {value}" for worker, value in sorted(values))

@@ -51,19 +51,20 @@ class UpdateOrder:
     before: tuple[Updates, ...] = ()
 
     def after_step(self, updated: int) -> UpdateOrder:
-        """Return the order with one more step, in which the optimizers ``updated`` made updates.
+        """Return the order with one more step of the present batch.
 
-        ``updated`` has bit k set for optimizer k.
+        ``updated`` says which optimizers made updates in that step, as bits: bit k stands for
+        optimizer k.
         """
         return replace(self, updates=(*self.updates, updated))
 
     def after_batch(self) -> UpdateOrder:
-        """Return the order after the present batch has ended."""
+        """Return the order after the present batch has ended: its entry is in ``of_batches``."""
         turns = (*self.of_batches, self.updates)[:KEPT] if self.updates else self.of_batches
         return replace(self, batch=self.batch + 1, updates=(), of_batches=turns)
 
     def next_epoch(self) -> UpdateOrder:
-        """Return the order at the beginning of the next epoch."""
+        """Return the order at the beginning of the next epoch; ``before`` has the old entries."""
         return UpdateOrder(before=self.of_batches)
 
     def takes_newcomers(self, ends_epoch: bool) -> bool:

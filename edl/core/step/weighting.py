@@ -1,8 +1,8 @@
 """Compute the weights of a step's gradients from the samples that each worker has trained.
 
 The update of a step must be the mean gradient over its global batch of N samples, however unevenly
-the workers share it (promise 5). A worker's local gradient is the mean over its own n_i samples, so
-the update is  sum_i (n_i / N) g_i.
+the workers share it (promise 5 in docs/explanation/guarantees.md). A worker's local gradient is the
+mean over its own n_i samples, so the update is  sum_i (n_i / N) g_i.
 
 Horovod sends gradients before N is known and averages over the ``size`` workers, so the weight is
 split: each worker scales what it sends by ``n_i / b`` (b: the nominal batch of one worker, equal
