@@ -6,10 +6,10 @@ have, K the number of slots of all nodes.
 
 1. **Goodput.** On k slots a job trains with the batch b of its range that makes most progress, R(k)
    = max b * efficiency(b) / step_s(k, b), with its present efficiency (Pollux, OSDI 2021, section
-   3). Batches are the smallest one, doubled up to the largest. All numbers of slots up to a
-   node are tried, beyond that only whole nodes, so that jobs seldom lie on more nodes than they
-   need. The speed of
-   a job is s(k) = k_min * R(k) / R(k_min). Its size x is the slot-seconds left on k_min slots.
+   3). Batches are the smallest one, doubled up to the largest. All numbers of slots up to a node
+   are tried, beyond that only whole nodes, so that jobs seldom lie on more nodes than they need.
+   The speed of a job is s(k) = k_min * R(k) / R(k_min). Its size x is the slot-seconds left on
+   k_min slots.
 2. **Price.** With w_j the weight of job j and y_j = x_j / w_j, a slot-second of work on it is worth
 
        v_j = W_j^p        W_j = sum over all jobs i, including j, of  w_i y_i / (y_i + y_j)

@@ -202,8 +202,8 @@ def overdue_on(host: str, desired: Desired, now_s: float) -> bool:
 def overdue(now: Snapshot, now_s: float) -> dict[int, str]:
     """Return the workers to evict because their borrowed slots are due to be given back.
 
-    While the newcomers of a generation have not all entered it, only old members that are not in
-    that generation are returned, for no other worker may have the job's state.
+    While the newcomers of a generation have not all entered it, the workers of that generation are
+    left out, for no other worker may have the job's state.
 
     Args:
         now: the state of the job in ZooKeeper.

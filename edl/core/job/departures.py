@@ -60,7 +60,7 @@ class Departure:
 
     @property
     def moves(self) -> bool:
-        """Whether the worker stays until another worker, wanted in its place, is ready."""
+        """Whether another worker is wanted in place of this one, which stays until that one is ready."""
         return self.why is DepartureCause.UNASSIGNED or (
             self.why is DepartureCause.DRAIN and self.share == 0
         )

@@ -50,6 +50,8 @@ NO_FITS = ScriptFits()
 class FitIsDone(EdlError):
     """The error that makes a script skip a call of Keras' ``fit`` that the job has done already.
 
+    It ends that call.
+
     Args:
         done: all calls of ``fit`` that the job has done.
     """

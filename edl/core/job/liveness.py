@@ -112,7 +112,7 @@ class RingIdle:
     def stands(self) -> bool:
         """Whether the ring stands still: no step completes for much longer than a step takes.
 
-        The limits are ``least_s`` seconds, and ``limits.frozen_steps`` usual steps.
+        That is longer than ``least_s`` seconds, and than ``limits.frozen_steps`` times ``usual_s``.
         """
         least_s = self.limits.frozen_s if self.least_s is None else self.least_s
         return self.quiet_s > max(least_s, self.limits.frozen_steps * self.usual_s)
@@ -129,7 +129,8 @@ def workers_to_probe(
 
     These are the members of a ring that is broken or about to change, the newcomers that are about
     to join, and members that have left ZooKeeper. When the ring stands still, all its members are
-    asked. Then, if one is frozen, the end of its session is the only proof that is lacking.
+    asked: if one is frozen, its silence is then known when its session ends, which completes the
+    proof.
 
     Members are not asked during a switch announced less than ``limits.switch_s`` ago, for that
     would slow it down, unless one has left ZooKeeper or reports a broken ring. Newcomers that

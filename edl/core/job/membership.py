@@ -86,10 +86,8 @@ def decide(
 def _dead_members(now: Snapshot, dead: Iterable[int], silent: frozenset[int]) -> set[int]:
     """Return the ids of the dead workers to evict.
 
-    They are members of the newest generation or of the one before.
-
-    A worker that has left as agreed is not evicted. The parameters are as in :func:`decide`;
-    ``dead`` holds the ids only.
+    They are members of the newest generation or of the one before, except workers that have left as
+    agreed. The parameters are as in :func:`decide`; ``dead`` holds the ids only.
     """
     current = now.generation
     if current is None or now.job.state.over:

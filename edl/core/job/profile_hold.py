@@ -38,7 +38,7 @@ class HoldState(StrEnum):
     """The reason why a job that is profiled has its present desired placement.
 
     ``OURS``: the profile asked for it. ``MOVED``: hosts or workers joined or left. ``ASKED``: a
-    person, or another profile, asked for it.
+    person, or another profile, asked for it, or it is not known who did.
     """
 
     OURS = "nobody else has changed it"

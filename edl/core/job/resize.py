@@ -162,8 +162,9 @@ def _switch(
     Args:
         now: the state of the job in ZooKeeper, with the assigned workers that the switch starts
             from.
-        before: the assigned workers in ZooKeeper; others than in ``now`` if an allowed size has
-            taken the place of one that is not.
+        before: the assigned workers as ZooKeeper has them. They differ from the ones in ``now`` if
+            a crash has left a size that is not allowed, and an allowed one was assigned for the
+            switch.
         current: the newest generation.
         healthy: the workers that are alive and have a session, by id.
         term: the leader's term.
@@ -191,7 +192,7 @@ def _changed(
     Args:
         now: the state of the job in ZooKeeper, with the assigned workers that the switch starts
             from.
-        before: the assigned workers in ZooKeeper.
+        before: the assigned workers as ZooKeeper has them.
         lowered: the number of assigned workers by host after the switch. Where the launcher assigns
             by slot it is as before.
         leaving: the ids of the workers that leave.

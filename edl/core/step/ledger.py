@@ -206,7 +206,10 @@ class Ledger:
         return pieces
 
     def digest(self) -> int:
-        """Return a 32-bit checksum of the ledger; equal ledgers have equal ones on every machine."""
+        """Return a 32-bit checksum of the ledger, the same on every machine.
+
+        Equal ledgers have equal checksums.
+        """
         values = tuple(getattr(self, field.name) for field in fields(self))
         return zlib.crc32(msgspec.json.encode(values))
 

@@ -67,10 +67,10 @@ class Squares(Record):
 
 @dataclass(frozen=True)
 class NoiseSample:
-    """The estimates of S and |G|^2 from one step.
+    """The estimates of S and |G|^2, whose ratio is the gradient noise scale, from one step.
 
     Attributes:
-        noise: S, the trace of the covariance of a sample's gradient; 0 or more.
+        noise: S, the trace of the covariance of a single sample's gradient; 0 or more.
         signal: |G|^2, the squared norm of the gradient over all data; an estimate may be below 0.
         is_biased: whether the estimates come from two steps of a single worker.
     """
@@ -176,7 +176,7 @@ class Average(Record):
 
     @property
     def signal_error(self) -> float:
-        """The standard error of the weighted mean of |G|^2."""
+        """The standard error of the weighted mean of |G|^2, the gradient's squared norm."""
         spread = self.signal_2 / self.weight - self.means[1] ** 2
         return math.sqrt(max(0.0, spread) / (self.count - 1.0))
 
@@ -270,9 +270,10 @@ class NoiseScale(Record):
         return None
 
     def gain(self, batch: float, base: float) -> float:
-        """Return how many updates with global batch ``base`` one update with ``batch`` is worth.
+        """Return how many updates with batch ``base`` bring the progress of one with ``batch``.
 
-        Both are in samples. The result is 1 while the noise scale is not known. See :func:`gain`.
+        Both are global batches, in samples. The result is 1 while the noise scale is not known. See
+        :func:`gain`.
         """
         return gain(self.samples or 0.0, batch, base)
 
@@ -291,13 +292,13 @@ UNKNOWN = NoiseScale()
 
 
 def gain(scale: float, batch: float, base: float) -> float:
-    """Return how many updates with global batch ``base`` one update with ``batch`` is worth.
+    """Return how many updates with global batch ``base`` bring the progress of one with ``batch``.
 
     The result is from 1, where the gradients have no noise, to batch / base, where they are only
     noise.
 
     Args:
-        scale: the noise scale, in samples.
+        scale: the noise scale, in samples: the larger it is, the more a larger batch is worth.
         batch: the global batch of the update, in samples.
         base: the global batch to compare with, in samples.
 

@@ -158,7 +158,7 @@ class Split:
 
     @property
     def odd(self) -> tuple[int, ...]:
-        """The ids of the workers outside the largest group; empty if that is no majority."""
+        """The ids of the workers outside the largest group; empty if the group is no majority."""
         most, *others = self.groups
         rest = tuple(sorted(worker for group in others for worker in group))
         return rest if len(most) > len(rest) else ()

@@ -30,7 +30,9 @@ AHEAD = 2  # shards that a worker wants to hold: one is read, and the next is kn
 
 @dataclass(frozen=True)
 class StreamSource(Source):
-    """A stream that a script trains on, equal on all workers: shards whose lengths are not known.
+    """A stream that a script trains on, equal on all workers.
+
+    It has shards whose lengths are known only when they are read.
 
     Attributes:
         shared: whether the stream is one shard that all workers read, each for its own leases.
@@ -108,7 +110,7 @@ class StreamSource(Source):
         return start_epoch(self.total, epoch, is_stream=True)
 
     def order(self, epoch: int) -> EpochOrder:
-        """Return the order of the shards in the epoch with this number, a permutation of them."""
+        """Return the order of the shards in the epoch with this number: a permutation of them."""
         return EpochOrder(self.shards, self.seed, epoch, self.shuffle)
 
 
