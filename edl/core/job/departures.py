@@ -60,7 +60,10 @@ class Departure:
 
     @property
     def moves(self) -> bool:
-        """Whether another worker is wanted in place of this one, which stays until that one is ready."""
+        """Whether another worker is wanted in place of this one.
+
+        If so, this one stays until the other one is ready.
+        """
         return self.why is DepartureCause.UNASSIGNED or (
             self.why is DepartureCause.DRAIN and self.share == 0
         )
