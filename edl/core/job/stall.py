@@ -103,12 +103,12 @@ class Report:
 
     @property
     def doing(self) -> str:
-        """What the training thread does (:attr:`Activity.doing`); empty: it did not answer."""
+        """The :attr:`Activity.doing` of the thread; empty if the worker did not answer."""
         return "" if self.activity is None else self.activity.doing
 
     @property
     def doing_s(self) -> float:
-        """How long the thread has done that, in seconds (:attr:`doing`); 0.0: it did not answer."""
+        """For how many seconds the thread has done that; 0.0 if the worker did not answer."""
         return 0.0 if self.activity is None else self.activity.since_s
 
     @property
