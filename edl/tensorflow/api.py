@@ -26,12 +26,12 @@ def init(**settings: Any) -> None:
 
     Without a launcher the script is a job of one worker. In a job that is already training, the
     call returns at once and the script *warms up*: this worker trains its first batch alone, and
-    the result is discarded. A second call does nothing. ``settings`` are fields of
-    :class:`edl.config.Config`.
+    the result is discarded. If the process is a worker already, the call does nothing. ``settings``
+    are fields of :class:`edl.config.Config`, by name.
 
     Raises:
         ConfigError: a setting has no usable value.
-        CoordinationError: ZooKeeper is not there, or does not know the job.
+        CoordinationError: ZooKeeper cannot be reached, or does not know the job.
         JobFailed: the job did not start in time.
     """
     process.start(TensorFlowCollectives, settings)
@@ -42,10 +42,11 @@ def init(**settings: Any) -> None:
 
 
 def track(**objects: Any) -> None:
-    """Let ``objects`` follow the job: every worker that joins receives their state.
+    """Add ``objects`` to the job's state, which every worker that joins receives.
 
-    Each object, given under a name of its own, has variables (``tf.Variable``, ``tf.Module``, a
-    Keras layer, a list of variables), or the methods ``state_dict()`` and ``load_state_dict()``.
+    Each object is given as a keyword, whose name it has in the state. It has variables
+    (``tf.Variable``, ``tf.Module``, a Keras layer, a list of variables), or the methods
+    ``state_dict()`` and ``load_state_dict()``.
 
     Raises:
         UsageError: an object has neither.
@@ -54,18 +55,23 @@ def track(**objects: Any) -> None:
 
 
 def step() -> int:
-    """Return how many optimizer updates the job has made, including the update applied last."""
+    """Return how many optimizer updates the whole job has made, this worker's last one included."""
     return process.step() + int(training.current().has_made_update)
 
 
 def mean(value: Any, weight: float | None = None) -> Any:
     """Return the mean of ``value`` over all workers, the same on all of them.
 
-    All workers call this function at the same points, after the update of a batch and before the
-    next batch. The update that was applied last is completed first. Arguments and errors are those
-    of :func:`edl.framework.metrics.mean`: ``value`` is a number or a dict of numbers, and
-    ``weight`` is the number of samples that it stands for (by default the samples of this worker's
-    batch).
+    All workers call this function at the same place in their scripts, after the update of a batch
+    and before the next batch. The step of the update that was applied last is completed first.
+
+    Args:
+        value: a number, or a dict of numbers; the result has the same form.
+        weight: the number of samples that ``value`` stands for; None: the samples of this worker's
+            batch.
+
+    Raises:
+        Exception: the errors of :func:`edl.framework.metrics.mean`.
     """
     if process.current_worker().loader.open:
         training.current().finish_step()

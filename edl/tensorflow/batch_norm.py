@@ -48,10 +48,11 @@ OTHER_AXIS = (
 
 @functools.cache
 def synchronise_batch_norm() -> None:
-    """Patch Keras, for the rest of the process, so that ``synchronized=True`` means all workers.
+    """Patch Keras so that ``synchronized=True`` in a layer means all workers of the job.
 
     Batch normalisation layers with ``synchronized=True`` then take their mean and variance over the
-    batches of all workers of the job. In a job of one worker they stay as Keras has them.
+    batches of all workers. In a job of one worker they stay as Keras has them. The patch lasts for
+    the rest of the process.
     """
     plain, of_layer = nn._compute_moments_sync, keras.layers.BatchNormalization._moments
 
@@ -100,7 +101,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
 
 def _has_others() -> bool:
-    """Return whether the job may have other workers than this one, now or later."""
+    """Return whether the job may have other workers than this one, at present or later."""
     if not (process.is_initialized() and process.current_worker().is_shared):
         return False
     training.current()  # in the thread that trains
@@ -112,6 +113,12 @@ def _moments_of_layer(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
 
     If the batches of all workers are padding, the result is the moving mean and variance of
     ``layer``, so that the step leaves no trace in them.
+
+    Args:
+        layer: the Keras batch normalisation layer.
+        inputs: the tensor that the layer normalises, this worker's batch.
+        mask: booleans in the shape of ``inputs`` without the last axis, True for entries that
+            count; None: all count.
 
     Raises:
         UsageError: ``mask`` is given and the layer does not normalise the last axis.
@@ -133,8 +140,11 @@ def _moments_of_layer(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
 def moments_of_step(x: Any, axes: Any, mask: Any = None) -> tuple[Any, Any, Any]:
     """Return mean, variance and number of elements per channel over the batches of all workers.
 
+    All three are tensors. Gradients flow back through the mean and the variance.
+
     Args:
-        x: a tensor of a floating type, which is also the type of mean and variance.
+        x: this worker's batch, a tensor of a floating type, which is also the type of mean and
+            variance.
         axes: the axes to reduce, the sample axis among them; they have length 1 in the results.
         mask: booleans that broadcast to ``x``, with length 1 in the axes that are kept; only
             elements where the mask is True count. None: all elements count.
@@ -200,15 +210,16 @@ def _derivative(
 ) -> Any:
     """Return the derivative of the loss by ``x`` through the mean and the variance of the step.
 
-    The formula is in the docstring of the module.
+    It is the sum over all workers, divided by n_i / N; the formula is in the docstring of the
+    module.
 
     Args:
-        number: the number of the layer's exchange in the graph or step.
-        x: the input of the layer.
-        mask: which elements of ``x`` count; None: all.
+        number: the number of the layer's forward exchange in its graph or step, from 1.
+        x: the input of the layer, this worker's batch.
+        mask: booleans that broadcast to ``x``, True for the elements that count; None: all count.
         mean: the mean of each channel over all workers, as it broadcasts to ``x``.
-        weight: the samples n_i that count in this worker's batch; -1 if the statistics are this
-            worker's own.
+        weight: the samples n_i that count in this worker's batch; -1 if the mean and variance are
+            this worker's own.
         elements: the number M of elements per channel in the batches of all workers.
         by_mean: the derivative of this worker's loss by the mean, dm_i.
         by_variance: the derivative of this worker's loss by the variance, dv_i.
@@ -239,14 +250,19 @@ def _flat(values: Any) -> Any:
 
 
 def _exchange_moments(number: int, row: Vector, exchange: Exchange | None, weight: int) -> Vector:
-    """Return this worker's weight, then elements, means and variances over all workers.
+    """Combine the moments of all workers' batches: one exchange of the forward pass.
 
     Args:
         number: the number of the exchange in the graph or step, which all workers must agree on.
-        row: elements per channel, means, and sums of squared deviations, of this worker's batch.
-        exchange: sends bytes to all workers and returns theirs; None: the results are this worker's
-            own, and the weight is -1.
+        row: the number of elements per channel of this worker's batch, then the mean of each
+            channel, then the sum of squared deviations of each channel.
+        exchange: a function that sends bytes to all workers and returns theirs; None: no other
+            worker takes part.
         weight: the number of samples that count in this worker's batch; if it is 0, zeros are sent.
+
+    Returns:
+        One array: ``weight`` (-1 if ``exchange`` is None), then elements per channel, means and
+            variances over all workers.
     """
     own = Moments.decode(row.tobytes())
     if exchange is None:
@@ -261,14 +277,20 @@ def _exchange_moments(number: int, row: Vector, exchange: Exchange | None, weigh
 def _exchange_derivatives(
     number: int, row: Vector, exchange: Exchange | None, _weight: int
 ) -> Vector:
-    """Return the sums over all workers j of n_j times dm_j and dv_j, divided by this worker's n_i.
+    """Add up the derivatives of all workers' losses: one exchange of the backward pass.
 
     Args:
         number: the number of the layer's exchange in the forward pass; this exchange has its
             negative.
-        row: n_i, then the derivatives by the means, then those by the variances, of this worker.
-        exchange: sends bytes to all workers and returns theirs; None: the derivatives are returned
-            as they are.
+        row: n_i of this worker, then its derivatives dm_i by the mean of each channel, then dv_i by
+            the variance of each channel.
+        exchange: a function that sends bytes to all workers and returns theirs; None: no other
+            worker takes part.
+        _weight: ignored; n_i is in ``row``.
+
+    Returns:
+        The sums over all workers j of n_j dm_j, then of n_j dv_j, divided by this worker's n_i (by
+        1 if that is 0); dm_i and dv_i as they are if no other worker takes part.
     """
     if exchange is None or row[0] == _ALONE:
         return row[1:]

@@ -41,7 +41,9 @@ _ADDED = re.compile(  # what TensorFlow adds to a message, before and after it
 
 
 def guarded(function: Any, *arguments: Any, **named: Any) -> Any:
-    """Call a function of Horovod eagerly with the arguments given, and return its result.
+    """Call ``function`` of Horovod eagerly with the arguments given, and return its result.
+
+    ``arguments`` are the positional arguments of the call, ``named`` those by name.
 
     Raises:
         CollectiveFailed: the ring is broken.
@@ -56,7 +58,7 @@ def guarded(function: Any, *arguments: Any, **named: Any) -> Any:
 
 
 class TensorFlowCollectives:
-    """The collectives that edl itself needs, on Horovod's TensorFlow binding.
+    """The collectives for edl's own messages (step records, states), by Horovod for TensorFlow.
 
     Gradients do not use this class, but :mod:`edl.tensorflow.reduction`.
     """
@@ -84,10 +86,10 @@ class TensorFlowCollectives:
         hvd.shutdown()
 
     def allgather_start(self, row: Table, name: str) -> Future[Table]:
-        """Start to gather the ``row`` of each worker, and return a future of all rows.
+        """Start to gather the ``row`` of each worker, and return a future of the table of all rows.
 
-        Another thread waits for the rows. ``name`` is not used: step records are the only
-        allgathers, one at a time.
+        Another thread waits for the rows, which are in rank order. ``name`` is not used: step
+        records are the only allgathers, one at a time.
         """
         if not self._beside.is_alive():
             self._beside.start()
@@ -96,9 +98,9 @@ class TensorFlowCollectives:
         return rows
 
     def allgather_finish(self, handle: Future[Table]) -> Table:
-        """Wait for an allgather that was started, and return the rows of all workers.
+        """Wait for an allgather that was started, and return the rows of all workers in rank order.
 
-        ``handle`` is what :meth:`allgather_start` returned.
+        ``handle`` is the future that :meth:`allgather_start` returned.
 
         Raises:
             CollectiveFailed: the ring is broken.
@@ -106,10 +108,14 @@ class TensorFlowCollectives:
         return handle.result()
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
-        """Broadcast ``payload`` from the rank ``root``, and return it on all workers.
+        """Broadcast ``payload`` of the rank ``root``, and return that payload on all workers.
 
-        ``payload`` is ignored on the other ranks. A short message is one collective, a longer one
-        two.
+        A short message is one collective, a longer one two.
+
+        Args:
+            payload: the bytes to send; ignored on the other ranks.
+            root: the rank that sends.
+            name: the name of the message, the same on all workers.
 
         Raises:
             CollectiveFailed: the ring is broken.
@@ -122,7 +128,7 @@ class TensorFlowCollectives:
         return broadcast_message(payload, hvd.rank() == root, name, broadcast)
 
     def _gather(self) -> None:
-        """Gather the rows that :meth:`allgather_start` queues, one after the other, for ever."""
+        """Gather the rows that :meth:`allgather_start` queues, one by one, for ever."""
         while True:
             row, rows = self._rows.get()
             try:
@@ -150,10 +156,11 @@ def broadcast_array(array: np.ndarray[Any, Any], root: int) -> np.ndarray[Any, A
 
 @waits(WAITING)
 def allreduce_average(tensors: Sequence[Any]) -> list[Any]:
-    """Return the mean over the ring of each tensor, on a Horovod without edl's patch for gradients.
+    """Return the mean over the ring of each of ``tensors``, on a Horovod without edl's patch.
 
-    All tensors of one type are reduced in one operation, so no reduction starts before all tensors
-    of that type are there.
+    The patch (edl/install/patches) lets gradients outlive a broken ring. All tensors of one type
+    are reduced in one operation, so no reduction starts before all tensors of that type are
+    computed.
 
     Raises:
         CollectiveFailed: the ring is broken.

@@ -17,19 +17,22 @@ _NUMBER = (bool, int, float, complex, np.generic)
 
 
 class Columns(Protocol):
-    """A column of a data set, which has one value for each sample."""
+    """A column of a data set: one value for each sample, read by the sample's position."""
 
     def __len__(self) -> int: ...
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """Return the values of the samples at ``positions``, stacked along a first axis."""
+        """Return the values of the samples at ``positions``, stacked along a new first axis."""
 
     def row(self, position: int) -> Any:
         """Return the value of the sample at ``position``."""
 
 
 class ArrayColumn:
-    """A column whose values are an array in memory.
+    """A column whose values are an array in memory, one for each index of its first axis.
+
+    Args:
+        array: the array; text becomes an array of Python objects.
 
     Raises:
         DataError: the array is a single number, or TensorFlow has no type for its values.
@@ -73,7 +76,8 @@ class LazyColumn:
     """A column whose rows are read from a file when they are needed, such as a data set of h5py.
 
     Args:
-        rows: an object with ``shape`` and ``__getitem__(position)``.
+        rows: an object with ``shape``, whose first number counts the samples, and
+            ``__getitem__(position)``.
     """
 
     def __init__(self, rows: Any) -> None:
@@ -94,7 +98,7 @@ class LazyColumn:
 class ListColumn:
     """A column that is a list of Python values or arrays, one for each sample.
 
-    The values may differ in shape where the data set has a collate function that pads them.
+    The values may differ in shape if the data set has a collate function, which pads them.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
@@ -125,13 +129,16 @@ class ListColumn:
 
 
 def structure_of(source: Any) -> Any:
-    """Return the columns of ``source`` in the same structure of tuples and dicts.
+    """Return ``source`` with a column in place of each array, in the same tuples and dicts.
+
+    Args:
+        source: what the script gave to ``edl.Dataset``.
 
     Returns:
         A column, or tuples and dicts of columns; None if ``source`` is a sequence of samples.
 
     Raises:
-        DataError: a part of ``source`` cannot be a column although other parts are columns.
+        DataError: some members of ``source`` can be columns, and another one cannot.
     """
     if isinstance(source, (tuple, dict)):
         parts = list(source.values()) if isinstance(source, dict) else list(source)
@@ -144,7 +151,7 @@ def structure_of(source: Any) -> Any:
 
 
 def column_of(part: Any) -> Columns | None:
-    """Return ``part`` as a column; None if ``part`` has no values by position.
+    """Return ``part``, one member of a data set, as a column; None if it has no values by position.
 
     Raises:
         DataError: ``part`` is ragged or sparse, or TensorFlow has no type for its values.
@@ -182,7 +189,10 @@ def _is_column(part: Any) -> bool:
 
 
 def _lengths(source: Any) -> set[int]:
-    """Return the lengths of all columns in ``source``, except those given as lists or ranges."""
+    """Return the lengths of all columns in ``source``, except those given as lists or ranges.
+
+    ``source`` is a column, or tuples and dicts of columns.
+    """
     if isinstance(source, (tuple, dict)):
         parts = source.values() if isinstance(source, dict) else source
         return set().union(*(_lengths(part) for part in parts))
@@ -191,15 +201,15 @@ def _lengths(source: Any) -> set[int]:
 
 
 def _columns(source: Any, lengths: set[int]) -> Any:
-    """Return ``source`` with each of its parts made a column, in the same structure.
+    """Return ``source`` with each of its members made a column, in the same structure.
 
     Args:
         source: a tuple, dict, list or column.
-        lengths: the lengths of the columns of the data set that are no lists; they tell whether a
-            list of arrays holds the inputs of a model or the samples of one column.
+        lengths: the lengths of the data set's columns that are no lists; they tell whether a list
+            of arrays holds the inputs of a model or the samples of one column.
 
     Raises:
-        DataError: a part cannot be a column.
+        DataError: a member cannot be a column.
     """
     if isinstance(source, dict):
         return {key: _columns(part, lengths) for key, part in source.items()}

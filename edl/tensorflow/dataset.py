@@ -38,9 +38,9 @@ _LOOKS_ON = ("as_numpy_iterator", "cardinality", "fingerprint", "options")
 
 
 class _Readers(threading.local):
-    """A flag of each thread that says whether it may read an :class:`ElasticDataset`.
+    """A flag of each thread: whether the thread may read an :class:`ElasticDataset` at the moment.
 
-    A thread may read one only while it is in a method of that class.
+    It may while it runs a method of that class. TensorFlow's own code must not read one.
     """
 
     own = False
@@ -59,7 +59,16 @@ _readers = _Readers()
 
 
 class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
-    """A ``tf.data.Dataset`` of this worker's batches, which is iterated step by step, in order."""
+    """A ``tf.data.Dataset`` of this worker's batches, in which each batch belongs to one step.
+
+    Only methods that keep the order of the batches are allowed: ``map``, ``prefetch`` and the like.
+
+    Args:
+        batches: TensorFlow's data set of the batches.
+
+    Raises:
+        UsageError: the options have ``deterministic=False``.
+    """
 
     def __init__(self, batches: tf.data.Dataset) -> None:
         super().__init__(batches, batches._variant_tensor)
@@ -75,9 +84,9 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         """The handle by which TensorFlow iterates this data set, or makes other data sets of it.
 
         Raises:
-            UsageError: no method of this class asks for the handle. Batches that leave in another
-                way (``tf.data.Dataset.zip``, ``copy_to_device``, an iterator of TensorFlow's own,
-                loops that AutoGraph has taken apart) would not be the batches of the job's steps.
+            UsageError: the reader is not a method of this class. Batches that leave in another way
+                (``tf.data.Dataset.zip``, ``copy_to_device``, an iterator of TensorFlow's own, loops
+                that AutoGraph has taken apart) would not be the batches of the job's steps.
         """
         if tf.inside_function():
             _check_outside()
@@ -102,19 +111,19 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
     @property
     def batch_index(self) -> int:
-        """The index of the present batch in its epoch, from 0; the same on all workers."""
+        """The index in its epoch, from 0, of the newest batch; the same on all workers."""
         now = training.current()
         return now.batch if now.fitting else now.worker.loader.progress.update_order.batch
 
     def __len__(self) -> int:
         """Return the number of batches that this worker takes in an epoch, rounded up.
 
-        Before this worker's first step in the job's ring the number is that for as many workers as
+        Before this worker's first step in the job's ring it is the number for as many workers as
         the job began with, so that a schedule over ``epochs * len(dataset)`` steps is the same on
         newcomers. From then on it is the number for the present workers.
 
         Raises:
-            TypeError: the source is a stream, whose length nobody knows.
+            TypeError: the source is a stream, whose length is unknown.
         """
         loader = training.current().worker.loader
         if not loader.progress.source.known_total:
@@ -140,13 +149,13 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         result is discarded; then it goes on with the job's current epoch.
 
         Args:
-            count: the number of epochs; None: as many as ``max_steps`` take.
+            count: the number of epochs; None: as many as ``max_steps`` updates take.
             max_steps: the training ends when the job has made this many updates (``edl.step()``),
-                even inside an epoch.
+                even inside an epoch; None: it ends after ``count`` epochs.
 
         Raises:
-            UsageError: neither argument says how long to train, there is no ``edl.Optimizer`` yet,
-                or the script has called ``fit`` before.
+            UsageError: both arguments are None, there is no ``edl.Optimizer`` yet, or the script
+                has called ``fit`` before.
         """
         asked_length("dataset.epochs()", count, max_steps)
         now = training.current()
@@ -170,7 +179,13 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
     @staticmethod
     def _epochs(now: training.Training, count: int | None, max_steps: int | None) -> Iterator[int]:
-        """Yield the numbers of the epochs, and end the step in which the script leaves its loop."""
+        """Yield the epochs' numbers, and complete the step in which the script leaves its loop.
+
+        Args:
+            now: the training of this process.
+            count: the number of epochs; None: no limit.
+            max_steps: the number of updates after which the training ends; None: no limit.
+        """
         for epoch in now.steps.epochs(count, max_steps):
             yield epoch
             now.finish_step()  # of the batch after which the script has left its loop
@@ -196,13 +211,16 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         return self._batches(now)
 
     def _raw(self) -> Iterator[Any]:
-        """Return TensorFlow's own iterator over the batches, which begins no steps."""
+        """Return TensorFlow's own iterator over the batches, which begins no steps of the job."""
         with _readers.ours():
             raw: Iterator[Any] = super().__iter__()
         return raw
 
     def _batches(self, now: training.Training) -> Iterator[Any]:
-        """Yield the batches of the current epoch, and begin a step of the job with each."""
+        """Yield the batches of the current epoch, and begin a step of the job with each.
+
+        ``now`` is the training of this process.
+        """
         with now.feed.receiving(self._raw()) as receive:
             while now.begin_step():
                 with process.unhiding():
@@ -219,7 +237,10 @@ _OTHER_READER = (
 
 
 def _reader() -> str:
-    """Return a phrase for the part of TensorFlow in the call stack that asks for an edl.Dataset."""
+    """Return a phrase that names the code of TensorFlow that tries to read an edl.Dataset.
+
+    That code is looked for in the call stack.
+    """
     frame = sys._getframe(2)
     while frame is not None and "/tensorflow/" in frame.f_code.co_filename.replace("\\", "/"):
         other = frame.f_locals.get("self")
@@ -238,7 +259,7 @@ def _called(made: Any) -> str:
 
 
 def _check_outside() -> None:
-    """Raise UsageError inside of a ``tf.function``, and in a script that builds graphs."""
+    """Raise UsageError if the caller is in a ``tf.function`` or in a script that builds graphs."""
     if tf.executing_eagerly():
         return
     if tf.inside_function():
@@ -255,7 +276,7 @@ def _check_outside() -> None:
 def _keeping(name: str) -> Any:
     """Return a method that works like ``tf.data.Dataset``'s ``name`` and returns an ElasticDataset.
 
-    It is for ``map`` and the like, which keep the order of the batches.
+    ``name`` is ``map`` or another method that keeps the order of the batches.
     """
     plain = getattr(dataset_ops.UnaryUnchangedStructureDataset, name)
 
@@ -269,7 +290,10 @@ def _keeping(name: str) -> Any:
 
 
 def _looking(name: str) -> Any:
-    """Return the method ``name`` of ``tf.data.Dataset``, allowed to read the data set."""
+    """Return ``tf.data.Dataset``'s method ``name``, changed so that it may read an ElasticDataset.
+
+    ``name`` is that of a method that takes no batch, such as ``options``.
+    """
     plain = getattr(dataset_ops.UnaryUnchangedStructureDataset, name)
 
     @functools.wraps(plain)
@@ -281,7 +305,10 @@ def _looking(name: str) -> Any:
 
 
 def _spoiling(name: str) -> Any:
-    """Return a method that raises UsageError, in place of ``tf.data.Dataset``'s method ``name``."""
+    """Return a method that raises UsageError, in place of ``tf.data.Dataset``'s method ``name``.
+
+    ``name`` is that of a method that would change which batch belongs to which step.
+    """
 
     def method(*_: Any, **__: Any) -> NoReturn:
         _check_outside()  # AutoGraph makes a scan or a reduce of a loop
@@ -371,9 +398,13 @@ def Dataset(
 
 
 def _probes(load: Load, first: Batch) -> Iterator[Any]:
-    """Yield batches of one sample each, from up to 16 places spread over the data set.
+    """Yield batches of one sample each, from up to 16 positions spread over the data set.
 
-    Of a stream nothing is yielded. ``load`` loads a batch, and ``first`` is a batch to copy.
+    The shapes of their arrays tell which dimensions vary. For a stream nothing is yielded.
+
+    Args:
+        load: a function that returns the arrays of a batch.
+        first: a batch whose fields other than the indices are copied.
     """
     if not training.current().is_stream:
         total = training.current().worker.loader.progress.source.known_total
@@ -403,12 +434,16 @@ def _refuse_validation_split() -> None:
 def _batches_of(feed: PipelineBatchSource, load: Load, signature: Any) -> tf.data.Dataset:
     """Return a ``tf.data.Dataset`` of the batches of ``feed``, loaded by ``load``.
 
-    Each iteration of the data set is a new reader of ``feed``. ``signature`` has the
-    ``tf.TensorSpec``s of a batch.
+    Each iteration of the data set is a new reader of ``feed``.
 
     ``tf.data.Dataset.from_generator`` is not used: under Python 3.11 its first use makes TensorFlow
     pin glibc's threshold for mmap at 128 KiB, and from then on every larger tensor of the process
     is new memory that must be faulted in (measured: a step of 59 ms of CPU time took 113).
+
+    Args:
+        feed: the source of this worker's batches.
+        load: a function that returns the arrays of a batch.
+        signature: the ``tf.TensorSpec``s of a batch, in its structure.
     """
     specs = tf.nest.flatten(signature)
     nothing = [

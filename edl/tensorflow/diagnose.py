@@ -20,9 +20,10 @@ __all__ = ["LayerBalance", "LayerRow", "Phases", "layer_balance"]
 def layer_balance(
     model: Any, layers: Iterable[str] | None = None, matrices: bool = False
 ) -> JobBalance:
-    """Return a recorder of how the layers of ``model`` grow, an :class:`edl.diagnose.LayerBalance`.
+    """Return a recorder of how the weights of the layers of ``model`` change as it trains.
 
-    Nothing is sent between the workers, since all of them have the same weights.
+    The recorder is an :class:`edl.diagnose.LayerBalance`. Nothing is sent between the workers,
+    since all of them have the same weights.
 
     Args:
         model: a Keras model or layer that is built, a ``tf.Module``, or a list of variables.
@@ -31,8 +32,8 @@ def layer_balance(
         matrices: whether to record the matrices D_i, too (see :mod:`edl.diagnose`).
 
     Raises:
-        UsageError: there are fewer than two such variables, one is not there, the model is not
-            built, or its variables are those of a graph.
+        UsageError: there are fewer than two such variables, one of ``layers`` does not exist, the
+            model is not built, or its variables are those of a graph.
     """
     variables = variables_of(model)
     if not variables:

@@ -14,7 +14,10 @@ from edl.tensorflow.variables import VariableAccess
 
 
 def size_of(value: Any) -> int | None:
-    """Return the size in bytes of a variable or an array; None for anything else."""
+    """Return the size in bytes of a variable or an array.
+
+    None is returned for any other value, and for a variable whose shape is not fully known.
+    """
     if isinstance(value, tf.Variable):
         elements = value.shape.num_elements()
         return None if elements is None else elements * value.dtype.base_dtype.size
@@ -22,11 +25,11 @@ def size_of(value: Any) -> int | None:
 
 
 def digests(access: VariableAccess, parts: Iterable[ByteRange]) -> dict[str, int]:
-    """Return a digest of each part by its name, without the parts that cannot be compared.
+    """Return a digest of each part of a state by its name, but for parts that cannot be compared.
 
     Args:
         access: how the values of variables are read: eagerly, or in a session.
-        parts: variables, arrays or slices of them, and plain values.
+        parts: byte ranges of variables and arrays, and plain values.
     """
     variables: list[ByteRange] = []
     others: list[ByteRange] = []

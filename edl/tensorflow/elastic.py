@@ -45,10 +45,11 @@ _SAID = re.compile(r"^(Horovod has been shut down.*|.*/gloo/.*)$", re.MULTILINE)
 
 
 class _VariablesState(State):
-    """An elastic state of groups of variables, one attribute each, and further attributes.
+    """An elastic state of variables, in one or more groups, and of further attributes.
 
-    An attribute that has ``state_dict()`` and ``load_state_dict()`` keeps its identity; other
-    attributes are replaced by copies when the state is restored or received.
+    Each group is one attribute: for example the model, the optimizer. A further attribute that has
+    ``state_dict()`` and ``load_state_dict()`` keeps its identity; others are replaced by copies
+    when the state is restored or received.
     """
 
     _access: VariableAccess
@@ -60,11 +61,15 @@ class _VariablesState(State):
     _size_of = staticmethod(size_of)
 
     def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest of each of ``parts``, by name."""
+        """Return a digest of each of ``parts``, byte ranges of the state, by the part's name."""
         return digests(self._access, parts)
 
     def _values(self) -> dict[str, Any]:
-        """Return the values of all variables and the states of the other attributes, by name."""
+        """Return the values of the variables and of the other attributes, by attribute.
+
+        A group of variables gives a dict of arrays by variable. Another attribute gives its
+        ``state_dict()``, or itself as a :class:`~edl.framework.elastic.Plain`.
+        """
         values: dict[str, Any] = {}
         for group, variables in self._variables().items():
             mine = variables_by_name(variables)
@@ -76,7 +81,7 @@ class _VariablesState(State):
         return values
 
     def _put(self, values: dict[str, Any]) -> None:
-        """Write ``values``, as :meth:`_values` has them, to variables and attributes.
+        """Write ``values``, in the form that :meth:`_values` returns, to variables and attributes.
 
         Raises:
             UsageError: the variables differ from the job's in names or shapes.
@@ -110,7 +115,17 @@ class _VariablesState(State):
         return copied
 
     def _exchanged(self, ring: Ring, root: int, values: dict[str, Any] | None, keep: bool) -> Any:
-        """Return the ``values`` of the rank ``root``, on the workers that ``keep`` them."""
+        """Broadcast the values of a state in the ring, and return them.
+
+        Args:
+            ring: the ring of all workers.
+            root: the rank that sends.
+            values: the values, on the root; None on the other ranks.
+            keep: whether this worker needs the values.
+
+        Returns:
+            The values of the root; something that must not be used unless ``keep`` is True.
+        """
         return exchange(ring, root, values, keep, cloudpickle.dumps)
 
 
@@ -147,11 +162,16 @@ class TensorFlowKerasState(_VariablesState):
         super().__init__(**attributes)
 
     def _variables(self) -> dict[str, list[Any]]:
-        """Return the variables of the model and those of the optimizer."""
+        """Return the variables of the model and those of the optimizer, as two groups by name."""
         return {"model": list(self.model.weights), "optimizer": list(self.optimizer.variables)}
 
     def _trained(self) -> dict[str, Any]:
-        """Return the variables that averaged gradients keep equal on all workers, by group."""
+        """Return the variables that stay equal on all workers because gradients are averaged.
+
+        Returns:
+            A dict with "model" and "optimizer", of dicts of variables by name. Gradients that the
+            optimizer accumulates over several batches are left out.
+        """
         # What Keras adds up of several batches is each worker's own until it is averaged.
         own = {id(plain(each)) for each in getattr(self.optimizer, "_accumulated_gradients", ())}
         shared = (each for each in self.optimizer.variables if id(plain(each)) not in own)
@@ -172,7 +192,8 @@ class TensorFlowState(_VariablesState):
     """The elastic state of TensorFlow variables, and further attributes.
 
     Args:
-        variables: the variables that follow the job; None: all global variables of the graph.
+        variables: the variables that every worker that joins receives; None: all global variables
+            of the graph.
         session: the session that holds the variables of a graph; None: the default session.
         attributes: further attributes of the state, by name.
 
@@ -194,11 +215,15 @@ class TensorFlowState(_VariablesState):
         super().__init__(**attributes)
 
     def _variables(self) -> dict[str, list[Any]]:
-        """Return the variables of the state as one group."""
+        """Return the variables of the state as one group, "variables"."""
         return {"variables": self.variables}
 
     def _trained(self) -> dict[str, Any]:
-        """Return the trainable variables, which averaged gradients keep equal on all workers."""
+        """Return the trainable variables, which averaged gradients keep equal on all workers.
+
+        Returns:
+            A dict with "variables", a dict of variables by name.
+        """
         return {"variables": variables_by_name(each for each in self.variables if each.trainable)}
 
     def learning_rates(self) -> dict[str, float]:
@@ -207,24 +232,26 @@ class TensorFlowState(_VariablesState):
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function(state, ...)`` wrapped so that it trains while workers join and leave.
+    """Return ``function`` wrapped so that it trains while workers join and leave.
 
-    The function may be interrupted at any collective and at any commit, and is then called again.
-    All workers return after the same commit; a worker that is caught in its last steps by the crash
-    of another one returns with the state of a worker that has returned. The errors below are those
-    of a call of the wrapped function.
+    ``function(state, ...)`` takes the elastic state first. It may be interrupted at any collective
+    and at any commit of the state, and is then called again. All workers return after the same
+    commit; a worker that is caught in its last steps by the crash of another one returns with the
+    state of a worker that has returned. The errors below are those of a call of the wrapped
+    function.
 
     Raises:
         UsageError: the state is not one of edl's; a second function is run; or Horovod refuses a
             collective, and would refuse it again.
-        WorkerEvicted, JobFailed: this worker or the job cannot go on.
+        WorkerEvicted: this worker cannot go on.
+        JobFailed: the job cannot go on.
     """
     failures = (HorovodInternalError, tf.errors.OpError)
     return elastic.run(function, failures, _broken, "TensorFlowKerasState")
 
 
 def _broken(error: Exception) -> str | None:
-    """Return what Horovod says about the broken ring in ``error``; None if it is another error."""
+    """Return Horovod's message in ``error`` if it says that the ring is broken; else None."""
     message = _FRAME.sub("", str(error))
     if not isinstance(error, HorovodInternalError) and not _OF_HOROVOD.search(message):
         return None
