@@ -261,8 +261,8 @@ def _exchange_moments(number: int, row: Vector, exchange: Exchange | None, weigh
         weight: the number of samples that count in this worker's batch; if it is 0, zeros are sent.
 
     Returns:
-        One array: ``weight`` (-1 if ``exchange`` is None), then elements per channel, means and
-            variances over all workers.
+        An array of ``weight`` (-1 if ``exchange`` is None), then elements per channel, means and
+        variances over all workers.
     """
     own = Moments.decode(row.tobytes())
     if exchange is None:

@@ -124,7 +124,7 @@ class _VariablesState(State):
             keep: whether this worker needs the values.
 
         Returns:
-            The values of the root; something that must not be used unless ``keep`` is True.
+            The values of the root; None unless ``keep``.
         """
         return exchange(ring, root, values, keep, cloudpickle.dumps)
 

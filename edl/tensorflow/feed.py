@@ -33,7 +33,15 @@ UNBEGUN_S = 120.0  # how long it waits for the very first step
 
 @dataclass
 class _Entry:
-    """A batch in the pipeline, with how far it has come."""
+    """A batch in the pipeline, with how far it has come.
+
+    Attributes:
+        batch: the positions of the samples, formed from the leases.
+        padding: whether the batch counts for nothing.
+        handed_s: when the batch was handed to a step, by the monotonic clock; infinity: not yet.
+        read: whether ``tf.data`` has taken it to load its samples.
+        error: why its samples could not be loaded; None: no error.
+    """
 
     batch: Batch
     padding: bool
@@ -50,8 +58,9 @@ class PipelineBatchSource:
     or by :meth:`open` and :meth:`take`.
 
     Attributes:
-        ahead: how many batches are formed before they are needed. With 0, a change of the workers
-            finds none in the pipeline, which cannot take back what it has read.
+        ahead: how many batches are formed before they are needed. With 0, no batch is in the
+            pipeline when the set of workers changes; what ``tf.data`` has read cannot be taken
+            back.
         trial: whether a batch was read before any step had begun.
     """
 
@@ -75,13 +84,17 @@ class PipelineBatchSource:
 
     @property
     def is_trial(self) -> bool:
-        """Whether a session that does not know the job is running its graph for the first time."""
+        """Whether the graph of a plain TensorFlow session runs for the first time.
+
+        A session other than ``edl.Session`` begins no steps of the job, so its first run trains for
+        nothing.
+        """
         return self.trial and not self._worker.loader.begun
 
     # --- training thread
 
     def restart(self) -> None:
-        """Discard the batches that are formed, since this worker has new leases.
+        """Discard the batches that are formed and not yet trained: this worker has new leases.
 
         Batches that ``tf.data`` has read already still come out of it, and count as padding.
         """
@@ -92,11 +105,14 @@ class PipelineBatchSource:
                 entry.padding = True
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Return the batch of the next step, and whether the batch counts for nothing.
+        """Return the batch of the next step.
 
         Args:
-            waits: False: if it can be told that the data of the next batch are not loaded yet, the
-                batch of the warm-up is returned again, which counts for nothing.
+            waits: whether to wait for the samples of the next batch. False: if it is known that
+                they are not loaded yet, the warm-up's batch is returned again, as a padding batch.
+
+        Returns:
+            The batch, and whether it is padding, which counts for nothing.
 
         Raises:
             DataError: the batch could not be loaded.
@@ -122,11 +138,11 @@ class PipelineBatchSource:
 
     @contextmanager
     def receiving(self, arriving: Iterator[Any]) -> Iterator[Callable[[], Any]]:
-        """Let a loop take the data of its batches from ``arriving``, within a ``with`` block.
+        """Let a loop take the samples of its batches from ``arriving``, within a ``with`` block.
 
-        ``arriving`` is an iterator of the ``tf.data`` pipeline. The block gets a function that
-        returns the data of the batch that :meth:`next` has handed out. All readers end with the
-        block.
+        ``arriving`` is an iterator of the ``tf.data`` pipeline. The block gets a function without
+        arguments that returns the loaded samples of the batch that :meth:`next` has returned last.
+        All readers end with the block.
         """
         if self._arriving is not None:  # a loop that was left, and whose iterator is kept
             self.end()
@@ -139,7 +155,10 @@ class PipelineBatchSource:
             self.end()
 
     def _receive(self, arriving: Iterator[Any]) -> Any:
-        """Return the data of the batch that :meth:`next` has handed out, taken from ``arriving``.
+        """Take from ``arriving`` the samples of the batch that :meth:`next` has returned last.
+
+        ``arriving`` is an iterator of the ``tf.data`` pipeline. For a repeated batch of the
+        warm-up, the samples of the warm-up are returned.
 
         Raises:
             UsageError: a newer iterator of the data set takes the batches.
@@ -158,10 +177,9 @@ class PipelineBatchSource:
         return data
 
     def _has_come(self) -> bool:
-        """Return whether the data of the next batch are loaded, as far as that can be told.
+        """Return whether the samples of the next batch are loaded; True if that is unknown.
 
-        If not, another thread waits for the data from then on. The answer is True where it cannot
-        be told.
+        If they are not loaded, another thread begins to wait for them.
         """
         if self._arriving is None or self._warm_up is None or not self._formed:
             return True
@@ -170,14 +188,20 @@ class PipelineBatchSource:
         return self._first.has_come
 
     def _form(self) -> Batch | None:
-        """Form the next batch of the leases and return it; None if enough batches are formed."""
+        """Form the next batch from the leases and return it; None if enough are formed ahead.
+
+        None is also returned while this worker warms up, or if the leases give no batch.
+        """
         worker = self._worker
         if worker.warming_up or len(self._formed) > self.ahead:
             return None
         return worker.loader.sampler.form(worker.loader.ledger)
 
     def skip(self) -> None:
-        """Remove the batch of the open step from the pipeline, which need not load it."""
+        """Remove the batch of the open step from those that ``tf.data`` is to load.
+
+        The script has loaded it in another way.
+        """
         with self._change:
             self._unread.popleft()
 
@@ -191,7 +215,7 @@ class PipelineBatchSource:
             self._change.notify_all()
 
     def form_lost_again(self) -> None:
-        """Let the sampler form the batches again that :meth:`end` has dropped.
+        """Let the sampler form the batches again that :meth:`end` has dropped, if there are any.
 
         Call it between two steps.
         """
@@ -201,7 +225,7 @@ class PipelineBatchSource:
             self._worker.loader.sampler.restart()
 
     def close(self) -> None:
-        """End all readers, and wait up to a second until they have left Python.
+        """End all readers, and wait up to a second until none of their threads is inside Python.
 
         Called before the interpreter exits.
         """
@@ -225,7 +249,10 @@ class PipelineBatchSource:
             self.end()
 
     def _put(self, batch: Batch, padding: bool) -> None:
-        """Add ``batch`` to the batches that are formed and not yet read."""
+        """Add ``batch`` to the batches that are formed, not yet read by ``tf.data`` nor trained.
+
+        ``padding`` says whether the batch counts for nothing.
+        """
         entry = _Entry(batch, padding)
         self._formed.append(entry)
         self._unread.append(entry)
@@ -233,7 +260,10 @@ class PipelineBatchSource:
     # --- tf.data's thread
 
     def read(self, load: Callable[[Any], Any]) -> Iterator[Any]:
-        """Yield the data of the batches in order, until a newer reader begins; see :meth:`take`."""
+        """Yield the loaded samples of each batch, in order, until a newer reader begins.
+
+        ``load`` is a function that loads the samples of a batch; see :meth:`take`.
+        """
         number = self.open()
         while (samples := self.take(number, load)) is not None:
             yield samples
@@ -246,17 +276,17 @@ class PipelineBatchSource:
             return self._reader
 
     def take(self, number: int, load: Callable[[Any], Any]) -> Any:
-        """Return the data of the next batch, loaded as soon as the batch is formed.
+        """Return the samples of the next batch, loaded as soon as the batch is formed.
 
         Called in the thread of ``tf.data``. An error of edl's that ``load`` raises, for a damaged
-        file say, is raised in the training thread, where that thread takes the batch.
+        file say, is raised in the training thread, when that thread takes the batch.
 
         Args:
             number: the number of the reader, from :meth:`open`.
             load: a function that loads the samples of a batch.
 
         Returns:
-            What ``load`` returned; None when this reader has ended.
+            What ``load`` returned; None if this reader has ended.
         """
         if (entry := self._take(number)) is None:
             return None
@@ -270,7 +300,10 @@ class PipelineBatchSource:
         return loaded
 
     def _fail(self, entry: _Entry, error: EdlError) -> None:
-        """Note that the batch of ``entry`` could not be loaded, and tell the training thread."""
+        """Record ``error``, for which the batch of ``entry`` could not be loaded.
+
+        If a step has taken the batch already, the error is raised in the training thread.
+        """
         with self._change:
             entry.error = error
             waited_for = all(entry is not other for other in self._formed)
@@ -286,9 +319,9 @@ class PipelineBatchSource:
             raise error
 
     def _take(self, number: int) -> _Entry | None:
-        """Return the next entry to load for the reader ``number``; None when this reader has ended.
+        """Return the next entry to load for the reader ``number``; None if this reader has ended.
 
-        The reader counts as inside while it waits, so that :meth:`close` waits for it.
+        While it waits, the calling thread is counted among those that :meth:`close` waits for.
         """
         with self._change:
             self._inside += 1
@@ -299,11 +332,11 @@ class PipelineBatchSource:
                 self._change.notify_all()
 
     def _wait(self, number: int) -> _Entry | None:
-        """Wait for a batch to load and return its entry; None when the reader ``number`` has ended.
+        """Wait for a batch to load, and return its entry; None if the reader ``number`` has ended.
 
         If no step has begun, the batch of a warm-up is returned once, for the trial run of a
-        session that does not know the job. After that, UsageError is raised in the training thread
-        if no step has begun within ``UNBEGUN_S`` seconds.
+        session that is not edl's. After that, UsageError is raised in the training thread if no
+        step has begun within ``UNBEGUN_S`` seconds. None is also returned when the program ends.
         """
         if not (self._begun or self.trial):
             # A session that does not know the job: its first run is a trial for nothing.

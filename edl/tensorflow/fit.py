@@ -69,7 +69,10 @@ STEPS_ARE_MADE = (
 
 
 class _EpochIsOver:
-    """A true value of ``stop_training`` by which edl, and nobody else, ends an epoch."""
+    """The true value to which edl sets Keras' ``stop_training`` to end an epoch, not the training.
+
+    Callbacks of the script set True, so the two can be told apart.
+    """
 
     def __bool__(self) -> bool:
         return True
@@ -93,6 +96,7 @@ class KerasCallback(keras.callbacks.Callback):
     Args:
         max_steps: training ends when the job has made this many updates (``edl.step()``), even
             inside an epoch, on all workers alike; give ``fit`` as many epochs as that may take.
+            None: it ends after the epochs of ``fit``.
 
     Raises:
         UsageError: the model was compiled with another optimizer, or ``fit`` was given something
@@ -114,7 +118,7 @@ class KerasCallback(keras.callbacks.Callback):
 
     @property
     def last(self) -> _LastCallback:
-        """The callback that runs after all others of this ``fit``.
+        """The callback of edl's that runs after all others of this ``fit``.
 
         Raises:
             UsageError: this callback was not given to ``fit`` among its callbacks.
@@ -128,8 +132,15 @@ class KerasCallback(keras.callbacks.Callback):
 
         This callback is the first, then come ``others`` (in place of each one that writes files, a
         wrapper which lets it write on rank 0 only), and a :class:`_LastCallback` is the last. If
-        the job has done this fit already, the list has a :class:`~edl.tensorflow.fits.PassedOver`
-        instead.
+        the job has done this fit already, the list is a :class:`~edl.tensorflow.fits.PassedOver`,
+        and Keras' ``History`` if there is one.
+
+        Args:
+            others: the callbacks that ``fit`` has beside this one.
+            model: the model that is fitted.
+
+        Raises:
+            UsageError: the model or one of the callbacks cannot work in a job.
         """
         now, worker = self._training, self._training.worker
         _check_compiled(model, now)
@@ -168,7 +179,7 @@ class KerasCallback(keras.callbacks.Callback):
             _build(self.model, now.newest_dataset)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin the job's epoch that Keras numbers ``epoch``."""
+        """Let the job begin the epoch that ``fit`` counts as ``epoch``."""
         self._training.fits.begin_epoch(epoch)
         self._samples, self._whole = 0, {}
         self.metrics.restore()
@@ -176,7 +187,7 @@ class KerasCallback(keras.callbacks.Callback):
 
     @property
     def metrics(self) -> EpochMetrics:
-        """The metrics of the model that is fitted."""
+        """The metrics of the model that ``fit`` trains, with results over all workers."""
         metrics = self._training.metrics
         assert metrics is not None
         return metrics
@@ -187,7 +198,10 @@ class KerasCallback(keras.callbacks.Callback):
         return self._training.batch
 
     def begin_batch(self) -> int:
-        """Hand out the next batch, before any callback hears of it; return its index in the epoch.
+        """Begin a step of the job with the next batch, before any callback is told of the batch.
+
+        Returns:
+            The index of the batch in its epoch.
 
         Raises:
             UsageError: the epoch is over.
@@ -204,10 +218,10 @@ class KerasCallback(keras.callbacks.Callback):
         return now.batch
 
     def with_steps(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return ``params`` with the job's number of steps of an epoch, in place of Keras' None.
+        """Return ``params``, Keras' parameters of ``fit``, with the job's steps per epoch.
 
-        The number is that of ``len(dataset)`` until the first batch of this worker, and then that
-        of the present workers. For a stream, whose length nobody knows, it is None.
+        Keras has None there. Until this worker's first batch it is ``len(dataset)``, and from then
+        on the number for the present workers. It is None for a stream, whose length is unknown.
         """
         loader = self._training.worker.loader
         progress = loader.progress  # without data, on_train_begin says so
@@ -234,25 +248,26 @@ class KerasCallback(keras.callbacks.Callback):
     def end_batches(self, logs: Any) -> None:
         """Combine the metrics of all workers after the last batch of the epoch.
 
-        Keras asks the metrics next for the numbers of the epoch, unless ``train_step`` returns
-        others. ``logs`` are what ``train_step`` has returned for this worker's last batch.
+        After this call Keras reads the numbers of the epoch from the metrics, unless the model's
+        ``train_step`` returns other numbers. ``logs`` are those that it has returned for this
+        worker's last batch.
         """
         worker = self._training.worker
         end_batch(worker)  # who has missed the last step gets what is kept here, not later
         self._whole = self.metrics.of_job(logs or {}, worker, self._samples)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Let the metrics compute their results from their own states again, for the validation.
+        """Let the metrics compute results from this worker's states again, for the validation.
 
-        Until then they have the job's results of the epoch, which ``fit`` has read.
+        Before that they return the job's results of the epoch, which ``fit`` has read.
         """
         self.metrics.restore()  # fit has taken the numbers of the epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Replace the numbers in ``logs`` by those of the job, and end this worker's epoch.
 
-        Numbers of metrics were combined by :meth:`end_batches`; of all others the mean over the
-        workers is taken, weighted with the samples that each has trained in the epoch.
+        The numbers of metrics were combined by :meth:`end_batches`. For all others the mean over
+        the workers is taken, weighted with the samples that each has trained in the epoch.
         """
         now = self._training
         self.metrics.restore()
@@ -267,7 +282,7 @@ class KerasCallback(keras.callbacks.Callback):
             logs.update({**self._whole, **job_metrics(rows, list(numbers))})
 
     def on_train_end(self, logs: Any = None) -> None:
-        """End the fit in the job, or pass over it if the job has done this fit already."""
+        """Record the fit as done in the job, or skip it here if the job has done it before."""
         now = self._training
         now.fitting, self.model._initial_epoch = False, None
         if self.last.passed:
@@ -282,10 +297,16 @@ class KerasCallback(keras.callbacks.Callback):
 class _LastCallback(keras.callbacks.Callback):
     """The callback that runs after all other callbacks of the ``fit``.
 
+    Args:
+        now: the training of this process.
+        writers: the wrappers of the callbacks that write files.
+        first: edl's callback that runs before all others.
+        history: Keras' ``History`` of the fit; None: it has none.
+
     Attributes:
-        passed: the fits that the job has done, if the present one is among them.
-        history: Keras' ``History`` of the fit, if it has one.
-        states: the states of the callbacks, which follow the job.
+        passed: the fits that the job has done, if this fit is one of them; empty if not.
+        history: as in the arguments.
+        states: the states of the callbacks, which newcomers and checkpoints receive.
     """
 
     def __init__(
@@ -305,19 +326,22 @@ class _LastCallback(keras.callbacks.Callback):
         now.replica.track({NAME: self.states})
 
     def set_params(self, params: Any) -> None:
-        """Keep the parameters of ``fit``, and let its ``verbose`` follow the job."""
+        """Keep ``params``, Keras' parameters of ``fit``, and give its ``verbose`` to newcomers.
+
+        On a newcomer, the job's ``verbose`` replaces it when the worker receives the job's state.
+        """
         super().set_params(params)
         self.states.verbose = params.get("verbose", 0)
         self.states.told_verbose = self._show
 
     def _show(self, verbose: Any) -> None:
-        """Give the progress bars the level ``verbose`` of the job's ``fit``."""
+        """Set the ``verbose`` of this ``fit``'s progress bars: 0 (silent), 1 (bar) or 2 (lines)."""
         for writer in self._writers:
             if isinstance(writer, GatedProgress):
                 writer.set_params({**self.params, "verbose": verbose})
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Warm up, join the job, and tell ``fit`` with which epoch to begin.
+        """Warm up, join the job, and set the epoch with which ``fit`` begins.
 
         Raises:
             UsageError: the job has already made the updates that ``max_steps`` allows.
@@ -339,7 +363,7 @@ class _LastCallback(keras.callbacks.Callback):
         self.model._initial_epoch = begin
 
     def _describe(self) -> None:
-        """Publish the names and shapes of this fit's variables, for newcomers to compare."""
+        """Publish the names and shapes of this fit's variables, for newcomers to compare theirs."""
         now = self._training
         if now.worker.is_shared and not now.reduction.several:
             assert now.replica is not None
@@ -347,10 +371,10 @@ class _LastCallback(keras.callbacks.Callback):
             now.worker.describe_model(now.replica.shapes)
 
     def before_epoch(self, epoch: int) -> None:
-        """Keep the job's state if this worker received it from inside the epoch ``epoch``.
+        """Keep a copy of the job's state if this worker received it from inside ``epoch``.
 
-        The callbacks are about to begin that epoch once more; :meth:`on_epoch_begin` restores the
-        state.
+        The callbacks are about to begin that epoch once more, which may change their states and the
+        model's. :meth:`on_epoch_begin` restores the copy.
         """
         assert self._training.replica is not None
         if self.states.begun == epoch:
@@ -359,7 +383,7 @@ class _LastCallback(keras.callbacks.Callback):
             self._entered["tracked"][NAME] = self.states.received
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Restore the state that :meth:`before_epoch` kept, after all callbacks have begun."""
+        """Restore the state that :meth:`before_epoch` kept, after all callbacks began the epoch."""
         entered, self._entered = self._entered, None
         if entered is not None:
             assert self._training.replica is not None
@@ -368,7 +392,10 @@ class _LastCallback(keras.callbacks.Callback):
         self.states.begun = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """End the epoch or the training when the job does, and then combine the metrics."""
+        """Stop Keras' epoch or training after the step in which the job ends it.
+
+        After the last batch of an epoch, the metrics of all workers are combined.
+        """
         worker = self._training.worker
         self._take_back()
         if worker.loader.progress.stop:
@@ -383,9 +410,9 @@ class _LastCallback(keras.callbacks.Callback):
             self._first.end_batches(logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Agree with all workers whether to stop and whether rank 0 has written its files.
+        """Agree with all workers whether to stop, and whether rank 0 has written its files.
 
-        If rank 0 died before it wrote them, its successor does.
+        If rank 0 died before it wrote them, its successor writes them.
         """
         worker = self._training.worker
         if not worker.loader.progress.stop:
@@ -398,7 +425,7 @@ class _LastCallback(keras.callbacks.Callback):
             self._stop(now.stop)
 
     def _take_back(self) -> None:
-        """Turn ``stop_training``, set by a callback of this worker, into a request to the job.
+        """Turn a ``stop_training`` that this worker's callbacks have set into a request to the job.
 
         ``stop_training`` is reset, and all workers stop after the same step.
         """
@@ -410,7 +437,7 @@ class _LastCallback(keras.callbacks.Callback):
             self.model.stop_training = False
 
     def _stop(self, reason: str) -> None:
-        """Set ``stop_training``, and log ``reason``, as all workers stop after this step."""
+        """Set ``stop_training``, and log that all workers stop after this step, with ``reason``."""
         self.model.stop_training = True
         worker = self._training.worker
         message = f"all workers stop training after step {worker.step}: {reason}"
@@ -418,7 +445,7 @@ class _LastCallback(keras.callbacks.Callback):
         worker.log_event(TrainingStoppedDetails(), message)
 
     def _warm_up(self) -> None:
-        """Train the first batch to build the graph before joining, and discard the result."""
+        """Train a newcomer's first batch alone, which builds the graph, and discard the result."""
         now = self._training
         now.steps.warm_up()
         arriving = iter(now.newest_dataset)
@@ -436,6 +463,8 @@ def _is_number(value: Any) -> bool:
 
 def _check_compiled(model: Any, now: training.Training) -> None:
     """Refuse a compiled ``model`` that edl cannot train, and turn off XLA in it.
+
+    ``now`` is the training of this process.
 
     Raises:
         UsageError: its optimizer is no ``edl.Optimizer``, or it has ``steps_per_execution``.
@@ -456,7 +485,10 @@ def _check_compiled(model: Any, now: training.Training) -> None:
 
 
 def _build_all(now: training.Training, model: Any) -> None:
-    """Create the variables of model and optimizer in a worker that passes over the present fit."""
+    """Create the variables of ``model`` and its optimizer on a worker that does not train this fit.
+
+    The job has done the fit already. ``now`` is the training of this process.
+    """
     if not now.reduction.several:
         _build(model, now.newest_dataset)
         assert now.replica is not None
@@ -467,7 +499,7 @@ def _build(model: Any, dataset: Any) -> None:
     """Create the variables of ``model`` if it would create some only in its first step.
 
     A subclassed model may have layers without any variables after ``model.build()``, as Keras
-    warns. ``dataset`` says of which shapes its inputs are.
+    warns. Arrays of zeros in the shapes of ``dataset``'s batches are passed through the model.
     """
     if _lacks_variables(model):
         spec = dataset.element_spec
@@ -480,5 +512,5 @@ def _build(model: Any, dataset: Any) -> None:
 
 
 def _lacks_variables(layer: Any) -> bool:
-    """Return whether ``layer``, or a layer in it, is not built."""
+    """Return whether ``layer`` (a layer or model), or a layer in it, is not built."""
     return not layer.built or any(map(_lacks_variables, getattr(layer, "layers", ())))

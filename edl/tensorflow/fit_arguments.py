@@ -19,7 +19,10 @@ _READ = ("x", "validation_data", "steps_per_epoch", "initial_epoch")
 
 
 def check_arguments(model: Any) -> int:
-    """Return ``initial_epoch`` of the running ``model.fit``, and check its other arguments.
+    """Check the arguments of the running ``model.fit``, and return its ``initial_epoch``.
+
+    Args:
+        model: the model whose ``fit`` is looked for on the stack.
 
     Returns:
         The number of the first epoch; 0 if there is no call of ``fit`` on the stack.
@@ -51,7 +54,7 @@ def check_arguments(model: Any) -> int:
 
 
 def _arguments(model: Any) -> Mapping[str, Any] | None:
-    """Return the arguments of the running ``model.fit``; None if no such call is on the stack."""
+    """Return the arguments of the running ``model.fit`` by name; None if no such call is found."""
     frame = sys._getframe()
     while (caller := frame.f_back) is not None:
         frame = caller
@@ -70,7 +73,7 @@ def _flat(data: Any) -> list[Any]:
 
 
 def _called(data: Any) -> str:
-    """Return a phrase that says what kind of data ``data`` is."""
+    """Return a phrase that names the kind of ``data``, for messages."""
     if isinstance(data, tf.data.Dataset):
         return "another tf.data.Dataset"
     return f"a {type(data).__name__}"

@@ -32,10 +32,11 @@ LOOP_AFTER_FIT = (
 
 
 class Fits:
-    """The calls of ``model.fit`` in this process's script, as far as it has come.
+    """The calls of ``model.fit`` that this process's script has made so far.
 
     Attributes:
-        done: the fits that are done or passed over, in order.
+        done: the fits that are done, in order. Those that this worker skipped, because the job had
+            done them before it came, are among them.
         shift: the job's number of an epoch minus Keras' number of it, in the present fit.
     """
 
@@ -50,7 +51,7 @@ class Fits:
         return self.done[-1].until if self.done else 0
 
     def begin(self, first: int) -> None:
-        """Begin a fit whose first epoch has the number ``first`` in Keras."""
+        """Begin a fit whose first epoch Keras counts as ``first``."""
         self.shift = self._before - first
         self._worker.fits.begin(self.done)
 
@@ -61,11 +62,11 @@ class Fits:
 
     @property
     def next_epoch(self) -> int:
-        """Keras' number of the epoch in which the job is, or which the job begins next."""
+        """The epoch that the job trains or begins next, as Keras numbers it in the present fit."""
         return max(self._worker.loader.epoch, self._before) - self.shift
 
     def begin_epoch(self, epoch: int) -> None:
-        """Move the job to the epoch that Keras numbers ``epoch``.
+        """Move the job to the epoch that Keras counts as ``epoch``.
 
         Raises:
             UsageError: the job is in another epoch.
@@ -83,10 +84,10 @@ class Fits:
             )
 
     def end(self, history: Any) -> None:
-        """End the present fit, and note it as done with the numbers in ``history``.
+        """Record the present fit as done, after all workers have compared their states.
 
-        ``history`` is Keras' ``History`` of the fit, or None. All workers compare their states
-        first.
+        ``history`` is Keras' ``History`` of the fit, whose numbers are stored for newcomers; None:
+        the fit has none.
         """
         self._worker.fits.compare_states()
         ledger = self._worker.loader.ledger
@@ -100,9 +101,9 @@ class Fits:
         """Leave the present fit, which the job has done already, without training.
 
         Args:
-            done: all fits that the job has done.
-            history: Keras' ``History`` of this call, which gets the job's numbers; None: there is
-                none.
+            done: all fits that the job has done, in order.
+            history: Keras' ``History`` of this call, into which the job's numbers are written;
+                None: the call has none.
         """
         fit = done[len(self.done)]
         if history is not None:
@@ -113,6 +114,10 @@ class Fits:
 
     def check_model(self, model: Any, before: Any) -> None:
         """Refuse a further fit of a ``model`` that shares no variable with the model ``before``.
+
+        Args:
+            model: the model that is fitted.
+            before: the model of the last fit; None: there was none.
 
         Raises:
             UsageError: the two models have no variable in common.
@@ -125,14 +130,15 @@ class Fits:
 
 
 class PassedOver(keras.callbacks.Callback):
-    """A callback that lets a worker pass over a fit that the job has done: Keras runs no epoch.
+    """A callback with which a worker skips a fit that the job has done: Keras runs no epoch.
 
     It takes the place of all callbacks that the script has given to ``fit``.
 
     Args:
         fits: the fits of this worker's script.
-        done: all fits that the job has done.
-        history: Keras' ``History`` of this call, which gets the job's numbers; None: there is none.
+        done: all fits that the job has done, in order.
+        history: Keras' ``History`` of this call, into which the job's numbers are written; None:
+            the call has none.
         build: a function that creates the variables of model and optimizer, as the first step
             would.
     """
@@ -144,12 +150,12 @@ class PassedOver(keras.callbacks.Callback):
         self._fits, self._done, self._history, self._build = fits, done, history, build
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Create the variables, and tell ``fit`` that all its epochs are over."""
+        """Create the variables of model and optimizer, and let ``fit`` run no epoch."""
         self._build()
         self.model._initial_epoch = self.params["epochs"]  # where fit looks for its first epoch
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Note the fit as passed over, and give its ``History`` the job's numbers."""
+        """Record the fit as done, and write the job's numbers into its ``History``."""
         self.model._initial_epoch = None
         self._fits.pass_over(self._done, self._history)
 
@@ -161,5 +167,5 @@ def history_among(callbacks: Sequence[Any]) -> Any:
 
 
 def _as_numbers(history: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return the numbers of a ``History`` as JSON values."""
+    """Return ``history``, the values of each epoch by metric, as JSON values (no arrays)."""
     return {name: [np.asarray(one).tolist() for one in values] for name, values in history.items()}

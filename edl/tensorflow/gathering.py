@@ -13,12 +13,12 @@ from edl.framework.gathering import Array, check_rows, check_same_shape, gather_
 def gather(value: Any) -> Array:
     """Return the rows of all workers' arrays in one array, in rank order, the same on all workers.
 
-    All workers call it at the same point, between two steps and outside of a ``tf.function``. The
-    first dimension may differ between workers. If ``value`` is a number, the result has one element
-    for each worker.
+    All workers call it at the same place in their scripts, between two steps and outside of a
+    ``tf.function``.
 
     Args:
-        value: an array, a tensor or a number.
+        value: an array, a tensor or a number. The first dimension may differ between workers. If it
+            is a number, the result has one element for each worker.
 
     Raises:
         UsageError: shapes differ beyond the first dimension, or types differ; or the call is in the
@@ -31,9 +31,10 @@ def gather(value: Any) -> Array:
 
 
 def sum(value: Any) -> Array:
-    """Return the sum of all workers' arrays, the same on all, in the type of this worker's array.
+    """Return the elementwise sum of all workers' arrays, the same on all workers.
 
     Integers, and booleans counted as int64, are added exactly, other numbers in double precision.
+    The result has the type of ``value``; for booleans it is int64.
 
     Args:
         value: an array, a tensor or a number, of the same shape on all workers.
@@ -54,7 +55,10 @@ def _array(value: Any) -> Array:
 
 
 def _wide(kind: Any) -> Any:
-    """Return the type in which values of the type ``kind`` are added."""
+    """Return the numpy type in which arrays of the type ``kind`` are added.
+
+    It is int64 for integers and booleans, complex128 for complex numbers, and float64 for others.
+    """
     if np.issubdtype(kind, np.integer) or kind == np.bool_:
         return np.int64
     # bfloat16 is no floating type to NumPy

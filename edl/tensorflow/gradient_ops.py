@@ -42,7 +42,7 @@ def on_wire(gradient: Any) -> Any:
 def weighted(gradient: Any, weight: Any) -> Any:
     """Return ``gradient`` times ``weight``, a scalar float64 tensor.
 
-    If ``weight`` is 0, the result is zeros, even where ``gradient`` is infinite.
+    If ``weight`` is 0, the result is zeros, even for an infinite ``gradient``.
     """
     product = gradient * tf.cast(weight, gradient.dtype)
     return tf.where(tf.equal(weight, 0), tf.zeros_like(gradient), product)
@@ -53,9 +53,9 @@ def average(sent: Any, number: int, optimizer: int = 0) -> Any:
 
     Args:
         sent: this worker's gradient, in a type that Horovod can send.
-        number: the number of the gradient among those of its optimizer; part of the operation's
-            name.
-        optimizer: the number of the optimizer; each optimizer has operation names of its own.
+        number: the index of the gradient among those of its optimizer, which stands in the
+            operation's name.
+        optimizer: the number of the optimizer, from 0, which also stands in the name.
     """
     return mpi_ops.MPI_LIB.horovod_allreduce(
         sent,
@@ -72,8 +72,11 @@ def average(sent: Any, number: int, optimizer: int = 0) -> Any:
 def averages(sent: Sequence[Any], optimizer: int = 0) -> list[Any]:
     """Average gradients over the ring from Python, all at once, and return their means.
 
-    ``optimizer`` is the number of the optimizer, as in :func:`average`. The graph that does the
-    work is traced once for tensors ``sent`` of these shapes and types.
+    The graph that does the work is traced once for tensors of the same shapes and types.
+
+    Args:
+        sent: this worker's gradients, in types that Horovod can send.
+        optimizer: the number of the optimizer, from 0.
     """
     with context.eager_mode():
         # Not by calling it: that would run operation by operation while the script has
@@ -85,7 +88,10 @@ def averages(sent: Sequence[Any], optimizer: int = 0) -> list[Any]:
 
 @functools.cache
 def _averages(optimizer: int) -> Any:
-    """Return the ``tf.function`` that averages all gradients of one optimizer over the ring."""
+    """Return the ``tf.function`` that averages all gradients of one optimizer over the ring.
+
+    ``optimizer`` is its number, from 0.
+    """
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def average_all(*sent: Any) -> list[Any]:
@@ -95,20 +101,23 @@ def _averages(optimizer: int) -> Any:
 
 
 def start_sending(sends: bool) -> None:
-    """Let the graph's gradient operations send from now on, or return their inputs unsent.
+    """Switch whether the graph's gradient operations send their inputs, or return them unsent.
 
-    The counts behind :func:`sent` and :func:`failure` begin anew.
+    The counts behind :func:`sent` and :func:`failure` begin anew. ``sends`` is True for sending.
     """
     _library.horovod_edl_send_gradients(ctypes.c_bool(sends))
 
 
 def sent() -> int:
-    """Return how many gradients the graph has sent since the last call of :func:`send`."""
+    """Return how many gradients the graph has sent since the last :func:`start_sending`."""
     return int(_library.horovod_edl_sent_gradients())
 
 
 def failure() -> str | None:
-    """Return why gradients could not be reduced since the last :func:`send`; None if all were."""
+    """Return why gradients could not be reduced since the last :func:`start_sending`.
+
+    The reason is Horovod's message; None if all were reduced.
+    """
     reason = ctypes.create_string_buffer(_REASON_BYTES)
     if not _library.horovod_edl_failed_gradients(reason, ctypes.c_size_t(_REASON_BYTES)):
         return None

@@ -66,12 +66,13 @@ _TAPE = inspect.signature(_horovod.DistributedGradientTape)
 
 
 def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
-    """Return ``optimizer`` wrapped to average gradients as Horovod does, for ``elastic.run``.
+    """Return ``optimizer`` changed to average gradients as Horovod does, for ``elastic.run``.
 
-    The arguments are those of Horovod's function of this name. Gradients of all workers count
-    equally. (``edl.Optimizer`` weights them by their samples, and belongs to ``edl.Dataset``.) A
-    Keras optimizer is changed and stays the same object: Horovod's own wrapper overrides methods
-    that Keras 3 does not call, and so averages nothing.
+    The arguments are those of Horovod's function of this name: ``arguments`` by position, ``named``
+    by name. Gradients of all workers count equally. (``edl.Optimizer`` weights them by their
+    samples, and belongs to ``edl.Dataset``.) A Keras optimizer is changed and stays the same
+    object: Horovod's own wrapper overrides methods that Keras 3 does not call, and so averages
+    nothing.
 
     Raises:
         UsageError: edl is not initialised, or an argument has no meaning for this optimizer.
@@ -86,9 +87,14 @@ def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any
     """Return a tape whose ``gradient`` returns the mean gradients over all workers.
 
     In a script with ``edl.Dataset`` and ``edl.Optimizer`` the tape is a
-    :class:`edl.tensorflow.tape.JobTape` around ``gradtape``. Without them the script is one for
-    Horovod, which may make a step before it has its elastic state. Then the tape is Horovod's, with
-    Horovod's further arguments, and its ``gradient`` takes the variables of Keras 3, too.
+    :class:`edl.tensorflow.tape.JobTape`. Without them the script is one for Horovod, which may make
+    a step before it has its elastic state. Then the tape is Horovod's, and its ``gradient`` takes
+    the variables of Keras 3, too.
+
+    Args:
+        gradtape: the ``tf.GradientTape`` that computes this worker's gradients.
+        arguments: further arguments of Horovod's class by position, in a script for Horovod.
+        named: further arguments of Horovod's class by name.
 
     Raises:
         UsageError: the script has ``edl.Optimizer``, and further arguments were given.
@@ -113,11 +119,12 @@ def broadcast_variables(variables: Iterable[Any], *arguments: Any, **named: Any)
 
 
 def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
-    """Return Horovod's tape, changed so that it works with Keras 3 and in an elastic job.
+    """Return Horovod's tape around ``gradtape``, changed to work with Keras 3 in an elastic job.
 
     Its methods take Keras 3 variables. The gradients of variables that the script has registered as
-    local are divided by the number of workers here: in an elastic job Horovod's tape would divide
-    them by an integer, which TensorFlow refuses. The arguments are those of Horovod's class.
+    local (not averaged over the workers) are divided by the number of workers here: in an elastic
+    job Horovod's tape would divide them by an integer, which TensorFlow refuses. ``arguments`` and
+    ``named`` are the further arguments of Horovod's class.
     """
     asked = _TAPE.bind(gradtape, *arguments, **named)
     scales = asked.arguments.get("scale_local_gradients", True)
@@ -149,9 +156,9 @@ def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
 
 
 def _by_size(gradient: Any) -> Any:
-    """Return a local ``gradient`` divided by the number of workers; None if it is None.
+    """Return a ``gradient`` that is not averaged, divided by the number of workers.
 
-    The sum of these results over all workers is a mean then.
+    The sum of the results over all workers is then their mean. None stays None.
     """
     if gradient is None:
         return None
@@ -180,8 +187,8 @@ def _keras_optimizer(  # noqa: PLR0913 (the signature of Horovod's function for 
 ) -> Any:
     """Let a Keras optimizer average its gradients over the workers before it applies them.
 
-    The method ``apply`` is replaced on ``optimizer``, which is returned. The arguments are those of
-    Horovod's ``DistributedOptimizer`` for Keras.
+    The method ``apply`` of ``optimizer`` is replaced, and ``optimizer`` is returned. The arguments
+    are those of Horovod's ``DistributedOptimizer`` for Keras.
 
     Raises:
         UsageError: an argument is not supported, or the optimizer was wrapped before.

@@ -24,7 +24,7 @@ WEIGHTED = "and edl weights the gradient of each worker with its samples, as for
 
 @functools.cache
 def watch_losses() -> None:
-    """Patch Keras to warn about the first loss in a training step that is no mean over samples.
+    """Patch Keras to log a warning about the first loss in training that is no mean over samples.
 
     The patch lasts for the rest of the process.
     """
@@ -53,8 +53,8 @@ def why_loss_is_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: b
         loss: a ``keras.losses.Loss``.
         is_masked: whether layers have masked entries of the predictions.
         is_weighted: whether the loss is given sample weights.
-        in_fit: whether ``fit`` trains. A script's own loop may divide a sum itself, so a sum is
-            refused in ``fit`` only.
+        in_fit: whether ``fit`` trains. A script's own loop may divide a sum itself, so a reason is
+            given for a sum in ``fit`` only.
     """
     if loss.reduction in ("sum", "none", None):
         if not in_fit:
@@ -87,7 +87,10 @@ def why_loss_is_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: b
 
 
 def _trains() -> bool:
-    """Return whether this worker is rank 0 of a job that others may join, and is inside a step."""
+    """Return whether this worker is rank 0 of a job that others may join, and is inside a step.
+
+    It is False for a worker that warms up.
+    """
     if not process.is_initialized():
         return False
     worker = process.current_worker()

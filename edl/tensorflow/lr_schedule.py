@@ -37,13 +37,13 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         rate = edl.LRSchedule(edl.schedules.Cosine(peak_lr=0.1, total=epochs * samples))
         optimizer = edl.Optimizer(tf.keras.optimizers.SGD(rate), model)
 
-    An update gets the rate at the number of samples that the job has trained with it, over all
-    epochs: the same rate on all workers, also on a newcomer and in a job that is resumed. Between
-    updates it is the rate of the last one. A graph asks for the rate with each update, so no change
-    of the job traces the graph anew.
+    An update gets the rate at the number of samples that the job has trained, those of the update
+    included, over all epochs: the same rate on all workers, also on a newcomer and in a job that is
+    resumed. Between updates it is the rate of the last one. A graph asks for the rate with each
+    update, so no change of the workers traces the graph anew.
 
     Args:
-        schedule: a schedule of :mod:`edl.schedules`, or its configuration, in a saved model.
+        schedule: a schedule of :mod:`edl.schedules`, or its configuration, as in a saved model.
         scaling: how the rate follows the global batch; None: the rate does not follow it. A
             momentum that holds the rate, such as that of Keras' SGD, is multiplied by each change
             of the rate.
@@ -67,18 +67,20 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
             current_worker().loader.progress.noise.asked = True
 
     def __call__(self, step: Any) -> Any:
-        """Return the learning rate of the present update; Keras' count ``step`` is ignored."""
+        """Return the learning rate of the present update; ``step``, Keras' count, is ignored."""
         return asked(self._now)
 
     def momentum_factor(self) -> Any:
-        """Return the factor for a momentum that holds the learning rate, before an update.
+        """Return the factor by which to multiply the momentum right before an update.
 
-        It is the factor by which the scaling has changed the rate since the update before.
+        It is the factor by which the scaling has changed the learning rate since the update before,
+        as a number or, in a graph, a tensor. It is for a momentum that contains the learning rate,
+        as SGD's.
         """
         return asked(self._change)
 
     def last(self) -> float:
-        """Return the learning rate of the last update, which workers compare with their states."""
+        """Return the learning rate of the job's last update, which must be equal on all workers."""
         return self._at(last_update(current_worker().loader.progress))
 
     def _now(self) -> np.float32:
@@ -90,10 +92,10 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return self._factor(update, update.noise) * self.schedule.at(update.after)
 
     def _change(self) -> np.float32:
-        """Return by which factor the scaling changes from the last update to the present one.
+        """Return the factor by which the scaling changes the rate from the last update to this one.
 
-        The factor is 1 if other workers have made the update: the momentum comes from them,
-        changed.
+        The factor is 1 if other workers have made this update: they send the momentum, which they
+        have changed.
         """
         loader = current_worker().loader
         if (
@@ -106,9 +108,9 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return np.float32(self._factor(update, update.noise) / was)
 
     def _factor(self, update: Update, noise: NoiseScale) -> float:
-        """Return the factor of the scaling for ``update`` if the noise scale is ``noise``.
+        """Return the factor by which the scaling multiplies the learning rate of ``update``.
 
-        Without a scaling the factor is 1.
+        It is computed for the gradient noise scale ``noise``. Without a scaling the factor is 1.
         """
         scaling = self.scaling
         if scaling is None:
@@ -116,13 +118,15 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return scaling.at(update.number, update.batches, noise.changes)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the schedule's name and arguments for a saved model, without the job's scaling."""
+        """Return the schedule's class name and arguments for a saved model, without the scaling."""
         kind = type(self.schedule).__name__
         return {"schedule": {"schedule": kind, **dataclasses.asdict(self.schedule)}}
 
 
 def follow_policy(optimizer: Any, several: bool) -> None:
-    """Let ``optimizer`` follow the [learning_rate] of the job's policy, if the policy has one.
+    """Give ``optimizer`` the learning rate of the table [learning_rate] in the job's policy.
+
+    Nothing is changed if the job has no policy, or the policy no such table.
 
     Args:
         optimizer: the optimizer of the script.
@@ -189,7 +193,9 @@ def check_scaling(optimizer: Any) -> None:
 
 
 def warn_of_a_changed_batch(optimizers: Sequence[Any], before: int, now: int) -> None:
-    """Warn, once for each, that Keras' own schedules do not notice a change of the global batch.
+    """Log a warning for each schedule of Keras' that does not follow a change of the global batch.
+
+    It is logged once for each schedule, which counts updates, not samples.
 
     Args:
         optimizers: the optimizers of the script.
@@ -213,10 +219,10 @@ def warn_of_a_changed_batch(optimizers: Sequence[Any], before: int, now: int) ->
 
 
 def last_rates(optimizer: Any) -> list[float]:
-    """Return the last learning rates that ``optimizer`` has by an :class:`LRSchedule`.
+    """Return the last update's learning rate of each :class:`LRSchedule` in ``optimizer``.
 
-    Such a rate is none of the optimizer's variables. The list is empty if there is no such
-    schedule.
+    The list is empty if there is no such schedule. A schedule may be in ``optimizer`` itself, or in
+    the one that a LossScaleOptimizer wraps. Its rate is in no variable.
     """
     rates = (getattr(one, "_learning_rate", None) for one in with_inner(optimizer))
     return [rate.last() for rate in rates if isinstance(rate, LRSchedule)]
@@ -225,7 +231,7 @@ def last_rates(optimizer: Any) -> list[float]:
 def present_rate(optimizer: Any) -> Any:
     """Return the present learning rate of ``optimizer``: a number or a variable.
 
-    None stands for a rate that cannot be told: that of a schedule or of a tensor in a graph.
+    None is returned if the rate is unknown: that of a schedule or of a tensor in a graph.
     """
     for one in with_inner(optimizer):
         rate = getattr(one, "_learning_rate", None)
@@ -242,10 +248,13 @@ def present_rate(optimizer: Any) -> Any:
 
 
 def check_alone(optimizers: Sequence[Any]) -> None:
-    """Refuse an optimizer whose momentum would be corrected, in a script with several optimizers.
+    """Refuse an LRSchedule with a scaling and a momentum, in a script with several optimizers.
 
-    The scaling changes the rate over several steps of the job, and each optimizer sees only its
-    own.
+    The momentum has to be corrected in each step in which the scaling changes the rate, and each
+    optimizer takes part in some of the steps only.
+
+    Args:
+        optimizers: all optimizers of the script.
 
     Raises:
         UsageError: one of ``optimizers`` has a scaling and a momentum that holds the learning rate.
@@ -260,10 +269,10 @@ def check_alone(optimizers: Sequence[Any]) -> None:
 
 
 def correct_momentum(optimizer: Any) -> None:
-    """Scale the momentum of ``optimizer`` to the step's learning rate; call it before each update.
+    """Multiply the momentum of ``optimizer`` by the relative change of its learning rate.
 
-    Only a momentum that holds the rate is changed, and only if an :class:`LRSchedule` has a
-    scaling.
+    The change is that since the update before. Call it before each update. Only a momentum that
+    contains the rate is changed, and only if an :class:`LRSchedule` has a scaling.
     """
     for one in with_inner(optimizer):
         if _is_scaled(one) and momentums_within(one):
@@ -271,7 +280,7 @@ def correct_momentum(optimizer: Any) -> None:
 
 
 def momentums_within(one: Any) -> list[Any]:
-    """Return the momentums of an optimizer that hold the learning rate of each update.
+    """Return the momentum variables of the optimizer ``one`` that contain the learning rate.
 
     The list is empty for optimizers other than Keras' SGD and RMSprop.
     """
@@ -282,13 +291,16 @@ def momentums_within(one: Any) -> list[Any]:
 
 
 def scale_momentum(one: Any, factor: Any) -> None:
-    """Multiply those momentums of an optimizer that hold its learning rate by ``factor``."""
+    """Multiply the momentum variables of the optimizer ``one`` by ``factor``.
+
+    Only momentums that contain the learning rate are changed (SGD, RMSprop).
+    """
     for momentum in momentums_within(one):
         momentum.assign(momentum * tf.cast(factor, momentum.dtype))
 
 
 def _is_scaled(optimizer: Any) -> bool:
-    """Return whether the learning rate of ``optimizer`` follows the global batch."""
+    """Return whether ``optimizer`` has an :class:`LRSchedule` that follows the global batch."""
     rate = getattr(optimizer, "_learning_rate", None)
     return isinstance(rate, LRSchedule) and rate.scaling is not None
 
@@ -301,7 +313,7 @@ def with_inner(optimizer: Any) -> Iterator[Any]:
 
 
 def asked(ask: Any) -> Any:
-    """Return what ``ask`` returns now; in a graph, a tensor that calls ``ask`` whenever it runs.
+    """Return what ``ask`` returns; in a graph, a tensor that calls ``ask`` whenever the graph runs.
 
     ``ask`` is a function without arguments that returns a float32.
     """

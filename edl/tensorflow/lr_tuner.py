@@ -60,16 +60,16 @@ class LRTuner(keras.callbacks.Callback):
 
     The tuner begins at a tenth of the optimizer's own rate. First it explores, with the highest
     rate for which the loss does not grow; then it exploits, with the rate that minimises the loss.
-    When the rate changes by more than 1 %, a momentum that holds the rate, as that of ``SGD``, is
-    scaled, too.
+    When the rate changes by more than 1 %, a momentum that contains the rate, as that of ``SGD``,
+    is scaled, too.
 
     Args:
         optimizer: the ``edl.Optimizer`` of the script, its only one, of Keras.
         loss_of: a function that returns the mean loss of a batch, from a forward pass as in
             training; it is traced. None, with ``fit``: the loss of the compiled model.
         total: samples of the whole training: those of an epoch times the epochs.
-        explore: samples of them in which the tuner explores; None: half of them.
-        share: the share of the time of all steps that measuring may take.
+        explore: how many of these samples the exploration takes; None: half of them.
+        share: the fraction of the time of all steps that measuring may take.
         max_lr: the highest learning rate; None: 1,000 times the optimizer's own.
 
     Raises:
@@ -109,13 +109,14 @@ class LRTuner(keras.callbacks.Callback):
 
     @property
     def reason(self) -> str:
-        """The last decision of the tuner, and the reason for it."""
+        """The last decision of the tuner, and the reason for it, as a sentence."""
         return self._tuner.reason
 
     def step(self, batch: Any) -> None:
-        """Measure and tune after the update of ``batch``, before the next batch.
+        """Evaluate the loss on ``batch``, if a measurement is due, and tune the learning rate.
 
-        All workers call it, in a loop of their own. With ``fit`` the callback does so by itself.
+        All workers call it in their own loop, after the update of ``batch`` and before the next
+        batch. With ``fit`` the callback calls it.
 
         Raises:
             UsageError: the update of the batch is not made, or there is no ``loss_of``.
@@ -141,14 +142,14 @@ class LRTuner(keras.callbacks.Callback):
         return self._tuner.snapshot()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from the state of the tuning that another worker or a checkpoint has."""
+        """Restore ``state_dict``, the state of the tuning of another worker or of a checkpoint."""
         self._tuner.restore(state_dict)
 
     def before_update(self) -> Sequence[Any]:
-        """Set the learning rate of an update, where the update is built, in a graph or eagerly.
+        """Set the learning rate right before an update; in a graph, add operations that do so.
 
         Returns:
-            The tensors that the update has to wait for.
+            Tensors that the update has to wait for (``tf.control_dependencies``).
 
         Raises:
             UsageError: the optimizer has been given a schedule.
@@ -172,7 +173,7 @@ class LRTuner(keras.callbacks.Callback):
     # --- with fit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Trace the loss, build what measures it, and take the place of Keras' train function."""
+        """Trace the loss, and replace Keras' train function by one that keeps batches."""
         now, model = training.current(), self.model
         _refuse_schedule(self._inner)
         if self._loss is None:
@@ -186,7 +187,7 @@ class LRTuner(keras.callbacks.Callback):
         self._plain, model.train_function = model.train_function, self._train
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Measure and tune after the update of the batch."""
+        """Measure and tune after the update of the batch, as :meth:`step` does."""
         trained, self._batch = self._batch, None
         self.step(trained)
 
@@ -195,9 +196,10 @@ class LRTuner(keras.callbacks.Callback):
         self.model.train_function = self._plain
 
     def _train(self, arriving: Any) -> Any:
-        """Run Keras' train function, on a batch that is kept if the last update is measured in it.
+        """Run Keras' train function on the next batch of ``arriving``, an iterator of the data set.
 
-        Keras' own function takes its batch from ``arriving`` inside of the graph, out of sight.
+        If the last update is measured with this batch, the batch is kept: Keras' own function would
+        take it from ``arriving`` inside of the graph, where Python cannot see it.
         """
         if not self._tuner.measures:
             return self._plain(arriving)
@@ -212,9 +214,9 @@ class LRTuner(keras.callbacks.Callback):
         return self._inner._learning_rate
 
     def _prepare(self, batch: Any) -> None:
-        """Build what evaluates the loss, outside of the time that is measured.
+        """Build the graphs that evaluate the loss, outside of the steps whose time is measured.
 
-        No other worker waits for this one meanwhile. ``batch`` has the structure and types of a
+        Called while no other worker waits for this one. ``batch`` has the structure and types of a
         batch of the training.
         """
         assert self._loss is not None
@@ -222,7 +224,7 @@ class LRTuner(keras.callbacks.Callback):
         self._prepared = True
 
     def _begin_update(self) -> np.float32:
-        """Keep the variables for a measurement if it is due; return the update's learning rate.
+        """Save the variables if a measurement is due, and return the update's learning rate.
 
         Called right before an update that this worker makes, in whatever thread makes it.
         """
@@ -233,7 +235,7 @@ class LRTuner(keras.callbacks.Callback):
         return np.float32(self._tuner.rate(update))
 
     def _set(self, update: Update) -> None:
-        """Set the learning rate to that of ``update``, which this worker has not made."""
+        """Set the learning rate to that of ``update``, an update that other workers have made."""
         rate = np.float32(self._tuner.rate(update))
         if self._variable.numpy() != rate:
             self._variable.assign(rate)
@@ -242,7 +244,7 @@ class LRTuner(keras.callbacks.Callback):
 def check_callbacks(tuner: LRTuner | None, callbacks: Iterable[Any]) -> None:
     """Refuse a ``fit`` that lacks the tuner of its optimizer, or has callbacks that set the rate.
 
-    Such callbacks are refused beside a tuner, and beside a policy of the job with a
+    Callbacks that set the learning rate are refused beside a tuner, and if the job's policy has a
     [learning_rate].
 
     Args:
@@ -271,7 +273,10 @@ def _sets_rate(callback: Any) -> bool:
 
 
 def _check(optimizer: Any, now: training.Training) -> None:
-    """Raise UsageError if the learning rate of ``optimizer`` cannot be tuned."""
+    """Raise UsageError if the learning rate of ``optimizer`` cannot be tuned.
+
+    ``now`` is the training of this process.
+    """
     kind = type(optimizer).__name__
     if not is_elastic(optimizer):
         refuse("give it the optimizer of the job: optimizer = edl.Optimizer(optimizer, model)")
@@ -308,7 +313,7 @@ def _innermost(optimizer: Any) -> Any:
 
 
 def _compiled(model: Any) -> Callable[[Any], Any]:
-    """Return a function that computes the loss of a batch as ``fit`` does for ``model``.
+    """Return a function that returns the loss of a batch as ``fit`` computes it for ``model``.
 
     Raises:
         UsageError: the model has a ``train_step`` of its own, so its loss is unknown.

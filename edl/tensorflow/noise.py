@@ -21,7 +21,9 @@ Array = npt.NDArray[Any]
 
 
 class KerasNoise(NoiseMeter):
-    """A meter of the squared norms of one optimizer's gradients.
+    """A meter of the squared norms of one optimizer's gradients, for the gradient noise scale.
+
+    Of a large gradient one eighth is read in a measurement, and counted eight times.
 
     Attributes:
         optimizer: the Keras optimizer; None if the script has another kind.
@@ -46,10 +48,11 @@ class KerasNoise(NoiseMeter):
         )
 
     def _seen(self, gradients: Sequence[Any], denominators: Sequence[Array | None]) -> Looked:
-        """Return the parts of ``gradients`` that are looked at, as the optimizer weighs them.
+        """Return the eighth of each gradient that is read, divided by its denominators.
 
-        Each part is a flat array, with the number of times that it counts. ``denominators`` are
-        those of :meth:`_denominators`.
+        Each item is a flat array, and the number of times that it counts (8, or 1 for a small
+        gradient, which is read as a whole). ``denominators`` are those of :meth:`_denominators`;
+        None: not divided.
         """
         seen = []
         for gradient, denominator in zip(gradients, denominators, strict=True):
@@ -58,16 +61,19 @@ class KerasNoise(NoiseMeter):
         return seen
 
     def _part(self, tensor: Any) -> tuple[Array, int]:
-        """Return the part of ``tensor`` that is looked at, and how often that part counts."""
+        """Return the eighth of ``tensor`` that is read, as a flat array, and how often it counts.
+
+        A small tensor is read as a whole, and counts once.
+        """
         numbers = _array(tensor).reshape(-1)
         part, times = self._looked_at(len(numbers))
         return numbers[part], times
 
     def _denominators(self, variables: Sequence[Any]) -> Sequence[Array | None]:
-        """Return what Adam divides the parts of each gradient by.
+        """Return sqrt(v) + epsilon of Adam for the numbers of each gradient that are read.
 
-        The list has None for each of ``variables`` if the optimizer is not of Adam's kind, or has
-        made fewer than ``LEAST_STEPS`` updates.
+        ``variables`` are those of the gradients. The list has None for each of them if the
+        optimizer is not of Adam's kind, or has made fewer than ``LEAST_STEPS`` updates.
         """
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         velocities = getattr(optimizer, "_velocities", None)
@@ -86,9 +92,10 @@ class KerasNoise(NoiseMeter):
         ]
 
     def _denominator(self, velocity: Any, correction: float, epsilon: float) -> Array:
-        """Return sqrt(v) + epsilon for the part of a ``velocity`` v that is looked at.
+        """Return sqrt(v) + ``epsilon`` of Adam for those numbers of one gradient that are read.
 
-        ``correction`` is Adam's bias correction, by which v is divided first.
+        ``velocity`` is v, Adam's mean of squared gradients, which is first divided by
+        ``correction``, Adam's bias correction.
         """
         return np.asarray(np.sqrt(self._part(velocity)[0] / correction) + epsilon)
 
@@ -98,7 +105,10 @@ class KerasNoise(NoiseMeter):
         return 1.0 if scale is None else float(_array(scale)) ** 2
 
     def _square(self, gradients: Looked) -> float:
-        """Return the squared norm of all ``gradients`` together."""
+        """Return the squared norm of all ``gradients`` together.
+
+        Each item is a flat array, and the number of times that its squared norm counts.
+        """
         return float(sum(times * float(np.vdot(each, each)) for each, times in gradients))
 
 

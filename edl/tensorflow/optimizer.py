@@ -55,15 +55,15 @@ def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: in
     Args:
         optimizer: one of ``tf.keras.optimizers``, its name or its configuration, or, in a graph,
             one of ``tf.compat.v1.train``.
-        model: what has the variables that reach every newcomer: a Keras model, a ``tf.Module``, or
-            a list of variables. Not needed for ``model.fit``, nor in a graph. Without it, all
-            variables are taken that were created since ``edl.init()``.
+        model: the variables that every newcomer receives: a Keras model, a ``tf.Module``, or a list
+            of variables. Not needed for ``model.fit``, nor in a graph. None: all variables that
+            were created since ``edl.init()``.
         backward_passes_per_step: must be 1; a Keras optimizer accumulates gradients by itself.
 
     Raises:
         UsageError: ``edl.init()`` was not called, the optimizer was wrapped already, or it does not
-            fit the mode that TensorFlow is in; one of several names no model, or comes after the
-            first batch.
+            fit the mode that TensorFlow is in (eager or graph); one of several names no model, or
+            comes after the first batch.
     """
     now = training.current()
     if isinstance(optimizer, str | dict):  # as Keras' compile() takes them
@@ -115,7 +115,7 @@ def is_elastic(optimizer: Any) -> bool:
 
 
 def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
-    """Replace ``apply`` of a Keras optimizer by a method that reduces gradients first.
+    """Replace ``apply`` of a Keras optimizer by a method that first averages over all workers.
 
     Keras' ``apply_gradients`` calls ``apply``, too. ``reduction`` reduces the optimizer's
     gradients.
@@ -150,12 +150,12 @@ def _graph_apply(optimizer: Any, reduction: GradientReduction) -> None:
     """Replace the two methods of a ``tf.compat.v1.train`` optimizer that handle gradients.
 
     ``compute_gradients`` then returns the job's gradients, and ``apply_gradients`` reduces
-    gradients that are not reduced yet. ``minimize`` calls both methods, too.
+    gradients that are not reduced yet, by ``reduction``. ``minimize`` calls both methods, too.
     """
     compute, plain = optimizer.compute_gradients, optimizer.apply_gradients
 
     def compute_gradients(*arguments: Any, **named: Any) -> list[tuple[Any, Any]]:
-        """Return the gradients of the job with their variables; what follows may clip them."""
+        """Return the gradients of the job with their variables; the script may clip them."""
         gradients, variables = _unzipped(compute(*arguments, **named))
         return list(zip(reduce_early(gradients, variables), variables, strict=True))
 
@@ -174,13 +174,16 @@ def _graph_apply(optimizer: Any, reduction: GradientReduction) -> None:
 
 
 def _unzipped(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """Return the gradients and the variables of ``pairs`` in two lists."""
+    """Return the gradients and the variables of ``pairs`` (gradient, variable) in two lists."""
     found = list(pairs)
     return [gradient for gradient, _ in found], [variable for _, variable in found]
 
 
 def _if(proceed: Any, apply: Any) -> None:
-    """Call ``apply`` if ``proceed`` is true; if it is a tensor, when the graph runs."""
+    """Call ``apply``, which makes an update, if ``proceed`` is true.
+
+    If ``proceed`` is a tensor, this is decided whenever the graph runs.
+    """
     if isinstance(proceed, bool):
         if proceed:
             apply()
