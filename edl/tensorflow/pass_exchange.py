@@ -49,7 +49,7 @@ class _EagerNumbers:
         self._next = 0
 
     def take(self) -> int:
-        """Return the next number; the first one of each step is 1."""
+        """Return the next number of an exchange; each step of the job begins at 1."""
         worker = process.current_worker()
         step = (id(worker), worker.steps.begun)
         if step != self._step:
@@ -62,7 +62,10 @@ _eager_numbers = _EagerNumbers()
 
 
 def next_number() -> int:
-    """Return the number of an exchange that is about to be built, from 1 in each graph or step."""
+    """Return the number of an exchange that is about to be built, from 1 in each graph.
+
+    In eager execution the numbers begin at 1 in each step of the job.
+    """
     if tf.executing_eagerly():
         return _eager_numbers.take()
     graph = tf.compat.v1.get_default_graph()
@@ -72,11 +75,15 @@ def next_number() -> int:
 
 
 def exchange_of_step() -> tuple[Exchange | None, int]:
-    """Return the exchange with the other workers, and the weight of this worker's batch in it.
+    """Return how to exchange messages with all workers, and the weight of this worker's batch.
 
-    The exchange is None, and the weight 0, if no other worker takes part: in a warm-up, in a job of
-    one, between steps. The weight is the number of samples that count. In a script with an elastic
-    state it is 1, because Horovod's optimizer counts all workers alike.
+    In a script with an elastic state the weight is 1, because Horovod's optimizer counts all
+    workers alike.
+
+    Returns:
+        A function that sends bytes to all workers and returns theirs, and the number of samples
+        that count in this worker's batch. They are None and 0 if no other worker takes part: in a
+        warm-up, in a job of one, between steps.
 
     Raises:
         UsageError: the script has several optimizers.
@@ -96,8 +103,8 @@ def _exchange_of_script(payload: bytes) -> list[bytes]:
     """Send ``payload`` to all workers and return their payloads, in a script with an elastic state.
 
     Raises:
-        HorovodInternalError: the ring is broken, as if in a collective of Horovod's; it interrupts
-            the function that ``elastic.run`` has wrapped.
+        HorovodInternalError: the ring is broken; the error interrupts the function that
+            ``elastic.run`` has wrapped, as one of Horovod's collectives would.
     """
     try:
         return process.current_worker().script.exchange(payload)
@@ -106,15 +113,18 @@ def _exchange_of_script(payload: bytes) -> list[bytes]:
 
 
 def numbered(exchange: Exchange, number: int, row: Vector) -> list[bytes]:
-    """Return the rows that all workers have sent at the place ``number``, as bytes.
+    """Exchange rows with all workers, and check that all of them are at the same exchange.
 
     Args:
-        exchange: sends bytes to all workers and returns theirs.
-        number: the number of the exchange, which is sent with the row.
+        exchange: a function that sends bytes to all workers and returns theirs.
+        number: the number of the exchange in the graph or step, which is sent with the row.
         row: this worker's numbers.
 
+    Returns:
+        The rows of all workers, as bytes, without ``number``.
+
     Raises:
-        UsageError: some workers were at another place, or their rows have another length.
+        UsageError: some workers are at another exchange, or their rows have another length.
     """
     answer = exchange(np.concatenate([[float(number)], row]).tobytes())
     first = np.dtype(np.float64).itemsize
@@ -127,11 +137,12 @@ class Act(Protocol):
     """A function that a layer calls in its forward or backward pass, to exchange numbers."""
 
     def __call__(self, row: Vector, exchange: Exchange | None, weight: int) -> Vector:
-        """Return the numbers that the pass goes on with.
+        """Exchange numbers with the other workers, and return those with which the pass continues.
 
         Args:
             row: this worker's numbers.
-            exchange: sends bytes to all workers and returns theirs; None: nobody else takes part.
+            exchange: a function that sends bytes to all workers and returns theirs; None: no other
+                worker takes part.
             weight: how many samples count in this worker's batch.
         """
 
@@ -140,10 +151,9 @@ def in_turn(act: Act, row: Any, length: int | None) -> Any:
     """Return the result of ``act`` as a tensor; in a graph, exchanges run in the order of building.
 
     Args:
-        act: a function that exchanges numbers; it runs in a thread of TensorFlow's if there is a
-            graph.
+        act: a function that exchanges numbers; in a graph it runs in one of TensorFlow's threads.
         row: this worker's numbers, a float64 tensor with one axis.
-        length: the length of the result; None: unknown.
+        length: the length of the result, a float64 tensor with one axis; None: unknown.
 
     Raises:
         UsageError: XLA is to compile the graph.
@@ -178,16 +188,17 @@ def _write_nothing() -> list[Any]:
 def _resource() -> Any:
     """Return the handle of the resource that :func:`_write_nothing` writes.
 
-    It is no variable that a script, or what follows the job, would see.
+    It is none of the variables that a script sees, or that newcomers receive.
     """
     with tf.init_scope(), tf.device("/cpu:0"):
         return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=(), shared_name="edl_exchange")
 
 
 def _from_graph(act: Act) -> Callable[[Vector], Vector]:
-    """Return ``act`` as a function for ``tf.numpy_function``.
+    """Return ``act`` as a function for ``tf.numpy_function``, which takes the row only.
 
-    The training thread raises an error of ``act``; the graph goes on as if this worker were alone.
+    An error of ``act`` is raised by the training thread, and the graph continues as if this worker
+    were alone.
     """
 
     def from_graph(row: Vector) -> Vector:

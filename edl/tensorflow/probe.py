@@ -30,7 +30,7 @@ NOT_DENSE = (tf.RaggedTensor, tf.SparseTensor)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A function that computes the loss of one batch, as often as it is called.
+    """The loss of one batch as a function without arguments, to be called at different weights.
 
     Attributes:
         graph: the concrete function of the loss.
@@ -46,7 +46,7 @@ class Evaluation:
         return list(self.graph.variables)
 
     def __call__(self) -> float:
-        """Return the loss for the present values of the variables.
+        """Return the mean loss of the batch for the present values of the variables.
 
         Raises:
             UsageError: the loss is not a number.
@@ -71,7 +71,10 @@ class TracedLoss:
         self._known: set[int] = set()  # ids of graphs that are kept
 
     def trace(self, spec: Any) -> Any:
-        """Return the graph of the loss for batches of the ``tf.TensorSpec``s in ``spec``.
+        """Return the graph (a concrete function) of the loss for batches of the specs ``spec``.
+
+        Args:
+            spec: the ``tf.TensorSpec``s of a batch, in its structure.
 
         Raises:
             UsageError: the graph draws random numbers that cannot be drawn again, or has
@@ -84,7 +87,10 @@ class TracedLoss:
         return graph
 
     def of(self, batch: Any) -> Evaluation:
-        """Return the evaluation of the loss of ``batch``: tensors or arrays, in any structure.
+        """Return the loss of ``batch`` as an :class:`Evaluation`.
+
+        Args:
+            batch: tensors or arrays, in any structure.
 
         Raises:
             UsageError: see :meth:`trace`.
@@ -94,7 +100,7 @@ class TracedLoss:
 
 
 class Probe:
-    """The values of the variables before and after one update, and evaluations along it.
+    """The variables' values before and after one update, and losses on the line between them.
 
     Args:
         optimizer: the Keras optimizer that makes the update.
@@ -109,7 +115,7 @@ class Probe:
 
     @property
     def holds(self) -> bool:
-        """Whether the values before and after a whole update are kept."""
+        """Whether the values both before and after an update are kept."""
         return bool(self._after)
 
     def begin(self) -> None:
@@ -119,7 +125,7 @@ class Probe:
             self._before, self._after = _values(self._parameters()), []
 
     def end(self) -> None:
-        """Keep the values after the update that was begun, if it was made.
+        """Keep the values after the update that :meth:`begin` preceded, if the update was made.
 
         A LossScaleOptimizer may have skipped it.
         """
@@ -131,17 +137,23 @@ class Probe:
         self._before, self._after = [], []
 
     def prepare(self, evaluation: Evaluation) -> None:
-        """Build all that :meth:`losses` needs for ``evaluation``; the optimizer must be built."""
+        """Evaluate once, so that all graphs that :meth:`losses` needs for ``evaluation`` are built.
+
+        The optimizer must be built.
+        """
         now = _values(self._parameters())
         self._along(now, now, (0.0,), evaluation)
 
     def losses(self, at: Sequence[float], evaluation: Evaluation) -> list[float]:
-        """Return the loss at several points along the update that is kept.
+        """Return the loss at several points along the update whose values are kept.
 
         Args:
-            at: the points e, where the learning rate is (1 + e) times that of the update; see
-                :mod:`edl.core.policy.lr_fit`.
+            at: the points, numbers e; the learning rate there is (1 + e) times that of the update
+                (see :mod:`edl.core.policy.lr_fit`), so -1 is before the update and 0 after it.
             evaluation: computes the loss of a batch.
+
+        Returns:
+            One loss for each point, in order.
 
         Raises:
             UsageError: a loss is not a number.
@@ -154,8 +166,13 @@ class Probe:
     ) -> list[float]:
         """Return the losses of ``evaluation`` at points on the line from ``before`` to ``after``.
 
-        ``before`` and ``after`` are values of the trained variables, and ``at`` has the points e:
-        -1 is ``before``, 0 is ``after``. All variables have their present values back afterwards.
+        All variables have their present values back afterwards.
+
+        Args:
+            before: the values of the trained variables at the point -1.
+            after: their values at the point 0.
+            at: the points e at which the loss is computed.
+            evaluation: computes the loss of a batch.
         """
         parameters = self._parameters()
         trained = {id(variable) for variable in parameters}
@@ -197,8 +214,8 @@ def example_of(spec: Any) -> Any:
 def _moving(variables: Sequence[Any]) -> Any:
     """Return a function that moves ``variables`` along the line between two lists of values.
 
-    The function takes both lists, and where on the line to go to: 0 is at the first list, 1 at the
-    second, and other numbers between or beyond them.
+    The function takes both lists, and the position on the line, a float64 tensor: 0 is at the first
+    list, 1 at the second, and other numbers are between or beyond them.
     """
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
@@ -227,7 +244,7 @@ def _tensor(value: Any) -> Any:
 def _spec(tensor: Any) -> Any:
     """Return the ``tf.TensorSpec`` of tensors like ``tensor``, for any number of samples.
 
-    Of a ragged or sparse tensor the result is its type spec.
+    For a ragged or sparse tensor its type spec is returned.
     """
     if isinstance(tensor, NOT_DENSE):
         return tf.type_spec_from_value(tensor)
@@ -236,11 +253,11 @@ def _spec(tensor: Any) -> Any:
 
 
 def _refuse_operations(graph: Any) -> None:
-    """Refuse a graph with operations that cannot be repeated.
+    """Refuse the ``graph`` of a loss if it has operations that cannot be repeated.
 
     These are random operations whose state is in no variable of the graph (the variable of a
-    ``tf.random.Generator`` is not among them), and collectives: a worker that has not made the
-    update evaluates nothing, so the others would wait for it.
+    ``tf.random.Generator`` is not among the graph's), and collectives: a worker that has not made
+    the update evaluates no loss, so the others would wait for it.
 
     Raises:
         UsageError: the graph has such operations.
@@ -261,5 +278,5 @@ def _refuse_operations(graph: Any) -> None:
 
 
 def _has_seed(definition: Any) -> bool:
-    """Return whether an operation with this ``definition`` has a seed as an attribute."""
+    """Return whether operations with the TensorFlow ``definition`` have a seed as an attribute."""
     return any(each.name == "seed2" for each in definition.attr)

@@ -29,7 +29,7 @@ def is_seed(name: str) -> bool:
 
 
 def last_seed() -> int:
-    """Return the seed that TensorFlow was given last; 0 if it was given none."""
+    """Return the seed of the last ``tf.random.set_seed``; 0 if there was none."""
     return int(context.global_seed() or 0)
 
 
@@ -37,7 +37,7 @@ class Seeder:
     """A function that seeds all random generators of TensorFlow and Keras in this process.
 
     Args:
-        variables: a function that returns the variables of the models, by path.
+        variables: a function that returns pairs of path and variable, for the models' variables.
     """
 
     def __init__(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
@@ -59,10 +59,12 @@ class Seeder:
 
 @contextmanager
 def own_operation_seeds(worker: Worker) -> Iterator[None]:
-    """Give random operations that are created in this context seeds of this worker's own.
+    """Give random operations that are created in a ``with`` block seeds of this worker's own.
 
     Such operations are in functions for ``Dataset.map``. All workers create the same operations,
-    which would draw the same numbers on each of them.
+    which would draw the same numbers on each of them. Nothing is changed if the script has set no
+    seed, the job is to have the same random numbers on all workers, or this worker is rank 0 of the
+    first ring, which keeps the script's seed. ``worker`` is this worker.
     """
     now = context.context()
     first = not worker.warming_up and worker.generation <= 1

@@ -81,7 +81,7 @@ class GradientReduction:
         self._one_at_a_time = threading.Lock()
 
     def cannot_repair(self, why: str) -> None:
-        """Let this worker end if a ring breaks inside of a step, for the reason ``why``."""
+        """Let this worker end, with the message ``why``, if a ring breaks inside of a step."""
         self._reduction.cannot_repair = why
 
     @property
@@ -108,9 +108,9 @@ class GradientReduction:
                 self._reduction.end_step()
 
     def raise_pending(self) -> None:
-        """Raise the error that ended this worker inside a graph, if there is one.
+        """Raise the error that occurred inside a graph and ends this worker, if there is one.
 
-        An error that is raised inside a graph would become an error of TensorFlow's.
+        Raised inside the graph, it would become an error of TensorFlow's.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -125,7 +125,8 @@ class GradientReduction:
             gradients: tensors, ``IndexedSlices`` (which become dense), or None, which stays None. A
                 variable has a gradient on all workers, or on none.
             variables: the variables of the gradients, in the same order.
-            early: True if the update does not follow at once, and asks :meth:`applies_early`.
+            early: True if a tape reduces the gradients and the optimizer applies them later, when
+                it asks :meth:`applies_early`.
 
         Returns:
             The means, and whether to apply them: a bool, or a scalar boolean tensor in a graph.
@@ -150,7 +151,9 @@ class GradientReduction:
         return [None if none else mean for mean, none in zip(means, bare, strict=True)], proceed
 
     def applies_early(self) -> bool:
-        """Return whether to apply gradients that were reduced earlier in this step; call it once.
+        """Return whether to apply the gradients that a tape has reduced in this step; call it once.
+
+        It is False in a trial run of a session, and if other workers have completed the step.
 
         Raises:
             UsageError: no gradients were reduced, or they are applied already.
@@ -167,10 +170,7 @@ class GradientReduction:
         return self._reduction.apply()
 
     def applies_early_in_graph(self) -> Any:
-        """Return the answer of :meth:`applies_early` as a scalar boolean tensor.
-
-        The answer is asked for when the graph runs.
-        """
+        """Return a boolean tensor that calls :meth:`applies_early` whenever the graph runs."""
 
         def early() -> Any:
             return np.bool_(self.from_graph(self.applies_early, False))
@@ -238,10 +238,15 @@ class GradientReduction:
             return means, tf.logical_or(applies, tf.equal(branch, int(Branch.SHOW)))
 
     def _show_in_graph(self, branch: Any, local: list[Any], means: list[Any]) -> Any:
-        """Add operations that measure gradients if ``branch`` says so when the graph runs.
+        """Add operations to the graph that measure gradients if ``branch`` is ``Branch.SHOW``.
+
+        Args:
+            branch: the :class:`~edl.framework.reduction.Branch` of the step, an int64 tensor.
+            local: the gradients of this worker.
+            means: their means over the global batch.
 
         Returns:
-            A tensor that is there when the measurement is made, or skipped.
+            A tensor that is computed when the measurement is made, or skipped.
         """
         bare = self._without_gradient
         variables = _present(self._variables, bare)
@@ -260,14 +265,15 @@ class GradientReduction:
         return tf.cond(measures, shown, lambda: tf.constant(0, tf.int64))
 
     def _again(self, local: list[Any], end: Callable[[], Any]) -> tuple[Any, ...]:
-        """Add a loop to the graph that sends the local gradients once more, until a ring holds.
+        """Add a loop to the graph that sends the local gradients again until no ring breaks.
 
         Args:
             local: the gradients of this worker.
-            end: the call back that follows the gradients, and returns the next branch.
+            end: the function that is called back when the gradients are reduced or have failed, and
+                returns the next :class:`~edl.framework.reduction.Branch`.
 
         Returns:
-            The branch that follows, then the means.
+            The branch that the graph takes after the loop, then the means.
         """
 
         def attempt(_branch: Any, *_means: Any) -> tuple[Any, ...]:
@@ -294,7 +300,7 @@ class GradientReduction:
         return tuple(found)
 
     def _begin(self) -> Any:
-        """Begin the reduction when the first gradient is there; called back by the graph.
+        """Begin the reduction when the first gradient is computed; called back by the graph.
 
         Returns:
             Whether the graph's gradients are sent as they are; if not, its operations return them
@@ -313,9 +319,12 @@ class GradientReduction:
         return np.bool_(self.from_graph(begin, False))
 
     def _begin_again(self) -> tuple[Any, Any]:
-        """Return the factors for the gradients before they are sent, and for their averages.
+        """Agree with the other workers on weights before the graph sends its gradients again.
 
-        Called back by the graph each time before it sends its gradients again.
+        Called back by the graph.
+
+        Returns:
+            The factor for the gradients that are sent, and the factor for their averages.
         """
 
         def begin() -> Weights:
@@ -328,15 +337,19 @@ class GradientReduction:
         return np.float64(weights.sent), np.float64(weights.received)
 
     def _send(self, sends: bool) -> None:
-        """Let the gradient operations that follow send their inputs, or return them unsent."""
+        """Switch whether the gradient operations send their inputs, or return them unsent.
+
+        ``sends`` is True for sending.
+        """
         gradient_ops.start_sending(sends)
         if sends:
             self._reduction.sending()
 
     def _end(self, early: bool) -> Any:
-        """Return the branch that the graph takes when its gradients have come back or failed.
+        """Return the branch that the graph takes when its gradients are reduced or have failed.
 
-        Called back by the graph. ``early`` says that the update does not follow at once.
+        Called back by the graph. It is a :class:`~edl.framework.reduction.Branch`, as an int64.
+        ``early`` is True if a tape has asked for the gradients, so the update comes later.
         """
 
         def end() -> Branch:
@@ -351,9 +364,9 @@ class GradientReduction:
         return np.int64(self.from_graph(end, Branch.SKIP))
 
     def _begin_update(self) -> None:
-        """With several optimizers, note the update of this one as made, since it follows at once.
+        """With several optimizers, count the update of this one as made, since it follows at once.
 
-        What the next optimizer reduces belongs to another step.
+        The gradients that the next optimizer reduces belong to another step.
         """
         if self.several and self._reduction.step.is_decided:
             self._reduction.apply()
@@ -388,7 +401,7 @@ class GradientReduction:
             return otherwise
 
     def _unseen(self) -> str | None:
-        """Return the name of what this worker waits for if the graph waits for gradients, or None.
+        """Return ``WAITING``, a text, while the graph waits for gradients; None if it does not.
 
         :mod:`edl.worker.activity` asks, because no thread of Python's waits for them.
         """
@@ -423,7 +436,11 @@ class GradientReduction:
         return means, applies
 
     def _averages(self, gradients: list[Any], weights: Weights) -> list[Any]:
-        """Send ``gradients`` from Python with the factors ``weights``, and return their means.
+        """Average ``gradients`` over the ring from Python, and return their means.
+
+        Args:
+            gradients: the gradients of this worker.
+            weights: the factors before and after the average.
 
         Raises:
             RingBroken: a worker is gone.
@@ -448,9 +465,9 @@ class GradientReduction:
         return _typed(averages, gradients)
 
     def _trace(self, gradients: list[Any]) -> None:
-        """Build once what sends ``gradients`` from Python, while nobody waits for it.
+        """Build once the graph that averages gradients like ``gradients`` from Python, unsent.
 
-        That is so in a warm-up, for example.
+        This happens where no other worker waits for it, in a warm-up for example.
         """
         if gradient_ops.AVAILABLE and not self._traced:
             self._send(False)
@@ -459,7 +476,7 @@ class GradientReduction:
         self._traced = True
 
     def _from_python_in_graph(self, local: list[Any]) -> list[Any]:
-        """Add one operation to the graph that reduces all gradients from Python.
+        """Add one operation to the graph that reduces the gradients ``local`` from Python.
 
         This is for a Horovod without edl's patch, whose operations do not outlive the ring.
 
@@ -516,7 +533,7 @@ class GradientReduction:
             )
 
     def _received(self) -> None:
-        """Check that all gradients that the operations have sent have come back.
+        """Check that Horovod has reduced all gradients that the graph's operations have sent.
 
         Raises:
             RingBroken: some gradients have failed.
@@ -532,15 +549,15 @@ class GradientReduction:
 
 
 def _hold() -> None:
-    """Let gradients that the graph computes from now on wait for the next ring."""
+    """Stop sending: gradients that the graph computes after this call wait for the next ring."""
     if gradient_ops.AVAILABLE:
         gradient_ops.start_sending(False)
 
 
 def _nothing(variable: Any) -> Any:
-    """Return what is sent for a variable without a gradient, so that all workers send the same.
+    """Return zeros to send for a ``variable`` without a gradient, as all workers must send alike.
 
-    It is of another shape than the variable's gradient: if another worker has a gradient for it,
+    They have another shape than the variable's gradient: if another worker has a gradient for it,
     Horovod refuses both.
     """
     rank = tf.TensorShape(variable.shape).rank or 0
@@ -550,13 +567,13 @@ def _nothing(variable: Any) -> Any:
 def _present(tensors: Sequence[Any], bare: Sequence[bool]) -> list[Any]:
     """Return those of ``tensors`` whose variables have a gradient.
 
-    ``bare`` says of each variable whether it has none.
+    ``bare`` has True for each variable that has none.
     """
     return [each for each, none in zip(tensors, bare, strict=True) if not none]
 
 
 def _typed(means: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-    """Return ``means`` in the types of the gradients."""
+    """Return each of ``means`` in the type of the gradient at the same index of ``gradients``."""
     return [
         mean if mean.dtype == gradient.dtype else tf.cast(mean, gradient.dtype)
         for mean, gradient in zip(means, gradients, strict=True)

@@ -38,13 +38,17 @@ class TensorFlowReplica(FrameworkReplica):
 
     Args:
         kind: the name of the optimizer's class, for checkpoints.
-        model: returns the model's variables; called each time, because they may be created late.
-        optimizer: returns the optimizer's variables, the learning rate among them.
-        optimizer_state: returns the same, with the variables of the optimizer that a graph counts
-            among its own.
-        updated: returns those of the model's variables that an update changes.
-        rates: returns the learning rates of the last update that are in no variable.
-        present: returns all present learning rates, numbers or variables, by a name for messages.
+        model: a function that returns the model's variables; called each time, because they may be
+            created late.
+        optimizer: a function that returns the optimizer's variables, the learning rate among them;
+            none for one of TensorFlow 1, whose variables the graph counts among its own.
+        optimizer_state: a function that returns the optimizer's variables, for one of TensorFlow 1
+            too.
+        updated: a function that returns those of the model's variables that an update changes.
+        rates: a function that returns the learning rates of the last update that are in no
+            variable.
+        present: a function that returns all present learning rates, numbers or variables, by a name
+            for messages.
 
     Attributes:
         access: how the values of variables are read and written.
@@ -75,7 +79,10 @@ class TensorFlowReplica(FrameworkReplica):
 
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:
-        """Raise UsageError if one of ``objects`` has neither variables nor a state of its own."""
+        """Raise UsageError if one of ``objects`` has neither variables nor a ``state_dict()``.
+
+        ``objects`` are those to track, by name.
+        """
         for name, thing in objects.items():
             if not isinstance(thing, Trackable) and variables_of(thing) is None:
                 raise UsageError(
@@ -88,9 +95,9 @@ class TensorFlowReplica(FrameworkReplica):
         return {name: x for name, x in self._tracked.items() if variables_of(x) is None}
 
     def objects_from_gradients(self) -> Mapping[str, Trackable]:
-        """Return the tracked objects that a script may compute from the gradients of a step.
+        """Return the tracked objects, by name, that a script may compute from a step's gradients.
 
-        An object with variables is replaced by one whose state is their values.
+        An object with variables is replaced by one whose ``state_dict()`` is their values.
         """
         tracked = {name: variables_of(thing) for name, thing in self._tracked.items()}
         values = {name: _Values(self.access, own) for name, own in tracked.items() if own}
@@ -99,8 +106,8 @@ class TensorFlowReplica(FrameworkReplica):
     def variables(self) -> dict[str, dict[str, Any]]:
         """Return the variables of the model and those of the optimizer, by name.
 
-        Tracked objects with variables count as part of the model. The optimizer is built if need
-        be.
+        Tracked objects with variables count as part of the model. The optimizer is built if it is
+        not.
 
         Returns:
             A dict with "model" and "optimizer", of dicts of variables.
@@ -120,7 +127,7 @@ class TensorFlowReplica(FrameworkReplica):
         return {"model": model, "optimizer": variables_by_name(optimizer)}
 
     def shapes(self) -> dict[str, str]:
-        """Return the shapes of the shared variables as text, by group and name."""
+        """Return the shape of each shared variable as text, such as "(3, 4)", by "group/name"."""
         groups = self.variables()
         return {
             f"{group}/{name}": str(tuple(variable.shape))
@@ -129,7 +136,12 @@ class TensorFlowReplica(FrameworkReplica):
         }
 
     def state(self) -> dict[str, Any]:
-        """Return the present values of all shared variables, and the states of tracked objects."""
+        """Return the present values of all shared variables, and the states of tracked objects.
+
+        Returns:
+            A dict with "model" and "optimizer", dicts of arrays by name, and "tracked", a dict of
+            states.
+        """
         groups = self.variables()
         flat = [variable for group in groups.values() for variable in group.values()]
         values = iter(self.access.read(flat))
@@ -142,8 +154,12 @@ class TensorFlowReplica(FrameworkReplica):
     def compared(self) -> dict[str, Any]:
         """Return what must be equal on all workers: trained variables and states of the optimizer.
 
-        Learning rates are in it, and tracked objects. Averages of a forward pass, which are each
-        worker's own, are not.
+        It contains learning rates and tracked objects, too. Averages of a forward pass, of which
+        each worker has its own, are left out.
+
+        Returns:
+            Dicts of variables, rates or states by name, for each group: "model", "optimizer",
+            "learning_rate", "tracked", and "tracked.<name>" for the variables of each object.
         """
         groups: dict[str, Any] = {
             "model": variables_by_name(v for v in self._model() if v.trainable)
@@ -168,13 +184,21 @@ class TensorFlowReplica(FrameworkReplica):
     size_of = staticmethod(size_of)
 
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest of each of ``parts``, by name, but for those that cannot be compared."""
+        """Return a digest of each of ``parts`` of the state, by name, but for parts without one.
+
+        Values of some types cannot be compared, and have no digest.
+        """
         return digests(self.access, parts)
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
-        """Write as much of ``state`` into variables and tracked objects as ``receive`` says.
+        """Write ``state``, or some of it, into the variables and tracked objects.
 
-        Seeds of layers are never written. After a missed step, only what the update changed is.
+        Seeds of layers are never written.
+
+        Args:
+            state: a state as :meth:`state` returns it.
+            receive: how much to write; with ``Receive.STEP``, when this worker has missed a step,
+                only what its update has changed.
 
         Raises:
             UsageError: the state has other variables or shapes than this script, or other tracked
@@ -205,12 +229,12 @@ class TensorFlowReplica(FrameworkReplica):
         The blobs are of :class:`edl.checkpoint.safetensors.Blob`.
 
         Raises:
-            CheckpointError: an array is of objects.
+            CheckpointError: an array holds Python objects.
         """
         return map_leaves(state, _to_blob)
 
     def uncopied(self, state: Any) -> dict[str, Any]:
-        """Return a state that :meth:`copied` has made, with arrays in place of blobs.
+        """Return ``state``, which :meth:`copied` has made, with arrays in place of blobs.
 
         Raises:
             CheckpointError: an array has a type that this TensorFlow does not know.
@@ -220,7 +244,12 @@ class TensorFlowReplica(FrameworkReplica):
 
 
 class _Values:
-    """An object whose state is the values of some variables."""
+    """An object whose ``state_dict()`` is the values of some variables.
+
+    Args:
+        access: how the values are read and written.
+        variables: the variables.
+    """
 
     def __init__(self, access: VariableAccess, variables: Sequence[Any]) -> None:
         self._access, self._variables = access, [plain(variable) for variable in variables]
@@ -230,17 +259,17 @@ class _Values:
         return self._access.read(self._variables)
 
     def load_state_dict(self, state: list[Array]) -> None:
-        """Write the values in ``state`` to the variables."""
+        """Write the arrays in ``state`` to the variables, in order."""
         self._access.write(list(zip(self._variables, state, strict=True)))
 
 
 def _to_blob(value: Any, where: str) -> Any:
     """Return a copy of ``value`` as a blob for a checkpoint, if it is an array; else ``value``.
 
-    ``where`` names the place of ``value`` in the state.
+    ``where`` is the path of ``value`` in the state, for the message.
 
     Raises:
-        CheckpointError: the array is of objects.
+        CheckpointError: the array holds Python objects.
     """
     array = array_of(value)
     if array is None:
@@ -253,7 +282,7 @@ def _to_blob(value: Any, where: str) -> Any:
 def _from_blob(value: Any, where: str) -> Any:
     """Return the array of ``value`` if ``value`` is a blob of a checkpoint; else ``value``.
 
-    ``where`` names the place of ``value`` in the state.
+    ``where`` is the path of ``value`` in the state, for the message.
 
     Raises:
         CheckpointError: this TensorFlow does not know the type of the array.

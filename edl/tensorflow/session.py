@@ -51,7 +51,7 @@ def elastic_shard_generator(
         epochs: the number of epochs after which ``edl.Session.Done()`` is true.
         shuffle: whether to shuffle the samples anew in each epoch.
         seed: the seed of the shuffled order.
-        max_global_batch: the largest global batch, in samples.
+        max_global_batch: the largest global batch, in samples; None: there is no limit.
         global_batch: the samples of all workers together, in place of ``batch_size``; see
             :func:`edl.tensorflow.Dataset`.
 
@@ -75,12 +75,13 @@ def elastic_shard_generator(
 
 
 def next_batch() -> Any:
-    """Return the samples of the next step, to be fed to the graph in ``feed_dict``.
+    """Return the arrays of the next step's batch, to be fed to the graph in ``feed_dict``.
 
-    They are of the source that :func:`elastic_shard_generator` has declared.
+    The samples are of the source that :func:`elastic_shard_generator` has declared.
 
     Raises:
-        UsageError: no source was declared, the training is over, or no session knows the job.
+        UsageError: no source was declared, the training is over, or the script has no edl.Session
+            or edl.SessionHook.
     """
     now = training.current()
     if now.load is None:
@@ -95,11 +96,11 @@ def next_batch() -> Any:
 
 
 class _GraphJob:
-    """The steps of a job whose model lives in one session.
+    """The steps of a job whose model is a graph in one session.
 
     Args:
         session: the session.
-        tried: whether a run of the graph has trained for nothing already, as a warm-up.
+        tried: whether the graph has run once as a warm-up, without a step of the job.
 
     Raises:
         UsageError: there is no edl.Optimizer or no data, or the graph shuffles edl's batches.
@@ -133,7 +134,7 @@ class _GraphJob:
             self._training.reduction.cannot_repair(ONE_THREAD)
 
     def done(self) -> bool:
-        """Return whether all epochs are trained; if so, finish this worker's part of the job."""
+        """Return whether all epochs are trained; if so, finish the training of this worker."""
         now, worker = self._training, self._training.worker
         now.finish_step()
         if self._finished or not self._entered:
@@ -149,7 +150,7 @@ class _GraphJob:
         return self._finished
 
     def begin(self) -> None:
-        """Hand out the next batch, if the last one is trained.
+        """Hand out the next batch, unless a batch that was handed out is not trained yet.
 
         Raises:
             UsageError: all epochs are trained.
@@ -171,7 +172,7 @@ class _GraphJob:
             worker.loader.next_epoch()
 
     def trains(self, fetches: Any) -> bool:
-        """Return whether ``fetches`` depend on the reduction of gradients.
+        """Return whether ``fetches``, as of ``Session.run``, depend on the reduction of gradients.
 
         Raises:
             UsageError: they do, but depend on no update of the optimizer.
@@ -188,8 +189,8 @@ class _GraphJob:
     def _look(self, operation: tf.Operation) -> tuple[bool, bool]:
         """Return whether ``operation`` depends on a reduction of gradients, and on an update.
 
-        An update in a branch of the script's own cannot be seen: then any operation may depend on
-        it.
+        If the update is in another graph than the session's, such as a branch, it cannot be found.
+        The second answer is then True for any operation.
         """
         found = self._found.get(id(operation))
         if found is None:
@@ -208,15 +209,15 @@ _plain = False  # _current is of a session that does not ask for batches itself
 def notify_batch_end() -> None:
     """Complete the step of the batch that was trained, so that the ledger counts its samples.
 
-    A second call does nothing. In a graph, call it after each training step. Elsewhere taking the
-    next batch does the same; call it there if code that follows the update asks for
-    :func:`edl.tensorflow.step`.
+    In a graph, call it after each training step; a further call does nothing. Outside of graphs,
+    taking the next batch completes the step, and this call is needed only before code that reads
+    :func:`edl.tensorflow.step` after the update.
 
     In a plain ``tf.compat.v1.Session`` this function also hands out the next batch; the first run
-    of the session has trained for nothing. When all epochs are trained, the data set is at its end.
+    of the session has trained for nothing. When all epochs are trained, the data set ends.
 
     Raises:
-        UsageError: no session knows the job, and there is no default session.
+        UsageError: there is neither an edl.Session nor a default session.
     """
     global _current, _plain
     now = training.current()
@@ -237,7 +238,7 @@ def _job() -> _GraphJob:
     """Return the job of the session in use.
 
     Raises:
-        UsageError: no session knows the job.
+        UsageError: the script has no edl.Session or edl.SessionHook.
     """
     if _current is None:
         raise UsageError("no session knows the job: use edl.Session, or edl.SessionHook")
@@ -255,7 +256,8 @@ class Session(tf.compat.v1.Session):
                 edl.notify_batch_end()
 
     Entering it initialises all variables; before the first step they get the job's values. When a
-    worker dies in a step, ``run`` completes the step with the survivors.
+    worker dies in a step, ``run`` completes the step with the survivors. The arguments are those of
+    TensorFlow's class.
 
     Raises:
         UsageError: TensorFlow executes eagerly, or there is no edl.Optimizer or no data.
@@ -325,12 +327,12 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
         self._job: _GraphJob | None = None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Let ``session`` take part in the job."""
+        """Let ``session`` take part in the job; TensorFlow's coordinator ``coord`` is not used."""
         global _current
         self._job = _current = _GraphJob(session)
 
     def before_run(self, run_context: Any) -> None:
-        """Hand out the next batch before a run that trains."""
+        """Hand out the next batch before a run whose fetches depend on reduced gradients."""
         if self._trains(run_context):
             _job().begin()
 
@@ -340,7 +342,10 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
             run_context.request_stop()
 
     def _trains(self, run_context: Any) -> bool:
-        """Return whether the run trains, because its fetches depend on reduced gradients."""
+        """Return whether a run trains, because its fetches depend on reduced gradients.
+
+        ``run_context`` is TensorFlow's ``SessionRunContext`` of the run.
+        """
         return self._job is not None and self._job.trains(run_context.original_args.fetches)
 
 
@@ -349,7 +354,10 @@ def _flat(fetches: Any) -> list[Any]:
 
 
 def _operation(graph: tf.Graph, fetch: Any) -> tf.Operation:
-    """Return the operation of ``graph`` that makes ``fetch``: a tensor, an operation or a name."""
+    """Return the operation of ``graph`` that computes ``fetch``.
+
+    ``fetch`` is a tensor, an operation or the name of one of them.
+    """
     if isinstance(fetch, str):
         fetch = graph.as_graph_element(fetch)
     return fetch if isinstance(fetch, tf.Operation) else fetch.op
@@ -362,7 +370,7 @@ def _reduces(operation: tf.Operation) -> bool:
 
 
 def _before(operation: tf.Operation) -> Iterator[tf.Operation]:
-    """Yield ``operation`` and all operations that it depends on."""
+    """Yield ``operation`` and all operations that it depends on, each once."""
     seen, waiting = {operation}, [operation]
     while waiting:
         each = waiting.pop()
@@ -374,7 +382,7 @@ def _before(operation: tf.Operation) -> Iterator[tf.Operation]:
 
 
 def _check_order(graph: tf.Graph) -> None:
-    """Refuse a graph that shuffles a data set after its generator.
+    """Refuse a ``graph`` that shuffles a data set which ``from_generator`` has made.
 
     Raises:
         UsageError: it does so.

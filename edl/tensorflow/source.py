@@ -25,27 +25,31 @@ _BATCHES = (
 
 
 def load_read(stream: ShardReader, collate: Collate | None = None) -> Load:
-    """Return a function that returns the samples of a batch, read from ``stream``, as arrays.
+    """Return a function that returns the arrays of a batch whose samples were read from ``stream``.
 
-    ``collate`` makes the arrays of a list of samples; None: the samples are stacked.
+    Args:
+        stream: the reader of the stream, which may have a function that parses a sample.
+        collate: a function that makes the arrays of a list of samples; None: they are stacked.
     """
     parse = stream.parse or (lambda sample: sample)
     return lambda batch: _collated([parse(sample) for sample in batch.items], collate)
 
 
 def reader_of(source: Any, collate: Collate | None = None) -> tuple[int, Load]:
-    """Return the number of samples of ``source``, and a function that returns some as a batch.
+    """Return the number of samples of ``source``, and a function that loads a batch of them.
+
+    The function takes a :class:`~edl.worker.sampler.Batch` and returns its arrays.
 
     A column, or a tuple or dict of columns of one length, gives batches of the same structure. A
     column is an array, a list, a Series or DataFrame of pandas, a tensor of PyTorch, or an object
     that reads its rows when they are asked for, as h5py does (:mod:`edl.tensorflow.columns`); a
     list of arrays in it is a tuple, as the inputs of a Keras model may be given. Anything else with
-    ``__len__`` and ``__getitem__`` is a sequence of samples, which are stacked, tuples and dicts by
-    their parts (``__getitems__``, if there is one, is given all indices of a batch at once).
+    ``__len__`` and ``__getitem__`` is a sequence of samples, which are stacked, tuples and dicts
+    member by member (``__getitems__``, if there is one, is given all indices of a batch at once).
 
     Args:
         source: columns or a sequence of samples.
-        collate: makes a batch of a list of samples, in place of stacking them.
+        collate: a function that makes the arrays of a list of samples; None: they are stacked.
 
     Raises:
         DataError: ``source`` is empty, its columns differ in length, or it is nothing of that kind.
@@ -61,7 +65,11 @@ def reader_of(source: Any, collate: Collate | None = None) -> tuple[int, Load]:
 
 
 def _reader_of_columns(columns: Any, collate: Collate | None) -> tuple[int, Load]:
-    """Return the length of ``columns``, and a function that returns some of their rows as a batch.
+    """Return the length of ``columns``, and a function that loads a batch of their rows.
+
+    Args:
+        columns: a column, or tuples and dicts of columns.
+        collate: a function that makes the arrays of a list of samples; None: they are stacked.
 
     Raises:
         DataError: the columns differ in length, or are empty.
@@ -114,6 +122,10 @@ def signature_of(batch: Any, others: Iterable[Any] = (), any_shape: bool = False
 def _common(spec: Any, batch: Any) -> Any:
     """Return ``spec`` with None for the dimensions in which ``batch`` differs from it.
 
+    Args:
+        spec: ``tf.TensorSpec``s, in tuples and dicts.
+        batch: arrays in the same structure.
+
     Raises:
         ValueError: the types or the numbers of dimensions differ.
     """
@@ -128,10 +140,12 @@ def _common(spec: Any, batch: Any) -> Any:
 
 
 def check_fits(batch: Any, spec: Any) -> Any:
-    """Return ``batch``, which a collate function has made, if it has the signature ``spec``.
+    """Return ``batch``, which a collate function has made, if it fits ``spec``.
+
+    ``spec`` has the ``tf.TensorSpec``s of the data set's batches, in their structure.
 
     Raises:
-        DataError: ``batch`` has other shapes, types or parts.
+        DataError: ``batch`` has other shapes, types or structure.
     """
     try:
         wider = _common(spec, batch)
@@ -150,14 +164,14 @@ def _shapes(value: Any) -> str:
 
 
 def _samples(source: Any, indices: list[int]) -> list[Any]:
-    """Return the samples of ``source`` with these ``indices``, all at once if it can do so."""
+    """Return the samples of ``source`` at ``indices``, all at once if it has ``__getitems__``."""
     if hasattr(source, "__getitems__"):
         return list(source.__getitems__(indices))
     return [source[index] for index in indices]
 
 
 def _collated(samples: list[Any], collate: Collate | None) -> Any:
-    """Return ``samples`` as the arrays of a batch, made by ``collate`` or by stacking.
+    """Return ``samples`` as the arrays of a batch, made by ``collate``, or stacked if it is None.
 
     Raises:
         DataError: the samples cannot be stacked, or ``collate`` does not return arrays.
@@ -169,10 +183,10 @@ def _collated(samples: list[Any], collate: Collate | None) -> Any:
 
 
 def _part(part: Any) -> Any:
-    """Return a part of what a collate function has returned, as an array.
+    """Return ``part``, one member of what a collate function has returned, as an array.
 
     Raises:
-        DataError: the part is no array.
+        DataError: it is no array.
     """
     column = column_of(part)
     if column is None:
@@ -184,7 +198,7 @@ def _part(part: Any) -> Any:
 
 
 def _batch_of(samples: list[Any]) -> Any:
-    """Return ``samples`` stacked along a first axis, tuples and dicts by their parts.
+    """Return ``samples`` stacked along a new first axis, tuples and dicts member by member.
 
     Raises:
         DataError: the samples differ in shape or structure.
@@ -201,7 +215,7 @@ def _batch_of(samples: list[Any]) -> Any:
 
 
 def _oddity(samples: list[Any]) -> str | None:
-    """Return a phrase about two of the samples that differ; None if no difference shows."""
+    """Return a phrase about two of ``samples`` that differ; None if no difference is found."""
     if any(isinstance(sample, (dict, tuple)) for sample in samples):
         forms = [str(map_parts(sample, lambda part: type(part).__name__)) for sample in samples]
     elif all(hasattr(sample, "shape") for sample in samples):
@@ -215,11 +229,11 @@ def _oddity(samples: list[Any]) -> str | None:
 
 
 def _stack(samples: list[Any]) -> Any:
-    """Return ``samples`` stacked along a first axis, tuples and dicts by their parts.
+    """Return ``samples`` stacked along a new first axis, tuples and dicts member by member.
 
     Raises:
         ValueError: the samples differ in shape, or are neither numbers nor text.
-        KeyError: a sample lacks a part.
+        KeyError: a sample lacks a key of the first one.
     """
     first = samples[0]
     if isinstance(first, dict):
@@ -237,12 +251,12 @@ def _stack(samples: list[Any]) -> Any:
 
 
 def _without_lists(made: Any) -> Any:
-    """Return ``made`` as a tuple if it is a list."""
+    """Return ``made``, which a collate function returned, as a tuple if it is a list."""
     return tuple(made) if isinstance(made, list) else made
 
 
 def _leaves(value: Any) -> list[Columns]:
-    """Return the single parts of ``value`` in its tuples and dicts."""
+    """Return all columns in ``value``, a column or nested tuples and dicts of columns."""
     if isinstance(value, dict):
         return [leaf for item in value.values() for leaf in _leaves(item)]
     if isinstance(value, tuple):
@@ -251,7 +265,10 @@ def _leaves(value: Any) -> list[Columns]:
 
 
 def map_parts(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return ``value``, a tuple or dict or one part, with ``function`` applied to each part."""
+    """Return ``value`` with ``function`` applied to each member of its nested tuples and dicts.
+
+    A ``value`` that is neither tuple nor dict is such a member itself.
+    """
     if isinstance(value, dict):
         return {key: map_parts(item, function) for key, item in value.items()}
     if isinstance(value, tuple):

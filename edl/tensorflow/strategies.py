@@ -37,8 +37,8 @@ def refuse_strategy(strategy: Any = None) -> None:
 def watch_strategies(kind: type) -> None:
     """Patch TensorFlow so that no strategy can distribute a data set of the class ``kind``.
 
-    Keras' ``fit`` lets the strategy do so in a strategy's scope. The patch raises UsageError, and
-    lasts for the rest of the process.
+    The patch raises UsageError, as Keras' ``fit`` lets the strategy distribute the data set if it
+    is called in a strategy's scope. It lasts for the rest of the process.
     """
     plain = distribute_lib.StrategyBase.experimental_distribute_dataset
 
@@ -52,7 +52,7 @@ def watch_strategies(kind: type) -> None:
 
 
 def _is_default(strategy: Any) -> bool:
-    """Return whether ``strategy`` is the one of a script that names none."""
+    """Return whether ``strategy`` is the default one, as in a script without ``tf.distribute``."""
     kinds = (
         distribute_lib._DefaultDistributionStrategy,
         distribute_lib._DefaultDistributionStrategyV1,

@@ -40,9 +40,8 @@ _OF_LOCAL_VARIABLES = {
 def as_it_is(function: Function) -> Function:
     """Return ``function`` marked so that AutoGraph does not translate it.
 
-    This is for a function of edl in a graph of the user's: a translation takes processor time at
-    the start of each worker, and changes nothing in a function without a branch or a loop over
-    tensors.
+    It is for functions of edl in a graph of the user's: a translation takes processor time at the
+    start of each worker, and changes nothing in a function without a branch or a loop over tensors.
     """
     marked: Function = tf.autograph.experimental.do_not_convert(function)
     return marked
@@ -60,7 +59,7 @@ def watch() -> None:
 
 
 def _marking(function: Function) -> Function:
-    """Return ``function`` changed so that it marks the gradients that it returns."""
+    """Return ``function`` wrapped to mark the gradients that it returns as this worker's own."""
 
     @functools.wraps(function)
     def marking(*arguments: Any, **named: Any) -> Any:
@@ -84,8 +83,9 @@ class JobTape:
         tape = edl.DistributedGradientTape(tape)
         gradients = tape.gradient(loss, model.trainable_variables)
 
-    Call ``gradient`` once for a batch, for all variables. The optimizer applies what is made of its
-    gradients, if the step counts: after a crash other workers may have completed the step already.
+    Call ``gradient`` once for a batch, for all variables. The script may change its results. The
+    optimizer applies them if the step is not done: after a crash other workers may have completed
+    it already.
 
     Args:
         tape: anything with a ``gradient`` method that returns a gradient for each variable.
@@ -118,9 +118,13 @@ class JobTape:
 
 
 def reduce_early(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Return the means of ``gradients`` over the global batch, for the script to change.
+    """Return the means of ``gradients`` over the global batch, before the optimizer gets them.
 
-    The optimizer of ``variables`` applies them later.
+    The script may change the means.
+
+    Args:
+        gradients: the gradients of this worker.
+        variables: the variables of the gradients, in the same order.
     """
     now = training.current()
     means, proceed = now.reduction_of(variables).reduce(gradients, variables, early=True)
@@ -148,10 +152,11 @@ def for_update(
         reduction: the reduction of the optimizer.
 
     Returns:
-        The job's gradients, and a bool or a scalar boolean tensor.
+        The job's gradients, and a bool or, in a graph, a scalar boolean tensor: False if the step
+        must change no weights.
 
     Raises:
-        UsageError: the gradients are neither those of a plain tape nor made of the job's.
+        UsageError: the gradients are neither those of a plain tape nor computed from the job's.
     """
     now = training.current()
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
@@ -170,9 +175,13 @@ def for_update(
 
 
 def _proceed(reduction: GradientReduction, gradients: Sequence[Any]) -> Any:
-    """Return whether to apply the gradients that were reduced early in this step.
+    """Return whether to apply the gradients that a tape has reduced in this step.
 
     The answer is a bool, or a scalar boolean tensor in a graph.
+
+    Args:
+        reduction: the reduction of the optimizer.
+        gradients: the gradients that the optimizer was given; a graph waits for them.
 
     Raises:
         UsageError: they are applied already, or none were reduced.
@@ -194,7 +203,10 @@ def _proceed(reduction: GradientReduction, gradients: Sequence[Any]) -> Any:
 
 
 def _changed(names: list[str]) -> str:
-    """Return the message for gradients that were changed before the optimizer got them."""
+    """Return the error message for gradients that the script has changed before the optimizer.
+
+    ``names`` are those of their variables.
+    """
     return (
         f"the gradients of {few(names)} are not as tape.gradient() returned them (or went through "
         "a tf.function): a worker that clips, scales or adds up its own gradients changes others "
@@ -204,7 +216,10 @@ def _changed(names: list[str]) -> str:
 
 
 def _right_way() -> str:
-    """Return the name of what computes the job's gradients, in a graph or elsewhere."""
+    """Return the name of the call that computes the job's gradients, for messages.
+
+    It is another one in a graph of TensorFlow 1 than elsewhere.
+    """
     if tf.compat.v1.executing_eagerly_outside_functions():
         return "edl.DistributedGradientTape(tape)"
     return "compute_gradients() of the edl.Optimizer"

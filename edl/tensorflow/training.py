@@ -47,14 +47,20 @@ from edl.worker.worker import Worker
 
 @dataclass(frozen=True)
 class _Trained:
-    """An optimizer, the model that it trains if the script has named one, and its reduction."""
+    """An optimizer, the model that it trains, and the reduction of its gradients.
+
+    Attributes:
+        optimizer: the optimizer that the script gave to ``edl.Optimizer``.
+        model: the model, as the script gave it; None: it named none.
+        reduction: the reduction of the optimizer's gradients over all workers.
+    """
 
     optimizer: Any
     model: Any
     reduction: GradientReduction
 
     def variables(self) -> list[Any]:
-        """Return the variables of the model; none if the script has named no model."""
+        """Return the variables of the model; an empty list if the script has named no model."""
         return list(variables_of(self.model) or [])
 
     def variable_ids(self) -> set[int]:
@@ -83,21 +89,21 @@ class Training:
         fits: the calls of ``model.fit`` so far.
         feed: the source of this worker's batches.
         reduction: the reduction of the first optimizer's gradients.
-        steps: hands out batches.
+        steps: hands out the batches, and begins a step of the job with each.
         reduced_early: ids of the variables whose gradients a tape has reduced, not the optimizer.
-        reduces_eagerly: whether a tape has done so outside of any ``tf.function``.
+        reduces_eagerly: whether a tape has reduced gradients outside of any ``tf.function``.
         updates: the operations of graphs that apply gradients.
-        fitted: the model whose ``fit`` runs.
+        fitted: the model whose ``fit`` runs, or ran last; None before a fit.
         replica: the state that all workers share; None before there is an optimizer.
         load: the function that loads a batch; None before there is a source.
-        graph: the graph of the session that knows the job.
-        epochs: the number of epochs of ``elastic_shard_generator``.
-        newest_dataset: the last data set derived from edl.Dataset.
+        graph: the graph of the session that takes part in the job; None if there is no session.
+        epochs: the number of epochs of ``elastic_shard_generator``; 0: it was not called.
+        newest_dataset: the last data set derived from edl.Dataset; None: there is none.
         batch: in ``fit``, the index in its epoch of the batch that was handed out last.
         fitting: whether Keras' ``fit`` takes the batches.
         callback_states: the states of the callbacks of that ``fit``.
         metrics: the metrics of the model that is fitted.
-        tuner: the edl.LRTuner of the only optimizer.
+        tuner: the edl.LRTuner of the only optimizer; None: there is none.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -135,7 +141,7 @@ class Training:
         self.tuner: Any = None  # the edl.LRTuner of the only optimizer
 
     def _named_variables(self) -> list[tuple[str, Any]]:
-        """Return the variables of the models by path; none before they are known."""
+        """Return pairs of path and variable of the models; none before there is an optimizer."""
         return [] if self.replica is None else [*self.replica.variables()["model"].items()]
 
     # --- what is trained, and on what
@@ -159,9 +165,10 @@ class Training:
             shuffle: whether to shuffle the samples anew in each epoch.
             seed: the seed of the shuffled order.
             max_global_batch: the largest global batch, in samples; None: there is no limit.
-            global_batch: the samples of all workers together, in place of ``batch_size``.
+            global_batch: the samples of all workers together, or the smallest and largest number,
+                in place of ``batch_size``; None: ``batch_size`` holds.
             what: the function that the script called, for messages.
-            collate: makes a batch of a list of samples.
+            collate: a function that makes the arrays of a list of samples; None: they are stacked.
 
         Raises:
             DataError: see :func:`edl.tensorflow.source.reader_of`.
@@ -193,12 +200,15 @@ class Training:
         return self.load
 
     def attach_optimizer(self, optimizer: Any, model: Any) -> GradientReduction:
-        """Let the variables of ``optimizer`` and ``model`` follow the job; return their reduction.
+        """Add the variables of ``optimizer`` and ``model`` to the state that all workers share.
 
         The arguments are those of :func:`edl.tensorflow.Optimizer`.
 
+        Returns:
+            The reduction of the optimizer's gradients.
+
         Raises:
-            UsageError: the model has no variables, or the optimizer cannot come beside the others.
+            UsageError: the model has no variables, or the optimizer cannot be used with the others.
         """
         if model is not None and variables_of(model) is None:
             raise UsageError(
@@ -233,11 +243,14 @@ class Training:
 
     @property
     def replaces_optimizer(self) -> bool:
-        """Whether a new optimizer, wrapped between two fits, takes the place of the only one."""
+        """Whether an optimizer that is wrapped at this point takes the place of the only one.
+
+        It does so between two calls of ``model.fit``.
+        """
         return bool(self.fits.done) and not self.fitting and len(self._trained) == 1
 
     def fit_with(self, model: Any) -> None:
-        """Let ``model`` be the model that is fitted, with the optimizer that it is compiled with.
+        """Make ``model`` the model that is fitted, with the optimizer that it is compiled with.
 
         Raises:
             UsageError: the job trains another model.
@@ -262,7 +275,7 @@ class Training:
     def _resized(self, before: int, now: int) -> None:
         """Report a change of the global batch after a change of the number of workers.
 
-        ``before`` and ``now`` are the numbers of workers before and after it.
+        ``before`` and ``now`` are the numbers of workers before and after the change.
         """
         progress = self.worker.loader.progress
         if progress.attached:
@@ -272,16 +285,18 @@ class Training:
     def _batch_changed(self, before: int, now: int) -> None:
         """Warn, on rank 0, about learning rate schedules that do not follow the global batch.
 
-        ``before`` and ``now`` are the samples of the global batch before and after a change.
+        ``before`` and ``now`` are the sizes of the global batch before and after a change, in
+        samples.
         """
         if self.worker.rank == 0 and before != now:
             warn_of_a_changed_batch([each.optimizer for each in self._trained], before, now)
 
     def _check_several(self, optimizer: Any, model: Any) -> None:
-        """Make sure that ``optimizer``, which trains ``model``, may come beside the others.
+        """Raise an error if ``optimizer``, which trains ``model``, cannot be used with the others.
 
         Raises:
-            UsageError: the script, the graph or the time does not allow another optimizer.
+            UsageError: an optimizer names no model, is one of TensorFlow 1, has a tuner or a
+                scaling of the momentum beside it, or comes after the first batch.
         """
         self.worker.check_trains()
         if self.tuner is not None:
@@ -350,13 +365,16 @@ class Training:
         return found
 
     def _optimizer_state(self) -> list[Any]:
-        """Return the variables of all optimizers, also of one of TensorFlow 1."""
+        """Return the variables of all optimizers, those of one of TensorFlow 1 included."""
         if (optimizer := self._graph_optimizer()) is not None:
             return list(optimizer.variables())
         return self._optimizer_variables()
 
     def _learning_rates(self) -> dict[str, Any]:
-        """Return the present learning rates of all optimizers, by a name for messages."""
+        """Return the present learning rates of all optimizers, numbers or variables, by a name.
+
+        The name is for messages. Optimizers whose rate is unknown are left out.
+        """
         several = len(self._trained) > 1
         named = (
             (f"learning rate of optimizer {number}" if several else "learning rate", each.optimizer)
@@ -366,7 +384,7 @@ class Training:
         return {name: rate for name, rate in found.items() if rate is not None}
 
     def _rates(self) -> list[float]:
-        """Return the last learning rates that optimizers have by an ``edl.LRSchedule``."""
+        """Return the last update's learning rate of each ``edl.LRSchedule`` of the optimizers."""
         return [rate for each in self._trained for rate in last_rates(each.optimizer)]
 
     def _updated_variables(self) -> list[Any]:
@@ -385,8 +403,8 @@ class Training:
     def _model_variables(self) -> list[Any]:
         """Return the variables of all models, each once.
 
-        In a graph these are its global variables. If the script has named no model, the result is
-        the variables created since ``edl.init()`` that are not the optimizers'.
+        In a graph of TensorFlow 1 these are its global variables. If the script has named no model,
+        they are the variables created since ``edl.init()`` that are not the optimizers'.
         """
         if self._graph_optimizer() is not None:
             graph = self.graph or tf.compat.v1.get_default_graph()
@@ -405,7 +423,7 @@ class Training:
         return isinstance(self.worker.loader.progress.source, StreamSource)
 
     def batches(self) -> Iterator[Any]:
-        """Return an iterator over the loaded batches of this worker.
+        """Return an iterator over this worker's batches, each as loaded arrays.
 
         ``tf.data`` reads it in a thread of its own.
         """
@@ -423,16 +441,15 @@ class Training:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether gradients of the open step are reduced."""
+        """Whether gradients of the open step have been averaged over the workers."""
         return any(each.reduction.done for each in self._trained)
 
     @property
     def has_made_update(self) -> bool:
         """Whether an update was applied that the job has not counted yet; the next batch counts it.
 
-        A tape that computes the job's gradients reduces them before the update: then there is an
-        update when the optimizer has had its turn. Steps of several optimizers are counted with
-        their updates, so this is False for them.
+        If a tape reduces the gradients, there is an update only when the optimizer has applied
+        them. Steps of several optimizers are counted with their updates, so this is False for them.
         """
         loader = self.worker.loader
         if not loader.open or self.worker.warming_up or self.reduction.several:
@@ -442,7 +459,11 @@ class Training:
         return bool(loader.step_input.updates) or not self.reduces_eagerly
 
     def begin_step(self) -> bool:
-        """Hand out the next batch, and return True; False when the epoch is over."""
+        """Complete the step before, and hand out the next batch.
+
+        Returns:
+            True; False if the epoch is over, and no batch is handed out.
+        """
         self.finish_step()
         return self.steps.begin()
 
@@ -451,7 +472,7 @@ _training: Training | None = None
 
 
 def current() -> Training:
-    """Return the training of this process.
+    """Return the training of this process, a new one after ``edl.init()`` has begun a new job.
 
     Raises:
         UsageError: ``edl.init()`` was not called.

@@ -25,9 +25,10 @@ class TensorFlowArrays:
     """
 
     def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
-        """Return ``value`` as an array and its description with the number ``index``.
+        """Return ``value`` as an array, and its description with the number ``index``.
 
-        The result is None if ``value`` is no array.
+        The description has the array's shape, type and size. None is returned if ``value`` is no
+        array.
         """
         array = array_of(value)
         if array is None:
@@ -35,7 +36,7 @@ class TensorFlowArrays:
         return array, Reference(index, array.shape, array.dtype.name, array.nbytes)
 
     def empty(self, reference: Reference) -> Array:
-        """Return an array of the shape and type in ``reference``; for arrays without elements."""
+        """Return the array that ``reference`` describes; it has no elements, so is not sent."""
         return np.empty(reference.shape, dtype_of(reference.dtype))
 
     def broadcast(
@@ -45,7 +46,8 @@ class TensorFlowArrays:
 
         Args:
             sent: the descriptions of the arrays.
-            arrays: the arrays by index, on the root; None on the other ranks.
+            arrays: the arrays, on the root, at the indices that ``sent`` has; None on the other
+                ranks.
             root: the rank that sends.
             keep: whether to keep what is received.
 
@@ -90,5 +92,5 @@ def bytes_of(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def dtype_of(name: str) -> Any:
-    """Return the numpy type that TensorFlow's type ``name`` has, also for bfloat16."""
+    """Return the numpy type of TensorFlow's type ``name``, such as "float32" or "bfloat16"."""
     return tf.as_dtype(name).as_numpy_dtype

@@ -25,14 +25,17 @@ class VariableAccess(Protocol):
         """Return the values of ``variables`` as arrays, in order."""
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """Return the bytes of the variable that each part names, as a flat array of its type."""
+        """Return the bytes of ``parts``, ranges of variables' values, one flat array for each part.
+
+        Each array has the type of its variable.
+        """
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
-        """Assign to each variable the array that stands beside it in the pairs ``values``."""
+        """Assign the arrays to the variables in ``values``, pairs of (variable, array)."""
 
 
 class EagerAccess:
-    """An :class:`Access` to variables of TensorFlow 2 and Keras, which hold their values."""
+    """A :class:`VariableAccess` for TensorFlow 2 and Keras, whose variables hold their values."""
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
         """Return the values of ``variables`` as arrays, in order."""
@@ -40,22 +43,26 @@ class EagerAccess:
             return [variable.numpy() for variable in variables]
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """Return the parts as they are in memory, to be read at once.
+        """Return the bytes of ``parts``, ranges of variables' values, one flat array for each part.
 
-        From a device, no more is copied than the part.
+        Read them before the next update: they are not copied if that can be avoided. From a device
+        such as a GPU, only the part is copied.
         """
         with context.eager_mode():
             return [_read_part(part) for part in parts]
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
-        """Assign to each variable the array that stands beside it in the pairs ``values``."""
+        """Assign the arrays to the variables in ``values``, pairs of (variable, array)."""
         with context.eager_mode():
             for variable, value in values:
                 variable.assign(value)
 
 
 def _read_part(part: ByteRange) -> Array:
-    """Return the part of a variable's value as a flat array, without a copy if that is possible."""
+    """Return the bytes of ``part`` as a flat array, without a copy if that is possible.
+
+    ``part`` is a range of a variable's value. The array has the type of the variable.
+    """
     value: Any = part.value.read_value()
     size = value.dtype.size
     extent = slice(None) if part.is_whole else slice(part.start // size, part.stop // size)
@@ -69,7 +76,11 @@ def _read_part(part: ByteRange) -> Array:
 
 
 class SessionAccess:
-    """An :class:`Access` to variables of a graph, whose values are in a session."""
+    """A :class:`VariableAccess` for variables of a graph, whose values are in a session.
+
+    Args:
+        session: the session.
+    """
 
     def __init__(self, session: tf.compat.v1.Session) -> None:
         self._session = session
@@ -79,7 +90,7 @@ class SessionAccess:
         return [np.asarray(value) for value in self._run(list(variables))]
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """Return the parts of the variables' values, as flat arrays.
+        """Return the bytes of ``parts``, ranges of variables' values, one flat array for each part.
 
         Each variable is fetched as a whole, because no operation can be added to the graph for a
         part.
@@ -91,7 +102,7 @@ class SessionAccess:
         ]
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
-        """Assign to each variable the array that stands beside it in the pairs ``values``.
+        """Assign the arrays to the variables in ``values``, pairs of (variable, array).
 
         The variable's initializer does so, because no operation can be added to the graph.
         """
@@ -110,12 +121,18 @@ class SessionAccess:
             left = later
 
     def _run(self, fetches: Any, feed: Any = None) -> Any:
-        """Run ``fetches`` in the session, by TensorFlow's own method, so that no step begins."""
+        """Run ``fetches`` in the session by TensorFlow's own method, so that no step begins.
+
+        ``feed`` is the ``feed_dict`` of the run; None: nothing is fed.
+        """
         return tf.compat.v1.Session.run(self._session, fetches, feed)
 
 
 class Created:
-    """The variables that this script has created since :meth:`watch`, in order of creation."""
+    """The variables that this script has created since :meth:`watch`, in order of creation.
+
+    Only weak references are kept.
+    """
 
     def __init__(self) -> None:
         self._created: list[weakref.ref[Any]] = []
@@ -128,7 +145,10 @@ class Created:
             self._watching.__enter__()
 
     def _create(self, creator: Any, **arguments: Any) -> Any:
-        """Create a variable by ``creator``, and record it."""
+        """Create a variable by TensorFlow's ``creator``, record it and return it.
+
+        ``arguments`` are those of the creator.
+        """
         variable = creator(**arguments)
         self._created.append(weakref.ref(variable))
         return variable
@@ -142,14 +162,15 @@ CREATED = Created()
 
 
 def plain(variable: Any) -> Any:
-    """Return the TensorFlow variable that a Keras variable holds; others as they are."""
+    """Return the TensorFlow variable that a Keras ``variable`` holds; any other as it is."""
     return variable.value if hasattr(variable, "overwrite_with_gradient") else variable
 
 
 def variables_by_name(variables: Iterable[Any], prefix: str = "") -> dict[str, Any]:
-    """Return variables by path (Keras) or name, with ``prefix`` before it.
+    """Return ``variables`` by path (Keras) or name, with ``prefix`` before it.
 
-    Of several variables with one name, the second gets ``#2`` after it, and so on.
+    Keras variables are replaced by the TensorFlow variables that they hold. If several have one
+    name, the second gets ``#2`` after it, and so on.
     """
     found: dict[str, Any] = {}
     times: dict[str, int] = {}
@@ -161,9 +182,10 @@ def variables_by_name(variables: Iterable[Any], prefix: str = "") -> dict[str, A
 
 
 def variables_of(thing: Any) -> list[Any] | None:
-    """Return the variables of ``thing``: a Keras model or layer, a ``tf.Module``, or variables.
+    """Return the variables of ``thing``; None if it is of a kind that has none.
 
-    The result is None if it has none: if it is neither one of these, nor a list of variables.
+    ``thing`` is a variable, a Keras model or layer, a ``tf.Module``, a list or tuple of variables,
+    or anything else.
     """
     if isinstance(thing, tf.Variable):
         return [thing]

@@ -25,7 +25,7 @@ from edl.tensorflow.variables import (
 
 
 def load_weights(path: str | os.PathLike[str], model: Any = None) -> dict[str, Array]:
-    """Return the weights of a checkpoint, as arrays by the path or name of their variable.
+    """Return the weights in a checkpoint, as arrays by the path or name of their variable.
 
     No job is needed.
 

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 def turn_off_xla(model: Any) -> None:
     """Turn off XLA for a Keras ``model``, with a warning if it was on.
 
-    XLA cannot compile collectives, nor can Horovod's own be part of its programs.
+    XLA cannot compile collectives, and its programs cannot contain Horovod's own.
     """
     if model.jit_compile:
         logger.warning("jit_compile is turned off: XLA cannot compile steps with collectives")
@@ -28,9 +28,9 @@ APPLIES = (
 
 
 def refuse_xla(why: str = APPLIES) -> None:
-    """Raise UsageError while a ``tf.function(jit_compile=True)`` is being traced.
+    """Raise UsageError if a ``tf.function(jit_compile=True)`` is being traced.
 
-    ``why`` is the text of the error. The functions on the call stack tell what is traced.
+    ``why`` is the text of the error. The call stack tells which functions are being traced.
     """
     frame: Any = sys._getframe()
     while frame is not None:
