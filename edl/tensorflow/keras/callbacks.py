@@ -39,7 +39,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._done = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast the variables of model and optimizer after the first batch."""
+        """Broadcast the variables of model and optimizer after the first batch of the script."""
         if self._done or elastic.is_running():
             return
         variables = [*self.model.weights, *self.model.optimizer.variables]
@@ -51,8 +51,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 class MetricAverageCallback(keras.callbacks.Callback):
     """A callback that replaces the metrics of an epoch by their means over all workers.
 
-    Put it before callbacks that read the metrics. ``device`` is the TensorFlow device on which the
-    allreduce runs.
+    Put it before callbacks that read the metrics.
+
+    Args:
+        device: the TensorFlow device on which the allreduce runs; empty: TensorFlow chooses.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -78,13 +80,14 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     Args:
         initial_lr: the learning rate that is multiplied.
-        multiplier: a function of the epoch, or a factor for each epoch after ``start_epoch``.
+        multiplier: a function of the epoch, or a number m: the multiplier is then m to the power of
+            ``epoch - start_epoch``.
         start_epoch: the learning rate is left alone before this epoch.
         end_epoch: the learning rate is left alone from this epoch on; None: it never is.
         staircase: True: set the rate once an epoch; False: before each batch, with fractions of an
             epoch.
-        steps_per_epoch: the number of batches of an epoch, for those fractions; needed where
-            ``fit`` does not know it.
+        steps_per_epoch: the number of batches of an epoch, for those fractions; None: ``fit`` has
+            to know it.
     """
 
     def __init__(
@@ -109,10 +112,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Take the steps of an epoch from ``fit`` if they are needed and were not given.
+        """Read the number of batches of an epoch from ``fit``, if it is needed and was not given.
 
         Raises:
-            ValueError: ``fit`` does not know them.
+            ValueError: ``fit`` does not know it.
         """
         if not self.staircase and self.steps_per_epoch is None:
             self.steps_per_epoch = self.params.get("steps")
@@ -124,7 +127,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the learning rate before each batch, or only before the first with ``staircase``."""
+        """Set the learning rate before each batch; with ``staircase``, before batch 0 only."""
         ended = self.end_epoch is not None and self._epoch >= self.end_epoch
         if self._epoch < self.start_epoch or ended:
             return
@@ -153,8 +156,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     Args:
         initial_lr: the learning rate that is reached.
-        warmup_epochs: the number of epochs that it takes, which may be a fraction.
-        steps_per_epoch: the number of batches of an epoch; needed where ``fit`` does not know it.
+        warmup_epochs: the number of epochs until it is reached, which may be a fraction.
+        steps_per_epoch: the number of batches of an epoch; None: ``fit`` has to know it.
         verbose: if it is above 0, rank 0 prints the rate that was reached.
     """
 
@@ -180,7 +183,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Add the learning rate to ``logs``, and print it at the end of the warm-up if asked."""
+        """Add the learning rate to ``logs``, and print it when it has reached ``initial_lr``.
+
+        Rank 0 prints it, if ``verbose`` is above 0, at the end of the last epoch of the warm-up.
+        """
         super().on_epoch_end(epoch, logs)
         assert self.end_epoch is not None
         if epoch == self.end_epoch - 1 and self.verbose > 0 and process.rank() == 0:

@@ -30,7 +30,8 @@ class KerasState(TensorFlowKerasState):
 class CommitStateCallback(keras.callbacks.Callback):
     """A callback that commits ``state`` after every ``batches_per_commit`` batches and each epoch.
 
-    Put it after the callbacks that update the state.
+    A commit keeps a copy, to which the workers return after a crash. Put this callback after those
+    that update the state.
     """
 
     def __init__(self, state: TensorFlowKerasState, batches_per_commit: int = 1) -> None:
@@ -40,7 +41,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         self._left = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begin to count batches anew, alike on all workers, which begin ``fit`` together."""
+        """Set the count of batches since a commit to 0, as all workers do, which begin together."""
         self._left = self._batches_per_commit  # alike on all, who begin together
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -65,6 +66,9 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 
     If ``fit`` is called again in the middle of an epoch, this callback ends the first epoch of the
     call after the batches that are left. ``fit`` must know its number of steps per epoch for that.
+
+    Args:
+        state: the elastic state, with an attribute ``batch``.
     """
 
     def __init__(self, state: Any) -> None:
@@ -84,14 +88,18 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
             self.model.stop_training = EPOCH_IS_OVER
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Set ``state.batch`` to 0, and let ``fit`` go on with the next epoch."""
+        """Set ``state.batch`` to 0, and let ``fit`` continue with the next epoch."""
         if self.model.stop_training is EPOCH_IS_OVER:
             self.model.stop_training = False
         self._state.batch = self._before = 0
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """A callback that counts in ``state.epoch`` the epochs of all calls of ``fit`` so far."""
+    """A callback that counts in ``state.epoch`` the epochs of all calls of ``fit`` so far.
+
+    Args:
+        state: the elastic state, with an attribute ``epoch``.
+    """
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -99,9 +107,9 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         self._before = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Remember how many epochs were trained before ``fit`` was called."""
+        """Remember how many epochs were trained before this call of ``fit``."""
         self._before = self._state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Count the epoch in ``state.epoch``."""
+        """Set ``state.epoch`` to the number of epochs trained in all calls of ``fit``."""
         self._state.epoch = self._before + epoch + 1

@@ -22,7 +22,10 @@ HARMLESS = {"shape", "dtype", "name", "ndim"}  # attributes of a variable that a
 
 
 def is_additive(metric: Any) -> bool:
-    """Return whether the state of ``metric`` after several batches is the sum of their states."""
+    """Return whether the state of ``metric`` is a sum, so that states of workers can be added.
+
+    It is a sum if each batch only adds to it.
+    """
     said = getattr(type(metric), "edl_additive", None)
     if said is not None:
         return bool(said)
@@ -31,7 +34,7 @@ def is_additive(metric: Any) -> bool:
 
 
 def _only_adds(metric: Any) -> bool:
-    """Return whether a user's metric changes the variables of its state only by adding to them.
+    """Return whether the code of ``metric`` changes the variables of its state by adding only.
 
     The classes of the metric that are not Keras' are read. Metrics of Keras' own classes only add.
     """
@@ -57,10 +60,14 @@ def _only_adds(metric: Any) -> bool:
 
 
 def _definitions(kinds: list[type], name: str) -> Iterator[ast.FunctionDef | None]:
-    """Yield the method ``name`` of the first of the classes ``kinds`` that has one.
+    """Yield the methods that a call of ``name`` runs, as syntax trees, the calling class's first.
 
-    Then follow the methods that it reaches by ``super()``. None stands for a method whose source
-    cannot be read, as at a prompt.
+    A method of a base class is yielded if the one before calls ``super()``. None stands for a
+    method whose source cannot be read, as at a prompt.
+
+    Args:
+        kinds: the classes to look in, in the order of inheritance.
+        name: the name of the method.
     """
     for kind in kinds:
         if name in vars(kind):
@@ -73,7 +80,7 @@ def _definitions(kinds: list[type], name: str) -> Iterator[ast.FunctionDef | Non
 
 
 def _parsed(function: Any) -> ast.FunctionDef | None:
-    """Return the syntax tree of a method or property; None if its source cannot be read."""
+    """Return the syntax tree of ``function``, a method or property; None: no source is found."""
     if isinstance(function, property):
         function = function.fget
     if isinstance(function, staticmethod | classmethod):
@@ -88,7 +95,7 @@ def _parsed(function: Any) -> ast.FunctionDef | None:
 
 
 def _own_attributes(tree: ast.AST) -> Iterator[ast.Attribute]:
-    """Yield each expression ``self.name`` in ``tree``."""
+    """Yield each expression ``self.name`` in the syntax tree ``tree``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and _is_self(node.value):
             yield node
@@ -99,7 +106,7 @@ def _is_self(node: ast.AST) -> bool:
 
 
 def _uses_state(method: ast.FunctionDef, metric: Any) -> bool:
-    """Return whether a method uses variables of ``metric`` other than to add to them."""
+    """Return whether ``method`` uses variables of ``metric`` for more than adding to them."""
     allowed: set[int] = set()
     for node in ast.walk(method):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -125,7 +132,8 @@ def _added_to(call: ast.Call, function: ast.Attribute) -> set[int]:
         function: the expression that is called, as ``self.total.assign_add``.
 
     Returns:
-        The ids of nodes in ``call``; an empty set if the call does not add to a variable.
+        The ids (``id()``) of nodes in ``call``; an empty set if the call does not add to a
+        variable.
     """
     target = function.value
     if function.attr in ADDITIONS:
@@ -137,9 +145,10 @@ def _added_to(call: ast.Call, function: ast.Attribute) -> set[int]:
 
 
 def _addend(value: ast.AST, target: str) -> ast.AST | None:
-    """Return the node of ``target`` in a sum ``target + ...``; None if ``value`` is something else.
+    """Return the node of ``target`` in the expression ``value``, a sum ``target + ...``.
 
-    ``target`` is the dump of a node, as of ``ast.dump``.
+    ``target`` is the dump of a node, as of ``ast.dump``. None is returned if ``value`` is no such
+    sum.
     """
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):
         terms = [value.left, value.right][: 1 + isinstance(value.op, ast.Add)]
@@ -159,7 +168,10 @@ def _bare(node: ast.AST) -> ast.AST:
 
 
 def _has_variables(value: Any) -> bool:
-    """Return whether ``value`` is a variable or another metric, or a container that holds one."""
+    """Return whether ``value``, an attribute of a metric, holds a variable or another metric.
+
+    It is one itself, or a list, tuple or dict in which there is one.
+    """
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, list | tuple):

@@ -14,15 +14,16 @@ ROOM = 32  # for metrics in a row; with more of them, as much again
 
 
 def metrics_row(worker: int, samples: int, metrics: Mapping[str, float]) -> list[float]:
-    """Return the row with this worker's ``metrics`` of an epoch, for :func:`job_metrics`.
+    """Return the row with this worker's metrics of an epoch, for :func:`job_metrics`.
 
-    The row is filled up to a multiple of ``ROOM`` metrics, so that the rows of workers with other
-    metrics are as long, as a rule.
+    The row holds the id, the samples, a checksum of the names, the metrics, and zeros. The zeros
+    fill it up to a multiple of ``ROOM`` metrics, so that workers with different metrics nearly
+    always have rows of the same length.
 
     Args:
         worker: this worker's id.
         samples: how many samples this worker has trained in the epoch.
-        metrics: numbers by name.
+        metrics: this worker's numbers, by the name of the metric.
     """
     names = zlib.crc32("\n".join(metrics).encode())
     room = -(-max(len(metrics), 1) // ROOM) * ROOM
@@ -34,11 +35,11 @@ def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[s
     """Return the means of metrics over the workers, by name, weighted with their samples.
 
     Args:
-        rows: the rows of :func:`metrics_row` of all workers.
-        names: the names of this worker's metrics.
+        rows: the rows of :func:`metrics_row` of all workers, in rank order.
+        names: the names of this worker's metrics, in the order of its row.
 
     Raises:
-        UsageError: some workers have other metrics than the first one; the message names them.
+        UsageError: some workers have other metrics than rank 0; the message names them.
     """
     odd = [f"w{row[0]:.0f}" for row in rows if row[2] != rows[0][2]]
     if odd:
@@ -52,11 +53,11 @@ def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[s
 
 @dataclass(frozen=True)
 class Met:
-    """What all workers know when they have come to the end of an epoch and have run its callbacks.
+    """What all workers agreed on at the end of an epoch, after its callbacks.
 
     Attributes:
         stop: why all workers stop training; empty if they go on.
-        written: whether rank 0 had written its files.
+        written: whether rank 0 had written its files of the epoch.
     """
 
     stop: str  # why all stop; empty when they do not
@@ -64,17 +65,23 @@ class Met:
 
 
 def end_row(worker: int, wants_to_stop: bool, wrote: bool) -> list[float]:
-    """Return the row that a worker sends when it has run its callbacks at the end of an epoch.
+    """Return the row that a worker sends at the end of an epoch, when its callbacks have run.
 
     Args:
         worker: this worker's id.
         wants_to_stop: whether a callback of this worker wants to stop the training.
         wrote: whether this worker, as rank 0, has written its files.
+
+    Returns:
+        The three arguments as numbers, in order.
     """
     return [worker, float(wants_to_stop), float(wrote)]
 
 
 def met(rows: Sequence[Sequence[float]]) -> Met:
-    """Return what all workers conclude from the rows of :func:`end_row` of all of them."""
+    """Return whether all workers stop, and whether rank 0 has written its files.
+
+    ``rows`` are the rows of :func:`end_row` of all workers.
+    """
     stops, reason = stopping([int(row[0]) for row in rows if row[1]])
     return Met(stop=reason if stops else "", written=any(row[2] for row in rows))

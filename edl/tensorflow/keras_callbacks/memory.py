@@ -39,7 +39,12 @@ _MISSING: Any = object()
 
 
 class _Memory:
-    """One callback of a ``fit``, and the values that its attributes had at first."""
+    """The state of one callback of a ``fit``: the attributes that differ from their first values.
+
+    Args:
+        callback: the callback, in its first fit, before training begins.
+        model: the model that is fitted.
+    """
 
     def __init__(self, callback: Any, model: Any) -> None:
         self._of = weakref.ref(callback)
@@ -64,11 +69,15 @@ class _Memory:
         return self._of()
 
     def is_of(self, model: Any) -> None:
-        """Note that the callback belongs to ``model`` now; the model is no part of its state."""
+        """Set the model of the callback to ``model``, whose variables are no part of its state."""
         self._models = {id(plain(each)) for each in variables_of(model) or []}
 
     def state(self) -> Any:
-        """Return the callback's state: its ``state_dict()``, or its data that have changed."""
+        """Return the callback's state: its ``state_dict()``, or a dict of its changed attributes.
+
+        Changed attributes are those that are data and differ from their values before the first
+        fit. They are stored as by :func:`edl.tensorflow.keras_callbacks.values.taken`.
+        """
         if isinstance(self.callback, Trackable):
             return self.callback.state_dict()
         stored = {name: self._taken(name, value) for name, value in self._attributes()}
@@ -80,7 +89,7 @@ class _Memory:
         }
 
     def load(self, state: Any) -> None:
-        """Give the callback a ``state`` that :meth:`state` of another worker has returned.
+        """Restore in the callback a ``state`` that :meth:`state` has returned, here or elsewhere.
 
         Attributes that the state does not have get their first values again, unless these were
         large.
@@ -97,15 +106,21 @@ class _Memory:
                 setattr(self.callback, name, self._put(name, stored))
 
     def _attributes(self) -> list[tuple[str, Any]]:
-        """Return the callback's attributes with their names, but for the model and ``params``."""
+        """Return pairs of name and value of the callback's attributes.
+
+        The model and Keras' ``params`` are left out.
+        """
         return [pair for pair in vars(self.callback).items() if pair[0] not in _KEPT_OUT]
 
     def _taken(self, name: str, value: Any) -> Any:
-        """Return ``value`` as plain data; ``_MISSING`` if it does not belong to the state.
+        """Return ``value`` as plain data; ``_MISSING`` if it is not part of the callback's state.
 
-        ``value`` is the value of the attribute ``name``. Plain data are made by
-        :func:`edl.tensorflow.keras_callbacks.values.taken`. The model and its parts do not belong
-        to the state of a callback.
+        Plain data are those of :func:`edl.tensorflow.keras_callbacks.values.taken`. The model and
+        its layers do not belong to the state of a callback, nor do values that are no data.
+
+        Args:
+            name: the name of the attribute.
+            value: the value of the attribute.
         """
         if isinstance(self.callback, MonitorCallback) and name == "min_delta":
             value = abs(value)  # it has the sign of the direction once this is known
@@ -118,7 +133,7 @@ class _Memory:
             return _MISSING
 
     def _put(self, name: str, stored: Any) -> Any:
-        """Return the value of an attribute from ``stored``, the inverse of :meth:`_taken`."""
+        """Return the value of the attribute ``name`` from ``stored``, which :meth:`_taken` made."""
         mine = restored_value(stored, getattr(self.callback, name, None))
         if isinstance(self.callback, MonitorCallback) and name == "min_delta":
             return -mine if self.callback.monitor_op is keras.ops.less else mine
@@ -127,7 +142,7 @@ class _Memory:
     def _is_of_the_model(self, value: Any) -> bool:
         """Return whether ``value`` is the model, a layer or weights of it, or a list of these.
 
-        The job shares these with newcomers anyway.
+        Newcomers receive these as part of the model.
         """
         if isinstance(value, PLAIN):
             return False
@@ -137,9 +152,12 @@ class _Memory:
         return bool(found) and self._models.issuperset(id(plain(each)) for each in found or [])
 
     def _warn_once(self, name: str, value: Any, what: NoData) -> None:
-        """Log once that the attribute ``name`` does not follow the job, if training has set it.
+        """Log once that each worker keeps its own value of an attribute, if training has set it.
 
-        ``value`` is its value, and ``what`` the error that names the type which cannot be shared.
+        Args:
+            name: the name of the attribute.
+            value: its value.
+            what: the error that names the type which cannot be shared.
         """
         expected = callable(value) or isinstance(value, (io.IOBase, logging.Logger))
         if expected or name in self._warned or self._objects.get(name, _MISSING) is value:
@@ -155,13 +173,15 @@ class _Memory:
 
 
 class CallbackStates:
-    """The states of all callbacks of a ``fit``, which follow the job as one tracked object.
+    """The states of all callbacks of a ``fit``, which newcomers and checkpoints receive.
+
+    They are one tracked object. ``worker`` is this worker.
 
     Attributes:
-        verbose: the ``verbose`` of the job's ``fit``.
+        verbose: the ``verbose`` of the job's ``fit``: 0, 1 or 2.
         begun: the newest epoch whose ``on_epoch_begin`` has been called, on all workers but those
             that join in it; -1 before the first.
-        received: the state that this worker has loaded last.
+        received: the state that this worker has loaded last; empty: it has loaded none.
         told_verbose: a function that is called with ``verbose`` when a newcomer receives it.
     """
 
@@ -179,10 +199,10 @@ class CallbackStates:
         self.told_verbose: Callable[[Any], None] = lambda _verbose: None
 
     def follow(self, callbacks: Sequence[Any], remembers: Sequence[bool], model: Any) -> None:
-        """Let the states be those of the callbacks of a new fit.
+        """Replace the callbacks by those of a new fit.
 
         The first values of a callback's attributes are those that it had in its first fit, also on
-        a newcomer, which has passed over that fit.
+        a newcomer, which has not trained that fit.
 
         Args:
             callbacks: all callbacks of the fit, in order.
@@ -198,7 +218,10 @@ class CallbackStates:
         self.begun = -1
 
     def _memory_of(self, callback: Any, model: Any) -> _Memory:
-        """Return the memory of ``callback``, a new one if it is in its first fit."""
+        """Return the memory of ``callback``, a new one if it is in its first fit.
+
+        ``model`` is the model that is fitted.
+        """
         memory = self._known.get(id(callback))
         if memory is None:
             self._known[id(callback)] = memory = _Memory(callback, model)
@@ -207,7 +230,7 @@ class CallbackStates:
         return memory
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the names and states of the callbacks, with ``verbose`` and ``begun``."""
+        """Return a dict of the callbacks' class names and states, ``verbose`` and ``begun``."""
         return {
             "names": list(self._names),
             "states": [memory.state() if memory else None for memory in self._memories],
@@ -218,8 +241,8 @@ class CallbackStates:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the states of the job's callbacks in those of this worker.
 
-        If ``state`` is from a checkpoint, whose script may have had other callbacks, each callback
-        gets the state of one of the same class.
+        ``state`` is what :meth:`state_dict` returns. If it is from a checkpoint, whose script may
+        have had other callbacks, each callback gets the state of one of the same class.
 
         Raises:
             JobFailed: the job begins with different callbacks on its workers.
@@ -245,7 +268,7 @@ class CallbackStates:
     def _refuse(self, theirs: Sequence[str]) -> None:
         """Raise an error that says how this worker's callbacks differ from ``theirs``.
 
-        ``theirs`` are the names of the callbacks of the other workers.
+        ``theirs`` are the class names of the callbacks of the other workers, in order.
 
         Raises:
             UsageError: this worker is a newcomer.
@@ -270,7 +293,7 @@ class CallbackStates:
 
 
 def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Return ``names`` without those in ``others``, each of which removes one."""
+    """Return ``names`` without ``others``; each item of ``others`` removes one equal name."""
     left = list(names)
     for name in others:
         if name in left:

@@ -35,7 +35,11 @@ State = list[Any]
 
 
 class EpochMetrics:
-    """The metrics of a model that is fitted, with results over the samples of all workers."""
+    """The metrics of a model that ``fit`` trains, with results over the samples of all workers.
+
+    Args:
+        model: the compiled Keras model.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -45,7 +49,10 @@ class EpochMetrics:
         self._replaced: list[Any] = []  # metrics whose result is the job's mean for now
 
     def begin_batch(self, weight: int) -> None:
-        """Remember the states of the metrics before a padding batch, which has the ``weight`` 0."""
+        """Remember the states of the metrics before a padding batch; do nothing before others.
+
+        ``weight`` is the number of samples that count in the batch, 0 for padding.
+        """
         self._shown = None
         if weight == 0:
             variables = self._variables()
@@ -61,7 +68,10 @@ class EpochMetrics:
             variable.assign(before.get(id(variable), np.zeros(variable.shape, variable.dtype)))
 
     def results(self) -> dict[str, Any]:
-        """Return the present results of all metrics by name, as Keras gives them to callbacks."""
+        """Return the present results of all metrics by name, as Keras gives them to callbacks.
+
+        A result is a float, or an array.
+        """
         found: dict[str, Any] = {}
         for name, value in self._model.get_metrics_result().items():
             found.update(value if isinstance(value, Mapping) else {name: value})
@@ -71,7 +81,7 @@ class EpochMetrics:
     def of_job(self, logs: Mapping[str, Any], worker: Worker, samples: int) -> dict[str, Any]:
         """Combine the metrics of all workers; return the job's values of the numbers in ``logs``.
 
-        All workers call it between two steps, after the last one of the epoch.
+        All workers call it between two steps, after the last step of the epoch.
 
         Args:
             logs: what ``train_step`` has returned for this worker's last batch. A number there
@@ -81,7 +91,8 @@ class EpochMetrics:
             samples: how many samples this worker has trained in the epoch.
 
         Returns:
-            The numbers that belong to metrics on all workers, by their names in ``logs``.
+            The job's values of those numbers that belong to metrics on all workers, by name in
+            ``logs``.
 
         Raises:
             UsageError: the workers have different metrics.
@@ -104,7 +115,8 @@ class EpochMetrics:
     def combine(self, worker: Worker, samples: int) -> None:
         """Add up the states of the metrics over all workers; the sums stay until Keras resets them.
 
-        All workers call it between two steps, after the last one of the epoch.
+        For a metric whose state is no sum, ``result()`` becomes the mean of the workers' results.
+        All workers call it between two steps, after the last step of the epoch.
 
         Args:
             worker: this worker.
@@ -128,7 +140,7 @@ class EpochMetrics:
     def hand_over(self, worker: Worker, leaving: frozenset[int]) -> None:
         """Add the metric states of workers that leave to the states of the first worker that stays.
 
-        All workers of the ring call it between two steps.
+        The first is that of the lowest rank. All workers of the ring call it between two steps.
 
         Args:
             worker: this worker.
@@ -147,7 +159,7 @@ class EpochMetrics:
                 variable.assign(value.astype(_numpy_type(variable)))
 
     def restore(self) -> None:
-        """Let each metric compute its result from its own state again, in place of a job's mean."""
+        """Let each metric compute its result from its own state again, not the job's mean."""
         for metric in self._replaced:
             del metric.result
         self._replaced.clear()
@@ -155,12 +167,12 @@ class EpochMetrics:
     def _take_mean(self, metric: Any, worker: Worker, samples: int) -> None:
         """Let ``metric.result()`` be the mean of all workers' results, weighted by their samples.
 
-        This is for a metric whose state is no sum; the first time a warning says so.
-        :meth:`restore` reverses it.
+        This is for a metric whose state is no sum; a warning says so once. :meth:`restore` undoes
+        it.
 
         Args:
             metric: a metric of the model on this worker.
-            worker: this worker; all workers call this method at the same point.
+            worker: this worker; all workers call this method for the same metric.
             samples: how many samples this worker has trained in the epoch.
         """
         if metric.name not in self._told:
@@ -185,7 +197,7 @@ class EpochMetrics:
 
 
 def _leaves(metrics: Iterable[Any]) -> list[Any]:
-    """Return single metrics: a metric that holds other metrics is replaced by these."""
+    """Return ``metrics`` as single ones: a metric that holds other metrics is replaced by these."""
     found: list[Any] = []
     for metric in metrics:
         inner = getattr(metric, "metrics", None)
@@ -208,7 +220,10 @@ def _source(name: str, value: Any, results: Mapping[str, Any]) -> str | None:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two results are equal but for the rounding of a compiled step (1e-5)."""
+    """Return whether two results are equal but for the rounding of a compiled step (1e-5 relative).
+
+    ``one`` and ``other`` are numbers or arrays; NaN equals NaN.
+    """
     if np.shape(one) != np.shape(other):
         return False
     try:
@@ -222,9 +237,9 @@ def _read(variables: Sequence[Any]) -> State:
 
 
 def _wide(kind: Any) -> Any:
-    """Return the type in which states of the type ``kind`` are added: int64 or float64.
+    """Return the numpy type in which states of the type ``kind`` are added.
 
-    Integers are so added exactly.
+    It is int64 for integers and booleans, which are so added exactly, and float64 for others.
     """
     return np.int64 if np.issubdtype(kind, np.integer) or kind == np.bool_ else np.float64
 
@@ -234,11 +249,12 @@ def _numpy_type(variable: Any) -> Any:
 
 
 def _added(payloads: Sequence[bytes], like: State) -> State:
-    """Return the sums of the workers' states.
+    """Return the sums of the workers' metric states, elementwise.
 
     Args:
         payloads: the bytes of each worker's state.
-        like: a state that has the shapes and types of all of them.
+        like: a state, one array for each variable, with the shapes and types of all workers'
+            states.
 
     Raises:
         UsageError: the states have different sizes.

@@ -35,32 +35,33 @@ Arrange = Callable[[Any, list[Any], Any], list[Any]]  # (edl's callback, the oth
 
 
 class Numbering(Protocol):
-    """The job's numbers of batches, in place of those that Keras counts in this process."""
+    """An object that numbers batches for a callback list, over the job in place of this process.
+
+    Attributes:
+        batch: the index in its epoch of the batch that was handed out last.
+    """
 
     batch: int
     """The index in the epoch of the batch that was handed out last."""
 
     def begin_batch(self) -> int:
-        """Hand out the next batch, and return its index in the epoch."""
+        """Begin a step of the job with the next batch, and return its index in the epoch."""
 
     def with_steps(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return ``params`` of a ``fit`` with the job's number of steps of an epoch in them."""
+        """Return ``params``, Keras' parameters of ``fit``, with the job's steps per epoch."""
 
 
 @functools.cache
 def watch_lists(kind: type[Any], arrange: Arrange) -> None:
     """Patch Keras so that each list with a callback of ``kind`` becomes what ``arrange`` returns.
 
-    The patch lasts for the rest of the process.
+    The patch lasts for the rest of the process. When Keras makes a list with two callbacks of
+    ``kind``, or with one that cannot work in a job, it raises UsageError.
 
     Args:
         kind: the class of edl's callback.
         arrange: a function of edl's callback, the other callbacks and the model, which returns all
             callbacks in order.
-
-    Raises:
-        UsageError: when a list is made later: it has two callbacks of ``kind``, or one that cannot
-            work in a job.
     """
     plain = keras.callbacks.CallbackList.set_model
 
@@ -80,7 +81,7 @@ def watch_lists(kind: type[Any], arrange: Arrange) -> None:
 
 
 def _number_batches(callbacks: Any, job: Numbering) -> None:
-    """Let the list ``callbacks`` give its callbacks the numbers of ``job``, not Keras'."""
+    """Let the list ``callbacks`` pass the batch numbers of ``job`` to its callbacks, not Keras'."""
     begin, end, params = (
         callbacks.on_train_batch_begin,
         callbacks.on_train_batch_end,
@@ -92,14 +93,18 @@ def _number_batches(callbacks: Any, job: Numbering) -> None:
 
 
 def with_progress(others: list[Any]) -> list[Any]:
-    """Return ``others`` with a progress bar, which Keras leaves out where ``verbose`` is 0."""
+    """Return ``others``, the callbacks beside edl's, with a progress bar if they have none.
+
+    Keras makes none if ``verbose`` is 0, and a newcomer may receive another ``verbose`` from the
+    job.
+    """
     if any(isinstance(callback, ProgbarLogger) for callback in others):
         return others
     return [*others, ProgbarLogger()]
 
 
 def _check(callbacks: list[Any]) -> None:
-    """Raise UsageError if a callback cannot work in a job, and say what to use instead."""
+    """Raise UsageError if one of ``callbacks`` cannot work in a job; it names a replacement."""
     for callback in callbacks:
         for kind, why in _REFUSED.items():
             if isinstance(callback, kind):

@@ -29,10 +29,13 @@ class NoData(Exception):
 
 
 def taken(value: Any) -> Any:
-    """Return ``value`` in plain lists, dicts and arrays, which later changes of it do not reach.
+    """Return ``value`` as plain data: a copy in lists, dicts and arrays, to be sent.
+
+    Later changes of ``value`` do not reach the copy. A container, tensor or object with variables
+    becomes a dict with one item, whose key names the kind; :func:`restored_value` is the inverse.
 
     Raises:
-        NoData: something in ``value`` is no data.
+        NoData: something in ``value`` cannot be sent to other workers.
     """
     value = plain(value)
     if type(value) in PLAIN:
@@ -56,9 +59,10 @@ def taken(value: Any) -> Any:
 
 
 def restored_value(stored: Any, mine: Any) -> Any:
-    """Return the value of which :func:`taken` has made ``stored``, to replace ``mine``.
+    """Return the value from which :func:`taken` has made ``stored``, to replace ``mine``.
 
-    Containers and variables of ``mine`` stay the same objects where they can, with new contents.
+    ``mine`` is the present value of the attribute; None: there is none. Lists, dicts, sets and
+    variables in it stay the same objects if they can, with new contents.
     """
     if not isinstance(stored, dict):
         return stored.copy() if isinstance(stored, np.ndarray) else stored
@@ -88,7 +92,8 @@ def restored_value(stored: Any, mine: Any) -> Any:
 def _put_dict(items: list[Any], mine: Any) -> Any:
     """Return the dict that :func:`taken` has stored as ``items``, to replace ``mine``.
 
-    If ``mine`` is a dict, it stays the same object, with new contents.
+    ``items`` are pairs of stored key and stored value. If ``mine`` is a dict, it stays the same
+    object, with new contents.
     """
     old = dict(mine) if isinstance(mine, dict) else {}
     keys = [restored_value(key, None) for key, _ in items]
@@ -103,7 +108,7 @@ def _put_dict(items: list[Any], mine: Any) -> Any:
 
 
 def value_fingerprint(stored: Any) -> Any:
-    """Return a value without arrays that is equal for equal values of :func:`taken`.
+    """Return a small value that is equal for equal values of ``stored``, which :func:`taken` made.
 
     An array is replaced by its type, shape and checksum.
     """
@@ -117,7 +122,10 @@ def value_fingerprint(stored: Any) -> Any:
 
 
 def is_small(stored: Any) -> bool:
-    """Return whether the arrays in ``stored`` have at most ``SMALL_BYTES`` bytes together."""
+    """Return whether the arrays in ``stored`` have at most ``SMALL_BYTES`` bytes together.
+
+    ``stored`` is a value that :func:`taken` has made.
+    """
     return sum(array.nbytes for array in _arrays(stored)) <= SMALL_BYTES
 
 

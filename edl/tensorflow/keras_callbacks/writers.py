@@ -25,11 +25,15 @@ _HOOKS = [
 
 
 class Writer(keras.callbacks.Callback):
-    """A callback that takes the place of a callback that writes, in the list of a ``fit``.
+    """A callback that replaces, in the list of a ``fit``, a callback that writes files or text.
+
+    Args:
+        callback: the callback that writes.
+        worker: this worker.
 
     Attributes:
-        remembers: whether the state of the callback follows the job.
-        callback: the callback that writes.
+        remembers: whether the state of ``callback`` is sent to newcomers and into checkpoints.
+        callback: as in the arguments.
     """
 
     remembers = False  # what the callback remembers follows the job
@@ -41,19 +45,22 @@ class Writer(keras.callbacks.Callback):
 
     @property
     def writes(self) -> bool:
-        """Whether this worker is rank 0 now, and so writes."""
+        """Whether this worker is rank 0 at the moment, and so writes.
+
+        A worker that warms up never writes.
+        """
         return self._worker.rank == 0 and not self._worker.warming_up
 
     def set_params(self, params: Any) -> None:
-        """Keep the parameters of ``fit``, and give them to the callback that writes."""
+        """Keep ``params``, Keras' parameters of ``fit``, and give them to the callback."""
         super().set_params(params)
         self.callback.set_params(params)
 
     def met(self, written: bool) -> None:
-        """Finish the end of an epoch, where all workers have met.
+        """Finish the end of an epoch, when all workers know whether rank 0 has written.
 
-        ``written`` says whether rank 0 of the epoch had written what there was to write. If not,
-        this worker writes it, if it is rank 0 now.
+        ``written`` says whether the rank 0 of the epoch had written its files. If not, it died, and
+        this worker writes them if it is rank 0 after it.
         """
         raise NotImplementedError
 
@@ -61,7 +68,7 @@ class Writer(keras.callbacks.Callback):
 class Gated(Writer):
     """A writer that calls the hooks of its callback on rank 0 only.
 
-    The callback begins on a worker when it is first needed there.
+    The callback's ``on_train_begin`` is called on a worker when it is to write there first.
     """
 
     def __init__(self, callback: Any, worker: Worker) -> None:
@@ -71,30 +78,36 @@ class Gated(Writer):
         self._unwritten: tuple[int, dict[str, Any]] | None = None  # an epoch's end
 
     def hook(self, name: str, *arguments: Any, **named: Any) -> None:
-        """Call the hook ``name`` of the callback with the arguments given, on rank 0 only."""
+        """Call the callback's hook ``name`` with ``arguments`` and ``named``, on rank 0 only."""
         if not self.writes or (name == "on_train_end" and not self._begun):
             return
         self._begin()
         getattr(self.callback, name)(*arguments, **named)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Do nothing yet: this worker may be a newcomer, and the job may be resumed."""
+        """Do nothing: this worker may be a newcomer; the callback begins before its first hook."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Tell the callback on rank 0 that ``epoch`` begins, and keep it for a successor."""
+        """Tell the callback on rank 0 that ``epoch`` begins; other workers only remember the epoch.
+
+        They tell it to their own callback if they become rank 0 in the epoch.
+        """
         self._epoch = None
         self.hook("on_epoch_begin", epoch, logs)
         self._epoch = epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Tell the callback on rank 0 that the epoch ends; keep ``logs`` for a successor."""
+        """Tell the callback on rank 0 that the epoch ends; other workers only keep ``logs``.
+
+        They write the epoch's end if they become rank 0 before :meth:`met`.
+        """
         self._unwritten = (epoch, dict(logs or {}))
         self._end_epoch()
 
     def met(self, written: bool) -> None:
-        """Write the end of the epoch if its rank 0 had not, and this worker is rank 0 now.
+        """Write the end of the epoch if its rank 0 had not, and this worker is rank 0 after it.
 
-        ``written`` says whether rank 0 had written it.
+        ``written`` says whether the epoch's rank 0 had written it.
         """
         if not written and self._unwritten is not None and not self._has_written():
             self._end_epoch()
@@ -110,7 +123,10 @@ class Gated(Writer):
             self.flush()
 
     def _has_written(self) -> bool:
-        """Return whether another worker wrote the end of the epoch before it died."""
+        """Return whether a rank 0 that died has written the end of the epoch to the file before.
+
+        It is False for callbacks whose files cannot tell.
+        """
         return False
 
     def _begin(self) -> None:
@@ -127,17 +143,17 @@ class Gated(Writer):
             self.callback.on_epoch_begin(self._epoch)
 
     def resume(self) -> None:
-        """Prepare the callback to go on with what other workers have written before."""
+        """Prepare the callback to continue the files that other workers or runs have written."""
 
     def began(self) -> None:
-        """Adjust the callback after its ``on_train_begin`` was called."""
+        """Adjust the callback after its ``on_train_begin`` was called, if its class needs that."""
 
     def flush(self) -> None:
-        """Make what was written at the end of an epoch outlive this process."""
+        """Write buffered output of the callback to its files, so that it survives this process."""
 
 
 def _forwarding(name: str) -> Callable[..., None]:
-    """Return a method that calls the hook ``name`` of the callback of a :class:`Gated`."""
+    """Return a method of :class:`Gated` that calls the callback's hook ``name`` on rank 0 only."""
 
     def on(self: Gated, *arguments: Any, **named: Any) -> None:
         self.hook(name, *arguments, **named)
@@ -176,7 +192,7 @@ class GatedTensorBoard(Gated):
     """A writer for ``TensorBoard``: each rank 0 writes event files of its own in one directory."""
 
     def began(self) -> None:
-        """Let the callback count batches from the step of the job."""
+        """Set the callback's count of batches to the job's number of steps."""
         self.callback._global_train_batch = self._worker.step
 
     def flush(self) -> None:
@@ -186,7 +202,10 @@ class GatedTensorBoard(Gated):
 
 
 class GatedProgress(Gated):
-    """A writer for the progress bar, without a number of steps, which is not known beforehand."""
+    """A writer for the progress bar, which is not told the number of steps by ``fit``.
+
+    The number depends on how many workers there are.
+    """
 
     callback: ProgbarLogger
 
@@ -199,14 +218,14 @@ class GatedProgress(Gated):
         super().set_params({**params, "steps": None})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin the bar of an epoch; after a change of the workers, with a new number of steps."""
+        """Begin the bar of ``epoch``; after a change of the workers, its length is set anew."""
         if self._generation != self._worker.generation:
             self._generation, self.callback.target = self._worker.generation, None
         super().on_epoch_begin(epoch, logs)
 
 
 class Saver(Writer):
-    """A writer for ``ModelCheckpoint``: all workers remember what was best, and rank 0 saves."""
+    """A writer for ``ModelCheckpoint``: all workers track the best value, and rank 0 saves."""
 
     remembers = True
 
@@ -229,7 +248,11 @@ class Saver(Writer):
             callback._should_save_model = should_save
 
     def _save(self, epoch: int, batch: int | None, logs: Any) -> None:
-        """Let the callback save the model of an epoch, without a decision whether it is due."""
+        """Let the callback save the model without deciding whether a save is due.
+
+        The arguments are those of the callback's ``_save_model``: the epoch, the batch (None: the
+        epoch's end) and Keras' ``logs``.
+        """
         decides = self.callback._should_save_model
         self.callback._should_save_model = lambda *_: True
         try:
@@ -238,19 +261,22 @@ class Saver(Writer):
             self.callback._should_save_model = decides
 
     def set_model(self, model: Any) -> None:
-        """Give the callback the model in a form that only rank 0 saves."""
+        """Give the callback ``model`` in a wrapper that saves on rank 0 only."""
         super().set_model(model)
         self.callback.set_model(_Unsaved(model, self))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Let the callback decide whether to save, and keep a save that rank 0 may fail to make."""
+        """Let the callback decide whether to save; rank 0 saves, others keep the save for later.
+
+        They make it in :meth:`met` if rank 0 dies before it has saved.
+        """
         self._unsaved = None
         self.callback.on_epoch_end(epoch, logs)
 
     def met(self, written: bool) -> None:
-        """Make a save that was due if the epoch's rank 0 had not, and this worker is rank 0 now.
+        """Make a save that was due if the epoch's rank 0 had not, and this worker is its successor.
 
-        ``written`` says whether rank 0 had saved the model.
+        ``written`` says whether the epoch's rank 0 had saved the model.
         """
         unsaved, self._unsaved = self._unsaved, None
         if unsaved is not None and not written and self.writes:
@@ -258,7 +284,7 @@ class Saver(Writer):
 
 
 def _passing(name: str) -> Callable[..., None]:
-    """Return a method that calls the hook ``name`` of the callback of a :class:`Saver`."""
+    """Return a method of :class:`Saver` that calls the callback's hook ``name`` on all workers."""
 
     def on(self: Saver, *arguments: Any, **named: Any) -> None:
         getattr(self.callback, name)(*arguments, **named)
@@ -272,9 +298,13 @@ for _name in _HOOKS:
 
 
 class _Unsaved:
-    """The model as the callback of a :class:`Saver` sees it, which only rank 0 saves.
+    """A wrapper of the model whose save methods do nothing on other ranks than 0.
 
-    Its save methods do nothing on other ranks. All else is passed on to the model.
+    All other attributes and calls are passed on to the model.
+
+    Args:
+        model: the Keras model.
+        saver: the :class:`Saver` whose callback gets the wrapper.
     """
 
     _SAVES = ("save", "save_weights", "export")
@@ -305,7 +335,10 @@ WRITERS: list[tuple[type, type[Writer]]] = [
 
 
 def standing_in(callback: Any, worker: Worker) -> Writer | None:
-    """Return the writer that replaces ``callback`` in the list; None if it writes nothing."""
+    """Return the writer that replaces ``callback`` in the list of a ``fit``.
+
+    None is returned if the callback writes nothing that edl knows of. ``worker`` is this worker.
+    """
     for kind, writer in WRITERS:
         if isinstance(callback, kind):
             return writer(callback, worker)
