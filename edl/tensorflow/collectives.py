@@ -144,9 +144,9 @@ def _allgather(row: Table) -> Table:
 
 @waits("exchanging the state with the others")
 def broadcast_array(array: np.ndarray[Any, Any], root: int) -> np.ndarray[Any, Any]:
-    """Broadcast ``array`` from the rank ``root``, and return the root's array, which is read-only.
+    """Broadcast ``array`` of the rank ``root`` to all workers, and return the root's array.
 
-    All workers pass an array of the same shape and type.
+    All workers pass an array of the same shape and type. The result is read-only.
 
     Raises:
         CollectiveFailed: the ring is broken.

@@ -63,7 +63,7 @@ class ArrayColumn:
         return len(self._array)
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """Return the elements of the array at ``positions``, stacked along the first axis."""
+        """Return the elements of the array at ``positions`` on the first axis, stacked."""
         found: Array = self._array[positions]
         return found
 
@@ -87,7 +87,7 @@ class LazyColumn:
         return int(self._rows.shape[0])
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """Read the rows at ``positions`` one by one, and return them stacked along a first axis."""
+        """Read the rows at ``positions`` one by one, and stack them along a new first axis."""
         return np.stack([self.row(position) for position in positions.tolist()])
 
     def row(self, position: int) -> Any:
@@ -108,7 +108,7 @@ class ListColumn:
         return len(self._values)
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Array:
-        """Return the values at ``positions``, stacked along a first axis.
+        """Return the values at ``positions``, stacked along a new first axis.
 
         Raises:
             DataError: the values have different shapes.
@@ -124,7 +124,7 @@ class ListColumn:
         return stacked.astype(object) if stacked.dtype.kind == "U" else stacked
 
     def row(self, position: int) -> Any:
-        """Return the value at ``position`` as it is in the list."""
+        """Return the value of the sample at ``position`` as it is in the list."""
         return self._values[position]
 
 
@@ -243,8 +243,8 @@ def _is_inputs(values: list[Any], lengths: set[int]) -> bool:
     """Return whether the list ``values`` holds the inputs of a model, each a column of its own.
 
     If not, the list is one column, with a value for each sample. The list holds inputs if its
-    arrays are as long as the other columns of the data set, whose ``lengths`` are given, or,
-    without other columns, if the arrays are all equally long.
+    arrays are as long as the other columns of the data set, or, without other columns, if the
+    arrays are all equally long. ``lengths`` are those of the other columns.
     """
     if not values or not all(isinstance(value, (np.ndarray, tf.Tensor)) for value in values):
         return False

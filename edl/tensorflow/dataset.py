@@ -98,7 +98,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         raise UsageError(_OTHER_READER.format(reader="a tf.function, as its argument"))
 
     def apply(self, transformation_func: Callable[[Any], Any]) -> ElasticDataset:
-        """Return ``transformation_func(self)``, which may use ``map`` and ``prefetch`` only.
+        """Return ``transformation_func(self)``; the function may use ``map`` and the like only.
 
         Raises:
             UsageError: the function returns another kind of data set, which would not keep the
@@ -111,7 +111,10 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
     @property
     def batch_index(self) -> int:
-        """The index in its epoch, from 0, of the newest batch; the same on all workers."""
+        """The index in its epoch, from 0, of the batch that was handed out last.
+
+        It is the same on all workers.
+        """
         now = training.current()
         return now.batch if now.fitting else now.worker.loader.progress.update_order.batch
 
@@ -167,7 +170,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         return self._epochs(now, count, max_steps)
 
     def steps(self, count: int) -> Iterator[Any]:
-        """Return an iterator over batches until the job has made ``count`` updates.
+        """Return an iterator over this worker's batches, until the job has made ``count`` updates.
 
         The batches are of as many epochs as that takes. An update is what :func:`edl.step` counts:
         the updates of the whole job since its beginning, also when it was resumed. So a newcomer
@@ -253,7 +256,7 @@ def _reader() -> str:
 
 
 def _called(made: Any) -> str:
-    """Return the public name of the class of the data set ``made``, with an article."""
+    """Return the public name of the class of ``made``, a data set, with "a" before it."""
     name = type(made).__name__.strip("_").removesuffix("V2").removesuffix("V1")
     return f"a {name}"
 
@@ -352,9 +355,8 @@ def Dataset(
     or in ``model.fit(dataset, epochs=10, callbacks=[edl.KerasCallback()])``.
 
     Every sample of an epoch enters the model exactly once, whichever workers join or leave
-    meanwhile. All workers leave an epoch after the same step. When this worker has no samples left
-    before the others do, it gets a batch again, with weight zero. ``map`` and ``prefetch`` may
-    follow.
+    meanwhile. All workers leave an epoch after the same step. If this worker has no samples left
+    and others do, it gets a batch again, with weight zero. ``map`` and ``prefetch`` may follow.
 
     Args:
         source: columns (an array, a list of labels, a data frame, a tensor; a tuple or dict of
@@ -365,20 +367,23 @@ def Dataset(
             number of workers.
         shuffle: whether to shuffle the samples anew in each epoch; the order is a function of
             (seed, epoch) alone.
-        seed: the seed of that order.
+        seed: the seed of the shuffled order.
         max_global_batch: the largest global batch, in samples: more workers divide it among them.
+            None: there is no limit.
         global_batch: in place of batch_size: the samples of all workers together, the same in each
-            step whichever workers come and go (a worker's part is then loaded when its step begins,
-            not before); or a tuple of the smallest and the largest number, between which the job
-            chooses by its goodput.
+            step whichever workers come and go (a worker's share is then loaded when its step
+            begins, not before); or a tuple of the smallest and the largest number, between which
+            the job chooses by its goodput (throughput times statistical efficiency). None:
+            ``batch_size`` holds.
         collate_fn: ``collate_fn(samples)`` returns the arrays of a batch, as an array, a tuple or a
             dict; for example it pads samples to the longest of a batch. A dimension that differs
-            among the first, the last and some samples between is None in ``element_spec``.
+            among the first, the last and some samples between is None in ``element_spec``. None:
+            samples are stacked.
 
     Raises:
         DataError: the source is empty.
-        UsageError: the samples of the source have no numbers by which edl could tell which are
-            trained, or there is a data set already.
+        UsageError: edl cannot number the samples of the source, to tell which are trained, or there
+            is a data set already.
     """
     now = training.current()
     # Of fit, whose default that is: the data set has an order of its own.

@@ -56,7 +56,7 @@ class _VariablesState(State):
 
     @abstractmethod
     def _variables(self) -> dict[str, list[Any]]:
-        """Return the variables of each group, by the name of the group."""
+        """Return the variables of each group, by the name of the group, which is an attribute."""
 
     _size_of = staticmethod(size_of)
 
@@ -101,11 +101,11 @@ class _VariablesState(State):
                 getattr(self, name).load_state_dict(value)
 
     def _parts(self) -> set[str]:
-        """Return the names of all attributes and groups of variables."""
+        """Return the names of the attributes that belong to the state, groups included."""
         return {*self._names, *self._variables()}
 
     def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of ``values`` that later updates do not reach."""
+        """Return a copy of ``values``, a state; later updates do not change the copy."""
 
         def leaf(value: Any, _where: str) -> Any:
             array = array_of(value)
@@ -135,7 +135,7 @@ class TensorFlowKerasState(_VariablesState):
     Args:
         model: a model that is built, so that its variables exist.
         optimizer: the optimizer of the model; None: the one that the model is compiled with.
-        backend: ignored; accepted because Horovod's class has it.
+        backend: ignored; Horovod's class has it.
         attributes: further attributes of the state, by name.
 
     Raises:
@@ -181,7 +181,7 @@ class TensorFlowKerasState(_VariablesState):
         }
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the optimizer's present learning rate by a name for messages; empty if unknown."""
+        """Return ``{"learning rate": rate}``, the optimizer's present rate; {} if unknown."""
         rate = present_rate(self.optimizer)
         if isinstance(rate, tf.Variable):
             (rate,) = self._access.read([rate])

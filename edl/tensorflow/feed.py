@@ -206,7 +206,7 @@ class PipelineBatchSource:
             self._unread.popleft()
 
     def end(self) -> None:
-        """End all readers, and drop the batches in the pipeline that no step has trained."""
+        """End all readers, and drop the batches in the pipeline that no step has taken."""
         with self._change:
             self._abandoned |= any(not entry.padding for entry in self._formed)
             self._reader += 1
@@ -235,7 +235,7 @@ class PipelineBatchSource:
         time.sleep(0.02)  # for the way from here out of Python
 
     def watch(self, iterator: object) -> None:
-        """End the readers when ``iterator``, the newest one of the pipeline, is deleted.
+        """End all readers when ``iterator``, the newest iterator of the pipeline, is deleted.
 
         TensorFlow's destructor of an iterator waits for its thread, and that thread may wait in a
         reader for a batch.
@@ -244,7 +244,7 @@ class PipelineBatchSource:
         weakref.finalize(iterator, self._end_iteration, self._iteration)
 
     def _end_iteration(self, number: int) -> None:
-        """End the readers if the iterator ``number``, which is deleted, is the newest one."""
+        """End all readers if the deleted iterator with the number ``number`` is the newest one."""
         if number == self._iteration:
             self.end()
 
@@ -311,9 +311,9 @@ class PipelineBatchSource:
             self._raise_in_trainer(error)
 
     def _raise_in_trainer(self, error: EdlError) -> None:
-        """Raise ``error`` in the training thread, which waits for TensorFlow and this reader.
+        """Raise ``error`` in the training thread, while it waits for TensorFlow and this reader.
 
-        If the training thread is the calling one, ``error`` is raised here.
+        If the calling thread is the training thread, ``error`` is raised in the call.
         """
         if not raise_in(self._thread, error):
             raise error

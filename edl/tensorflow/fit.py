@@ -194,7 +194,7 @@ class KerasCallback(keras.callbacks.Callback):
 
     @property
     def batch(self) -> int:
-        """The index in its epoch of the batch that was handed out last; the same on all workers."""
+        """The index in its epoch, from 0, of the last batch handed out; equal on all workers."""
         return self._training.batch
 
     def begin_batch(self) -> int:

@@ -57,7 +57,7 @@ class Fits:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the present fit follows another one and the job has trained nothing in it yet."""
+        """Whether the present fit is not the first, and the job has trained no batch of it yet."""
         return self._worker.loader.epoch < self._before
 
     @property

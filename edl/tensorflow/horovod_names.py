@@ -111,7 +111,7 @@ def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any
 
 
 def broadcast_variables(variables: Iterable[Any], *arguments: Any, **named: Any) -> Any:
-    """Broadcast the values of variables, also those of Keras 3, from one rank to all workers.
+    """Broadcast the values of ``variables``, also those of Keras 3, from one rank to all workers.
 
     ``arguments`` and ``named`` are those of Horovod's function of this name, ``root_rank`` first.
     """

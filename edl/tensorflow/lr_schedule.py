@@ -67,7 +67,7 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
             current_worker().loader.progress.noise.asked = True
 
     def __call__(self, step: Any) -> Any:
-        """Return the learning rate of the present update; ``step``, Keras' count, is ignored."""
+        """Return the learning rate of the update to be made; ``step``, Keras' count, is ignored."""
         return asked(self._now)
 
     def momentum_factor(self) -> Any:
@@ -84,11 +84,11 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return self._at(last_update(current_worker().loader.progress))
 
     def _now(self) -> np.float32:
-        """Return the learning rate of the present update."""
+        """Return the learning rate of the update that this worker makes next."""
         return np.float32(self._at(current_worker().loader.update))
 
     def _at(self, update: Update) -> float:
-        """Return the learning rate of ``update``: the schedule's, multiplied by the scaling."""
+        """Return the learning rate of ``update``: the schedule's times the scaling's factor."""
         return self._factor(update, update.noise) * self.schedule.at(update.after)
 
     def _change(self) -> np.float32:
@@ -169,12 +169,14 @@ def refuse_beside_policy(others: Sequence[Any]) -> None:
 
 
 def check_scaling(optimizer: Any) -> None:
-    """Refuse an optimizer whose learning rate cannot follow the global batch.
+    """Refuse an optimizer with a scaling that its learning rate cannot follow.
 
-    An optimizer without a scaling is never refused.
+    The scaling is that of an :class:`LRSchedule`, by which the rate follows the global batch. An
+    optimizer without one is never refused.
 
     Raises:
-        UsageError: the rate is no factor of the updates, or some steps make no update.
+        UsageError: the updates of the optimizer are not proportional to the rate, or it accumulates
+            gradients, so that some steps make no update.
     """
     for one in with_inner(optimizer):
         if not _is_scaled(one):

@@ -138,7 +138,7 @@ class LRTuner(keras.callbacks.Callback):
         self._tuner.end_update(worker, lambda at: self._probe.losses(at, loss.of(batch)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the tuning, which is the same on all workers."""
+        """Return the state of the tuning (rates, losses, decisions), the same on all workers."""
         return self._tuner.snapshot()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -192,7 +192,7 @@ class LRTuner(keras.callbacks.Callback):
         self.step(trained)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Give the model Keras' train function back."""
+        """Give the model Keras' own train function back."""
         self.model.train_function = self._plain
 
     def _train(self, arriving: Any) -> Any:
@@ -301,7 +301,7 @@ def _check(optimizer: Any, now: training.Training) -> None:
 
 
 def _refuse_schedule(optimizer: Any) -> None:
-    """Raise UsageError if the learning rate of ``optimizer`` is no variable, but a schedule."""
+    """Raise UsageError if the learning rate of ``optimizer`` is a schedule, not a variable."""
     rate = optimizer._learning_rate
     if not isinstance(rate, keras.Variable):
         refuse_beside(getattr(rate, "__name__", type(rate).__name__))

@@ -34,7 +34,7 @@ class KerasNoise(NoiseMeter):
     def show_reduced(
         self, own: Sequence[Any], mean: Sequence[Any], variables: Sequence[Any]
     ) -> None:
-        """Measure the gradients of a step, as this worker computed them and as the job's means.
+        """Measure the squared norms of a step's gradients: this worker's own, and the job's means.
 
         Args:
             own: the gradients of this worker, tensors or arrays.
@@ -100,7 +100,10 @@ class KerasNoise(NoiseMeter):
         return np.asarray(np.sqrt(self._part(velocity)[0] / correction) + epsilon)
 
     def _unit(self) -> float:
-        """Return the square of the factor by which a LossScaleOptimizer scales gradients, or 1."""
+        """Return the square of the factor by which a LossScaleOptimizer scales gradients.
+
+        It is 1 without such an optimizer.
+        """
         scale = getattr(self.optimizer, "dynamic_scale", None)  # of a LossScaleOptimizer
         return 1.0 if scale is None else float(_array(scale)) ** 2
 

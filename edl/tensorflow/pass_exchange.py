@@ -42,7 +42,7 @@ WITH_XLA = (
 
 
 class _EagerNumbers:
-    """A counter that numbers the exchanges of a step that runs operation by operation."""
+    """A counter that numbers the exchanges of a step in eager execution, from 1 in each step."""
 
     def __init__(self) -> None:
         self._step = (0, 0)
@@ -175,9 +175,10 @@ def in_turn(act: Act, row: Any, length: int | None) -> Any:
 
 
 def _write_nothing() -> list[Any]:
-    """Return an operation that seems to write a resource, which puts calls of functions in order.
+    """Return an operation that seems to write a resource, to keep function calls in order.
 
-    The result is a list with that operation, or an empty list in a graph of TensorFlow 1.
+    TensorFlow never runs two calls at once that write the same resource. The result is a list with
+    that operation, or an empty list in a graph of TensorFlow 1, which calls no functions.
     """
     if not tf.compat.v1.executing_eagerly_outside_functions():
         return []  # a graph of TensorFlow 1 calls none

@@ -42,7 +42,7 @@ class Evaluation:
 
     @property
     def variables(self) -> list[Any]:
-        """All variables that the graph reads, or may change."""
+        """All variables that the graph of the loss reads, or may change."""
         return list(self.graph.variables)
 
     def __call__(self) -> float:
@@ -56,7 +56,7 @@ class Evaluation:
 
 
 class TracedLoss:
-    """The function ``loss_of`` as a graph, which is traced once for batches of any size.
+    """A loss function as a TensorFlow graph, which is traced once for batches of any size.
 
     Args:
         loss_of: a function that returns the mean loss of a batch.
@@ -119,7 +119,7 @@ class Probe:
         return bool(self._after)
 
     def begin(self) -> None:
-        """Keep the values of the variables before an update; called in the thread that makes it."""
+        """Keep the variables' values before an update; called right before it, in its thread."""
         with context.eager_mode():
             self._made = self._updates()
             self._before, self._after = _values(self._parameters()), []
@@ -133,7 +133,7 @@ class Probe:
             self._after = _values(self._parameters())
 
     def forget(self) -> None:
-        """Delete the values that are kept."""
+        """Delete the values that :meth:`begin` and :meth:`end` have kept."""
         self._before, self._after = [], []
 
     def prepare(self, evaluation: Evaluation) -> None:
@@ -171,7 +171,7 @@ class Probe:
         Args:
             before: the values of the trained variables at the point -1.
             after: their values at the point 0.
-            at: the points e at which the loss is computed.
+            at: the points at which the loss is computed, as in :meth:`losses`.
             evaluation: computes the loss of a batch.
         """
         parameters = self._parameters()
@@ -203,7 +203,10 @@ class Probe:
 
 
 def example_of(spec: Any) -> Any:
-    """Return a batch of one sample, all zeros, with the ``tf.TensorSpec``s in ``spec``."""
+    """Return a batch of one sample, all zeros, of the ``tf.TensorSpec``s in ``spec``.
+
+    A dimension that is None has length 1.
+    """
 
     def zeros(leaf: Any) -> Any:
         return tf.zeros([1 if size is None else size for size in leaf.shape], leaf.dtype)
@@ -227,12 +230,12 @@ def _moving(variables: Sequence[Any]) -> Any:
 
 
 def _values(variables: Sequence[Any]) -> list[Any]:
-    """Return the values of ``variables``, which later assignments do not change."""
+    """Return the values of ``variables``, in order; later assignments do not change them."""
     return [variable.read_value() for variable in variables]
 
 
 def _put(variables: Sequence[Any], values: Sequence[Any]) -> None:
-    """Assign ``values`` to ``variables``."""
+    """Assign ``values`` to ``variables``, in the same order."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 

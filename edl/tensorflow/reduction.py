@@ -86,7 +86,7 @@ class GradientReduction:
 
     @property
     def done(self) -> bool:
-        """Whether the gradients of the batch that was handed out last are reduced."""
+        """Whether the gradients of the last batch that was handed out are reduced."""
         return self._reduction.done
 
     @property
@@ -411,7 +411,7 @@ class GradientReduction:
     # --- from Python
 
     def _complete(self, gradients: list[Any]) -> tuple[list[Any], bool]:
-        """Reduce ``gradients`` eagerly over the global batch.
+        """Reduce this worker's ``gradients`` eagerly over the global batch.
 
         Returns:
             The means, and whether to apply them.
@@ -510,7 +510,7 @@ class GradientReduction:
     def _check(self) -> None:
         """Raise UsageError unless there is a batch whose gradients are yet to be reduced.
 
-        With several optimizers this begins the next step on the same batch if it is due.
+        With several optimizers, a step of the batch that is done is followed by the next one.
         """
         if self.several:
             if any(each.step.state is StepState.REDUCED for each in self._rounds.optimizers):

@@ -175,7 +175,7 @@ class TensorFlowReplica(FrameworkReplica):
         return {**groups, "tracked": {name: thing.state_dict() for name, thing in things.items()}}
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the present learning rates as numbers, by a name for messages."""
+        """Return the present learning rates as numbers, by a name such as "learning rate"."""
         present = self._present()
         variables = {name: rate for name, rate in present.items() if isinstance(rate, tf.Variable)}
         read = dict(zip(variables, self.access.read([*variables.values()]), strict=True))

@@ -293,7 +293,7 @@ class Session(tf.compat.v1.Session):
     def Done(self) -> bool:
         """Return whether all epochs are trained.
 
-        The answer becomes True on all workers after the same step.
+        It becomes True on all workers after the same step.
         """
         return _job().done()
 
@@ -364,7 +364,7 @@ def _operation(graph: tf.Graph, fetch: Any) -> tf.Operation:
 
 
 def _reduces(operation: tf.Operation) -> bool:
-    """Return whether ``operation`` is the call back at the end of a reduction of gradients."""
+    """Return whether ``operation`` is the call back that ends a reduction of gradients."""
     name = operation.name.rpartition("/")[2]
     return bool(operation.type.endswith("PyFunc") and name.startswith(REDUCED))
 

@@ -50,7 +50,7 @@ def as_it_is(function: Function) -> Function:
 def watch() -> None:
     """Patch TensorFlow to mark the gradients that plain tapes and ``tf.gradients`` return.
 
-    The patch lasts for the rest of the process.
+    The mark says that they are this worker's own. The patch lasts for the rest of the process.
     """
     tape, version_1 = tf.GradientTape, tf.compat.v1
     if not hasattr(tape.gradient, _MARK):
@@ -226,5 +226,5 @@ def _right_way() -> str:
 
 
 def _name(variable: Any) -> str:
-    """Return the path or name of ``variable``."""
+    """Return the path (Keras) or name of ``variable``, for messages."""
     return str(getattr(variable, "path", variable.name))

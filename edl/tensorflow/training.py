@@ -265,7 +265,7 @@ class Training:
             self.replica.rename([type(optimizer).__name__])
 
     def _hand_over(self, leaving: frozenset[int]) -> None:
-        """Give the metrics of workers that leave the ring to one that stays, inside a fit.
+        """During a fit, add metric states of workers that leave to those of one that stays.
 
         ``leaving`` are the ids of the workers that leave.
         """
@@ -341,9 +341,9 @@ class Training:
         return found[0].reduction
 
     def _graph_optimizer(self) -> Any:
-        """Return the optimizer if it is one of TensorFlow 1; None if it is one of Keras'.
+        """Return the first optimizer if it is one of TensorFlow 1; None if it is one of Keras'.
 
-        The variables of an optimizer of TensorFlow 1 are among those of its graph.
+        A script has at most one of TensorFlow 1, whose variables are among those of its graph.
         """
         optimizer = self._trained[0].optimizer
         return optimizer if isinstance(optimizer, tf.compat.v1.train.Optimizer) else None
@@ -371,9 +371,9 @@ class Training:
         return self._optimizer_variables()
 
     def _learning_rates(self) -> dict[str, Any]:
-        """Return the present learning rates of all optimizers, numbers or variables, by a name.
+        """Return the present learning rates of all optimizers, by a name such as "learning rate".
 
-        The name is for messages. Optimizers whose rate is unknown are left out.
+        A rate is a number or a variable. Optimizers whose rate is unknown are left out.
         """
         several = len(self._trained) > 1
         named = (
@@ -433,7 +433,11 @@ class Training:
     # --- a step
 
     def finish_step(self) -> None:
-        """Complete the open step in the ledger, if its gradients were reduced and applied."""
+        """Complete the open step in the ledger, if its gradients were averaged over the workers.
+
+        Raises:
+            Exception: an error that ended this worker inside a graph.
+        """
         for each in self._trained:
             each.reduction.raise_pending()
         for each in self._trained:

@@ -19,7 +19,7 @@ LARGE_BYTES = 2**25
 
 
 class TensorFlowArrays:
-    """The way in which the arrays of a TensorFlow state are described and sent.
+    """A description of a TensorFlow state's arrays, and their way through the ring.
 
     It implements :class:`edl.framework.state.Arrays` with numpy arrays.
     """

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 
 class VariableAccess(Protocol):
-    """A way to read and write the values of variables."""
+    """A way to read and write the values of variables: eagerly, or in a session."""
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
         """Return the values of ``variables`` as arrays, in order."""
@@ -139,7 +139,7 @@ class Created:
         self._watching: Any = None
 
     def watch(self) -> None:
-        """Begin to record the variables that are created, for the rest of the process."""
+        """Begin to record the variables that the script creates, for the rest of the process."""
         if self._watching is None:
             self._watching = tf.variable_creator_scope(self._create)
             self._watching.__enter__()
@@ -154,7 +154,7 @@ class Created:
         return variable
 
     def alive(self) -> list[Any]:
-        """Return the recorded variables that still exist."""
+        """Return the recorded variables that still exist, in the order of creation."""
         return [variable for ref in self._created if (variable := ref()) is not None]
 
 

@@ -143,7 +143,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
     def _set(self, epoch: float) -> None:
-        """Set the optimizer's learning rate to that of ``epoch``, which may be a fraction."""
+        """Set the optimizer's learning rate to that at ``epoch``, which may have a fraction."""
         self.model.optimizer.learning_rate.assign(self.initial_lr * self.multiplier(epoch))
 
 

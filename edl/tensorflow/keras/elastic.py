@@ -45,7 +45,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         self._left = self._batches_per_commit  # alike on all, who begin together
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit the state if enough batches were trained since the last commit.
+        """Commit the state if ``batches_per_commit`` batches were trained since the last commit.
 
         A worker that warms up commits after each batch.
         """
@@ -77,11 +77,11 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self._before = 0  # batches of this epoch that were trained before fit was called
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Remember how many batches of the epoch were trained before ``fit`` was called."""
+        """Remember ``state.batch``, the batches of the epoch trained before ``fit`` was called."""
         self._before = self._state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count the batch in ``state.batch``, and end the epoch if all its batches are trained."""
+        """Count ``batch`` in ``state.batch``, and end the epoch if all its batches are trained."""
         self._state.batch = self._before + batch + 1
         steps = self.params.get("steps")
         if steps and self._state.batch >= steps and not self.model.stop_training:

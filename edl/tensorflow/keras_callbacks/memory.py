@@ -65,7 +65,7 @@ class _Memory:
 
     @property
     def callback(self) -> Any:
-        """The callback; None if it is deleted."""
+        """The callback whose state this is; None if it is deleted."""
         return self._of()
 
     def is_of(self, model: Any) -> None:

@@ -25,7 +25,10 @@ NUMBERS = "biufc"  # kinds of arrays; of others those that TensorFlow has, as bf
 
 
 class NoData(Exception):
-    """The error for a value that cannot be sent to other workers; its text is the value's type."""
+    """The error for a value that cannot be sent to other workers.
+
+    Its text is the type of the value.
+    """
 
 
 def taken(value: Any) -> Any:

@@ -68,7 +68,8 @@ class Writer(keras.callbacks.Callback):
 class Gated(Writer):
     """A writer that calls the hooks of its callback on rank 0 only.
 
-    The callback's ``on_train_begin`` is called on a worker when it is to write there first.
+    On each worker the callback gets ``on_train_begin`` right before the first hook that is called
+    there.
     """
 
     def __init__(self, callback: Any, worker: Worker) -> None:
@@ -114,7 +115,7 @@ class Gated(Writer):
         self._epoch = self._unwritten = None
 
     def _end_epoch(self) -> None:
-        """Tell the callback that the epoch ends, if this worker is rank 0."""
+        """Call the callback's ``on_epoch_end`` with the kept epoch and logs, on rank 0 only."""
         assert self._unwritten is not None
         epoch, logs = self._unwritten
         if self.writes:
@@ -130,7 +131,7 @@ class Gated(Writer):
         return False
 
     def _begin(self) -> None:
-        """Let the callback begin its training on this worker, if it has not begun yet."""
+        """Call the callback's ``on_train_begin`` on this worker, if it was not called yet."""
         if self._begun:
             return
         self._begun = True
@@ -167,10 +168,10 @@ for _name in _HOOKS:
 
 
 class GatedCSV(Gated):
-    """A writer for ``CSVLogger``: one line for each epoch, even if rank 0 dies in between."""
+    """A writer for ``CSVLogger``, whose file gets one line for each epoch, even if rank 0 dies."""
 
     def resume(self) -> None:
-        """Let the callback append to its file, after an incomplete last line is cut off."""
+        """Let the callback append to its file, from which an incomplete last line is removed."""
         self.callback.append = True
         path = self.callback.filename
         with contextlib.suppress(OSError), open(path, "rb+") as file:
@@ -178,7 +179,7 @@ class GatedCSV(Gated):
             file.truncate(text.rfind(b"\n") + 1)  # half a line of one that was killed
 
     def _has_written(self) -> bool:
-        """Return whether the last line of the file is that of the epoch that ends."""
+        """Return whether the last line of the file is that of the epoch that has ended."""
         assert self._unwritten is not None
         try:
             with open(self.callback.filename, "rb") as file:
@@ -189,14 +190,14 @@ class GatedCSV(Gated):
 
 
 class GatedTensorBoard(Gated):
-    """A writer for ``TensorBoard``: each rank 0 writes event files of its own in one directory."""
+    """A writer for ``TensorBoard``: each rank 0 writes its own event files to one directory."""
 
     def began(self) -> None:
         """Set the callback's count of batches to the job's number of steps."""
         self.callback._global_train_batch = self._worker.step
 
     def flush(self) -> None:
-        """Flush the event files."""
+        """Flush TensorBoard's event files, so that they survive this process."""
         for writer in self.callback._writers.values():
             writer.flush()
 
@@ -214,7 +215,7 @@ class GatedProgress(Gated):
         self._generation = 0
 
     def set_params(self, params: Any) -> None:
-        """Give the callback the parameters of ``fit`` without the number of steps."""
+        """Give the callback ``params``, Keras' parameters of ``fit``, without the steps."""
         super().set_params({**params, "steps": None})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
