@@ -1,4 +1,4 @@
-"""Define ``edl.tensorflow.diagnose``, which records how the layers of a TensorFlow model train."""
+"""Define ``edl.tensorflow.diagnose``, which records how fast the layers of a model learn."""
 
 from __future__ import annotations
 

@@ -27,6 +27,8 @@ def size_of(value: Any) -> int | None:
 def digests(access: VariableAccess, parts: Iterable[ByteRange]) -> dict[str, int]:
     """Return a digest of each part of a state by its name, but for parts that cannot be compared.
 
+    Workers compare the digests, which are equal for equal values.
+
     Args:
         access: how the values of variables are read: eagerly, or in a session.
         parts: byte ranges of variables and arrays, and plain values.

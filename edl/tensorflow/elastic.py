@@ -1,6 +1,6 @@
 """Define ``hvd.elastic`` for TensorFlow scripts that ``import edl.tensorflow as hvd``.
 
-:mod:`edl.framework.elastic` describes what states and ``run`` do.
+:mod:`edl.framework.elastic` describes what elastic states and ``run`` do.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ class _VariablesState(State):
     _size_of = staticmethod(size_of)
 
     def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest of each of ``parts``, byte ranges of the state, by the part's name."""
+        """Return a digest of each of ``parts``, byte ranges of the state, by the part's name.
+
+        Workers compare the digests, which are equal for equal states.
+        """
         return digests(self._access, parts)
 
     def _values(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Pass a worker's batches from its leases through ``tf.data`` to the steps, in one order.
 
-Two threads take part. The training thread forms batches, at step boundaries only, a little ahead of
-need. A reader, in whatever thread ``tf.data`` runs it, takes them in the same order and loads their
-samples. Nothing but order ties the two: the k-th batch that leaves the pipeline is the k-th that
-was formed.
+Two threads take part. The training thread forms batches, between two steps only, a few batches
+before their steps. A reader, a function that ``tf.data`` runs in a thread of its own, takes the
+batches in the same order and loads their samples. Batches have no other mark than their order: the
+k-th batch that leaves the pipeline is the k-th that was formed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Define ``edl.LRTuner``, which tunes the learning rate in training, the same on all workers.
 
-What is measured when, and how all workers agree on it, is in :mod:`edl.framework.lr_tuner`. The
+:mod:`edl.framework.lr_tuner` describes what is measured when, and how all workers agree on it. The
 learning rate stays a variable of the Keras optimizer, which is set in the graph right before each
-update, when every worker knows how many samples that update has. An update that is to be measured
-is kept there, too. It is evaluated in the batch of the next update, so that batch is taken by the
-callback, not by the graph, and is given to Keras' step.
+update, when every worker knows how many samples that update has. If an update is to be measured,
+the variables' values before and after it are kept. The loss is evaluated on the batch of the next
+update, so the callback takes that batch from the data set, and passes it to Keras' step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measure the squared norms of TensorFlow's gradients, for the gradient noise scale.
 
-The gradients are handed to Python in the steps where a measurement is due, and in no others. For an
-optimizer of Adam's kind, the norms are those of what it makes of a gradient,
-g / (sqrt(v) + epsilon), as in :mod:`edl.torch.noise`.
+A graph hands its gradients to Python in the steps in which a measurement is due, and in no others.
+For an optimizer of Adam's kind, a gradient g is measured as g / (sqrt(v) + epsilon), where v is
+Adam's mean of squared gradients, as in :mod:`edl.torch.noise`.
 """
 
 from __future__ import annotations

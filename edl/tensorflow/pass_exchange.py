@@ -1,13 +1,13 @@
 """Exchange messages between workers inside of forward and backward passes, in Keras and in graphs.
 
 TensorFlow runs operations that do not depend on each other in any order. An exchange is matched
-with those of the other workers by its place in the order alone, so :func:`in_turn` gives the
-exchanges of a graph the order in which they were built, which is the same on all workers. Two
-functions that a graph calls may each have exchanges: these are kept in order by a resource that
-each of them seems to write, for TensorFlow never runs two such calls at once.
+with those of the other workers by its position in the order alone, so :func:`in_turn` runs the
+exchanges of a graph in the order in which they were built, which is the same on all workers. If a
+graph calls two functions that have exchanges, each function seems to write one resource, and
+TensorFlow never runs two such calls at once, so their order is kept, too.
 
-Each message carries the number of its exchange in the graph. If a worker has come to another place
-than the others in spite of that, an error is raised.
+Each message carries the number of its exchange in the graph. If the numbers of the workers differ
+all the same, an error is raised.
 """
 
 from __future__ import annotations

@@ -348,8 +348,9 @@ class GradientReduction:
     def _end(self, early: bool) -> Any:
         """Return the branch that the graph takes when its gradients are reduced or have failed.
 
-        Called back by the graph. It is a :class:`~edl.framework.reduction.Branch`, as an int64.
-        ``early`` is True if a tape has asked for the gradients, so the update comes later.
+        Called back by the graph. The branch is a :class:`~edl.framework.reduction.Branch` (SKIP,
+        APPLY, AGAIN or SHOW) as an int64. ``early`` is True if a tape has asked for the gradients,
+        so the update comes later.
         """
 
         def end() -> Branch:

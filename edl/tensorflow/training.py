@@ -1,4 +1,4 @@
-"""Hold this process's training: what the parts of ``edl.tensorflow`` need to know of each other."""
+"""Hold the state of this process's training that the modules of ``edl.tensorflow`` share."""
 
 from __future__ import annotations
 

@@ -91,8 +91,8 @@ class _Memory:
     def load(self, state: Any) -> None:
         """Restore in the callback a ``state`` that :meth:`state` has returned, here or elsewhere.
 
-        Attributes that the state does not have get their first values again, unless these were
-        large.
+        Attributes that the state does not have get their first values again, unless these had more
+        than ``SMALL_BYTES`` bytes.
         """
         if isinstance(self.callback, Trackable):
             self.callback.load_state_dict(state)

@@ -192,7 +192,7 @@ class EpochMetrics:
         self._replaced.append(metric)
 
     def _variables(self) -> list[Any]:
-        """Return the variables in which the metrics of the model hold their states."""
+        """Return the variables in which the metrics of the model hold their states, in order."""
         return [v for metric in _leaves(self._model.metrics) for v in metric.variables]
 
 

@@ -1,9 +1,9 @@
 """Let callbacks that write files or to the terminal write on rank 0 only.
 
-Such callbacks are given on all workers. The worker that is rank 0 when something is to be written
-writes it, so a successor goes on where rank 0 died. Until the workers have met at the end of an
-epoch (:meth:`Writer.met`), each keeps what it would have written there, so that the successor of a
-rank 0 that died on the way can write it.
+The script gives such callbacks on all workers. The worker that is rank 0 at the time of a write
+makes it, so when rank 0 dies, its successor continues. Until all workers have exchanged rows at the
+end of an epoch (:meth:`Writer.met`), each keeps what it would have written there, so that it can
+write it if rank 0 dies before it has.
 """
 
 from __future__ import annotations
