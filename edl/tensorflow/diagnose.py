@@ -1,4 +1,4 @@
-"""Define ``edl.tensorflow.diagnose``, which records how fast the layers of a model learn."""
+"""Define ``edl.tensorflow.diagnose``, which records how a model's layers grow in training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["LayerBalance", "LayerRow", "Phases", "layer_balance"]
 def layer_balance(
     model: Any, layers: Iterable[str] | None = None, matrices: bool = False
 ) -> JobBalance:
-    """Return a recorder of how the weights of the layers of ``model`` change as it trains.
+    """Return a recorder of how the weights of the layers of ``model`` grow in training.
 
     The recorder is an :class:`edl.diagnose.LayerBalance`. Nothing is sent between the workers,
     since all of them have the same weights.

@@ -173,7 +173,7 @@ class LRTuner(keras.callbacks.Callback):
     # --- with fit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Trace the loss, and replace Keras' train function by one that keeps batches."""
+        """Trace the loss, and replace Keras' train function by :meth:`_train` for this fit."""
         now, model = training.current(), self.model
         _refuse_schedule(self._inner)
         if self._loss is None:

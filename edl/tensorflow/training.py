@@ -243,9 +243,10 @@ class Training:
 
     @property
     def replaces_optimizer(self) -> bool:
-        """Whether an optimizer that is wrapped at this point takes the place of the only one.
+        """Whether an optimizer that the script wraps next takes the place of the only one.
 
-        It does so between two calls of ``model.fit``.
+        It does so between two calls of ``model.fit``; in other cases it would be a further
+        optimizer.
         """
         return bool(self.fits.done) and not self.fitting and len(self._trained) == 1
 
