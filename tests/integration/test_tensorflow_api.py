@@ -1611,7 +1611,7 @@ assert met([end_row(4, True, False), end_row(0, True, False)]) == Met(
         """
 from collections import Counter, deque
 from edl.tensorflow.keras_callbacks.memory import CallbackStates, _Memory
-from edl.tensorflow.keras_callbacks.values import NoData, fingerprint, put, taken
+from edl.tensorflow.keras_callbacks.values import NoData, value_fingerprint, restored_value, taken
 mean = keras.metrics.Mean()
 mean.update_state([1.0, 3.0])
 some = {
@@ -1621,17 +1621,17 @@ some = {
 }
 stored = taken(some)
 some["a"].append(1), some["z"].__setitem__(0, 9), some["v"].assign(5.0), mean.reset_state()
-assert fingerprint(stored) != fingerprint(taken(some))
+assert value_fingerprint(stored) != value_fingerprint(taken(some))
 kept = some["v"], some["d"], some["m"], some["c"]
-put(stored, some)
-assert fingerprint(stored) == fingerprint(taken(some)), some
+restored_value(stored, some)
+assert value_fingerprint(stored) == value_fingerprint(taken(some)), some
 assert kept == (some["v"], some["d"], some["m"], some["c"]) and some["d"].maxlen == 3
 assert float(some["v"]) == 4.0 and float(mean.result()) == 2.0 and some["n"].dtype == np.float32
 for odd in (object(), np.array(["text"]), np.array([None]), [open]):
     try: taken(odd)
     except NoData: continue
     raise AssertionError(odd)
-fresh = put(stored, None)
+fresh = restored_value(stored, None)
 assert fresh["a"] == some["a"] and fresh[3] == {1, 2} and fresh["t"].numpy() == [1.0]
 
 class Own(keras.callbacks.Callback):
@@ -1868,7 +1868,7 @@ for _way, _code in READS_DAMAGED.items():
 NOISE = """
 import os
 os.environ["EDL_NOISE_SCALE_STEPS"] = "1"
-from edl.core.step.noise_scale import NoiseScale, Squares, measured
+from edl.core.step.noise_scale import NoiseScale, Squares, noise_sample
 chance = np.random.default_rng(3)
 x = (chance.normal(size=(200, 1)) + 0.5).astype(np.float32)
 edl.init()
@@ -1903,7 +1903,7 @@ expected, seen = NoiseScale(), gradients / divisors
 for number in range(0, 24, 2):
     one, two = seen[number], seen[number + 1]
     pair = Squares((one**2 + two**2) / 2, ((one + two) / 2) ** 2)
-    expected = expected.after(measured({0: 8}, {0: pair}), 8, number + 2)
+    expected = expected.after(noise_sample({0: 8}, {0: pair}), 8, number + 2)
 for one, other in zip(found.averages, expected.averages, strict=True):
     assert abs(one.noise / other.noise - 1) < 1e-3, (kind, found, expected)
     assert abs(one.signal / other.signal - 1) < 1e-3, (kind, found, expected)
