@@ -1,7 +1,8 @@
 """Let a script say how the number of workers of its job is decided.
 
-A script gives its job a policy with :func:`policy`, or a function that each worker asks regularly
-with :func:`on_interval`.
+A script may give its job a policy with :func:`policy`. Or it may name a function with
+:func:`on_interval`: each worker calls that function regularly, and the returned numbers change the
+size.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ TOGETHER = (SUM, MEAN, MAX)
 def policy(policy: str | os.PathLike[str]) -> None:
     """Set the job's policy for its size, batches and learning rate, unless the job already has one.
 
-    Call the function after ``edl.init()``, before the data loader and the optimizer are made
-    (docs/guides/job-size.md). A policy from the command line (`edl run --policy`, `edl policy set`,
-    `edl policy off`) takes precedence. Without a launcher the job keeps one worker, whatever the
-    policy says.
+    Call this function after ``edl.init()``, and before the script makes its data loader and
+    optimizer (docs/guides/job-size.md). A policy from the command line (`edl run --policy`, `edl
+    policy set`, `edl policy off`) takes precedence. Without a launcher the job keeps one worker,
+    whatever the policy says.
 
     Args:
-        policy: the path of a policy file, or its text: TOML, with a line for each key. A string
-            that has a newline is text.
+        policy: the path of a policy file, or the policy's text: TOML, with a line for each key. A
+            string that has a newline is taken as text.
 
     Raises:
         UsageError: if the policy cannot be read, if the job cannot follow it, or if it sets batches
@@ -59,14 +60,14 @@ def on_interval(
 ) -> None:
     """Call a function of the script regularly, and change the number of workers by what it returns.
 
-    The job's size changes by the combined answer of all workers, at most once in ``every_s``,
-    within the limits that users, hosts and allowed sizes set. This is the job's policy (the rule
-    ``votes``), unless the job has another one.
+    The answers of all workers are combined into one change of the job's size, at most once in
+    ``every_s`` seconds and within the limits that users, hosts and allowed sizes set. This is a
+    policy (with the rule ``votes``); it has no effect if the job has another policy.
 
     Args:
         desired_change: a function without arguments, called on each worker between two steps. It
             returns how many workers to add, or to remove if negative, as a whole number.
-        every_s: seconds between two calls; above 0.
+        every_s: seconds between two calls of ``desired_change``; above 0.
         together: how the workers' answers are combined: ``"sum"``, ``"mean"`` or ``"max"``.
 
     Raises:
@@ -90,10 +91,17 @@ def on_interval(
 
 
 def _read(policy: str | os.PathLike[str]) -> tuple[str, str]:
-    """Return the text of a policy, and the name of its source: the file's path, or ``edl.policy``.
+    """Return a policy's text, and the name of its source for messages.
+
+    Args:
+        policy: the policy's text, or the path of a file with it.
+
+    Returns:
+        The text, and then the file's path, or ``edl.policy`` if ``policy`` is the text itself.
 
     Raises:
-        UsageError: if ``policy`` is neither text with several lines nor a readable text file.
+        UsageError: if ``policy`` is neither text with several lines nor the path of a readable text
+            file.
     """
     if isinstance(policy, str) and "\n" in policy:
         return policy, "edl.policy"
@@ -107,14 +115,14 @@ def _read(policy: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def _find(rule: CustomRule, source: str) -> None:
-    """Check that this process can import a custom rule's function, as the leader will have to.
+    """Check that this process can import the function of a custom rule, as the leader will have to.
 
     Args:
-        rule: the custom rule: the names of a module and of a function in it.
+        rule: the custom rule of a policy: the names of a module and of a function in it.
         source: the name of the policy, for the error message.
 
     Raises:
-        UsageError: if the function cannot be imported, or cannot be called.
+        UsageError: if the function cannot be imported, or is not callable.
     """
     try:
         found = getattr(importlib.import_module(rule.module), rule.function)

@@ -11,17 +11,18 @@ Broadcast = Callable[[bytearray, str], bytearray]  # (data, name) -> the root's 
 
 
 def broadcast_message(payload: bytes, sending: bool, name: str, broadcast: Broadcast) -> bytes:
-    """Send the root's message to all workers, and return the message on each of them.
+    """Send the root's message to all workers, and return that message on each of them.
 
-    A message that fits into the first :data:`FIRST_PIECE_BYTES`, with its length in front, takes
-    one collective. A longer message takes a second one for the rest.
+    All workers must call this. A message that fits, with its length in front, into
+    :data:`FIRST_PIECE_BYTES` takes one collective. A longer message takes a second collective for
+    its rest.
 
     Args:
         payload: the message; used on the root only.
         sending: whether this worker is the root.
-        name: the name of the collective; the second one is called ``NAME.rest``.
-        broadcast: the framework's broadcast, called as ``broadcast(data, name)``; it returns the
-            root's ``data``, which has the same length on all workers.
+        name: the name of the first collective in Horovod; the second one is called ``NAME.rest``.
+        broadcast: the framework's broadcast, called as ``broadcast(data, name)`` with ``data`` of
+            the same length on all workers; it returns the root's ``data``.
     """
     first = bytearray(FIRST_PIECE_BYTES)
     if sending:

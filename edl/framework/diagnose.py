@@ -1,7 +1,7 @@
-"""Record the layer balance of a model that a job trains, in the samples of the whole job.
+"""Record the layer balance of a model that a job trains, counting the samples of the whole job.
 
-The layer balance itself is :class:`edl.diagnose.LayerBalance`. Each framework finds the layers of
-its models.
+The layer balance itself, the norms of each layer's weights over the training, is
+:class:`edl.diagnose.LayerBalance`. Each framework finds the layers of its models.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Weights = TypeVar("Weights")
 
 
 class JobBalance(LayerBalance):
-    """A layer balance that counts the samples of the whole job and skips warm-ups."""
+    """A layer balance (see :class:`LayerBalance`) that counts the samples of the whole job."""
 
     def record(self, samples: float | None = None) -> None:
-        """Record the norms of the layers as they are now, after an update.
+        """Record the present norms of the layers' weights; the script calls this after an update.
 
-        Extends :meth:`LayerBalance.record`. A newcomer that warms up records nothing, because what
-        it trains then is discarded.
+        Extends :meth:`LayerBalance.record`. A newcomer that warms up records nothing, because the
+        result of its warm-up is discarded.
 
         Args:
-            samples: how many samples are trained so far, over all epochs; None: the number that
+            samples: how many samples the job has trained, over all epochs; None: the number that
                 edl's loader has counted.
 
         Raises:
@@ -40,7 +40,7 @@ class JobBalance(LayerBalance):
 
 
 def _trained() -> int:
-    """Return how many samples the job has trained so far, as edl's loader counts them.
+    """Return how many samples the job has trained, over all epochs, as edl's loader counts them.
 
     Raises:
         UsageError: if this script has no loader of edl.
@@ -54,14 +54,14 @@ def _trained() -> int:
 
 
 def chosen(found: Mapping[str, Weights], layers: Iterable[str] | None) -> dict[str, Weights]:
-    """Return the weight matrices of the chosen layers, by name and in the order of ``layers``.
+    """Return the weight matrices of the chosen layers by layer name, in the order of ``layers``.
 
     Args:
         found: all weight matrices of the model, by layer name.
         layers: the names of the layers to take, or one name; None: all of ``found``.
 
     Raises:
-        UsageError: if ``found`` has no layer of a given name.
+        UsageError: if a name in ``layers`` is not in ``found``.
     """
     if layers is None:
         return dict(found)

@@ -1,6 +1,6 @@
-"""Compute checksums of the parts of a training state, to compare the state between workers.
+"""Compute checksums (digests) of the parts of a training state, to compare workers with each other.
 
-The digests are CRC-32: cheap, and different when a bit, or the order of the values, is different.
+A digest is a CRC-32: cheap, and different when a bit, or the order of the values, is different.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ PLAIN_BYTES = 8  # what a number or a text counts for, whatever it is
 
 
 def places(state: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name, the container and the key of each value in nested containers.
+    """Yield for each value in nested containers a tuple: its name, its container, its key.
 
-    The container at the place is a dict, list or tuple, and ``container[key]`` is the value. Names
-    are made of the keys on the way, such as ``optimizer.0.weight.exp_avg``.
+    The container is the dict, list or tuple that holds the value, so ``container[key]`` is the
+    value. The name joins the keys on the way with dots, such as ``optimizer.0.weight.exp_avg``.
 
     Args:
         state: a dict, list or tuple, which may hold others.
@@ -39,10 +39,10 @@ def places(state: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """The bytes from ``start`` to ``stop`` of one named value in a state.
+    """The bytes from ``start`` to ``stop`` of one named value in a training state.
 
     Attributes:
-        name: the name of the value, as :func:`places` gives it.
+        name: the name of the value, as :func:`places` yields it.
         value: the whole value: an array, or a plain Python value.
         start: the first byte of the range, counted in the value.
         stop: the byte after the range.
@@ -57,11 +57,13 @@ class ByteRange:
 
 
 class StateArrays:
-    """A list of all values in a state, from which one group of bytes is read at a time.
+    """A list of all values in a training state, by which one part of the state is read at a time.
 
-    To list the state again for each group would cost more than the digest of a group. So the state
-    is listed for group 0, and again for a group that has values other than arrays, because such
-    values change by being replaced. An array is looked up in its container each time.
+    The state is cut by bytes into groups (:class:`edl.core.step.state_check.StateGroup`), and
+    :meth:`within` reads one of them. Listing the values again for each group would cost more than
+    the digest of the group. So the list is renewed for group 0 only, and for a group that has
+    values other than arrays, because a script changes such a value by putting another one in its
+    place. An array is looked up in its container each time.
 
     Args:
         state: a function that returns the containers of the state.
@@ -79,11 +81,14 @@ class StateArrays:
         self._is_listed = False
 
     def forget(self) -> None:
-        """List the state anew for the next group. All workers must call this at the same point."""
+        """Drop the list, so the next :meth:`within` lists the state's values anew.
+
+        All workers must call this between the same two steps, because all must cut the state alike.
+        """
         self._is_listed = False
 
     def within(self, group: StateGroup) -> list[ByteRange]:
-        """Return the parts of the state that belong to ``group``, with their present values."""
+        """Return the byte ranges of the state that belong to ``group``, with the present values."""
         listed = self._is_listed and group.index > 0
         if not listed or any(self._sizes[e.part] is None for e in extents(self._ends, group)):
             self._list()
@@ -108,19 +113,25 @@ class StateArrays:
 
 
 def of_bytes(kind: str, data: Any) -> int:
-    """Return a digest of a buffer.
+    """Return the digest (CRC-32) of a buffer.
 
     Args:
-        kind: mixed into the digest, so that equal bytes of different kinds of value differ.
-        data: the buffer.
+        kind: a text that enters the digest first, such as the type of an array, so that equal bytes
+            of different types have different digests.
+        data: the buffer, such as bytes or an array of bytes.
     """
     return zlib.crc32(data, zlib.crc32(kind.encode()))
 
 
 def of_array(array: np.ndarray[Any, Any], start: int = 0, stop: int | None = None) -> int | None:
-    """Return a digest of an array's bytes from ``start`` to ``stop``; None if it holds objects.
+    """Return the digest of a part of an array's bytes; None if the array holds Python objects.
 
     The type and the shape of the array enter the digest, too.
+
+    Args:
+        array: the array.
+        start: the first byte that enters the digest.
+        stop: the byte after the last one that enters; None: the end of the array.
     """
     if array.dtype.hasobject:
         return None
@@ -129,12 +140,13 @@ def of_array(array: np.ndarray[Any, Any], start: int = 0, stop: int | None = Non
 
 
 def of_value(value: Any, start: int = 0, stop: int | None = None) -> int | None:
-    """Return a digest of any value; None if values of its type cannot be compared.
+    """Return the digest of a value of a training state; None if its type is not compared.
 
     Args:
-        value: a NumPy array or scalar, or a plain Python value (see :data:`PLAIN`).
-        start: the first byte of a NumPy array that enters; of no effect for other values.
-        stop: the byte after the last one of a NumPy array that enters; None: the end.
+        value: a NumPy array or scalar, or a plain Python value (a type in :data:`PLAIN`).
+        start: the first byte that enters the digest, if ``value`` is an array; else it has no
+            effect.
+        stop: the byte after the last one that enters, if ``value`` is an array; None: its end.
     """
     if isinstance(value, np.ndarray):
         return of_array(value, start, stop)

@@ -1,26 +1,26 @@
 """Run scripts that were written for Horovod Elastic: an elastic state and a wrapped function.
 
-Such a script keeps its own position in its data, its own loop and its own commits; edl controls the
-ring. The contract is Horovod's: the function may be interrupted at any collective. It is then
-called again, with the state of its last commit after a crash, or with its present state when
-workers join or leave.
+Such a script keeps its own position in its data, its own training loop and its own commits; edl
+controls the ring. The contract is Horovod's: an error may interrupt the wrapped function at any
+collective. It is then called again, with the state of its last commit after a crash, or with its
+present state when workers join or leave.
 
 ::
 
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
 
     @hvd.elastic.run
-    def train(state): ...     # commits now and then
+    def train(state): ...     # calls state.commit() now and then
 
     train(state)
 
 These rules are edl's own (docs/adr/0010):
 
-1. When all workers agree that a switch is due, they all raise and switch. No worker has waited for
-   a newcomer until then.
+1. When all workers agree that a switch to another ring is due, each raises HostsUpdatedInterrupt
+   and switches. Until that moment no worker has waited for a newcomer.
 2. A newcomer warms up, because its function may be interrupted and called again anyway.
-3. A worker that has trained to the end gives its state to the workers that the death of another one
-   interrupted in their last steps.
+3. If a worker dies during the last steps, some workers may have finished the function and others
+   not. Those that have finished give their state to those that were interrupted.
 """
 
 from __future__ import annotations
@@ -61,16 +61,21 @@ _STATE_IS_OURS = (
 
 @dataclass
 class Plain:
-    """An attribute of an elastic state that is copied and sent as it is, whatever its type."""
+    """A wrapper of an attribute of an elastic state that is copied and sent whole, of any type.
+
+    Attributes:
+        value: the attribute itself.
+    """
 
     value: Any
 
 
 class State(ABC):
-    """A set of named attributes that follow the job: an elastic state, as in Horovod Elastic.
+    """A set of named attributes that all workers share: an elastic state, as in Horovod Elastic.
 
-    Each framework defines how the attributes are copied and sent. An attribute that is not given to
-    the constructor stays each worker's own.
+    Newcomers get the attributes, and :meth:`commit` and :meth:`restore` save and reset them. Only
+    the attributes that are given to the constructor are shared. Any other attribute is each
+    worker's own. Each framework defines how the attributes are copied and sent.
     """
 
     def __init__(self, **attributes: Any) -> None:
@@ -86,26 +91,29 @@ class State(ABC):
         State.save(self)  # that of a derived class may need attributes which do not exist yet
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Register functions to call in each new ring, before the state is sent to newcomers.
+        """Add functions that :meth:`on_reset` calls in each new ring, before newcomers get a state.
 
-        They are called on newcomers as well, because the size that a newcomer saw at the top of the
-        script was a guess.
+        A newcomer calls them as well, because the number of workers that it saw when its script
+        began was a guess.
+
+        Args:
+            callbacks: functions without arguments.
         """
         self._callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Call :meth:`reset` and the registered callbacks, in a new ring whose size they see."""
+        """Call :meth:`reset`, then the registered callbacks; edl calls this in each new ring."""
         self.reset()
         for callback in self._callbacks:
             callback()
 
     def commit(self) -> None:
-        """Save the state, to restore it after a crash, and then let workers join and leave.
+        """Save the state, to restore it after a crash; then let workers join and leave.
 
-        All workers must call this at the same point.
+        All workers must call this at the same point of the script.
 
         Raises:
-            HostsUpdatedInterrupt: as :meth:`check_host_updates` does.
+            HostsUpdatedInterrupt: if workers join or leave, see :meth:`check_host_updates`.
         """
         self._pass(commit=True)
 
@@ -113,21 +121,25 @@ class State(ABC):
         """Let workers join and leave at this point of the script; all workers must call it.
 
         Raises:
-            HostsUpdatedInterrupt: if workers join or leave now. The wrapped function is then called
-                again in the new ring, with the state as it is now.
+            HostsUpdatedInterrupt: if workers join or leave here, or if this worker is a newcomer
+                whose warm-up ends. The wrapped function is then called again in the new ring, with
+                the present state.
         """
         self._pass(commit=False)
 
     def save(self) -> None:
-        """Keep a copy of the state in memory, for :meth:`restore`."""
+        """Keep a copy of the attributes in memory, for :meth:`restore`."""
         self._saved = self._copied(self._values())
 
     def restore(self) -> None:
-        """Set the attributes back to the copy that :meth:`save` made last."""
+        """Set the attributes back to the copy that the last :meth:`save` made."""
         self._put(self._saved)
 
     def sync(self) -> None:
-        """Take over the state of rank 0 and save it; all workers must call this together."""
+        """Replace this worker's attributes by those of rank 0, and save them.
+
+        All workers must call this at the same point of the script.
+        """
         self.synchronise(current_worker().ring, 0, Receive.ALL)
         self._compared.forget()
         self.save()
@@ -139,13 +151,17 @@ class State(ABC):
     # --- called by the wrapper and by edl.worker.switching ---
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Send the state if this worker is rank ``root``; else receive all of it or nothing.
+        """Send the attributes if this worker is rank ``root``; else receive all of them, or none.
 
-        ``receive`` says whether this worker needs the state. See
-        :class:`edl.worker.replica.Shared`.
+        Args:
+            ring: the ring to broadcast in; all its workers call this.
+            root: the rank that sends.
+            receive: which part of the state this worker needs: ``Receive.NOTHING``, or any other
+                value for all attributes. See :class:`edl.worker.replica.Shared`.
 
         Raises:
-            RingBroken: if a worker is gone; the state is then undefined until it is restored.
+            RingBroken: if a worker is gone; the attributes are then undefined until
+                :meth:`restore`.
             UsageError: if this worker's state has other attributes than the job's.
         """
         if ring.alone:
@@ -161,23 +177,25 @@ class State(ABC):
             self._put(values)
 
     def renew(self) -> None:
-        """Save the state at the beginning of a new ring, and list its values anew."""
+        """Save the attributes at the beginning of a new ring, and list them anew for digests."""
         self._compared.forget()
         self.save()
 
     def trains(self, worker: Worker | None) -> None:
-        """Set the worker whose wrapped function runs now; None: the function has ended."""
+        """Set the worker that runs the wrapped function from now on; None: no function runs."""
         self._training = worker
         self._began = time.monotonic()
 
     def _pass(self, commit: bool) -> None:
-        """Save the state if asked to, and leave the wrapped function here if a switch is due.
+        """Handle a commit or a check: save the attributes if asked to; raise if a switch is due.
 
-        All workers come to the same calls. A newcomer leaves the function to end its warm-up: after
-        an update, at its second call, or when it has run for :data:`WARM_UP_S` seconds.
+        All workers come to the same calls. A newcomer in its warm-up saves nothing; it raises to
+        leave the wrapped function after an update, at its second call, or when the function has run
+        for :data:`WARM_UP_S` seconds.
 
         Args:
-            commit: whether to save the state in any case; else it is saved only if a switch is due.
+            commit: whether to save in any case; else the attributes are saved only if a switch is
+                due.
 
         Raises:
             HostsUpdatedInterrupt: if workers join or leave, or the warm-up ends.
@@ -204,14 +222,15 @@ class State(ABC):
             raise HostsUpdatedInterrupt(False)
 
     def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
-        """Return a digest by name of each part of the state that is in ``group``.
+        """Return the digests of the values in ``group`` by value name, to compare workers.
 
-        See :class:`edl.worker.state_check.Compared`.
+        A group is one of the equal parts into which the state is cut by bytes; the default is all
+        of the state. See :class:`edl.worker.state_check.Compared`.
         """
         return self._digested(self._compared.within(group))
 
     def _parts(self) -> set[str]:
-        """Return the names that :meth:`_values` has; all workers must have the same ones."""
+        """Return the keys of the dict from :meth:`_values`; all workers must have the same keys."""
         return set(self._names)
 
     # --- what a framework knows ---
@@ -225,10 +244,11 @@ class State(ABC):
 
     @abstractmethod
     def _trained(self) -> dict[str, Any]:
-        """Return the values that the averaged gradients keep equal on all workers, in containers.
+        """Return, in containers, the values that must stay equal because gradients are averaged.
 
-        These are the parameters and what their optimizers hold. Statistics of a forward pass and
-        all other attributes are left out: a script may keep numbers of each worker's own in them.
+        These are the parameters and the state of their optimizers. Statistics of a forward pass
+        (such as those of batch normalisation) and all other attributes are left out, because a
+        script may keep numbers of each worker's own in them.
         """
 
     @staticmethod
@@ -238,34 +258,39 @@ class State(ABC):
 
     @abstractmethod
     def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest of each part by name; parts that cannot be compared are left out."""
+        """Return the digest of each byte range in ``parts`` by the name of its value.
+
+        A value of a type that is not compared is left out.
+        """
 
     @abstractmethod
     def _values(self) -> dict[str, Any]:
-        """Return the present attributes by name, in the form in which they are sent."""
+        """Return the present attributes by name, in the form in which workers send them."""
 
     @abstractmethod
     def _put(self, values: dict[str, Any]) -> None:
         """Set the attributes to ``values``, which have the form that :meth:`_values` returns.
 
-        ``values`` themselves stay as they are.
+        ``values`` itself is not changed, and is not shared with the attributes.
         """
 
     @abstractmethod
     def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of ``values`` that later updates do not change.
 
-        The copy may use the memory of the copy that was made before.
+        Args:
+            values: the attributes, as :meth:`_values` returns them. The copy may use the memory of
+                the copy that the call before returned.
         """
 
     @abstractmethod
     def _exchanged(self, ring: Ring, root: int, values: dict[str, Any] | None, keep: bool) -> Any:
-        """Broadcast the ``values`` of the rank ``root``, and return them where ``keep`` is true.
+        """Broadcast the attributes of rank ``root``; return them where ``keep`` is true, else None.
 
         Args:
-            ring: the ring to broadcast in; all its workers take part.
+            ring: the ring to broadcast in; all its workers call this.
             root: the rank that sends.
-            values: what :meth:`_values` returns, on the root; None on all others.
+            values: on the root, the dict that :meth:`_values` returns; None on all other workers.
             keep: whether this worker needs the received values.
         """
 
@@ -276,22 +301,22 @@ def run(
     broken: RingFailure,
     state_name: str,
 ) -> Callable[..., Any]:
-    """Wrap a function for elastic training: the implementation of ``elastic.run`` of a framework.
+    """Wrap a function for elastic training: the implementation of each framework's ``elastic.run``.
 
-    The wrapped function lets its worker join the job, warms a newcomer up, and calls ``function``
-    again after each switch and each repair, until it returns.
+    The wrapper lets its worker join the job, warms a newcomer up, and calls ``function`` again
+    after each switch and each repair, until ``function`` returns.
 
     Args:
         function: the script's training function; its first argument is a :class:`State`.
         failures: the exceptions that Horovod's collectives raise in this framework when the ring
             breaks.
-        broken: returns what such an exception says about the broken ring; None if it is another
-            error.
+        broken: returns what such an exception says about the broken ring; None if the exception is
+            another error.
         state_name: the name of the framework's state class, for error messages.
 
     Returns:
-        The wrapper. It returns the result of ``function``, or None on a worker that got the final
-        state from another one.
+        The wrapper. It returns the result of ``function``, or None on a worker that was interrupted
+        in the last steps and got the final state from another worker.
     """
 
     @functools.wraps(function)
@@ -332,10 +357,15 @@ def run(
 
 
 def warmed_up(worker: Worker) -> None:
-    """End a newcomer's warm-up if it has made an update; called right before each update.
+    """End a newcomer's warm-up if it has made an update before; call this right before each update.
+
+    Nothing happens on a worker that does not warm up, or before its first update.
+
+    Args:
+        worker: the worker that this process is.
 
     Raises:
-        HostsUpdatedInterrupt: to leave the wrapped function, as when workers join.
+        HostsUpdatedInterrupt: to leave the wrapped function, so the newcomer can join.
         UsageError: if the script trains outside of ``elastic.run``, so there is no function to
             leave.
     """
@@ -349,7 +379,11 @@ def warmed_up(worker: Worker) -> None:
 
 
 def _enlist(state: State, state_name: str) -> Worker:
-    """Make ``state`` follow the job, and return this process's worker.
+    """Let newcomers get the attributes of ``state``, and return this process's worker.
+
+    Args:
+        state: the first argument of the script's training function.
+        state_name: the name of the framework's state class, for error messages.
 
     Raises:
         UsageError: if ``state`` is not a state of edl, if the job has ended already, if the class
@@ -374,9 +408,14 @@ def _enlist(state: State, state_name: str) -> Worker:
 
 
 def _warm_up(worker: Worker, state: State, train: Callable[[], Any]) -> None:
-    """Call ``train`` alone until it has made an update, so that all it needs is loaded.
+    """Call ``train`` on a newcomer before it joins, until it made an update, to load all it needs.
 
-    Then undo the update, with the save and the restore of the state's own class.
+    Then restore the state from before. The state's own ``save()`` and ``restore()`` are used.
+
+    Args:
+        worker: the newcomer.
+        state: the elastic state that ``train`` changes.
+        train: the script's training function, with its arguments bound.
     """
     state.save()
     try:
@@ -389,7 +428,10 @@ def _warm_up(worker: Worker, state: State, train: Callable[[], Any]) -> None:
 
 @contextlib.contextmanager
 def _training(state: State, worker: Worker) -> Iterator[None]:
-    """Mark the wrapped function as running, so that its commits let workers join and leave."""
+    """Mark the wrapped function as running on ``worker`` during the ``with`` block.
+
+    Only within the block, commits of ``state`` let workers join and leave.
+    """
     global _running
     state.trains(worker)
     _running = True
@@ -401,7 +443,7 @@ def _training(state: State, worker: Worker) -> Iterator[None]:
 
 
 def is_running() -> bool:
-    """Return whether a function that ``elastic.run`` has wrapped is running now."""
+    """Return whether this process is inside a function that ``elastic.run`` has wrapped."""
     return _running
 
 

@@ -1,15 +1,16 @@
-"""End a worker's process soon after its script has ended, and tell the launcher how far it is.
+"""End a worker's process soon after its script has ended, and tell the launcher how far that is.
 
-1. What the script still does counts as the script: its threads that are not daemons, exit handlers
-   that it has registered with :mod:`atexit` since it imported edl, and processes that Python waits
-   for.
-2. Then the exit handlers run that libraries (comet_ml, mlflow, wandb) registered before edl was
-   imported. The launcher is told that the script has ended, and with which code. It allows these
-   handlers ``exit_timeout_s`` (:class:`edl.core.job_spec.JobSettings`).
-3. What remains is the end of the interpreter. With PyTorch or TensorFlow loaded, that takes a
-   second of computing, all of it to free memory that the operating system takes back anyway. It may
-   also hang, in a library's threads or destructors. So edl makes it short, and tells the launcher
-   that it has begun: the launcher ends a process that does not end by itself within ``exit_s``
+The end of a process has three stages:
+
+1. The script goes on: in its threads that are not daemons, in exit handlers that it has registered
+   with :mod:`atexit` since it imported edl, and in child processes that Python waits for.
+2. The exit handlers run that libraries (comet_ml, mlflow, wandb) registered before edl was
+   imported. The launcher is told that the script has ended, and with which exit code. It allows
+   these handlers ``exit_timeout_s`` (:class:`edl.core.job_spec.JobSettings`).
+3. The interpreter ends. With PyTorch or TensorFlow loaded, that takes a second of computing, all of
+   it to free memory that the operating system takes back anyway. It may also hang, in a library's
+   threads or destructors. So edl makes this stage short, and tells the launcher that it has begun:
+   the launcher ends a process that does not end by itself within ``exit_s``
    (:class:`edl.core.host.supervision.SupervisorLimits`).
 """
 
@@ -46,7 +47,7 @@ _stopped = False
 
 
 def arm() -> None:
-    """Declare that this process is a worker with a launcher, which is told how it ends."""
+    """Declare that this process is a worker with a launcher, which is told how the process ends."""
     global _armed
     _armed = True
 
@@ -58,10 +59,10 @@ def fails(code: int = 1) -> None:
 
 
 def has_begun() -> bool:
-    """Return whether edl's exit handler (``atexit``) has begun, so the process is about to end.
+    """Return whether edl's exit handler (``atexit``) has begun to run, so this process is ending.
 
-    A handler of a signal then need not end it. Exit handlers that a script has registered after
-    ``edl.init()`` run before edl's.
+    A signal handler that would end the process need not do so then. Exit handlers that a script has
+    registered after ``edl.init()`` run before edl's.
     """
     return _closing
 
@@ -69,8 +70,8 @@ def has_begun() -> bool:
 def ends_well() -> bool:
     """Return whether the script has ended, or is ending, with success and by its own decision.
 
-    This is false if the script exits in its own handler for a signal, because a signal asks this
-    worker to end, and no other worker.
+    The result is False if the script exits in its own handler for a signal, because a signal asks
+    this worker to end, and not the whole job.
     """
     shown = getattr(sys, "last_value", None) if not hasattr(sys, "ps1") else None
     return _code == 0 and not _by_signal and not isinstance(shown, Exception)
@@ -89,9 +90,9 @@ def _in_signal_handler() -> bool:
 
 
 class ScriptExit(SystemExit):
-    """The exception that ``sys.exit()`` and ``exit()`` raise in a worker; keeps the exit code.
+    """The exception that ``sys.exit()`` and ``exit()`` raise in a worker, to record the exit code.
 
-    The interpreter does not tell exit handlers the exit code. If no ``except`` catches the
+    The interpreter does not tell exit handlers the exit code. If no ``except`` catches this
     exception, Python drops it after the last frame of the script has gone; at that moment its code
     is recorded as the code of the process.
     """
@@ -117,7 +118,7 @@ class ScriptExit(SystemExit):
 def _see_exits() -> None:
     """Replace ``sys.exit()`` and ``exit()`` by functions that raise :class:`ScriptExit`.
 
-    A plain ``raise SystemExit`` in the script is not seen.
+    A plain ``raise SystemExit`` in the script raises no ScriptExit, so its code is not recorded.
     """
 
     def leave(status: Any = None, /) -> NoReturn:
@@ -143,8 +144,9 @@ def _see_exits() -> None:
 def say_ended(word: str = ENDED) -> None:
     """Tell the launcher how far the end of this process is, by changing the name of the process.
 
-    A name needs no connection and no file, and belongs to this process only: a wrapper around it,
-    which may have more to do, has its own. Open files are flushed first.
+    The new name is ``word`` and the exit code. A name needs no connection and no file, and belongs
+    to this process only: a wrapper around it, which may have more to do, has its own. Files that
+    the script left open are flushed before.
 
     Args:
         word: :data:`~edl.core.host.process.EXITING` while exit handlers may still run,
@@ -156,30 +158,31 @@ def say_ended(word: str = ENDED) -> None:
 
 
 def say_refused() -> None:
-    """Tell the launcher that starting this worker again would not help, if there is a launcher.
+    """Tell the launcher, if there is one, that starting this refused worker again would not help.
 
-    Called before the other workers see that this process is gone.
+    Call this before the other workers see that this process is gone.
     """
     if _armed:
         say_ended(EXITING)
 
 
 class Closing:
-    """A guard for the end of the process: it runs ``close``, and ``unblock`` if that takes long.
+    """A guard for the end of a worker's process: it calls ``close``, and limits its time.
 
-    The thread that watches ``close`` is started by :meth:`start`, because no thread can be started
-    at the end of a process.
+    Once ``close`` has taken :data:`BREAK_S` seconds, ``unblock`` is called. Once it has taken
+    :data:`CLOSE_S` and ``settle_s()`` seconds more, the launcher is told that the process has
+    ended. The thread that watches ``close`` is started by :meth:`start`, because no thread can be
+    started at the end of a process.
 
     Args:
-        close: leaves the ring and the coordination service.
-        unblock: breaks the ring, so that ``close`` does not wait in it; called after
-            :data:`BREAK_S` seconds.
-        settle_s: returns how many more seconds ``close`` may take, for a checkpoint that is being
-            written. After that time the launcher is told that the process has ended.
-        script_ended: called before ``close`` if the script has ended with success. The function may
-            wait for other workers and start threads: Python is intact then, with all exit handlers
-            to come.
-        stopped: returns whether the process ends because its job was told to end.
+        close: a function that leaves the ring and the coordination service.
+        unblock: a function that breaks the ring, so ``close`` does not wait in it.
+        settle_s: a function that returns how many more seconds ``close`` may take, for a checkpoint
+            that is being written.
+        script_ended: a function that is called before ``close`` if the script has ended with
+            success. It may wait for other workers and start threads, because Python still works
+            fully then and no exit handler has run.
+        stopped: a function that returns whether the process ends because its job was told to end.
     """
 
     def __init__(
@@ -197,7 +200,7 @@ class Closing:
         self._trains_in: tuple[int, threading.Thread] | None = None
 
     def start(self) -> None:
-        """Begin to watch for the end of this process; call this in the thread that trains."""
+        """Begin to watch for the end of this process; call this in the training thread."""
         self._trains_in = os.getpid(), threading.current_thread()
         threading.Thread(target=self._watch, name="edl-ending", daemon=True).start()
         atexit.register(self._run)
@@ -238,7 +241,11 @@ class Closing:
 
 
 class _AfterHandlers:
-    """An object that the interpreter drops right after the last exit handler, to run code then."""
+    """An object that the interpreter drops, and so calls, right after the last exit handler.
+
+    It tells the launcher that only the interpreter is left, and ends the process at once if the job
+    has refused this worker.
+    """
 
     def __del__(self) -> None:
         say_ended()
@@ -247,11 +254,11 @@ class _AfterHandlers:
 
 
 def _last() -> None:
-    """Prepare the interpreter's own end, in edl's exit handler that runs last.
+    """Prepare the end of the interpreter: the exit handler of edl that runs last.
 
-    Registered when edl is imported: handlers that were registered earlier run after this one. Tells
-    the launcher that the script has ended, unless processes of :mod:`multiprocessing` are still to
-    be waited for. Does nothing in a process that is no worker.
+    It tells the launcher that the script has ended, unless Python still waits for processes of
+    :mod:`multiprocessing`. It does nothing in a process that is no worker. It is registered when
+    edl is imported, so exit handlers that were registered earlier run after it.
     """
     if not _armed:
         return
@@ -264,15 +271,15 @@ def _last() -> None:
 
 
 def _waits_for_processes() -> bool:
-    """Return whether :mod:`multiprocessing` will wait for child processes at the end of Python."""
+    """Return whether Python will wait for :mod:`multiprocessing`'s child processes at its end."""
     library = sys.modules.get("multiprocessing")
     return library is not None and any(not one.daemon for one in library.active_children())
 
 
 def _flush_files() -> None:
-    """Flush the regular files that the script left open, so that no buffered data is lost.
+    """Flush the regular files that the script left open, so no buffered data is lost.
 
-    Python flushes a file when it frees it, but not the files that only a garbage collection would
+    Python flushes a file when it frees it, but not a file that only a garbage collection would
     find.
     """
     for one in gc.get_objects():

@@ -8,10 +8,10 @@ from typing import Any
 
 
 class FirstBatch:
-    """A thread that loads the next batch of an iterator.
+    """A thread that loads a newcomer's first batch from an iterator.
 
     Args:
-        batches: the iterator; no other thread uses it until :meth:`take` or :meth:`discard`
+        batches: the iterator; no other thread may use it until :meth:`take` or :meth:`discard`
             returns.
         missing: what :meth:`take` returns if the iterator is at its end.
     """
@@ -32,7 +32,7 @@ class FirstBatch:
         return self._come.is_set()
 
     def take(self) -> Any:
-        """Wait until the batch is loaded, and return it.
+        """Wait until the batch is loaded, and return it; return ``missing`` if there is no batch.
 
         Raises:
             Exception: the exception that loading the batch has raised.
@@ -44,18 +44,18 @@ class FirstBatch:
         return self._batch
 
     def discard(self) -> None:
-        """Drop the batch, and wait until it is loaded, because the loader will be used again."""
+        """Wait until the batch is loaded and drop it, so the iterator is free to be used again."""
         self._wanted = False
         self._taken.set()
         self._thread.join()
 
     def may_form(self) -> bool:
-        """Return whether the framework may load one more batch; called where it wants to load one.
+        """Return whether the framework may form one more batch: False only after :meth:`discard`.
 
-        The samples of a further batch depend on the steps that are trained meanwhile. So a
-        framework that wants one right after this batch was loaded, in this object's thread, waits
-        here until :meth:`take` or :meth:`discard` is called. The answer is False after
-        :meth:`discard`.
+        The framework calls this whenever it is about to form a batch. Which samples a further batch
+        has depends on the steps that are trained while the first batch is loaded. So a framework
+        that wants a further batch in this object's thread waits here until :meth:`take` or
+        :meth:`discard` is called.
         """
         if threading.current_thread() is self._thread:
             self._come.set()

@@ -1,10 +1,11 @@
-"""Tell the launcher through two files what a worker has done when it has trained its first step.
+"""Tell the launcher through two files that a worker has trained its first step.
 
-1. The worker has trained a step, so its end does not count as a start without progress. A file says
-   so at once, also while ZooKeeper is away: a worker may be killed right after its first step.
-2. The worker has imported these modules from installed packages. The next workers of the job are
-   forked from a process that has imported the same ones (:mod:`edl.launch.template`). The list is
-   not written before the first step, because PyTorch imports 800 more modules when the first
+1. An empty file says that the worker has trained a step, so its end does not count as a start
+   without progress. It is written at once, even while ZooKeeper cannot be reached: a worker may be
+   killed right after its first step.
+2. A JSON file lists the modules that the worker has imported. The next workers of the job are
+   forked from a process that has imported the same modules (:mod:`edl.launch.template`). The list
+   is not written before the first step, because PyTorch imports 800 more modules when the first
    optimizer is made.
 """
 
@@ -27,14 +28,14 @@ logger = logging.getLogger(__name__)
 
 
 def tell(trained_file: str, imports_file: str) -> None:
-    """Tell the launcher that this process has trained a step, and which modules it has imported.
+    """Tell the launcher that this worker has trained a step, and which modules it has imported.
 
-    A file that cannot be written is logged as a warning.
+    If a file cannot be written, a warning is logged.
 
     Args:
         trained_file: the path of a file to create; empty: no launcher looks for it.
-        imports_file: the path of the file for the imports, which is written unless it exists;
-            empty: no launcher needs it.
+        imports_file: the path of the file for the list of modules, which is written unless it
+            exists; empty: no launcher needs it.
     """
     try:
         if trained_file:
@@ -48,15 +49,15 @@ def tell(trained_file: str, imports_file: str) -> None:
 def write_imports(path: Path, started_with: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Write the names of all imported modules to a file, completely or not at all.
 
-    Only this user can read the file, which is JSON with the keys ``modules``, ``own`` (see
-    :func:`divided`) and ``environment``.
+    The file is JSON, readable by this user only, with the keys ``modules`` and ``own`` (the two
+    results of :func:`divided`) and ``environment`` (the changed variables by name; null: removed).
 
     Args:
         path: the file to write.
         started_with: the environment variables that this process was started with.
-        now: the present environment variables. The changes are written, too: a script sets
-            variables that libraries read when they are imported, so the template must set them as
-            well.
+        now: the environment variables at the time of the call. Their changes are written because a
+            script sets variables that libraries read when they are imported, so the process that
+            imports the modules for the next workers must set them as well.
 
     Raises:
         OSError: if the file cannot be written.
@@ -82,9 +83,9 @@ def divided(modules: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
         modules: the modules by name, as in :data:`sys.modules`.
 
     Returns:
-        The names of the modules that come from Python or from installed packages; and the script's
-        own modules as a dict from name to file. The own files may have changed when the next worker
-        starts.
+        The names of the modules that come from Python or from installed packages; and a dict of the
+        script's own modules, from name to file. Files of the second kind may have changed when the
+        next worker starts.
     """
     roots = tuple(f"{root}{os.sep}" for root in _roots())
     installed: list[str] = []

@@ -1,10 +1,10 @@
-"""Let the forks of a worker (data loader processes, pools) release its sockets and end by SIGTERM.
+"""Let the forks of a worker (data loader processes, pools) close its sockets and end by SIGTERM.
 
 A fork has copies of the worker's connections, and of the port that the worker listens on. While the
 fork lives, other workers cannot see that the worker is gone: no connection closes, and the port
-does not refuse. The fork has the worker's handler for SIGTERM as well. With it the fork would live
-on, because it has no job to leave, and ``multiprocessing.Pool``, which ends its processes by this
-signal, would wait for them for ever.
+does not refuse. The fork also has the worker's handler for SIGTERM, which asks the worker to leave
+the job. With this handler the fork would live on, because it has no job to leave, and
+``multiprocessing.Pool``, which ends its processes by this signal, would wait for them for ever.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _held = threading.local()  # the signal masks from before the forks that this th
 
 
 def free_all_forks() -> None:
-    """Make every future fork of this process release its internet sockets, and end by SIGTERM."""
+    """Make every future fork of this process close its internet sockets, and let SIGTERM end it."""
     end_forks_by_sigterm()
     _free_from_the_network()
 
 
 @functools.cache
 def end_forks_by_sigterm() -> None:
-    """Make SIGTERM end every future fork of this process, even right after the fork was made.
+    """Let SIGTERM end every future fork of this process, even right after the fork was made.
 
     SIGTERM is blocked in the forking thread until the fork has the default handler, so a signal
     that comes earlier waits. Only the first call has an effect.
@@ -39,13 +39,19 @@ def end_forks_by_sigterm() -> None:
 
 @functools.cache
 def _free_from_the_network() -> None:
-    """Make every future fork of this process release its internet sockets."""
+    """Make every future fork of this process close its internet sockets.
+
+    Only the first call has an effect.
+    """
     os.register_at_fork(after_in_child=let_go_of_the_network)
 
 
 @contextmanager
 def holding_sigterm() -> Iterator[None]:
-    """Block SIGTERM in this thread; a process forked meanwhile starts with SIGTERM blocked."""
+    """Block SIGTERM in this thread during the ``with`` block.
+
+    A process that is forked within the block starts with SIGTERM blocked.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -70,8 +76,8 @@ def _let_sigterm_end() -> None:
 def let_go_of_the_network() -> None:
     """Replace every internet socket of this process, a fork, by the null device.
 
-    The descriptor numbers stay in use, so code that still knows one of them cannot close another
-    file by it.
+    The descriptor numbers stay in use. So code that still knows one of them cannot close, by that
+    number, a file that was opened later.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:
