@@ -18,7 +18,10 @@ Weights = TypeVar("Weights")
 
 
 class JobBalance(LayerBalance):
-    """A layer balance (see :class:`LayerBalance`) that counts the samples of the whole job."""
+    """A record of how a model's layers grow, by the number of samples that the whole job trained.
+
+    It does what :class:`LayerBalance` does, with the job's sample count, and without warm-ups.
+    """
 
     def record(self, samples: float | None = None) -> None:
         """Record the present norms of the layers' weights; the script calls this after an update.

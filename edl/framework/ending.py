@@ -241,7 +241,7 @@ class Closing:
 
 
 class _AfterHandlers:
-    """An object that the interpreter drops, and so calls, right after the last exit handler.
+    """An object whose ``__del__`` the interpreter runs right after the last exit handler.
 
     It tells the launcher that only the interpreter is left, and ends the process at once if the job
     has refused this worker.

@@ -1,6 +1,7 @@
 """Gather arrays of all workers between two steps, for ``edl.gather`` and ``edl.sum``.
 
-All workers get the same answer, also when one of them dies meanwhile (:mod:`edl.worker.exchange`).
+All workers get the same answer, even if one of them dies during the exchange
+(:mod:`edl.worker.exchange`).
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ LENGTH_BYTES = 8
 
 
 def gather_arrays(arrays: Mapping[str, Array], empty_fits: bool = False) -> list[dict[str, Array]]:
-    """Return the arrays of all workers, one dict by name for each worker in rank order.
+    """Return the arrays of all workers: one dict by name for each worker, in rank order.
 
     All workers must call this at the same point, with the same names and types. Shapes may differ.
 
     Args:
         arrays: this worker's arrays, by name.
-        empty_fits: whether an array without elements may have any type; it is converted to the type
-            of the others.
+        empty_fits: whether an array without elements may be of any type; it is then converted to
+            the type of the other workers' arrays.
 
     Raises:
         UsageError: if names or types differ, or if this is called inside a step or outside of the
@@ -51,11 +52,12 @@ def gather_arrays(arrays: Mapping[str, Array], empty_fits: bool = False) -> list
 
 
 def check_rows(name: str, parts: list[Array]) -> None:
-    """Check that the arrays of all workers can be concatenated along the first dimension.
+    """Check that one array of all workers can be concatenated along the first dimension.
 
     Args:
-        name: the name of the array in the script's dict, for the error message; empty: it has none.
-        parts: one array from each worker.
+        name: the name of the array in the script's dict, for the error message; empty: the script
+            gave one array without a name.
+        parts: the array of each worker, in rank order.
 
     Raises:
         UsageError: if the shapes differ beyond the first dimension.
@@ -69,11 +71,12 @@ def check_rows(name: str, parts: list[Array]) -> None:
 
 
 def check_same_shape(name: str, parts: list[Array]) -> None:
-    """Check that the arrays of all workers can be added up: their shapes must be equal.
+    """Check that one array of all workers can be added up: the shapes must be equal.
 
     Args:
-        name: the name of the array in the script's dict, for the error message; empty: it has none.
-        parts: one array from each worker.
+        name: the name of the array in the script's dict, for the error message; empty: the script
+            gave one array without a name.
+        parts: the array of each worker, in rank order.
 
     Raises:
         UsageError: if the shapes differ.
@@ -87,7 +90,11 @@ def check_same_shape(name: str, parts: list[Array]) -> None:
 
 
 def _read(payload: bytes) -> dict[str, Array]:
-    """Return the arrays of one worker by name, from the bytes that :func:`gather_arrays` sends."""
+    """Return the arrays of one worker by name, from its message ``payload``.
+
+    The message is a JSON header (name, type and shape of each array) behind its length in 8 bytes,
+    and then the bytes of the arrays; :func:`gather_arrays` sends it.
+    """
     begin = LENGTH_BYTES + int.from_bytes(payload[:LENGTH_BYTES], "little")
     arrays = {}
     for name, kind, shape in json.loads(payload[LENGTH_BYTES:begin]):
@@ -98,7 +105,11 @@ def _read(payload: bytes) -> dict[str, Array]:
 
 
 def _with_fitting_types(found: list[dict[str, Array]]) -> list[dict[str, Array]]:
-    """Return all workers' arrays, with empty ones converted to the type of the others."""
+    """Return the arrays of all workers, with empty ones converted to the type of the others.
+
+    Args:
+        found: the arrays by name, one dict for each worker in rank order.
+    """
     types: dict[str, Any] = {}
     for each in found:
         for name, array in each.items():

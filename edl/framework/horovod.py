@@ -11,7 +11,10 @@ from edl.horovod_build import EDL_CALLS
 
 
 def call_init(init: Callable[[], Any]) -> None:
-    """Call the ``init()`` of one of Horovod's bindings, marked as a call by edl."""
+    """Call ``init``, the ``init()`` of one of Horovod's bindings, marked as a call by edl.
+
+    edl's build of Horovod refuses a call without this mark.
+    """
     setattr(HorovodBasics, EDL_CALLS, True)
     try:
         init()

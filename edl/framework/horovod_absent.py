@@ -1,4 +1,4 @@
-"""Answer each name of Horovod that edl does not have with an error that says what to write instead.
+"""Raise an error with advice for each function of Horovod that edl does not offer.
 
 docs/guides/horovod-scripts.md has the same table.
 """
@@ -60,11 +60,14 @@ INTERNAL = frozenset({
 
 
 def absent(module: str) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for edl's module ``module``, which replaces one of Horovod's.
+    """Return a ``__getattr__`` for a module of edl that replaces one of Horovod's modules.
 
-    The returned function is called by ``module.NAME`` and ``from module import NAME`` for a missing
-    name. It raises a UsageError, with advice, for a name that Horovod has, and an AttributeError
-    for any other name.
+    Python calls it for ``module.NAME`` and ``from module import NAME`` when the module lacks NAME.
+    It raises a UsageError with advice for a name that Horovod has, and an AttributeError for any
+    other name.
+
+    Args:
+        module: the name of edl's module, for the error messages.
     """
 
     def find(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""Recognise a collective that Horovod refuses while the ring is intact, by the error's message.
+"""Recognise, by the error's message, a collective that Horovod refuses in an intact ring.
 
-Horovod raises the same exception as for a broken ring, but a repair would only lead to the same
-refusal. The messages are those of Horovod's controller.cc and common.h.
+Horovod raises the same exception as for a broken ring, but a repair of the ring would only lead to
+the same refusal. The messages are those of Horovod's controller.cc and common.h.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NO_ADASUM = "No Adasum operation enabled"
 
 
 def refusal(message: str, hint: str) -> UsageError | None:
-    """Return a usage error if Horovod's message is a refusal that any ring would repeat; else None.
+    """Return a usage error if Horovod refused a call that it would refuse in any ring; else None.
 
     Args:
         message: the text of the exception that Horovod has raised.
@@ -33,7 +33,10 @@ def refusal(message: str, hint: str) -> UsageError | None:
 
 
 def classify_error(message: str) -> CollectiveFailed | UsageError:
-    """Return the error to raise for a collective that failed with ``message``.
+    """Return the error to raise for a collective that has failed.
+
+    Args:
+        message: the text of the exception that Horovod has raised.
 
     Returns:
         A UsageError if Horovod refuses the call, and a CollectiveFailed if the ring is broken.

@@ -1,4 +1,4 @@
-"""Raise an error, which was found in a framework's thread, in the user's thread instead."""
+"""Raise, in the thread of the user's script, an error that edl found in a framework's thread."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from edl.framework import process
 
 
 def raise_in(thread: int, error: EdlError) -> bool:
-    """Raise ``error`` in another thread, as soon as that thread runs Python code again.
+    """Raise an error in another thread, as soon as that thread runs Python code again.
 
-    Used for a thread that waits for a framework. The error seems to come from the call that the
-    thread is in, and the framework, which would print a traceback and change the error's type, does
-    not notice. If the framework is making an error of its own at that moment, ours interrupts that,
-    and pybind11 wraps ours in a RuntimeError: see :func:`edl.framework.process.unhiding`.
+    This is for a thread that waits inside a call of a framework, such as ``fit``. The error seems
+    to come from that call. The framework does not notice it; otherwise it would print a traceback
+    and change the error's type. If the framework is raising an error of its own at that moment,
+    pybind11 wraps ``error`` in a RuntimeError: see :func:`edl.framework.process.unhiding`.
 
     Args:
-        thread: the identifier of the thread, as of :func:`threading.get_ident`.
+        thread: the identifier of the other thread, as :func:`threading.get_ident` returns it.
         error: the error to raise.
 
     Returns:
-        Whether the error will be raised there. False if there is no such thread, or if it is the
-        calling thread, which can raise the error itself.
+        Whether the error will be raised in that thread. False if there is no such thread, or if it
+        is the calling thread, which can raise the error itself.
     """
     process.hide(error)
     if thread == threading.get_ident():

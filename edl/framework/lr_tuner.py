@@ -1,10 +1,11 @@
 """Measure some updates of a job and set its learning rate: ``edl.LRTuner`` in every framework.
 
-The rules that turn a measurement into a learning rate are in :mod:`edl.core.policy.lr_tuner`. Here
-a measured update is kept, its losses are evaluated in the batches of the next update, and all
-workers agree on the mean losses by an exchange between two steps. Whether an update is measured
-follows from what all workers know, so all of them come to the exchange. A worker that did not make
-the update (a newcomer, or a worker that missed the step) takes part with weight 0.
+To measure an update is to evaluate the loss at some points along it, in the batches of the next
+update. The update is kept until then. All workers agree on the mean losses by an exchange between
+two steps. Which updates are measured follows from what all workers know, so all of them come to the
+exchange. A worker that did not make the update (a newcomer, or a worker that missed the step) takes
+part with weight 0. :mod:`edl.core.policy.lr_tuner` has the rules that turn a measurement into a
+learning rate.
 
 A framework adds the probe, which keeps an update and evaluates the loss along it, and sets the
 learning rate.
@@ -37,27 +38,27 @@ Losses = Callable[[Sequence[float]], list[float]]  # at the points e, see edl.co
 
 
 class Probe(Protocol):
-    """The framework's copy of one update, kept for as long as the update may be measured."""
+    """A framework's copy of one update of the model, kept as long as it may be measured."""
 
     @property
     def holds(self) -> bool:
-        """Whether the probe has kept a whole update."""
+        """Whether the probe holds a whole update: :meth:`begin` and :meth:`end` were called."""
 
     def begin(self) -> None:
-        """Begin to keep an update; called right before the optimizer makes it."""
+        """Copy the parameters, right before the optimizer makes an update that may be measured."""
 
     def end(self) -> None:
-        """Complete the kept update after the optimizer made it, if :meth:`begin` was called."""
+        """Complete the kept update after the optimizer made it; without :meth:`begin` do nothing."""
 
     def forget(self) -> None:
         """Drop the kept update."""
 
 
 class Tuner:
-    """One worker's part in the tuning of a job's learning rate.
+    """One worker's part in tuning the job's learning rate (see :mod:`edl.core.policy.lr_tuner`).
 
     Args:
-        tuning: the settings that the script asked for.
+        tuning: the settings that the script gave to ``edl.LRTuner``.
         rate: the learning rate that the script gave its optimizer.
         probe: the framework's probe, which keeps the updates to measure.
     """
@@ -77,26 +78,34 @@ class Tuner:
 
     @property
     def measures(self) -> bool:
-        """Whether the last update is measured, by its losses in the batch of the next update."""
+        """Whether the last update is kept, to measure its losses in the batch of the next one."""
         return self._state.measures
 
     def rate(self, update: Update) -> float:
-        """Return the learning rate that ``update`` is made with."""
+        """Return the learning rate with which the optimizer makes the update ``update``."""
         return self._tuning.rate_at(self._state, update.after)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the tuner's state, which is equal on all workers, as JSON values."""
+        """Return the tuner's state as JSON values; it is equal on all workers."""
         return self._state.snapshot()
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Continue from ``values``, which :meth:`snapshot` returned, and drop a kept update."""
+        """Continue from the state that :meth:`snapshot` returned, and drop a kept update.
+
+        Args:
+            values: the result of :meth:`snapshot`.
+        """
         self._state = TunerState.restore(values)
         self._probe.forget()
 
     def begin_update(self, worker: Worker, update: Update) -> None:
-        """Keep the coming update if it is to be measured; called right before ``update`` is made.
+        """Keep the coming update if it is to be measured; call this right before the update.
 
         Nothing is kept in a warm-up, or when other workers have made the update already.
+
+        Args:
+            worker: the worker that this process is.
+            update: the coming update.
         """
         missed = worker.loader.step_input.completed_by_peers  # the others' update is in the model
         if worker.warming_up or missed or not self._is_due(update):
@@ -107,13 +116,16 @@ class Tuner:
         self._extra_s += self._copied_s
 
     def end_update(self, worker: Worker, losses: Losses) -> None:
-        """Take part in measuring, between an update and the next batch; all workers must call this.
+        """Measure the previous update if it was kept; call this between an update and a batch.
+
+        All workers must call this at the same point.
 
         Args:
             worker: the worker that this process is.
-            losses: evaluates the *previous* update in the batch of this one, and returns its loss
-                at each of some points along it (see :func:`edl.core.policy.lr_fit.points`). Called
-                only if that update is measured and this worker has made it.
+            losses: a function that takes points along the *previous* update (see
+                :func:`edl.core.policy.lr_fit.points`), and returns the loss at each of them, in the
+                batch of the present update. Called only if the previous update is measured and this
+                worker has made it.
         """
         began_s = now_s()
         if self._left_s is not None:
@@ -133,7 +145,15 @@ class Tuner:
         return self._tuning.is_due(self._state, update.after, update.batches[-1][1])
 
     def _measure(self, worker: Worker, update: Update, losses: Losses) -> None:
-        """Exchange the losses along the previous update, and decide by their mean what follows."""
+        """Exchange the losses along the previous update, and let the rules decide by their mean.
+
+        The rules either change the learning rate or ask for another measurement.
+
+        Args:
+            worker: the worker that this process is.
+            update: the present update, in whose batch the losses are evaluated.
+            losses: as for :meth:`end_update`.
+        """
         at = points(self._state.reach)
         weight, found = 0.0, [0.0] * len(at)
         began_s = now_s()
@@ -151,14 +171,15 @@ class Tuner:
 def tuning_of(
     rate: float, total: float, explore: float, share: float, max_lr: float | None
 ) -> Tuning:
-    """Return the settings of a tuner, checked.
+    """Return the settings of a tuner, after checking the values that a script gave.
 
     Args:
         rate: the optimizer's own learning rate; above 0.
         total: the samples that the job will train, over all epochs.
-        explore: for how many of these samples the tuner explores higher learning rates; 0 to
+        explore: for how many samples at the beginning the tuner tries higher learning rates; 0 to
             ``total``.
-        share: the part of the time of all updates that measuring may take; above 0, up to 1.
+        share: the largest fraction of the training time that measurements may take; above 0, up to
+            1.
         max_lr: the highest learning rate; None: :data:`RANGE` times ``rate``.
 
     Raises:
@@ -174,10 +195,13 @@ def tuning_of(
 
 
 def mean_loss(loss: Any) -> float:
-    """Return as a number what the script's ``loss_of`` has returned, a number or a tensor.
+    """Return as a float the result of ``loss_of``, the script's function for a batch's mean loss.
+
+    Args:
+        loss: a number, or a tensor with one element.
 
     Raises:
-        UsageError: if ``loss`` is neither a number nor a tensor with one element.
+        UsageError: if ``loss`` is neither of these.
     """
     item = getattr(loss, "item", None)
     try:
@@ -190,27 +214,31 @@ def mean_loss(loss: Any) -> float:
 
 
 def refuse(why: str) -> NoReturn:
-    """Raise a UsageError that says why ``edl.LRTuner`` cannot be used as the script asks."""
+    """Raise a UsageError: ``edl.LRTuner`` cannot be used as the script asks, because of ``why``."""
     raise UsageError(f"edl.LRTuner: {why}")
 
 
 def refuse_several() -> NoReturn:
-    """Raise a UsageError, because the script has several optimizers."""
+    """Raise a UsageError: ``edl.LRTuner`` cannot tune a script with several optimizers."""
     refuse("this script has several optimizers; it tunes the only one")
 
 
 def refuse_beside(other: str) -> NoReturn:
-    """Raise a UsageError, because ``other`` sets the learning rate as well."""
+    """Raise a UsageError: ``other``, such as a scheduler, sets the same learning rate."""
     refuse(f"{other} sets the same learning rate; leave one of them out")
 
 
 def refuse_unscaled(kind: str) -> NoReturn:
-    """Raise a UsageError: the learning rate of a ``kind`` optimizer does not scale its updates."""
+    """Raise a UsageError: the learning rate of this class of optimizer does not scale its updates.
+
+    Args:
+        kind: the name of the optimizer's class.
+    """
     refuse(f"the learning rate of {kind} is no factor of its updates, so it has no tuner")
 
 
 def _told(rows: Sequence[Sequence[float]], update: Update) -> MeasuredUpdate:
-    """Return the measurement of an update as all workers together have made it.
+    """Combine the measurements that the workers made of one update into one measurement.
 
     Args:
         rows: one row from each worker: the weight of its losses, the seconds that measuring took,

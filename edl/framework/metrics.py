@@ -11,10 +11,10 @@ from edl.framework.process import current_worker
 
 
 def batch_weight() -> int:
-    """Return how many samples of this worker's batch count; 0 for a padding batch.
+    """Return how many samples of this worker's batch count in the mean; 0 for a padding batch.
 
-    The batch is the one that is being trained, or between two steps the one trained last. A
-    warm-up's first batch has the weight of its samples, although its result is discarded.
+    The batch is the one that is being trained, or between two steps the one that was trained last.
+    A warm-up's first batch has the weight of its samples, although its result is discarded.
     """
     return current_worker().steps.batch_weight
 
@@ -28,7 +28,7 @@ def mean(value: Any, weight: float | None = None) -> float: ...
 
 
 def mean(value: Any, weight: float | None = None) -> float | dict[str, float]:
-    """Return the mean of ``value`` over all workers: the same on all, even if one dies meanwhile.
+    """Return the weighted mean of ``value`` over all workers: the same on all, even if one dies.
 
     All workers must call this at the same points, after the update of a batch and before the next
     batch.
@@ -40,7 +40,8 @@ def mean(value: Any, weight: float | None = None) -> float | dict[str, float]:
             with weight 0 is left out.
 
     Returns:
-        A float, or a dict of floats for a dict; nan if the weight of every worker is 0.
+        A float, or for a dict a dict of floats with the same keys; nan if the weight of every
+        worker is 0.
 
     Raises:
         UsageError: if this is called inside a step or outside of the training, or if a value is not
@@ -58,10 +59,10 @@ def mean(value: Any, weight: float | None = None) -> float | dict[str, float]:
 
 
 def _number(value: Any) -> float:
-    """Return a number, or the element of a tensor with one element, as a float.
+    """Return a number, or the one element of a tensor, as a float.
 
     Raises:
-        UsageError: if ``value`` is neither of these.
+        UsageError: if ``value`` is neither a number nor a tensor with one element.
     """
     item = getattr(value, "item", None)  # of a tensor whose gradient float() would warn of
     try:

@@ -1,6 +1,6 @@
-"""Raise an ImportError that says how to install Horovod, if it is not installed.
+"""Raise an ImportError that says how to install Horovod, if Horovod is not installed.
 
-Modules that need Horovod import this module first.
+Modules of edl that need Horovod import this module before they import Horovod.
 """
 
 from __future__ import annotations

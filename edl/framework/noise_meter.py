@@ -1,7 +1,7 @@
-"""Measure squared norms of gradients, in the steps that are chosen for it, for the noise scale.
+"""Measure squared norms of gradients, from which the gradient noise scale is computed.
 
-The norms are those of each worker's own gradient and of the job's mean gradient, from which the
-gradient noise scale is computed.
+Two norms are measured: of each worker's own gradient, and of the job's mean gradient. Only some
+steps are measured; :mod:`edl.core.step.noise_scale` chooses them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ LARGE = 4096  # numbers
 
 
 class NoiseMeter(ABC):
-    """A meter for the gradient noise of a script's only optimizer, on one worker.
+    """A meter of gradient norms on one worker, for a script with one optimizer.
 
-    The meter reads one eighth of a large gradient, and counts it eight times, because the
-    computation for Adam costs as much as some steps. All eighths have their turn.
+    The meter reads one eighth of a large gradient and counts it eight times, because to compute the
+    norms for Adam costs as much as some steps. The eighths are read in turn.
 
-    Several workers compare their own gradients with the mean of all. A worker that is alone
-    compares the gradients of two consecutive steps, so it keeps those of the first step for that
-    long.
+    If there are several workers, a worker measures its own gradients and the mean of all. A worker
+    that is alone measures the gradients of two consecutive steps and their mean, so it keeps those
+    of the earlier step.
+
+    Args:
+        worker: the worker that this process is.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -49,8 +52,10 @@ class NoiseMeter(ABC):
     def show(self, own: Callable[[], Looked], mean: Callable[[], Looked]) -> None:
         """Measure the gradients of the open step, after the allreduce and before they are changed.
 
+        Both functions return pairs: a part of a gradient, flat, and how often it counts.
+
         Args:
-            own: returns this worker's own gradients, whose scale may differ by :meth:`_own_factor`.
+            own: returns this worker's own gradients, which :meth:`_own_factor` scales.
             mean: returns the job's mean gradients; not called if this worker is alone.
         """
         loader = self._worker.loader
@@ -66,7 +71,14 @@ class NoiseMeter(ABC):
             self._kept = None  # not before: it says which part is looked at
 
     def _looked_at(self, size: int) -> tuple[slice, int]:
-        """Return which part of a gradient of ``size`` numbers to read, and how often it counts."""
+        """Return the slice of a flat gradient to read in this step, and how often it counts.
+
+        The slice is all of a small gradient, which counts once, or one eighth of a large one, which
+        counts 8 times.
+
+        Args:
+            size: the number of elements of the gradient.
+        """
         if size < LARGE:
             return slice(None), 1
         loader = self._worker.loader
@@ -76,14 +88,21 @@ class NoiseMeter(ABC):
 
     @property
     def _follows(self) -> bool:
-        """Whether the gradients of the step before the open one were kept for a comparison."""
+        """Whether this lone worker has kept the gradients of the step right before the open one."""
         loader = self._worker.loader
         if self._kept is None or not loader.open:
             return False
         return self._kept[0] + 1 == loader.progress.step
 
     def _alone(self, own: Looked) -> None:
-        """Compare a lone worker's gradients with those of the step before, or keep them."""
+        """Measure a lone worker's gradients together with those of the step before.
+
+        If those were not kept, or their step had another number of samples, keep ``own`` for the
+        next step.
+
+        Args:
+            own: this worker's gradients: pairs of a flat part, and how often it counts.
+        """
         loader, unit = self._worker.loader, self._unit()
         step, samples = loader.progress.step, loader.step_input.samples
         kept, follows = self._kept, self._follows
@@ -97,11 +116,11 @@ class NoiseMeter(ABC):
         loader.progress.noise.measured(squares, mean)
 
     def _own_factor(self) -> float:
-        """Return the factor that makes this worker's gradients the mean over its own samples.
+        """Return the factor that turns this worker's gradients into the mean over its own samples.
 
-        The job's mean gradients are a mean over all samples. The factor is 1 unless gradients are
-        accumulated: then they are sums over several batches, weighted by their samples
-        (:mod:`edl.core.step.weighting`).
+        The factor is 1 unless gradients are accumulated: then they are sums over several batches,
+        weighted by their samples (:mod:`edl.core.step.weighting`). The job's mean gradients need no
+        factor; they are a mean over all samples.
         """
         share = self._worker.loader.step_input.share(0)
         if not share.summed:
@@ -113,20 +132,29 @@ class NoiseMeter(ABC):
         return batch_size * batches / float(mine)
 
     def _unit(self) -> float:
-        """Return the square of the factor by which a loss scaler has multiplied the gradients."""
+        """Return the square of the factor that a loss scaler has multiplied the gradients by.
+
+        It is 1 here; a framework with loss scalers overrides this method.
+        """
         return 1.0
 
     @abstractmethod
     def _square(self, gradients: Looked) -> float:
         """Return the squared norm of all ``gradients`` together.
 
-        ``gradients`` are pairs of a flat part of a gradient, and of how often this part counts.
+        Args:
+            gradients: pairs of a part of a gradient, flat, and how often this part counts.
         """
 
     def _square_of_sum(self, kept: Looked, own: Looked, unit: float) -> float:
-        """Return the squared norm of ``kept`` + ``own`` / sqrt(``unit``).
+        """Return the squared norm of the sum of two steps' gradients, kept + own / sqrt(unit).
 
         The result is 0 if the two do not have the same parts of the gradients.
+
+        Args:
+            kept: the gradients of the step before, without loss scale.
+            own: the gradients of the open step.
+            unit: the square of the loss scale in ``own``.
         """
         if [len(a) for a, _ in kept] != [len(b) for b, _ in own]:
             return 0.0
@@ -136,6 +164,6 @@ class NoiseMeter(ABC):
 
     @staticmethod
     def _copy(gradients: Looked, unit: float) -> Looked:
-        """Return a copy of ``gradients``, divided by sqrt(``unit``)."""
+        """Return a copy of ``gradients`` without their loss scale, whose square is ``unit``."""
         factor = 1.0 / math.sqrt(unit)
         return [(factor * numbers, times) for numbers, times in gradients]

@@ -1,4 +1,4 @@
-"""Hold this process's only worker, and define the functions of the API that need nothing else.
+"""Hold this process's only worker, and define the API functions that need no framework.
 
 ``edl.torch`` and ``edl.tensorflow`` offer these functions under their own names; each adds what its
 framework needs.
@@ -50,20 +50,21 @@ _elastic_state: str | None = None  # the class of the state that follows the job
 
 
 def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
-    """Take part in the job that the launcher started this process for: the core of ``edl.init()``.
+    """Make this process a worker of its job and let it take part: the core of ``edl.init()``.
 
-    A second call has no effect, except at a prompt: there each call begins a job of one worker
-    anew, because cells of a notebook are run again.
+    A second call has no effect, except at a Python prompt or in a notebook without a launcher:
+    there each call ends the job of one worker and begins another, because cells of a notebook are
+    run again.
 
     Args:
         binding: returns the binding of the framework to Horovod; called once, if a worker is made.
-        settings: what the script gave to ``edl.init()``, by the name of the setting.
+        settings: the arguments that the script gave to ``edl.init()``, by name.
 
     Raises:
         ConfigError: if a setting has no usable value.
         CoordinationError: if ZooKeeper cannot be reached, or the job is not there.
         JobFailed: if the job did not start in time.
-        UsageError: if this process is not a worker but was started by one, or was started by a
+        UsageError: if this process is a child that a worker has started, or was started by a
             launcher without elasticity.
     """
     global _worker
@@ -105,7 +106,11 @@ def start(binding: Callable[[], Binding], settings: dict[str, Any]) -> None:
 
 
 def _end_at_prompt(worker: Worker) -> bool:
-    """End the job of ``worker`` if it is a job of one at a prompt; return whether it was one."""
+    """End the job of ``worker`` if it was begun at a Python prompt without a launcher.
+
+    Returns:
+        Whether the job was such a job, and is ended.
+    """
     global _worker, _replica, _elastic_state
     if worker.is_shared or not hasattr(sys, "ps1"):
         return False
@@ -120,12 +125,17 @@ def _end_at_prompt(worker: Worker) -> bool:
 
 
 def is_over(worker: Worker) -> bool:
-    """Return whether ``worker`` belongs to an earlier job of this process, begun at a prompt."""
+    """Return whether ``worker`` is of a job that a later ``edl.init()`` at a prompt has ended."""
     return worker in _over
 
 
 def _worker_of(settings: config.Config, binding: Binding) -> Worker:
-    """Return a new worker over Horovod; without a launcher its job has one worker."""
+    """Return a new worker with a Horovod ring; without a launcher its job has one worker only.
+
+    Args:
+        settings: the settings of the process; without a launcher they name no job.
+        binding: the binding of the framework to Horovod.
+    """
     ring = gloo_ring(binding, settings.own_address, settings.connect_timeout_s)
     if settings.job is None:
         return Worker(settings, ring, SharedState(keeps_events=False), JobOfOne(settings))
@@ -134,13 +144,13 @@ def _worker_of(settings: config.Config, binding: Binding) -> Worker:
 
 
 def shutdown() -> None:
-    """Leave the job for good; called automatically at the end of the process."""
+    """Leave the job for good; edl calls this itself at the end of the process."""
     if _worker is not None:
         _worker.close()
 
 
 def is_initialized() -> bool:
-    """Return whether ``edl.init()`` was called, so this process has a worker."""
+    """Return whether this process has a worker, which ``edl.init()`` makes."""
     return _worker is not None
 
 
@@ -156,7 +166,7 @@ def current_worker() -> Worker:
 
 
 def rank() -> int:
-    """Return this worker's rank in the ring; it is never 0 while the worker warms up."""
+    """Return this worker's rank in the ring, from 0; never 0 while this worker warms up."""
     refuse_in_stream("edl.rank()")
     return current_worker().rank
 
@@ -168,10 +178,10 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Return this worker's slot on its host, for choosing a device; it never changes.
+    """Return this worker's slot on its host, from 0, for choosing a device; it never changes.
 
     Unlike Horovod's local rank, the number does not change when another worker leaves. Two workers
-    of a host have the same one only while one replaces the other and no slot is free.
+    of a host have the same number only while one replaces the other and no slot is free.
     """
     return current_worker().local_rank
 
@@ -182,15 +192,15 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Return the index of this host among the hosts that have a worker of the same local rank.
+    """Return the index of this host among the hosts with a worker of the same local rank, from 0.
 
-    The local rank is Horovod's here.
+    The local rank is Horovod's here, not that of :func:`local_rank`.
     """
     return current_worker().ring.place.cross_rank
 
 
 def cross_size() -> int:
-    """Return how many hosts have a worker of the same local rank, as in Horovod."""
+    """Return how many hosts have a worker of the same local rank as this worker, as in Horovod."""
     return current_worker().ring.place.cross_size
 
 
@@ -221,15 +231,15 @@ def is_warming_up() -> bool:
 
 
 def track(check: Callable[[dict[str, Any]], None], objects: dict[str, Any]) -> None:
-    """Let objects of the script follow the job: newcomers and checkpoints get their states.
+    """Let newcomers and checkpoints get the states of the script's ``objects``.
 
     Args:
-        check: raises UsageError for objects that cannot be tracked.
+        check: a function that raises UsageError for objects that cannot be tracked.
         objects: the objects, by the name that each has in the job.
 
     Raises:
-        UsageError: if ``check`` does, if another object has the name, or if an elastic state
-            follows the job, to which the object must be given instead.
+        UsageError: if ``check`` does, if another object has one of the names, or if the script has
+            an elastic state, to which the objects must be given.
     """
     current_worker()
     check(objects)
@@ -241,13 +251,13 @@ def track(check: Callable[[dict[str, Any]], None], objects: dict[str, Any]) -> N
 
 
 def let_state_follow(state_name: str) -> None:
-    """Declare that an elastic state follows the job, in place of objects given to ``edl.track``.
+    """Declare that the script has an elastic state, so ``edl.track`` must not be used.
 
     Args:
         state_name: the name of the state's class, for error messages.
 
     Raises:
-        UsageError: if an object was given to ``edl.track``.
+        UsageError: if an object was given to ``edl.track`` before.
     """
     global _elastic_state
     _elastic_state = state_name
@@ -255,7 +265,11 @@ def let_state_follow(state_name: str) -> None:
 
 
 def _refuse_beside_state(objects: dict[str, Any]) -> None:
-    """Raise a UsageError if there are tracked ``objects`` and an elastic state follows the job."""
+    """Raise a UsageError if ``objects`` are tracked in a script that has an elastic state.
+
+    Args:
+        objects: the objects given to ``edl.track``, by name; nothing happens if there are none.
+    """
     for name in objects if _elastic_state is not None else ():
         raise UsageError(
             f"edl.track({name}=...) does nothing beside an elastic state; give it to the state: "
@@ -264,12 +278,12 @@ def _refuse_beside_state(objects: dict[str, Any]) -> None:
 
 
 def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: int = 3) -> None:
-    """Save model, optimizer, tracked objects, step and ledger, so the job can outlive its workers.
+    """Save the job's state in a directory regularly, so the job can outlive its workers.
 
-    Call this before training begins. One worker writes: at the first step, then every ``every_s``
-    seconds, and before the job ends in any orderly way. When all workers die, the restarted ones
-    continue from the newest file. `edl run --resume` does so in a new job, with any number of
-    workers.
+    The state is the model, the optimizer, tracked objects, the step and the ledger. Call this
+    before training begins. One worker writes: at the first step, then every ``every_s`` seconds,
+    and before the job ends in any orderly way. When all workers die, the restarted ones continue
+    from the newest file. `edl run --resume` does so in a new job, with any number of workers.
 
     Args:
         directory: a directory that all hosts share, used for this training only.
@@ -278,7 +292,7 @@ def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: 
 
     Raises:
         CheckpointError: if nothing can be written into the directory.
-        UsageError: if called twice, too late, or with a value out of range.
+        UsageError: if called twice, after training has begun, or with a value out of range.
     """
     worker = current_worker()
     worker.checkpointing.attach(Path(directory), every_s, keep)
@@ -286,12 +300,19 @@ def checkpoint(directory: str | os.PathLike[str], every_s: float = 300.0, keep: 
 
 
 def on_resize(callback: Callable[[int, int], None]) -> None:
-    """Call ``callback(old_size, new_size)`` on this worker after its join and after each switch."""
+    """Call ``callback(old_size, new_size)`` on this worker after it joins and after each switch.
+
+    Args:
+        callback: a function of two numbers of workers: those in the ring before and after.
+    """
     current_worker().on_resize(callback)
 
 
 def attach_replica(replica: FrameworkReplica) -> None:
-    """Let this worker share the state in ``replica``, with the objects that were tracked before.
+    """Let this worker share the state in ``replica``, and the objects that were tracked before.
+
+    Args:
+        replica: the framework's copy of the model and the optimizer.
 
     Raises:
         UsageError: if this worker has a replica already.
@@ -306,9 +327,10 @@ def attach_replica(replica: FrameworkReplica) -> None:
 def _refuse_child() -> None:
     """Raise a UsageError if multiprocessing has started this process, so it is no worker.
 
-    Such a process would take part in the job in its parent's name. Spawned processes and those of a
-    fork server run the script's top level again before they know their parent; multiprocessing
-    itself recognises that by the attribute that is read here.
+    Such a process would take part in the job under its parent's id. Processes that are spawned or
+    come from a fork server run the script's top level again before they know their parent;
+    multiprocessing itself recognises them then by the attribute ``_inheriting``, which is read
+    here.
     """
     inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
     if inheriting or multiprocessing.parent_process() is not None:
@@ -319,16 +341,22 @@ def _refuse_child() -> None:
 
 
 def _let_others_repair(registers_at_s: float | None) -> None:
-    """Wait until ``registers_at_s`` of the monotonic clock, so that the others can repair the ring.
+    """Wait before this worker registers, so that the other workers can repair their ring.
 
-    Waits at most :data:`REGISTERS_WITHIN_S` seconds; None: there is nothing to repair, do not wait.
+    Args:
+        registers_at_s: the time to wait for, in seconds of the monotonic clock, but for at most
+            :data:`REGISTERS_WITHIN_S` seconds; None: there is nothing to repair, do not wait.
     """
     early_s = (registers_at_s or 0.0) - time.monotonic()
     time.sleep(min(max(0.0, early_s), REGISTERS_WITHIN_S))
 
 
 def _leave_on_sigterm(worker: Worker) -> None:
-    """Let SIGTERM ask this worker to leave at the next switch, and end its forks at once."""
+    """Set a SIGTERM handler that lets ``worker`` leave at the next switch.
+
+    Forks of this process, such as data loader processes, have no such handler: SIGTERM ends them at
+    once.
+    """
     end_forks_by_sigterm()
 
     def leave(_number: int, _frame: FrameType | None) -> None:
@@ -340,10 +368,10 @@ def _leave_on_sigterm(worker: Worker) -> None:
 
 
 def _begin_again_under_edl_worker() -> NoReturn:
-    """Replace this process by `edl-worker`, which starts the script again.
+    """Replace this process by `edl-worker`, which starts the script again as its child.
 
-    Used when elastic horovodrun has started the script itself. Its driver would take the end of a
-    process as more than that (docs/adr/0009).
+    This is for a script that elastic horovodrun has started directly. Horovod's driver would not
+    only see the end of such a process, but exclude its host or end the job (docs/adr/0009).
 
     Raises:
         UsageError: if the command that horovodrun started cannot be repeated.
@@ -357,9 +385,9 @@ def _begin_again_under_edl_worker() -> NoReturn:
 
 
 def hide(error: EdlError) -> None:
-    """Remember ``error`` while it passes through a framework, which may raise another one for it.
+    """Remember ``error``, which a framework may replace by an error of its own.
 
-    :func:`unhiding` raises the remembered error in place of the framework's.
+    :func:`unhiding` then raises the remembered error in place of the framework's.
     """
     global _hidden
     _hidden = error
@@ -369,8 +397,8 @@ def hide(error: EdlError) -> None:
 def unhiding() -> Iterator[None]:
     """Raise the error that :func:`hide` has remembered, in place of a framework's error for it.
 
-    Within the ``with`` block, a framework's error is replaced if its text contains the remembered
-    one.
+    An error that leaves the ``with`` block is replaced if its text contains the text of the
+    remembered error.
     """
     try:
         yield
@@ -381,16 +409,16 @@ def unhiding() -> Iterator[None]:
 
 
 def _hidden_in(error: BaseException) -> EdlError | None:
-    """Return the remembered error whose text is part of ``error``; None if there is none."""
+    """Return the error that :func:`hide` remembered if ``error`` has its text in it; else None."""
     stands = _hidden is not None and not isinstance(error, EdlError) and str(_hidden) in str(error)
     return _hidden if stands else None
 
 
 def speak_in_sentences() -> None:
-    """Show an :class:`EdlError` that ends the script as its sentence, without a traceback.
+    """Print an :class:`EdlError` that ends the script as one sentence, without a traceback.
 
-    Called when edl is imported, and again by ``edl.init()``, in case the script has set an
-    exception hook since.
+    This sets ``sys.excepthook``. It is called when edl is imported, and again by ``edl.init()``, in
+    case the script has set another hook since.
     """
     global _hook
     previous = sys.excepthook
@@ -414,7 +442,11 @@ def speak_in_sentences() -> None:
 
 
 def _own_log() -> OwnLog | None:
-    """Open the log for all further output of this worker; return None if there is no log."""
+    """Guard the output of this worker to its log file, as :func:`guard_output` says.
+
+    Returns:
+        The log; None if the launcher has named no log file.
+    """
     if not (path := config.log_of_worker()):
         return None
     log = OwnLog(path)
@@ -423,10 +455,11 @@ def _own_log() -> OwnLog | None:
 
 
 def guard_output() -> None:
-    """Send what this process prints to its log, so that no ``print`` fails on a full disk.
+    """Let writes to standard output and error never fail, as on a full disk, if they go to a log.
 
-    Output that cannot be written is left out. Called when edl is imported, and in a process that is
-    forked from one that has imported edl.
+    The log is the file that the launcher has named for this worker. Output that cannot be written
+    is left out. This is called when edl is imported, and in a process that is forked from one that
+    has imported edl.
     """
     global _log
     _log = _own_log()
