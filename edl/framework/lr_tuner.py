@@ -45,10 +45,10 @@ class Probe(Protocol):
         """Whether the probe holds a whole update: :meth:`begin` and :meth:`end` were called."""
 
     def begin(self) -> None:
-        """Copy the parameters, right before the optimizer makes an update that may be measured."""
+        """Begin to keep an update; call this right before the optimizer makes the update."""
 
     def end(self) -> None:
-        """Complete the kept update after the optimizer made it; without :meth:`begin` do nothing."""
+        """Complete the kept update after the optimizer made it; do nothing if none was begun."""
 
     def forget(self) -> None:
         """Drop the kept update."""

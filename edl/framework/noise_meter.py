@@ -1,7 +1,8 @@
 """Measure squared norms of gradients, from which the gradient noise scale is computed.
 
 Two norms are measured: of each worker's own gradient, and of the job's mean gradient. Only some
-steps are measured; :mod:`edl.core.step.noise_scale` chooses them.
+steps are measured (:mod:`edl.worker.gradient_noise`). The scale is defined in
+:mod:`edl.core.step.noise_scale`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Give each worker random numbers of its own in the training thread, none of them twice.
 
-All workers run one script, which seeds its generators, so all would draw the same dropout masks and
-the same noise: the samples of a step would not be independent, and a newcomer would repeat what was
-drawn in the first epoch. So a worker's generators are seeded anew when it has the job's state and
-training begins: from the script's own seeds, and from the worker's rank in the job's first ring,
-or for a newcomer from its id and the step in which it joins. The model was made before, and is the
-same everywhere. Rank 0 of a job that begins goes on with the numbers of the script, so a job of one
-draws what the framework alone would.
+All workers run one script, which seeds its random generators, so all would draw the same dropout
+masks and the same noise: the samples of a step would not be independent, and a newcomer would
+repeat what was drawn in the first epoch. So a worker's generators are seeded anew when it has the
+job's state and training begins: from the script's own seeds, and from the worker's rank in the
+job's first ring, or for a newcomer from its id and the step in which it joins. The model was made
+before, and is the same everywhere. Rank 0 of a job that begins goes on with the numbers of the
+script, so a job of one worker draws what the framework alone would.
 
-A script that seeds again while it trains (``torch.manual_seed(seed + epoch)``) is noticed at its
-next batch, and the new seed is made this worker's own, too.
+If a script seeds again while it trains (``torch.manual_seed(seed + epoch)``), edl notices that at
+the worker's next batch, and derives a new seed of the worker's own from it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ KEPT = 0  # the rank, in a job that begins, whose numbers are those of the scrip
 
 
 def seed_python(seed: int) -> None:
-    """Seed the global generators of Python and NumPy."""
+    """Seed the global random generators of Python (:mod:`random`) and NumPy with ``seed``."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 class RandomNumbers:
-    """A seeder of the random generators in a training process; no two workers draw the same.
+    """A seeder of a worker's random generators; no two workers draw the same numbers.
 
     Args:
         worker: the worker that this process is.
         read: a function that returns the seed that the framework's generator was given last.
-        seed: a function that seeds all generators of the framework.
+        seed: a function that seeds all generators of the framework with a number.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class RandomNumbers:
         self._own: tuple[str, int, int] | None = None  # mixed into seeds; None: the script's seeds
 
     def warm_up(self) -> None:
-        """Give a newcomer its own random numbers; called before its first batch.
+        """Seed a newcomer's generators for its warm-up; call this before its first batch.
 
-        The first batch may build a graph, so it would be too late afterwards.
+        Its first batch may build a TensorFlow graph, which keeps the seeds it was built with.
         """
         self._begin("warm-up", self._worker.id, 0)
 
     def enter(self) -> None:
-        """Give this worker its own random numbers; called when it has the job's state.
+        """Seed this worker's generators when it has the job's state, before it trains.
 
-        Rank 0 of a job that begins keeps the numbers of the script.
+        Rank 0 of a job that begins keeps the script's own seeds.
         """
         worker = self._worker
         if worker.generation > 1 or worker.step > 0:
@@ -68,7 +68,10 @@ class RandomNumbers:
             self._seen = self._read()
 
     def look(self) -> None:
-        """Derive a new seed of this worker's own if the script has seeded since the last batch."""
+        """Seed this worker's generators anew if the script has seeded them since the last call.
+
+        Call this between two batches. The script's new seed enters the worker's own seed.
+        """
         if self._own is not None and self._read() != self._seen:
             self._begin(*self._own)
 

@@ -1,19 +1,20 @@
-"""Decide what becomes of a step's gradients; no other module decides about it.
+"""Decide what becomes of the gradients of each step.
 
-The decisions are: how the gradients are weighted; whether the step is dropped, completed in another
-ring after a break, or superseded because other workers had completed it; whether its update is
-made. The states of a step and the transitions between them are a table in
-:mod:`edl.core.step.step_state`. A framework only sends, waits and applies, in one of two ways:
+No other module decides about it. The decisions are: how the gradients are weighted; whether the
+step is dropped, completed in another ring after a break, or superseded because other workers had
+completed it; whether the optimizer makes its update. The states of a step and the transitions
+between them are a table in :mod:`edl.core.step.step_state`. A framework only sends gradients, waits
+for their averages and applies them, in one of two ways:
 
-- A framework that is called calls :meth:`StepReduction.complete` with a function that sends and
+- PyTorch and Keras' eager code call :meth:`StepReduction.complete` with a function that sends and
   waits.
 - A graph that TensorFlow runs calls edl back: :meth:`~StepReduction.begin` before the gradients are
   sent, and :meth:`~StepReduction.end` when they have come back or failed. ``end`` says which branch
   of the graph follows. In ``Branch.AGAIN`` the graph calls :meth:`~StepReduction.agree` and
-  :meth:`~StepReduction.end`, until a ring holds.
+  :meth:`~StepReduction.end`, until the gradients have come back in one ring.
 
-Every way through a step sends the same collectives, whatever a worker has gone through: a worker
-that repeats a step meets others that begin it.
+Every path through a step sends the same collectives, whatever a worker has gone through. So a
+worker that repeats a step after a repair meets others that begin it.
 
 With several optimizers a step is what lies between two updates: the backward passes of one or more
 optimizers, and then the updates of one or more. A backward pass that comes after an update begins
@@ -49,7 +50,11 @@ NOTHING = Weights(Averaging.NONE)
 
 
 class Branch(IntEnum):
-    """The branch that a TensorFlow graph takes after the gradients of a step were exchanged."""
+    """The branch that a TensorFlow graph takes after the gradients of a step were exchanged.
+
+    ``SKIP``: apply nothing. ``APPLY``: apply the averages. ``AGAIN``: send the local gradients once
+    more. ``SHOW``: measure the averages for the gradient noise scale, then apply them.
+    """
 
     SKIP = 0  # nothing is applied
     APPLY = 1
@@ -68,7 +73,7 @@ class ReductionOrder:
     """The order in which the optimizers of a script had gradients reduced in the open step.
 
     Attributes:
-        optimizers: the :class:`StepReduction` of each optimizer of the script.
+        optimizers: the :class:`StepReduction` of each optimizer of the script, by its number.
     """
 
     def __init__(self) -> None:
@@ -77,15 +82,21 @@ class ReductionOrder:
         self._rounds: list[StepReduction] = []
 
     def add(self, step: int, reduced: StepReduction) -> None:
-        """Record that ``reduced`` has reduced its gradients in the step with number ``step``."""
+        """Record that an optimizer has had its gradients reduced in a step.
+
+        Args:
+            step: the number of the step on this worker; a new number begins a new order.
+            reduced: the optimizer's part of the step.
+        """
         if self._step != step:
             self._step, self._rounds = step, []
         self._rounds.append(reduced)
 
     def repeat(self, step: int) -> None:
-        """Repeat all reductions of the step ``step`` in their order, in a new ring.
+        """Repeat all reductions of the step with number ``step``, in their order, in a new ring.
 
-        Each of them records itself again with :meth:`add`. Nothing happens for any other step.
+        Each reduction records itself again with :meth:`add`. Nothing happens if ``step`` is not the
+        step that was recorded last.
         """
         if self._step == step:
             rounds, self._rounds = self._rounds, []
@@ -96,20 +107,21 @@ class ReductionOrder:
 class StepReduction:
     """One optimizer's part of each step of a worker: how its gradients are reduced and applied.
 
-    The batch, its step record and the end of the step belong to the worker.
+    The batch, its step record and the end of the step are the worker's.
 
     Args:
         worker: the worker that this process is.
-        forget: called after a repair, to drop gradients that were being sent in the ring that is
-            gone.
+        forget: a function that drops the gradients that were being sent in a broken ring; called
+            after each repair.
         rounds: the order of reductions, shared by all optimizers of the script; None: this is the
             only optimizer.
 
     Attributes:
-        weights: the factors for the gradients.
+        weights: the factors that the gradients are multiplied by.
         cannot_repair: why this script cannot repair a ring inside a step; empty if it can.
         number: the number of this optimizer in the script, from 0.
-        repeat: a function that reduces once more what was reduced in the open step.
+        repeat: a function that reduces once more the gradients of this optimizer that were reduced
+            in the open step.
     """
 
     def __init__(
@@ -142,7 +154,7 @@ class StepReduction:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing more to reduce in the present step."""
+        """Whether no gradient of this optimizer is left to reduce in the present step."""
         return self.step.done
 
     @property
@@ -155,15 +167,17 @@ class StepReduction:
     def complete(self, average: Callable[[Weights], Averages]) -> Averages | None:
         """Turn this worker's gradients into the mean over the global batch, or drop them.
 
-        A broken ring is repaired, and the gradients are sent again, until the step is decided.
+        If the ring breaks, it is repaired, and the gradients are sent again, until the averages are
+        there or it is known that none are needed.
 
         Args:
-            average: sends all gradients that are not being sent yet, calls :meth:`sending` with the
-                first one, and waits for all of them. The function must not change a local gradient,
-                because it is called again in the next ring when it raises RingBroken.
+            average: a function of the weights of this step. It sends all gradients that are not
+                being sent yet, calls :meth:`sending` with the first one, waits for all of them, and
+                returns the averages. It must not change a local gradient, because it is called
+                again in the next ring when it raises RingBroken.
 
         Returns:
-            What ``average`` has returned; None if nothing had to be sent.
+            The averages that ``average`` has returned; None if nothing had to be sent.
         """
         while True:
             weights = self.agree()
@@ -181,7 +195,7 @@ class StepReduction:
             return averages
 
     def sending(self) -> None:
-        """Record that a gradient is being sent; send this worker's step record with the first."""
+        """Record that a gradient is being sent; with the first one send the step record, too."""
         if self.step.state is not StepState.SENDING:
             self._worker.loader.announce()
             self._on(StepEvent.SEND)
@@ -191,13 +205,17 @@ class StepReduction:
 
     @property
     def exchanges(self) -> bool:
-        """Whether the workers can exchange messages now: all are in the passes of this step."""
+        """Whether :meth:`exchange` may be called: all workers are in the passes of one step.
+
+        The passes are forward and backward. False while this worker warms up, is alone, or is
+        between two steps.
+        """
         loader = self._worker.loader
         alone = self._worker.warming_up or self._worker.ring.alone
         return loader.open and not alone and self.step.state in EXCHANGING
 
     def exchange(self, payload: bytes, hold: Callable[[], None] = lambda: None) -> list[bytes]:
-        """Return the payloads of all workers in rank order, inside the open step.
+        """Send a message to all workers inside the open step; return all messages in rank order.
 
         All workers must call this at the same point of the same batch, where :attr:`exchanges` is
         true. If a worker dies meanwhile, the ring is repaired, and gradients that were being sent
@@ -205,7 +223,8 @@ class StepReduction:
 
         Args:
             payload: this worker's message, of any size.
-            hold: called before a repair; after it no other thread may send a gradient.
+            hold: called before a repair; it must keep other threads from sending gradients
+                afterwards.
         """
 
         def repair(error: RingBroken, _since: float) -> None:
@@ -219,9 +238,10 @@ class StepReduction:
     # --- a framework that calls back
 
     def begin(self) -> bool:
-        """Return whether the graph is to send its gradients as they are, without a factor.
+        """Return whether the graph shall send its gradients at once, as they are, without a factor.
 
-        If so, :meth:`sending` is called next.
+        That is the case if all batches are full and the ring is intact. If the result is True, the
+        caller calls :meth:`sending` next.
         """
         weights = self._prospect()
         return weights is not None and weights.averaging is Averaging.PLAIN
@@ -230,7 +250,7 @@ class StepReduction:
         """Return the branch that the graph takes, after it has sent its gradients or sent nothing.
 
         Args:
-            received: raises RingBroken unless all gradients that were sent have come back.
+            received: a function that raises RingBroken unless all sent gradients have come back.
         """
         if self.step.state is StepState.SENDING:
             try:
@@ -245,7 +265,7 @@ class StepReduction:
     def reopen(self) -> None:
         """Open a reduced step again, for more gradients or to send the same ones in another ring.
 
-        If other workers have completed the step, it is superseded instead.
+        If other workers have completed the step, it is marked as superseded and not opened.
         """
         if self.step.state not in REOPENED:
             return
@@ -257,32 +277,42 @@ class StepReduction:
     # --- the end of a step
 
     def apply(self) -> bool:
-        """Return whether this optimizer is to make its update; called when its turn has come."""
+        """Record this optimizer's turn to update the model; return whether to make the update.
+
+        False if the step was dropped, or if other workers had completed it.
+        """
         applies = self.step.state is StepState.REDUCED
         self._on(StepEvent.APPLY)
         self._worker.loader.step_input.updates |= 1 << self.number
         return applies
 
     def end_step(self) -> None:
-        """End the step after its update was made or skipped, and move the ledger."""
+        """End the step after its update was made or skipped, and mark its samples as done.
+
+        The ledger records the samples of all workers.
+        """
         ended = self.step.after(StepEvent.END)
         self._worker.loader.end()
         self._step = ended
 
     def refuse(self) -> None:
-        """End the step without any change, because the script uses edl wrongly."""
+        """Mark the step as refused: nothing more is sent or updated in it.
+
+        Called for an error that the script has made in its use of edl; the caller raises that
+        error.
+        """
         self._on(StepEvent.REFUSE)
         self.weights.agreed = None
 
     def fail(self) -> None:
-        """End the step because an error ends this worker."""
+        """Mark the step as ended by an error that ends this worker; the caller raises the error."""
         self._on(StepEvent.FAIL)
         self.weights.agreed = None
 
     # --- decisions
 
     def _catch_up(self) -> None:
-        """Follow the worker: take over a new step, or one more batch in the present step."""
+        """Follow the worker: begin its new step, or count one more batch in the present step."""
         loader = self._worker.loader
         if self._changes == loader.changes:
             return
@@ -293,7 +323,7 @@ class StepReduction:
         self.weights.weigh()
 
     def _prospect(self) -> Weights | None:
-        """Return how gradients are weighted in the present ring; None if the ring is broken."""
+        """Return the weights of the gradients in the present ring; None if the ring is broken."""
         self._catch_up()
         try:
             return self.weights.agree()
@@ -302,11 +332,11 @@ class StepReduction:
             return None
 
     def agree(self) -> Weights:
-        """Return how gradients are weighted in an intact ring; repair a broken ring first.
+        """Return the weights of the gradients in an intact ring; repair a broken ring before.
 
         When a worker dies, the survivors complete the step with the gradients that they hold. If
-        other workers had completed it already, their state is in the model, and this worker must
-        change nothing: the weights then say that nothing is sent.
+        other workers had completed it already, the repair has put their state into the model, and
+        this worker must change nothing: the weights then say that nothing is sent.
         """
         while True:
             if self.step.state is StepState.BROKEN:
@@ -345,9 +375,10 @@ class StepReduction:
         self.reopen()
 
     def interrupted(self) -> None:
-        """Mark this optimizer's gradients to be sent again, after another one repaired the ring.
+        """Mark this optimizer's gradients to be sent again, because another one repaired the ring.
 
-        Gradients that were being sent in the broken ring are lost.
+        The other one is another optimizer of the script. Gradients that were being sent in the
+        broken ring are lost.
         """
         self._forget()
         loader = self._worker.loader
@@ -362,12 +393,19 @@ class StepReduction:
         self.weights.weigh(early=False)
 
     def _complete_by_peers(self) -> None:
-        """Mark the step as completed by other workers, whose state is in the model now."""
+        """Mark the step as completed by other workers, whose state is in the model now.
+
+        The repair of the ring has brought that state.
+        """
         if self._step.state in SUPERSEDED_FROM:
             self._on(StepEvent.SUPERSEDE)
 
     def _unsent(self) -> None:
-        """Decide a step in which nothing was sent: keep the local gradients, or drop the step."""
+        """Decide a step in which no gradient was sent, by the weights of its step records.
+
+        A worker that is alone keeps its local gradients. If no worker has samples, the step is
+        dropped.
+        """
         agreed = self.weights.agreed
         if agreed is not None and agreed.averaging is Averaging.LOCAL:
             self._on(StepEvent.KEEP)
@@ -382,16 +420,19 @@ class StepReduction:
         self._reached()
 
     def _reached(self) -> None:
-        """Note the time when the step is decided, unless this worker warms up."""
+        """Stop the timer of this step's reduction if the step is decided.
+
+        A newcomer that warms up has no timer to stop.
+        """
         if self.step.state in DECIDED and not self._worker.warming_up:
             self._worker.loader.timer.reduce()
             failpoints.reached("reduced")
 
     def _broke(self, error: RingBroken) -> None:
-        """Record that the ring broke with ``error``; it is repaired before the next send."""
+        """Record that the ring broke with ``error``; it is repaired before the next sending."""
         self._on(StepEvent.BREAK)
         self.weights.agreed, self._error = None, error
 
     def _on(self, event: StepEvent) -> None:
-        """Apply ``event`` to the step's state."""
+        """Take the step to the state that follows ``event`` in the table of transitions."""
         self._step = self.step.after(event)

@@ -1,7 +1,7 @@
 """Send, save and compare the state that all workers share: model, optimizer and tracked objects.
 
-This is the part that needs no framework. Each framework adds how its arrays are read, sent and
-written. How the state travels is in :mod:`edl.framework.state`.
+This module needs no framework. Each framework adds how its arrays are read, sent and written.
+:mod:`edl.framework.state` defines how a state is sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from edl.worker.progress import Receive
 
 
 def add_tracked(tracked: dict[str, Any], objects: Mapping[str, Any]) -> None:
-    """Add ``objects`` to the ``tracked`` ones, all or none of them.
+    """Add ``objects`` to the objects in ``tracked``, all or none of them.
+
+    Args:
+        tracked: the tracked objects by name; changed in place.
+        objects: the new objects by name.
 
     Raises:
         UsageError: if another object has one of the names.
@@ -34,11 +38,16 @@ def add_tracked(tracked: dict[str, Any], objects: Mapping[str, Any]) -> None:
 class FrameworkReplica(ABC):
     """This process's copy of what all workers share: model, optimizer and tracked objects.
 
-    A state is made of containers, arrays, and whatever the tracked objects return. Under the key
+    A state is a dict of containers, arrays, and whatever the tracked objects return. Under the key
     "tracked" it has the states of the tracked objects; the framework defines the other keys.
 
     Args:
         kind: the name of the optimizer's class, for checkpoints.
+
+    Attributes:
+        framework: the name of the framework, for checkpoints.
+        arrays: the framework's way to recognise and send its arrays.
+        misfits: the exceptions that :meth:`load` raises for the state of another script.
     """
 
     framework: str
@@ -53,7 +62,11 @@ class FrameworkReplica(ABC):
         self._parts = StateArrays(self.compared, self.size_of)
 
     def rename(self, kinds: Sequence[str]) -> None:
-        """Set the names of the optimizers' classes when the script has several optimizers."""
+        """Set the classes of the optimizers that checkpoints name, if the script has several.
+
+        Args:
+            kinds: the names of the classes, in the order of the optimizers.
+        """
         self._kind = " and ".join(kinds)
 
     # --- what a framework adds
@@ -61,18 +74,20 @@ class FrameworkReplica(ABC):
     @staticmethod
     @abstractmethod
     def check(objects: Mapping[str, Any]) -> None:
-        """Raise UsageError for an object that cannot be tracked."""
+        """Raise UsageError if one of ``objects``, by name, cannot be tracked."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return the whole shared state as it is now."""
+        """Return the whole shared state as it is now, without copying its arrays."""
 
     @abstractmethod
     def load(self, state: dict[str, Any], receive: Receive) -> None:
-        """Load ``state`` into model, optimizer and tracked objects, as much of it as asked for.
+        """Load ``state``, or a part of it, into model, optimizer and tracked objects.
 
-        ``receive`` names the part: nothing, what the last update has changed, what a resync
-        replaces, or all.
+        Args:
+            state: a whole state, as :meth:`state` returns it.
+            receive: which part to load: nothing, what the last update has changed, what a resync
+                replaces (all but what is each worker's own), or all.
 
         Raises:
             UsageError: if the state is of another model, or has other tracked objects.
@@ -84,7 +99,7 @@ class FrameworkReplica(ABC):
 
     @abstractmethod
     def uncopied(self, state: Any) -> dict[str, Any]:
-        """Return the state for :meth:`load` that is equal to what :meth:`copied` was given.
+        """Return a state for :meth:`load` from ``state``, the result of an earlier :meth:`copied`.
 
         Raises:
             CheckpointError: if ``state`` has something that this framework does not know, or is of
@@ -93,9 +108,10 @@ class FrameworkReplica(ABC):
 
     @abstractmethod
     def compared(self) -> dict[str, Any]:
-        """Return the part of the state that must be equal on all workers, in containers.
+        """Return, in containers, the values of the state that must be equal on all workers.
 
-        Buffers are not in it, because they are each worker's own.
+        Buffers (such as the statistics of batch normalisation) are not among them, because each
+        worker has its own.
         """
 
     @staticmethod
@@ -105,7 +121,10 @@ class FrameworkReplica(ABC):
 
     @abstractmethod
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest of each part by name; parts that cannot be compared are left out."""
+        """Return the digest of each byte range in ``parts`` by the name of its value.
+
+        A value of a type that is not compared is left out.
+        """
 
     @abstractmethod
     def learning_rates(self) -> dict[str, float]:
@@ -115,38 +134,43 @@ class FrameworkReplica(ABC):
         """
 
     def signature(self) -> dict[str, str]:
-        """Return the shape of each tensor of the models by name; a newcomer must have the same.
+        """Return the shape of each tensor of the models as text, by the tensor's name.
 
-        The dict is empty if the shapes are not known before the state arrives. Any thread may call
-        this.
+        A newcomer must have the same. The dict is empty if the shapes are not known before the
+        newcomer receives the state. Any thread may call this.
         """
         return {}
 
     # --- what all have in common
 
     def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
-        """Return a digest by name of each part of the state that is in ``group``.
+        """Return the digests of the values in ``group`` by value name, to compare workers.
 
-        See :class:`edl.worker.state_check.Compared`.
+        A group is one of the equal parts into which the state is cut by bytes; the default is all
+        of the state. See :class:`edl.worker.state_check.Compared`.
         """
         return self.digested(self._parts.within(group))
 
     def track(self, objects: Mapping[str, Any]) -> None:
-        """Let more objects follow the job.
+        """Add ``objects``, by name, to the tracked ones, so newcomers and checkpoints get them.
 
         Raises:
-            UsageError: if an object cannot give and take its state, or another object has its name.
+            UsageError: if an object has no ``state_dict()`` and ``load_state_dict()`` or the like,
+                or if another object has its name.
         """
         self.check(objects)
         add_tracked(self._tracked, objects)
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Send the state if this worker is rank ``root``; else receive what ``receive`` says.
-
-        ``receive`` names the part: nothing, what the last update has changed, what a resync
-        replaces, or all.
+        """Send the state if this worker is rank ``root``; else receive the part it needs.
 
         See :class:`edl.worker.replica.Replica`.
+
+        Args:
+            ring: the ring to broadcast in; all its workers call this.
+            root: the rank that sends.
+            receive: which part this worker takes: nothing, what the last update has changed, what a
+                resync replaces (all but what is each worker's own), or all.
 
         Raises:
             RingBroken: if a worker is gone; a receiver's state is then unchanged.
@@ -166,21 +190,26 @@ class FrameworkReplica(ABC):
             self._copies.forget()
 
     def end_batch(self, step: int, epoch: int) -> None:
-        """Keep copies of the tracked objects at the end of a batch, or take over received ones.
+        """Keep copies of the tracked objects at the end of a batch, after loading received copies.
 
-        ``step`` and ``epoch`` are the job's. See :class:`edl.worker.replica.Replica`.
+        A worker that missed the last update has received the copies of another worker (see
+        :mod:`edl.framework.tracked_copies`). See :class:`edl.worker.replica.Replica`.
+
+        Args:
+            step: the number of the job's complete steps.
+            epoch: the job's epoch.
         """
         self._copies.end_batch((step, epoch), self.objects_from_gradients())
 
     def capture(self) -> Any:
-        """Return a copy of the state for a checkpoint file, with the optimizer's class.
+        """Return a copy of the state for a checkpoint file, with the name of the optimizer's class.
 
         See :class:`edl.checkpoint.store.Durable`.
         """
         return self.copied({**self.state(), "optimizer_kind": self._kind})
 
     def restore(self, state: Any) -> None:
-        """Take over ``state``, which was read from a checkpoint file.
+        """Load ``state``, which was read from a checkpoint file, into model, optimizer and objects.
 
         See :class:`edl.checkpoint.store.Durable`.
 
@@ -204,15 +233,18 @@ class FrameworkReplica(ABC):
             raise CheckpointError(f"the checkpoint does not fit this script: {error}") from error
 
     def things(self) -> dict[str, Trackable]:
-        """Return by name the tracked objects that have ``state_dict`` and ``load_state_dict``."""
+        """Return by name the tracked objects that have ``state_dict()`` and ``load_state_dict()``.
+
+        Here these are all tracked objects.
+        """
         return self._tracked
 
     def objects_from_gradients(self) -> Mapping[str, Trackable]:
-        """Return the tracked objects that a script may compute from the gradients of a step."""
+        """Return by name the tracked objects that a script may compute from a step's gradients."""
         return self.compared_things()
 
     def compared_things(self) -> dict[str, Trackable]:
-        """Return the tracked objects that must be equal on all workers.
+        """Return by name the tracked objects that must be equal on all workers.
 
         An object is left out if its attribute ``edl_compared`` is False.
         """
@@ -223,7 +255,7 @@ class FrameworkReplica(ABC):
         }
 
     def states_of_things(self) -> dict[str, Any]:
-        """Return the states of the tracked objects, by name."""
+        """Return by name the states of the tracked objects that :meth:`things` returns."""
         return {name: thing.state_dict() for name, thing in self.things().items()}
 
     def load_things(self, states: Mapping[str, Any], receive: Receive) -> None:
@@ -231,7 +263,8 @@ class FrameworkReplica(ABC):
 
         Args:
             states: the state of each tracked object, by name.
-            receive: what part of the job's state this worker takes over.
+            receive: the part of the job's state that this worker takes over: a resync, or anything
+                else.
 
         Raises:
             UsageError: if the states are of other objects than this worker tracks.

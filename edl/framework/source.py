@@ -34,17 +34,17 @@ def asked_batching(
     global_batch: Any = None,
     micro_batch: Any = None,
 ) -> Batching:
-    """Return the batch sizes of the job, from the script's arguments and the job's policy.
+    """Return the batch sizes of the job, from a script's arguments and the job's policy.
 
-    The batch arguments are those of the script's data loader, checked here; None: not given.
+    The four sizes are arguments of the script's data loader, checked here; None: not given.
 
     Args:
         worker: the worker that this process is.
         what: the name of the script's call, for error messages.
         batch_size: samples in a batch of one worker.
         max_global_batch: the most samples in a batch of all workers together.
-        global_batch: samples of all workers together in each step, or the fewest and the most, for
-            the job to choose between.
+        global_batch: samples of all workers together in each step; or a pair of the fewest and the
+            most, between which the job chooses.
         micro_batch: the most samples that a worker trains at once; it trains a larger batch in
             pieces.
 
@@ -76,9 +76,10 @@ def asked_batching(
 
 
 def is_numbered(dataset: Any) -> bool:
-    """Return whether the samples of a data set have numbers: ``__len__`` and ``__getitem__``.
+    """Return whether the samples of a data set can be read by number.
 
-    PyTorch's iterable data sets have a ``__getitem__``, too, but their samples have no numbers.
+    A data set is numbered if it has ``__len__`` and ``__getitem__`` and is not an IterableDataset
+    of PyTorch, which inherits a ``__getitem__``.
     """
     if any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__):
         return False
@@ -86,11 +87,11 @@ def is_numbered(dataset: Any) -> bool:
 
 
 def stream_of(dataset: Any) -> ShardReader:
-    """Return a data set without numbered samples as a stream.
+    """Return a reader of the samples of ``dataset``, which are not numbered, in order.
 
     Raises:
-        UsageError: if ``dataset`` is a class, or cannot tell its position, so that the trained
-            samples could not be recorded.
+        UsageError: if ``dataset`` is a class, or has no ``state_dict()`` and ``load_state_dict()``
+            for its position, so that edl could not tell which samples are trained.
     """
     if isinstance(dataset, ShardReader):
         return dataset

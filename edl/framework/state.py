@@ -1,4 +1,4 @@
-"""Send a state from the state source to other workers: a description first, then the arrays.
+"""Send a state from the state source to other workers: a description, and then the arrays.
 
 The state source pickles a description of its state, in which each array is replaced by a reference,
 and sends it in one message. The bytes of the arrays follow in a few large pieces. Pickles travel
@@ -22,7 +22,15 @@ Array = TypeVar("Array")
 
 @dataclass(frozen=True)
 class Reference:
-    """A placeholder for the array with the number ``index`` in a description of a state."""
+    """A placeholder for one array in the description of a state.
+
+    Attributes:
+        index: the number of the array among all arrays of the state, from 0.
+        shape: the shape of the array.
+        dtype: the type of its elements, as the framework names it.
+        size: its size in bytes.
+        device: the type of the device that it is on; the receiver has its own device of that type.
+    """
 
     index: int
     shape: tuple[int, ...]
@@ -33,20 +41,20 @@ class Reference:
 
 @runtime_checkable
 class Trackable(Protocol):
-    """An object that ``edl.track`` can follow: its state can be read and loaded."""
+    """The interface of an object that ``edl.track`` accepts: its state can be read and loaded."""
 
     def state_dict(self) -> Any:
         """Return the state of the object."""
 
     def load_state_dict(self, state: Any) -> Any:
-        """Take over a state that :meth:`state_dict` of an equal object returned."""
+        """Take over ``state``, which such an object has returned from :meth:`state_dict`."""
 
 
 class Arrays(Protocol[Array]):
     """A framework's way to recognise its arrays in a state, and to send them."""
 
     def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
-        """Return an array as it is sent, and a reference to it; None if ``value`` is no array.
+        """Return the array to send for ``value``, and a reference to it; None if it is no array.
 
         Args:
             value: a value of the state.
@@ -54,16 +62,20 @@ class Arrays(Protocol[Array]):
         """
 
     def empty(self, reference: Reference) -> Array:
-        """Return an empty array as ``reference`` describes it; empty arrays are not sent."""
+        """Return a new array without elements that has the type and shape of ``reference``.
+
+        Such arrays are not sent, because they have no bytes.
+        """
 
     def broadcast(
         self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
     ) -> dict[int, Array]:
-        """Send the arrays from the rank ``root``, and return what was received, by index.
+        """Send arrays from the rank ``root`` to all workers; return the received ones by index.
 
         Args:
-            sent: the references of all arrays that are sent.
-            arrays: the arrays in the order of their indices, on the root; None on all others.
+            sent: the references of all arrays of the state.
+            arrays: on the root, the arrays in the order of their indices; None on all other
+                workers.
             root: the rank that sends.
             keep: whether this worker needs what it receives; else it gets an empty dict.
 
@@ -80,7 +92,7 @@ def exchange_state(
     keep: bool,
     dumps: Callable[[Any], bytes] = pickle.dumps,
 ) -> Any:
-    """Broadcast the state of the rank ``root``, and return it on each other worker that keeps it.
+    """Broadcast the state of the rank ``root``; return it on the workers that need it.
 
     Args:
         arrays: the framework's way to send arrays.
@@ -108,14 +120,14 @@ def exchange_state(
 
 
 def map_leaves(value: Any, leaf: Callable[[Any, str], Any], where: str = "state") -> Any:
-    """Return a copy of nested containers, with each value replaced by ``leaf(value, where)``.
+    """Return a copy of nested containers, with each other value replaced by ``leaf(value, where)``.
 
-    Containers are dicts, lists and plain tuples; anything else is a leaf.
+    Containers are dicts, lists and plain tuples; any other value is a leaf.
 
     Args:
         value: the containers, or a single leaf.
-        leaf: returns what replaces a leaf.
-        where: how to write ``value`` as Python code; each leaf gets its own text, such as
+        leaf: a function of a leaf and its place that returns the leaf's replacement.
+        where: the place of ``value``, written as Python code; each leaf gets its own, such as
             ``state['model'][0]``.
     """
     if isinstance(value, dict):
@@ -135,8 +147,9 @@ def describe(
     Args:
         state: the state: containers, arrays and other values.
         taken: a list to which the arrays are appended, in the order of their references.
-        refer: returns the array to send for a value and its reference with the given index; None if
-            the value is no array (see :meth:`Arrays.refer`).
+        refer: a function of a value and the index of its reference. It returns the array to send
+            for the value, and the reference; None if the value is no array (see
+            :meth:`Arrays.refer`).
     """
 
     def leaf(value: Any, _where: str) -> Any:
@@ -184,7 +197,7 @@ def references(description: Any) -> list[Reference]:
 def transfers(
     all_references: Iterable[Reference], large_bytes: int = LARGE_BYTES
 ) -> Iterator[list[Reference]]:
-    """Yield groups of references whose arrays are sent in one collective each.
+    """Yield groups of references; the arrays of each group are sent in one collective.
 
     A large array is sent alone. The small arrays of a device are sent together, in groups of about
     ``large_bytes``. Arrays without elements are not sent.
@@ -209,6 +222,6 @@ def transfers(
 
 
 def few(texts: list[str]) -> str:
-    """Return the first three of ``texts`` in one line, and how many more there are."""
+    """Return the first three of ``texts`` joined by semicolons, and how many more there are."""
     rest = len(texts) - 3
     return "; ".join(texts[:3]) + (f" and {rest} more" if rest > 0 else "")

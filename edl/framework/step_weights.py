@@ -1,4 +1,4 @@
-"""Compute the factors for one optimizer's gradients in the open step."""
+"""Compute the factors that one optimizer's gradients are multiplied by in the open step."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ ALONE = Weights(Averaging.LOCAL)
 
 
 class StepWeights:
-    """The factors for the gradients of the optimizer ``number`` in a step of ``worker``.
+    """The factors that the gradients of one optimizer are multiplied by in the open step.
+
+    Args:
+        worker: the worker that this process is.
+        number: the number of the optimizer in the script, from 0.
 
     Attributes:
-        agreed: the weights that the step records of all workers give; None: not known yet, or no
-            longer valid.
+        agreed: the weights that follow from the step records of all workers; None: the records are
+            not there yet, or are of a broken ring.
         sends_early: whether gradients may be sent in this step before the records have arrived.
-        sent: the factor for what this worker sends; 0 without samples.
-        part: the factor for gradients of the present batch before they are added to those of
-            others.
+        sent: the factor for the gradients that this worker sends; 0 without samples.
+        part: with accumulated gradients, the factor for the gradients of the present batch before
+            they are added to those of the earlier batches.
     """
 
     def __init__(self, worker: Worker, number: int) -> None:
@@ -31,18 +35,21 @@ class StepWeights:
 
     @property
     def share(self) -> Share:
-        """What this worker contributes to the step: its samples and batches."""
+        """This worker's samples and batches in the open step."""
         return self._worker.loader.step_input.share(self._number)
 
     @property
     def local_scale(self) -> float:
-        """The factor that makes local gradients the mean, in a step in which nothing is sent."""
+        """The factor that makes local gradients the mean, where no gradients are sent.
+
+        It is 1 in a step in which gradients are sent.
+        """
         if self.agreed is None or self.agreed.averaging is not Averaging.LOCAL:
             return 1.0
         return self.agreed.received
 
     def weigh(self, early: bool = True) -> None:
-        """Compute this worker's factors anew, from the batches that it has now.
+        """Compute the factors ``sent`` and ``part`` anew, from the worker's present batches.
 
         Args:
             early: whether gradients may be sent before the step records have arrived, if this
@@ -58,7 +65,9 @@ class StepWeights:
         self.sends_early = early and self.sent > 0 and not alone
 
     def agree(self) -> Weights:
-        """Return the weights that the step records of the present ring give; wait for the records.
+        """Wait for the step records of all workers, and return the weights that follow from them.
+
+        A newcomer that warms up does not wait; its own gradient is the mean.
 
         Raises:
             RingBroken: if the ring is broken.
@@ -74,5 +83,5 @@ class StepWeights:
 
     @property
     def _batch_size(self) -> int:
-        """The nominal batch size of one worker."""
+        """The nominal batch size of one worker, in samples."""
         return self._worker.loader.progress.source.batch_size

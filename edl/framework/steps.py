@@ -18,20 +18,23 @@ from edl.worker.worker import Worker
 
 
 class BatchSource(Protocol):
-    """A queue of batches on their way from the leases to the step that trains them, in order."""
+    """The interface of a queue of batches that are formed from the leases and not trained yet."""
 
     def restart(self) -> None:
-        """Drop all batches on their way; their samples are no longer this worker's."""
+        """Drop all batches in the queue, because this worker's leases have changed."""
 
     def form_lost_again(self) -> None:
-        """Form batches again from samples whose batches were lost; called between two steps."""
+        """Form again the batches that were dropped by mistake; call this between two steps.
+
+        A framework's reader may be ended while it has batches that no step has trained.
+        """
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
         """Return the batch whose data the script gets next, and whether it counts for nothing.
 
-        It counts for nothing if it is a warm-up's batch, or a padding batch: one that is repeated
-        because this worker has no samples left before the others do, or, with ``waits`` false,
-        because the data of its next batch are not loaded yet (where the framework can tell).
+        A batch counts for nothing if it is a newcomer's warm-up batch or a padding batch. A padding
+        batch is handed out when this worker has no samples left and others have, or, with ``waits``
+        false, when the data of its next batch are not loaded yet (if the framework can tell).
 
         Args:
             waits: whether to wait for data that are still being loaded.
@@ -42,7 +45,7 @@ def asked_length(what: str, count: int | None, max_steps: int | None) -> None:
     """Check that a script's call says how long the job trains.
 
     Args:
-        what: the call, for the error message.
+        what: the script's call, for the error message.
         count: the number of epochs; None: not given.
         max_steps: the number of updates; None: not given.
 
@@ -73,7 +76,10 @@ NO_STEP = (
 
 
 def end_batch(worker: Worker) -> None:
-    """End the batch that the script has trained, before the next batch or at an epoch's end."""
+    """End the batch that ``worker``'s script has trained, and keep copies of tracked objects.
+
+    Call this before the next batch, and at an epoch's end.
+    """
     loader = worker.loader
     loader.end_batch()
     if loader.replica is not None and not worker.warming_up:
@@ -81,16 +87,20 @@ def end_batch(worker: Worker) -> None:
 
 
 class BatchSteps:
-    """The steps of one worker's training loop: it hands out each batch at the right moment.
+    """The training loop of one worker's script: it hands out batches and ends their steps.
+
+    Between two steps it lets the worker switch to another ring.
 
     Args:
         worker: the worker that this process is.
-        feed: the batches that are on their way to the script.
-        unfinished: returns what is wrong when the script asks for a batch and the step before is
-            still open.
-        end_batch: called first, when the script is done with a batch. A step whose update the
-            script has skipped, after its gradients were reduced, is completed then.
-        numbers: the random numbers of the training thread; None: left as they are.
+        feed: the queue of batches for the script.
+        unfinished: returns an error message for a script that asks for a batch before it has made
+            the update of the last one.
+        end_batch: called when the script asks for its next batch, or has left its loop over an
+            epoch. It completes a step whose update the script has skipped after its gradients were
+            reduced.
+        numbers: the seeder of the training thread's random generators; None: the script's own seeds
+            stay.
     """
 
     def __init__(
@@ -118,9 +128,11 @@ class BatchSteps:
     def check_may_iterate(self, outside: str) -> None:
         """Check that the script may begin to iterate over its batches.
 
+        Args:
+            outside: the error message for a script that does not iterate inside an epoch.
+
         Raises:
-            UsageError: if the script is in no epoch, with the sentence ``outside``; or if all
-                samples of the epoch are trained.
+            UsageError: if the script is in no epoch, or if all samples of the epoch are trained.
         """
         if not self._in_epoch:
             raise UsageError(outside)
@@ -133,10 +145,11 @@ class BatchSteps:
     def epochs(self, count: int | None = None, max_steps: int | None = None) -> Iterator[int]:
         """Yield the numbers of the epochs to train, from the job's current epoch on.
 
-        A newcomer first gets one epoch for its warm-up. See :meth:`edl.torch.DataLoader.epochs`.
+        A newcomer gets an epoch for its warm-up before these. See
+        :meth:`edl.torch.DataLoader.epochs`.
 
         Args:
-            count: the number of epochs of the job; None: as many as ``max_steps`` take.
+            count: the number of epochs of the job; None: as many as ``max_steps`` updates take.
             max_steps: how many updates the job makes; None: no limit.
         """
         worker = self._worker
@@ -155,29 +168,34 @@ class BatchSteps:
         worker.finishing.finish(early=self.made_all_steps)
 
     def warm_up(self) -> None:
-        """Prepare a newcomer's warm-up, once all is built and right before its first batch."""
+        """Seed a newcomer's random generators for its warm-up, right before its first batch.
+
+        By then the script has made its model and optimizer.
+        """
         if self._numbers is not None:
             self._numbers.warm_up()
 
     def limit(self, max_steps: int | None) -> None:
-        """End the training when the job has made ``max_steps`` updates; None: by its epochs."""
+        """Set how many updates the job makes at most; None: only the epochs end the training."""
         self._max_steps = max_steps
 
     @property
     def made_all_steps(self) -> bool:
-        """Whether the job has made all the updates that :meth:`limit` allows."""
+        """Whether the job has made as many updates as :meth:`limit` allows."""
         return self._max_steps is not None and self._worker.step >= self._max_steps
 
     def enter(self) -> None:
-        """Enter the job's training once all is built and warmed up; a newcomer joins here.
+        """Enter the job's training; a newcomer, which has warmed up before, joins the ring here.
 
-        From here on the epoch and the step are the job's.
+        The script has made its model and optimizer by then. From this call on the epoch and the
+        step are the job's.
 
         Raises:
             UsageError: if the script has trained to its end before, if its loader belongs to an
-                earlier job, or if its optimizers cannot have such batches.
-            FitIsDone: if the job is in a later ``fit`` than the script, which skips the present
-                one.
+                earlier job of this process, or if the script has several optimizers and lets the
+                job choose the batch size.
+            FitIsDone: if the job is in a later call of Keras' ``fit`` than the script, which skips
+                the present one.
         """
         if is_over(self._worker):
             raise UsageError(
@@ -195,12 +213,12 @@ class BatchSteps:
         self._has_entered = True
 
     def _check_batching(self) -> None:
-        """Refuse a batch size that the job chooses if the script has several optimizers.
+        """Check that a script with several optimizers does not let the job choose the batch size.
 
         The job chooses by the noise of its gradients, which is measured with one optimizer only.
 
         Raises:
-            UsageError: if the script has both.
+            UsageError: if the script has several optimizers and lets the job choose.
         """
         progress = self._worker.loader.progress
         if progress.optimizers > 1 and progress.source.batching.is_chosen:
@@ -211,10 +229,12 @@ class BatchSteps:
             )
 
     def begin(self) -> bool:
-        """Hand out the next batch between two steps, and return False when the epoch is over.
+        """Begin a step on the next batch; return True, or False when the epoch is over.
+
+        Within a step of accumulated gradients, add the next batch to the step.
 
         Raises:
-            UsageError: if the batch before was not trained.
+            UsageError: if the script has not trained the batch that it got last.
         """
         worker, feed = self._worker, self._feed
         if self._numbers is not None:
@@ -248,9 +268,9 @@ class BatchSteps:
         return True
 
     def _others_train(self) -> bool:
-        """Return whether the next step has samples even if this newcomer has none.
+        """Return whether the next step has samples even if this newcomer trains a padding batch.
 
-        The state source is no newcomer, and trains as long as it holds enough samples.
+        That is so if the state source, which is no newcomer, holds samples for a whole batch.
         """
         root, loader = self._worker.steps.state_source, self._worker.loader
         source = loader.progress.source
@@ -260,10 +280,10 @@ class BatchSteps:
         return root != self._worker.id and loader.ledger.held_samples(root) >= enough
 
     def _add(self) -> None:
-        """Hand out one more batch, or piece of a batch, whose gradients are added in the open step.
+        """Add one more batch, or piece of a batch, to the open step, which adds up their gradients.
 
         Raises:
-            UsageError: if more than :data:`MOST_PADDING` such batches count for nothing.
+            UsageError: if more than :data:`MOST_PADDING` batches of the step count for nothing.
         """
         worker = self._worker
         if worker.loader.step_input.is_exhausted:
@@ -278,7 +298,7 @@ class BatchSteps:
         worker.loader.begin(batch, padding and not worker.warming_up)
 
     def _within(self, epoch: int) -> Iterator[int]:
-        """Yield ``epoch``, and end the batch when the script has left its loop over the epoch."""
+        """Yield the number ``epoch`` once; end the last batch when the script has left its loop."""
         self._in_epoch, self._came_to_end = True, False
         self._feed.restart()
         yield epoch

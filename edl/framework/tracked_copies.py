@@ -3,8 +3,9 @@
 The script of such a worker has gradients of zero, or infinite ones. What it computes from them
 before its `optimizer.step()` (a history of their norms, a count of skipped updates) differs from
 what the other workers have computed. When it asks for its next batch, it is at the same place of
-the script at which the others asked for theirs, so it takes over their objects as they were there.
-An exchange between two steps, as in `edl.mean`, is such a place, too: the others may wait in it.
+the script at which the others asked for theirs, so it loads the copies that another worker made of
+its objects at that place. An exchange between two steps, as in `edl.mean`, is such a place, too:
+the other workers may wait in it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ Place = tuple[int, int]  # step, epoch
 
 
 class TrackedCopies:
-    """Copies of a worker's small tracked objects, at the last places between two batches.
+    """Copies of a worker's small tracked objects, made at the last two places between batches.
 
-    A large object, such as an average of all weights, is not copied. It is left to the script,
-    because it follows from the weights, which all workers share.
+    A place is a pair of step and epoch. A large object, such as an average of all weights, is not
+    copied, because the script computes it from the weights, which all workers share.
     """
 
     def __init__(self) -> None:
@@ -35,25 +36,28 @@ class TrackedCopies:
         self._large: set[str] = set()
 
     def sent(self) -> dict[Place, dict[str, Any]]:
-        """Return the copies that go to a worker that missed the last update, by place."""
+        """Return the copies for a worker that missed the last update, by place and object name."""
         return {**self._received, **self._kept}
 
     def receive(self, kept: Mapping[Place, dict[str, Any]]) -> None:
-        """Store the copies of another worker in this worker, which missed the last update.
+        """Store copies of another worker's objects, because this worker missed the last update.
 
-        They are used by :meth:`end_batch`.
+        :meth:`end_batch` loads them.
+
+        Args:
+            kept: the other worker's copies, as its :meth:`sent` returned them.
         """
         self._received = kept
 
     def forget(self) -> None:
-        """Drop this worker's own copies, because its state was not the job's."""
+        """Drop this worker's own copies, because its state differed from that of the job."""
         self._kept.clear()
 
     def end_batch(self, place: Place, things: Mapping[str, Trackable]) -> None:
-        """Keep copies of ``things`` at ``place``, after loading what was received for that place.
+        """Load the copies that were received for ``place``; then keep copies of ``things`` there.
 
         Args:
-            place: the step and the epoch, at which the script asks for a batch.
+            place: the step and the epoch at which the script asks for its next batch.
             things: the tracked objects by name.
         """
         received, self._received = self._received, {}
@@ -71,7 +75,7 @@ class TrackedCopies:
 
 
 def _is_small(state: Any) -> bool:
-    """Return whether a state has few values, all of types that can be copied.
+    """Return whether a tracked object's state has few values, all of types that can be copied.
 
     The limits are :data:`MOST_VALUES` values and :data:`LARGEST_BYTES` bytes of arrays.
     """
@@ -86,7 +90,11 @@ def _is_small(state: Any) -> bool:
 
 
 def _copied(leaf: Any) -> Any:
-    """Return a copy of an array that later steps do not change; return any other value itself."""
+    """Return a copy of an array that later steps do not change; return any other value itself.
+
+    Args:
+        leaf: a value of a tracked object's state, such as an array or a number.
+    """
     if hasattr(leaf, "detach"):
         return leaf.detach().clone()
     return leaf.copy() if hasattr(leaf, "copy") else leaf
