@@ -1,4 +1,8 @@
-"""Read records that are rows of arrays, in memory or in files, side by side."""
+"""Read records whose fields are rows of several arrays, in memory or in files.
+
+Such an array is a *column*. Record i has row i of every column. A *part* of a data set is one file
+with all columns, or one file of each column.
+"""
 
 from __future__ import annotations
 
@@ -19,30 +23,34 @@ Array = npt.NDArray[Any]
 
 
 class Rows(Protocol):
-    """One column in one part of a data set: an array whose rows can be read by number."""
+    """The interface of one column in one part of a data set: an array read by row numbers."""
 
     def take(self, rows: Integers) -> Array:
-        """Return a new array of the given rows, in the machine's byte order."""
+        """Return a new array of the rows with the numbers ``rows``, in the machine's byte order."""
 
 
 class InMemory:
-    """An array in memory, of which rows can be read."""
+    """A column that is an array in memory.
+
+    Args:
+        array: the array, in the machine's byte order.
+    """
 
     def __init__(self, array: Array) -> None:
         self._array = array
 
     def take(self, rows: Integers) -> Array:
-        """Return a new array of the given rows, which are row numbers."""
+        """Return a new array of the rows with the numbers ``rows``, in that order."""
         return self._array[rows]
 
 
 class Stored:
-    """An array that lies in a file row after row, without compression, as it would in memory.
+    """A column that lies in a file row after row, without compression, as it would in memory.
 
     Args:
         open_file: returns the file as this process has it open.
         offset: where the first row begins, in bytes from the beginning of the file.
-        dtype: the type of the numbers.
+        dtype: the type of the array's elements.
         row: the shape of a row.
     """
 
@@ -60,7 +68,10 @@ class Stored:
         self._row_bytes = row_bytes(dtype, row)
 
     def take(self, rows: Integers) -> Array:
-        """Return a new array of the given rows, read from the file; neighbours are read at once."""
+        """Read the rows with the numbers ``rows`` from the file; return them as a new array.
+
+        Rows that follow each other in ``rows`` and in the file are read at once.
+        """
         taken = np.empty((len(rows), *self._row), self._dtype)
         if taken.nbytes:
             buffer = taken.reshape(-1).view(np.uint8).data
@@ -82,10 +93,10 @@ class ArrayDataset(Dataset[Any]):
     Args:
         kind: the kind of the data's files, such as ``npy``, for messages.
         parts: the parts of the data set; each has as many rows in every column.
-        columns: for each part its arrays, in the order of ``names``.
+        columns: for each part its columns, in the order of ``names``.
         names: the keys of the records, which are dicts then; None: a record is a value if there is
             one column, else a tuple.
-        parse: makes the record that the script sees; None: the record stays as it is.
+        parse: a function of a record that returns what the script sees; None: the record itself.
     """
 
     def __init__(
@@ -111,15 +122,18 @@ class ArrayDataset(Dataset[Any]):
 def arrange(
     positional: Sequence[Any], named: Mapping[str, Any], function: str
 ) -> tuple[list[Any], tuple[str, ...] | None]:
-    """Return the columns that a function was given, and their names; None if they have no names.
+    """Return the columns that a script gave to a function, and their names.
 
     Args:
-        positional: the arguments without names.
-        named: the arguments with names.
+        positional: the columns that were given without names.
+        named: the columns that were given with names.
         function: the name of the function, for the error message.
 
+    Returns:
+        The columns in order; and their names in the same order, or None if they have no names.
+
     Raises:
-        UsageError: if there are no arguments, or some with names and some without.
+        UsageError: if there are no columns, or some with names and some without.
     """
     if bool(positional) == bool(named):
         raise UsageError(
@@ -130,11 +144,11 @@ def arrange(
 
 
 def check_array(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """Check that an array has records, and that reading one runs no code.
+    """Check that an array has rows, and that reading one runs no code (as unpickling would).
 
     Args:
         what: the name of the array, for the error message.
-        dtype: the type of the array.
+        dtype: the type of the array's elements.
         shape: the shape of the array.
 
     Raises:
@@ -167,15 +181,15 @@ RowType = tuple[str, tuple[int, ...]]  # type and shape of a row
 
 
 def check_types(mine: Mapping[str, RowType], first: Mapping[str, RowType]) -> None:
-    """Check that the columns of one part have the same types and shapes of rows as the first part.
+    """Check that the columns of a part have rows of the same types and shapes as the first part.
 
     Args:
-        mine: the type of each column's rows in this part, by the column's name for the error
-            message.
-        first: the same for the first part, with the columns in the same order.
+        mine: the type and shape of each column's rows in the part, by the column's name for the
+            error message.
+        first: the same of the first part, with the columns in the same order.
 
     Raises:
-        DataError: if a column differs; the message names both.
+        DataError: if a column differs; the message names it in both parts.
     """
     for (what, row), (other, theirs) in zip(mine.items(), first.items(), strict=True):
         if row != theirs:
@@ -186,23 +200,28 @@ def check_types(mine: Mapping[str, RowType], first: Mapping[str, RowType]) -> No
 
 
 def native(array: Array) -> Array:
-    """Return ``array`` in the machine's byte order, the only one that the frameworks take."""
+    """Return ``array`` in the machine's byte order, the only one that the frameworks accept."""
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def row_bytes(dtype: np.dtype[Any], row: tuple[int, ...]) -> int:
-    """Return the exact size of one row in bytes, for rows of shape ``row``.
+    """Return the exact size of one row in bytes.
 
     The result is a Python integer, because a damaged header may claim more than 64 bits hold.
+
+    Args:
+        dtype: the type of the row's elements.
+        row: the shape of the row.
     """
     return dtype.itemsize * math.prod(row)
 
 
 def runs(rows: Integers) -> list[tuple[int, int]]:
-    """Return the stretches of ``rows`` in which the numbers go up one by one.
+    """Divide the row numbers ``rows`` into runs in which each number is the last one plus 1.
 
     Returns:
-        For each stretch the index of its first element in ``rows``, and of its last element plus 1.
+        For each run a pair of indices in ``rows``: of its first element, and of its last element
+        plus 1.
     """
     edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
     return list(pairwise(edges))

@@ -1,4 +1,7 @@
-"""Define the base class of all data sets of edl: records that are read by index from parts."""
+"""Define the base class of all data sets of edl: records that are read by index.
+
+A data set consists of *parts*: a file each, or several files whose records are read side by side.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,14 @@ LOGGED_ONE_BY_ONE = 50  # events about what is left out, before the rest is logg
 
 @dataclass(frozen=True)
 class Fragment:
-    """One part of a data set: what one file holds, or several files that are read side by side.
+    """A part of a data set: what one file holds, or several files that are read side by side.
 
     Attributes:
         name: the name of the file, without its folder; several are joined by commas.
         size: the size in bytes of all its files together.
         count: the number of records.
-        digest: equal on two hosts when the part has the same records at the same places on both.
+        digest: a checksum of where the records lie, equal on two hosts if the part has the same
+            records at the same places.
         skipped: what is left out of the files: pairs of a path and a :class:`Skipped`.
     """
 
@@ -42,27 +46,28 @@ class Fragment:
 
     @classmethod
     def of(cls, indexed: Indexed, count: int) -> Fragment:
-        """Return the part that consists of one indexed file with ``count`` records."""
+        """Return the part that consists of the file ``indexed``, which has ``count`` records."""
         name, size = os.path.basename(indexed.path), indexed.stamp.size
         skipped = tuple((indexed.path, one) for one in indexed.index.skipped)
         return cls(name, size, count, indexed.index.digest(), skipped)
 
 
 class Dataset(ABC, Generic[Record]):
-    """A map-style data set of the records 0 to ``len(self) - 1``, in the order of its files.
+    """A map-style data set, as in PyTorch: records 0 to ``len(self) - 1``, in file order.
 
     ``dataset[i]`` is one record, and ``dataset.__getitems__(indices)``, which PyTorch's loader
-    prefers, the records of a batch. A data set may be forked and pickled (if its ``parse`` may be);
-    every process opens the files for itself when it first reads one.
+    prefers, returns the records of a batch. A data set may be forked, and pickled if its ``parse``
+    may be; every process opens the files for itself when it first reads one.
 
     Args:
         kind: the kind of the files, such as ``npy``, for messages.
         parts: the parts of the data set, in order.
-        parse: makes the record that the script sees; None: the record stays as it is.
+        parse: a function of a stored record that returns what the script sees; None: the record
+            itself.
 
     Raises:
         DataError: when a record is read that is not as it was indexed; the message names file and
-            byte. Also when the data set is made, if everything in its files is left out.
+            byte. Also when the data set is made, if all of its records are left out as damaged.
         IndexError: when a record is read that does not exist.
     """
 
@@ -91,13 +96,17 @@ class Dataset(ABC, Generic[Record]):
     def __iter__(self) -> Iterator[Record]:
         """Yield all records in order.
 
-        Without this method Python's own loop would take an IndexError of ``parse`` for the end.
+        Without this method Python would iterate by index, and take an IndexError that ``parse``
+        raises for the end of the data set.
         """
         for index in range(len(self)):
             yield self[index]
 
     def __getitems__(self, indices: Iterable[int]) -> list[Record]:
-        """Return the records of ``indices`` in this order; neighbours are read together."""
+        """Return the records with the numbers ``indices``, in that order.
+
+        The records of one part are read together.
+        """
         wanted: dict[int, tuple[list[int], list[int]]] = {}  # part -> places, rows in the part
         for place, given in enumerate(indices):
             index = self._checked(given)
@@ -113,10 +122,20 @@ class Dataset(ABC, Generic[Record]):
 
     @abstractmethod
     def _read(self, part: int, rows: Sequence[int]) -> Sequence[Any]:
-        """Return the records ``rows`` of a part, in their order, before they are parsed."""
+        """Return some records of one part, in the order of ``rows``, before they are parsed.
+
+        Args:
+            part: the index of the part.
+            rows: the numbers of the records in the part, from 0.
+        """
 
     def _where(self, part: int, row: int) -> str:
-        """Return where a record lies, as text for an error message."""
+        """Return where a record lies, as text for an error message.
+
+        Args:
+            part: the index of the part.
+            row: the number of the record in the part, from 0.
+        """
         return f"{self._parts[part].name}, record {row}"
 
     def _checked(self, given: int) -> int:
@@ -138,9 +157,9 @@ class Dataset(ABC, Generic[Record]):
 
     @property
     def fingerprint(self) -> str:
-        """One line that is equal on two hosts when their data are the same.
+        """One line of text that is equal on two hosts if their data are the same.
 
-        The line is computed from the names and sizes of the files, and the number and places of the
+        It is computed from the names and sizes of the files, and the number and places of the
         records. The folders in which the files lie do not matter, and the bytes of the records do
         not enter.
         """
@@ -159,7 +178,10 @@ class Dataset(ABC, Generic[Record]):
 
     @property
     def skipped(self) -> tuple[tuple[str, Skipped], ...]:
-        """The parts of files that are left out, as (path, part), in the order of the records."""
+        """The parts of files that are left out, as pairs of a path and a :class:`Skipped`.
+
+        They are in the order of the records.
+        """
         return tuple(one for part in self._parts for one in part.skipped)
 
     def __repr__(self) -> str:
@@ -167,11 +189,14 @@ class Dataset(ABC, Generic[Record]):
 
 
 def skip_events(dataset: object) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the reason and the details of each event to log about what a data set leaves out.
+    """Yield the events to log about what a data set leaves out: pairs of a reason and details.
 
-    Nothing is yielded for a data set that is not edl's, or that leaves nothing out. The first
-    :data:`LOGGED_ONE_BY_ONE` parts have an event each, and all others one together, since the log
-    keeps a limited number of events.
+    Nothing is yielded for a data set that is not edl's, or that leaves nothing out. Each of the
+    first :data:`LOGGED_ONE_BY_ONE` parts that are left out has an event, and all others share one,
+    because the log keeps a limited number of events.
+
+    Args:
+        dataset: any data set.
     """
     skipped = dataset.skipped if isinstance(dataset, Dataset) else ()
     for path, one in skipped[:LOGGED_ONE_BY_ONE]:
@@ -193,5 +218,5 @@ def fingerprint_of(dataset: object) -> str:
 
 
 def as_rows(rows: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return a sequence of row numbers as an array of 64-bit integers."""
+    """Return ``rows``, a sequence of row numbers, as an array of 64-bit integers."""
     return np.fromiter(rows, np.int64, len(rows))

@@ -1,4 +1,4 @@
-"""Find the files of a data set, in the same order on every host, and read them in a process."""
+"""Find the files of a data set, in the same order on every host, and read them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ Opened = TypeVar("Opened")
 def resolve(paths: Paths) -> tuple[str, ...]:
     """Return the absolute paths of the files that ``paths`` names, sorted by code point.
 
-    Each of ``paths`` is a path or a glob pattern (``**`` goes into folders); a name that exists
-    literally is no pattern. Folders that a pattern matches are left out. The order depends neither
-    on the file system nor on the order in which the files were named.
+    The order depends neither on the file system nor on the order in which the files were named.
+
+    Args:
+        paths: a path or glob pattern, or several (``**`` in a pattern matches folders at any
+            depth). A name that exists literally is no pattern. Folders that match a pattern are
+            left out.
 
     Raises:
         DataError: if no file is named or found, if a name is that of a folder or of no regular
@@ -54,7 +57,7 @@ def resolve(paths: Paths) -> tuple[str, ...]:
 
 
 def _named(path: str) -> list[str]:
-    """Return the files that one path or pattern names.
+    """Return the files that ``path``, a path or a glob pattern, names.
 
     Raises:
         DataError: if it names no file, or a folder.
@@ -75,7 +78,11 @@ def _named(path: str) -> list[str]:
 
 
 def compression_of(head: bytes) -> str | None:
-    """Return the compression that a file which begins with ``head`` seems to have, or None."""
+    """Return the name of the compression that a file seems to have, such as ``gzip``, or None.
+
+    Args:
+        head: the first bytes of the file, at least 10.
+    """
     for name, (offset, signature) in SIGNATURES.items():
         if head[offset : offset + len(signature)] == signature:
             return name
@@ -83,12 +90,12 @@ def compression_of(head: bytes) -> str | None:
 
 
 def refuse_compressed(path: str, or_zlib: bool = False) -> None:
-    """Check that a file is not compressed, which is a mistake of the user and no damage.
+    """Raise an error if a file is compressed: a mistake of the user, and no damage to be skipped.
 
     Args:
         path: the file.
-        or_zlib: whether to refuse a zlib file as well (RFC 1950, 2.2); other files may begin with
-            the same two bytes, too.
+        or_zlib: whether to refuse a zlib file as well (RFC 1950, 2.2), although files that are not
+            compressed may begin with the same two bytes.
 
     Raises:
         DataError: if the file begins like a compressed one.
@@ -107,17 +114,22 @@ def refuse_compressed(path: str, or_zlib: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Stamp:
-    """The size and the modification time of a file, by which an unchanged file is recognised."""
+    """The size and the modification time of a file, by which an unchanged file is recognised.
+
+    Attributes:
+        size: the size in bytes.
+        mtime_ns: the modification time in nanoseconds since 1970.
+    """
 
     size: int
     mtime_ns: int
 
     @classmethod
     def of(cls, file: str | int) -> Stamp:
-        """Return the stamp of a file, given as a path or a descriptor.
+        """Return the stamp of ``file``, a path or an open file's descriptor.
 
         Raises:
-            DataError: if the file is not there.
+            DataError: if the file cannot be read.
         """
         try:
             status = os.stat(file)
@@ -127,17 +139,17 @@ class Stamp:
 
 
 class Readable:
-    """An open file that is read at offsets, so that processes and threads may share it.
+    """An open file that is read at given offsets, so that processes and threads may share it.
 
-    The file is closed with the last reference to this object. If the file is cut while it is read,
-    an error is raised; with a file that is mapped into memory the process would end.
+    The file is closed with the last reference to this object. If the file is cut off while it is
+    read, an error is raised; with a file that is mapped into memory the process would end.
 
     Args:
         path: the file.
         stamp: the size and modification time that the file had when it was indexed.
 
     Raises:
-        DataError: if the file cannot be opened, or is not the file that was indexed.
+        DataError: if the file cannot be opened, or has changed since it was indexed.
     """
 
     def __init__(self, path: str, stamp: Stamp) -> None:
@@ -160,10 +172,10 @@ class Readable:
             os.close(self._descriptor)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read ``length`` bytes of the file, from byte ``offset`` on, and return them.
+        """Return ``length`` bytes of the file, from byte ``offset`` on.
 
         Raises:
-            DataError: if the file does not have these bytes, or not any more.
+            DataError: if the file does not have these bytes, or cannot be read.
         """
         data = bytearray(length)
         self.read_into(memoryview(data), offset)
@@ -173,7 +185,7 @@ class Readable:
         """Fill ``buffer`` with the bytes of the file from byte ``offset`` on.
 
         Raises:
-            DataError: if the file does not have these bytes, or not any more.
+            DataError: if the file does not have these bytes, or cannot be read.
         """
         done = 0
         while done < len(buffer):
@@ -189,14 +201,15 @@ class Readable:
 
 
 class PerProcess(Generic[Opened]):
-    """A cache of the objects that this process has opened lately, by key; the oldest are dropped.
+    """A cache by key of objects that this process has opened; the least recently used are dropped.
 
     A fork and an unpickled copy begin with an empty cache. Threads may share it. An object that was
-    dropped may still be used by code that holds it.
+    dropped stays usable for code that still holds it.
 
     Args:
-        limit: the most that all objects together may weigh; the newest one is kept in any case.
-        weigh: returns the weight of an object; None: each weighs 1.
+        limit: the largest total weight of the cached objects; the newest object is kept in any
+            case.
+        weigh: returns the weight of an object, such as its bytes; None: each weighs 1.
     """
 
     def __init__(self, limit: int, weigh: Callable[[Opened], int] | None = None) -> None:
@@ -214,7 +227,7 @@ class PerProcess(Generic[Opened]):
         return type(self), (self._limit, self._weigh)
 
     def get(self, key: Any, make: Callable[[], Opened]) -> Opened:
-        """Return the object of ``key``; ``make()`` makes it if it is not in the cache."""
+        """Return the cached object of ``key``; if there is none, cache and return ``make()``."""
         if self._process != os.getpid():
             self._begin()
         with self._lock:

@@ -1,14 +1,16 @@
-"""Index a file in one pass over it, and keep the index in the user's cache.
+"""Index a file in one pass over it, and keep the index in the user's cache directory.
 
-The cache is ``$XDG_CACHE_HOME/edl/data`` and never a place beside the data: data folders are often
-read-only, or shared by hosts whose locks do not reach each other, and ``data/*`` must not match an
-index tomorrow that was not there today. The price is that each host makes one pass.
+An index says where the records of the file lie. The cache is ``$XDG_CACHE_HOME/edl/data`` and never
+a place beside the data: data folders are often read-only, or shared by hosts whose locks do not
+reach each other, and ``data/*`` must not match an index tomorrow that was not there today. The
+price is that each host makes one pass.
 
 An index is named by the file's real path, its kind and its options, and contains the size and the
 modification time of the file. An index that is torn, of another file, of another version or of an
 earlier state of the file is made again. It is written under another name and renamed, so nobody
 reads half of one. A lock lets one process of the host make an index while the others wait. The lock
-only saves work: after its deadline, or where there is no lock, a process makes the index by itself.
+only saves work: if a process cannot get it in time, or the file system has no locks, the process
+makes the index by itself.
 """
 
 from __future__ import annotations
@@ -45,7 +47,13 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Skipped:
-    """A part of a file that is left out of the data, and the reason."""
+    """A range of bytes of a file that is left out of the data, and the reason.
+
+    Attributes:
+        offset: the first byte of the range.
+        bytes: the length of the range in bytes.
+        reason: why it is left out, for messages.
+    """
 
     offset: int
     bytes: int
@@ -57,10 +65,10 @@ class Index:
     """The records that one pass over a file has found.
 
     Attributes:
-        arrays: arrays of integers by name, each of one dimension; their meaning depends on the kind
-            of file.
+        arrays: arrays of integers by name, each of one dimension, such as the first byte of each
+            record; their meaning depends on the kind of file.
         facts: other results by name, as JSON values; their meaning depends on the kind of file.
-        skipped: the parts of the file that are left out.
+        skipped: the byte ranges of the file that are left out.
     """
 
     arrays: Mapping[str, Integers] = field(default_factory=dict)
@@ -68,9 +76,9 @@ class Index:
     skipped: tuple[Skipped, ...] = ()
 
     def digest(self) -> int:
-        """Return a number that is equal, on every host, for indexes that find the same records.
+        """Return a CRC-32C that is equal, on every host, for indexes with the same records.
 
-        The reasons of what is skipped do not enter, because libraries change their words.
+        The reasons in ``skipped`` do not enter, because libraries change their words.
         """
         places = [(one.offset, one.bytes) for one in self.skipped]
         crc = google_crc32c.value(json.dumps([self.facts, places], sort_keys=True).encode())
@@ -79,7 +87,7 @@ class Index:
         return int(crc)
 
     def payload(self) -> bytes:
-        """Return the index as bytes, which :meth:`of_payload` reads."""
+        """Return the index as bytes, from which :meth:`of_payload` makes it again."""
         head = {
             "arrays": {name: len(array) for name, array in sorted(self.arrays.items())},
             "facts": self.facts,
@@ -90,7 +98,7 @@ class Index:
 
     @classmethod
     def of_payload(cls, payload: bytes) -> Index:
-        """Return the index that :meth:`payload` has turned into these bytes."""
+        """Return the index that ``payload``, the result of :meth:`payload`, holds."""
         line = payload.index(b"\n") + 1
         head = json.loads(payload[:line])
         arrays, offset = {}, line
@@ -102,7 +110,13 @@ class Index:
 
 @dataclass(frozen=True)
 class Indexed:
-    """A file with its index, and the size and modification time that the index belongs to."""
+    """A file with its index.
+
+    Attributes:
+        path: the file.
+        stamp: the size and modification time of the file when it was indexed.
+        index: where the records of the file lie.
+    """
 
     path: str
     stamp: Stamp
@@ -110,7 +124,7 @@ class Indexed:
 
 
 def check_policy(on_error: str) -> None:
-    """Check that ``on_error`` is ``"error"`` or ``"skip"``.
+    """Check that ``on_error``, what to do about damaged data, is ``"error"`` or ``"skip"``.
 
     Raises:
         UsageError: if it is anything else.
@@ -122,17 +136,17 @@ def check_policy(on_error: str) -> None:
 def index_of(
     path: str, kind: str, make: Callable[[str, int], Index], lock_wait_s: float = LOCK_WAIT_S
 ) -> Indexed:
-    """Return the index of a file, from the cache or made by ``make(path, size)``.
+    """Return a file with its index, from the cache or made by ``make(path, size)``.
 
     Args:
         path: the file.
-        kind: what ``make`` depends on besides the file: the kind of file and its options.
+        kind: the kind of file and the options on which its index depends; part of the cache's key.
         make: makes the index of the file, given its path and its size in bytes.
         lock_wait_s: how many seconds to wait for another process that makes the same index.
 
     Raises:
-        DataError: if the file cannot be read, if it changes while it is read, or if ``make``
-            refuses it.
+        DataError: if the file cannot be read, if it changes while it is read, or if ``make`` raises
+            this error.
     """
     stamp = Stamp.of(path)
     try:
@@ -151,7 +165,13 @@ def index_of(
 
 
 def _made(path: str, kind: str, stamp: Stamp, make: Callable[[str, int], Index]) -> Indexed:
-    """Make the index of a file, which must not change meanwhile.
+    """Make the index of a file by ``make(path, size)``, and check that the file did not change.
+
+    Args:
+        path: the file.
+        kind: the kind of file and its options, for the log.
+        stamp: the size and modification time of the file before.
+        make: as for :func:`index_of`.
 
     Raises:
         DataError: if the file cannot be read, or has changed.
@@ -168,7 +188,7 @@ def _made(path: str, kind: str, stamp: Stamp, make: Callable[[str, int], Index])
 
 
 class _IndexPath:
-    """The place in the cache where the index of one file is kept.
+    """The place in the cache directory where the index of one file is kept.
 
     Args:
         path: the file.
@@ -190,13 +210,22 @@ class _IndexPath:
         self._lock = folder / f"{key[:2]}.lock"
 
     def _head(self, stamp: Stamp, payload: bytes) -> bytes:
-        """Return the first line of the index file, which says what the index belongs to."""
+        """Return the first line of the index file: what the index belongs to, and a checksum.
+
+        Args:
+            stamp: the size and modification time of the indexed file.
+            payload: the index as bytes.
+        """
         about = [VERSION, self._kind, os.path.realpath(self._path), stamp.size, stamp.mtime_ns]
         about += [len(payload), google_crc32c.value(payload)]
         return MAGIC + json.dumps(about).encode() + b"\n"
 
     def read(self, stamp: Stamp) -> Indexed | None:
-        """Return the kept index if it is intact and of the file's present state; else None."""
+        """Return the cached index; None if there is none, or it is damaged or of an earlier file.
+
+        Args:
+            stamp: the present size and modification time of the file.
+        """
         try:
             data = self._file.read_bytes()
         except OSError:
@@ -207,10 +236,13 @@ class _IndexPath:
         return Indexed(self._path, stamp, Index.of_payload(payload))
 
     def write(self, made: Indexed) -> None:
-        """Keep an index, if possible, and remove what earlier attempts to keep one have left.
+        """Write an index to the cache, if possible, and remove temporary files of earlier attempts.
 
-        Another process may be at such an attempt at this moment. Its index, which is equal, is then
-        not kept.
+        If another process writes the same index at this moment, its temporary file may be removed;
+        the two indexes are equal.
+
+        Args:
+            made: the file with its index.
         """
         payload = made.index.payload()
         fresh = self._file.with_suffix(f".{uuid.uuid4().hex}.new")
@@ -226,9 +258,12 @@ class _IndexPath:
 
     @contextlib.contextmanager
     def locked(self, wait_s: float) -> Iterator[None]:
-        """Hold the lock of the index, if it can be had within ``wait_s`` seconds.
+        """Hold the lock of the index during the ``with`` block, if it can be had in time.
 
         The block runs in any case. The kernel frees the lock of a process that ends.
+
+        Args:
+            wait_s: how many seconds to wait for the lock.
         """
         lock = FileLock(self._lock, wait_s, fallback_to_soft=False)
         try:

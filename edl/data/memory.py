@@ -18,12 +18,13 @@ def arrays(
 ) -> Dataset[Any]:
     """Return a data set of arrays in memory, whose record i is row i of each array.
 
-    ``arrays(x=x, y=y)`` has dicts as records, ``arrays(x, y)`` tuples, and ``arrays(x)`` rows. The
-    contents of the arrays do not enter the fingerprint, only types and shapes do.
+    The records of ``arrays(x=x, y=y)`` are dicts, those of ``arrays(x, y)`` tuples, and those of
+    ``arrays(x)`` rows. Only the types and shapes of the arrays enter the data set's fingerprint,
+    not their contents.
 
     Args:
         *positional: the arrays, if they have no names.
-        parse: makes the record that the script sees; None: the record stays as it is.
+        parse: a function of a record that returns what the script sees; None: the record itself.
         **named: the arrays by name.
 
     Raises:

@@ -1,8 +1,8 @@
 """Read arrays in ``.npy`` files by row.
 
-The format is described in numpy.lib.format. Its header has the type and the shape, and nothing
-protects the data, so only a file that is too short can be noticed. A header is read anew at each
-start: that costs less than an index of it.
+The format is described in numpy.lib.format. Its header has the type and the shape. There is no
+checksum of the data, so only a file that is too short can be noticed. The header is read anew at
+each start, because that costs less than to look up an index of the file.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class NpyHeader:
     """The contents of the header of a ``.npy`` file.
 
     Attributes:
-        dtype: the type of the numbers.
+        dtype: the type of the array's elements.
         shape: the shape of the array; a record is a row, so the first number counts records.
-        fortran: whether the array is stored in Fortran's order.
-        length: the length of the header in bytes, magic included.
+        fortran: whether the array is stored in Fortran's order, column after column.
+        length: the length of the header in bytes, with its first bytes (magic).
     """
 
     dtype: np.dtype[Any]
@@ -81,19 +81,20 @@ class NpyHeader:
 
     @property
     def row_type(self) -> RowType:
-        """The type and the shape of a row, for comparisons."""
+        """The type and the shape of a row, to compare files: (NumPy's type string, shape)."""
         return self.dtype.str, self.row
 
     @property
     def stored_bytes(self) -> int:
-        """The size in bytes that the whole array should have in the file, header included."""
+        """The size in bytes that the file should have, by its header."""
         rows = self.shape[0] if self.shape else 1
         return self.length + rows * row_bytes(self.dtype, self.row)
 
     def check(self, what: str) -> None:
-        """Check that the array has records, and that they can be read one by one.
+        """Check that the array has rows, and that they can be read one by one.
 
-        ``what`` names the array in the error message.
+        Args:
+            what: the name of the array, for the error message.
 
         Raises:
             DataError: if the array holds Python objects, has no dimension, or is in Fortran's
@@ -108,14 +109,14 @@ class NpyHeader:
 
 
 class BadHeader(Exception):
-    """The error for bytes that are not the header of an array, or a damaged one."""
+    """The error that bytes are not the header of a ``.npy`` array, or a damaged header."""
 
 
 def read_header(file: IO[bytes]) -> NpyHeader:
-    """Read the header of an array from a file that is at its beginning.
+    """Read the header of a ``.npy`` array from ``file``, which must be at its beginning.
 
     Raises:
-        BadHeader: if there is no sound header; the message is the reason.
+        BadHeader: if there is no intact header; the message is the reason.
     """
     start = file.read(8)
     if len(start) < 8 or not start.startswith(MAGIC):
@@ -148,20 +149,20 @@ def npy(
 ) -> Dataset[Any]:
     """Return a data set of arrays in ``.npy`` files, whose record i is row i of each array.
 
-    ``npy("x.npy")`` has rows as records, ``npy("x.npy", "y.npy")`` tuples, and ``npy(x="x.npy",
-    y="y.npy")`` dicts. Each argument may name several files, which follow one another in sorted
-    order. The n-th file of each argument must then have as many rows as that of the others.
+    The records of ``npy("x.npy")`` are rows, those of ``npy("x.npy", "y.npy")`` tuples, and those
+    of ``npy(x="x.npy", y="y.npy")`` dicts. Each argument may name several files, which follow one
+    another in sorted order. The n-th files of all arguments must then have the same number of rows.
 
     Args:
         *positional: the files of each array, if the arrays have no names.
-        parse: makes the record that the script sees; None: the record stays as it is.
+        parse: a function of a record that returns what the script sees; None: the record itself.
         on_error: ``"skip"``: rows that are missing at the end of a file are left out, in all
             columns; with a damaged header, all rows of that file. ``"error"``: raise a DataError.
         **named: the files of each array, by the array's name.
 
     Raises:
-        DataError: if a file is missing, cut or damaged, holds Python objects, has no dimension, is
-            in Fortran's order, or has another length or type than the files beside it.
+        DataError: if a file is missing, cut off or damaged, holds Python objects, has no dimension,
+            is in Fortran's order, or has another length or type than the files beside it.
         UsageError: if there is no file, if some have names and some have none, or if ``on_error``
             has another value.
     """
@@ -196,6 +197,9 @@ def npy(
 def check_counts(columns: list[tuple[str, ...]]) -> None:
     """Check that every column has the same number of files.
 
+    Args:
+        columns: the files of each column.
+
     Raises:
         DataError: if the numbers differ.
     """
@@ -206,11 +210,11 @@ def check_counts(columns: list[tuple[str, ...]]) -> None:
 
 @dataclass(frozen=True)
 class _RowsFound:
-    """The state of a ``.npy`` file: how many rows it has, and why there are not more.
+    """The rows that a ``.npy`` file has, which are fewer than its header says if it is cut off.
 
     Attributes:
         header: the header of the array; None if it is damaged.
-        rows: how many rows the file has.
+        rows: how many whole rows the file has.
         offset: the byte from which on the rest of the array is missing or damaged.
         problem: why there are no more rows; empty if all are there.
     """
@@ -222,10 +226,15 @@ class _RowsFound:
 
 
 def _look(path: str, stamp: Stamp, on_error: OnError) -> _RowsFound:
-    """Read the header of a file, and find out how many of its rows are there.
+    """Read the header of a ``.npy`` file, and return how many of its rows are there.
+
+    Args:
+        path: the file.
+        stamp: the size and modification time of the file.
+        on_error: ``"skip"``: return a damaged file's rows up to the damage. ``"error"``: raise.
 
     Raises:
-        DataError: if the file cannot be read, or, unless damage is to be skipped, if it is damaged.
+        DataError: if the file cannot be read, or, with ``"error"``, if it is damaged.
     """
     try:
         with open(path, "rb") as file:
@@ -256,7 +265,14 @@ def _look(path: str, stamp: Stamp, on_error: OnError) -> _RowsFound:
 def _part(
     paths: tuple[str, ...], stamps: list[Stamp], found: list[_RowsFound], count: int
 ) -> Fragment:
-    """Return the part with ``count`` rows that one file of each column makes together."""
+    """Return the part of the data set that one file of each column makes together.
+
+    Args:
+        paths: the file of each column.
+        stamps: the size and modification time of each file.
+        found: the rows that each file has.
+        count: how many rows the part has: as many as its shortest file.
+    """
     skipped = []
     for path, stamp, one in zip(paths, stamps, found, strict=True):
         if one.problem:
@@ -279,7 +295,14 @@ def _part(
 
 
 def _rows(opened: PerProcess[Readable], path: str, stamp: Stamp, found: _RowsFound) -> Rows:
-    """Return the array of a file, whose rows are read when they are needed."""
+    """Return the array of a ``.npy`` file, whose rows are read when they are needed.
+
+    Args:
+        opened: the cache of files that this process has open.
+        path: the file.
+        stamp: its size and modification time when it was indexed.
+        found: its header and its rows.
+    """
     assert found.header is not None
     reader = partial(opened.get, path, partial(Readable, path, stamp))
     return Stored(reader, found.header.length, found.header.dtype, found.header.row)

@@ -1,7 +1,7 @@
-"""Read arrays in ``.npz`` files, which are zip archives of ``.npy`` files.
+"""Read arrays in ``.npz`` files, which are zip archives of ``.npy`` files (members).
 
-Every member has a checksum, which is checked once, when the file is indexed. A member that is
-stored without compression is then read by row, and a compressed one is held in memory.
+Every member has a checksum, which is checked once, when the archive is indexed. After that, a
+member without compression is read by row, and a compressed one is held in memory.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def npz(
 ) -> Dataset[Any]:
     """Return a data set of ``.npz`` files, whose record i is a dict of row i of each array.
 
-    Several files follow one another. A member that is compressed (``numpy.savez_compressed``) is
-    held in memory, wholly; loader processes that are forks share it.
+    Several files follow one another. An array that is compressed (``numpy.savez_compressed``) is
+    held in memory as a whole; loader processes that are forks share it.
 
     Args:
         paths: the files.
         names: the names of the arrays to read; None: all arrays.
-        parse: makes the record that the script sees of the dict; None: the record is the dict.
+        parse: a function of the dict that returns what the script sees; None: the dict itself.
         on_error: ``"skip"``: a damaged file is left out, as a whole. ``"error"``: raise a
             DataError.
 
@@ -128,7 +128,7 @@ class CompressedArray:
         return type(self), (self._path, self._stamp, self._name)
 
     def take(self, rows: Integers) -> Array:
-        """Return a new array of the given rows, which are row numbers."""
+        """Return a new array of the rows with the numbers ``rows``, in that order."""
         return self._array[rows]
 
     def _load(self) -> Array:
@@ -141,14 +141,14 @@ class CompressedArray:
 
 
 def index_members(path: str, size: int, skip: bool) -> Index:
-    """Return an index of an archive, with the header and the data's place of each array.
+    """Return an index of an archive: for each array its header, and where its data begin.
 
     The whole archive is read once, to compare its checksums.
 
     Args:
         path: the archive.
         size: its size in bytes.
-        skip: whether a damaged archive is left out, so the index has no arrays; else it is an
+        skip: whether to leave a damaged archive out, so its index has no arrays; else it is an
             error.
 
     Raises:
@@ -178,12 +178,20 @@ def index_members(path: str, size: int, skip: bool) -> Index:
 
 
 def _describe(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> dict[str, int | str]:
-    """Return the header of a member in hexadecimal, and the offset of its data (-1: compressed).
+    """Return the header of one member and the offset of its data, for the index of the archive.
 
     The member is read to its end, where zipfile compares its checksum.
 
+    Args:
+        path: the path of the archive.
+        archive: the open archive.
+        member: the member.
+
+    Returns:
+        A dict: ``header`` in hexadecimal, and ``offset`` in bytes in the archive (-1: compressed).
+
     Raises:
-        BadHeader: if the member is no sound array.
+        BadHeader: if the member is no intact array.
     """
     with archive.open(member) as content:
         header = read_header(content)
@@ -205,7 +213,7 @@ def _describe(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> d
 
 
 def _header(file: Indexed, name: str) -> NpyHeader:
-    """Return the header of the array ``name``, from the index of a file.
+    """Return the header of the array ``name`` in ``file``, from the file's index.
 
     Raises:
         DataError: if the file has no such array, or its rows cannot be read one by one.
@@ -219,7 +227,14 @@ def _header(file: Indexed, name: str) -> NpyHeader:
 
 
 def _rows(opened: PerProcess[Readable], file: Indexed, name: str, header: NpyHeader) -> Rows:
-    """Return the array ``name`` of a file: in memory if it is compressed, else read by row."""
+    """Return the array ``name`` of a file: in memory if it is compressed, else read by row.
+
+    Args:
+        opened: the cache of files that this process has open.
+        file: the ``.npz`` file with its index.
+        name: the name of the array.
+        header: the header of the array.
+    """
     offset = file.index.facts[name]["offset"]
     if offset < 0:
         return CompressedArray(file.path, file.stamp, name)

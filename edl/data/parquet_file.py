@@ -1,7 +1,7 @@
 """Read rows of Parquet files.
 
-The smallest part of a file that can be read is a row group. So a record costs the decoding of its
-row group, unless that group was read lately.
+The smallest part of a file that can be decoded is a row group. So the first read of a row decodes
+its whole row group; decoded row groups are cached.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def parquet(
     on_error: OnError = "error",
     cache_bytes: int = CACHE_BYTES,
 ) -> Dataset[Any]:
-    """Return a data set of Parquet files, whose record i is row i as a dict by column.
+    """Return a data set of Parquet files, whose record i is row i as a dict by column name.
 
     Numbers are NumPy scalars, lists of numbers are NumPy arrays, and other values are what
     PyArrow's ``as_py`` makes of them. A missing value is None, and a list in which a number is
@@ -56,15 +56,15 @@ def parquet(
     Args:
         paths: the files.
         columns: the names of the columns to read; None: all columns.
-        parse: makes the record that the script sees of the dict; None: the record is the dict.
-        on_error: ``"skip"``: all row groups are read once, now, and damaged ones are left out; so
-            is a file without a sound footer. ``"error"``: raise a DataError, now for a damaged
-            footer, and when a row is read for a damaged row group.
+        parse: a function of the dict that returns what the script sees; None: the dict itself.
+        on_error: ``"skip"``: this call reads all row groups once, and leaves damaged ones out; so
+            is a file without an intact footer. ``"error"``: raise a DataError, in this call for a
+            damaged footer, and when a row is read for a damaged row group.
         cache_bytes: how many bytes of decoded row groups a process keeps.
 
     Raises:
         DataError: if a file is missing, or has other columns than the first file; with ``"error"``
-            also if it has no sound footer.
+            also if it has no intact footer.
         UsageError: if PyArrow is not installed, if ``columns`` is empty, or if ``on_error`` has
             another value.
     """
@@ -77,7 +77,7 @@ def parquet(
 
 
 class _Parquet(Dataset[Any]):
-    """A data set of the rows of Parquet files; made by :func:`parquet`."""
+    """A data set of the rows of Parquet files; its arguments are those of :func:`parquet`."""
 
     def __init__(
         self,
@@ -107,7 +107,13 @@ class _Parquet(Dataset[Any]):
         super().__init__("Parquet", parts, parse)
 
     def _read(self, part: int, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the rows ``rows`` of a file as dicts by column, in their order."""
+        """Return some rows of one file as dicts by column name, in the order of ``rows``.
+
+        Args:
+            part: the index of the file.
+            rows: the numbers of the rows in the file, without those of row groups that are left
+                out.
+        """
         records: list[dict[str, Any]] = [{} for _ in rows]
         places = np.searchsorted(self._first_rows[part], rows, side="right") - 1
         for place in np.unique(places).tolist():
@@ -120,7 +126,12 @@ class _Parquet(Dataset[Any]):
         return records
 
     def _group(self, part: int, place: int) -> _RowGroup:
-        """Return a decoded row group of a file, from the cache or decoded now."""
+        """Return a decoded row group of a file, from the cache or newly decoded.
+
+        Args:
+            part: the index of the file.
+            place: the index of the row group among those of the file that are not left out.
+        """
         return self._decoded.get((part, place), lambda: self._decode(part, place))
 
     def _decode(self, part: int, place: int) -> _RowGroup:
@@ -131,6 +142,10 @@ class _Parquet(Dataset[Any]):
     @contextlib.contextmanager
     def _blamed(self, part: int, place: int) -> Iterator[None]:
         """Turn PyArrow's errors in the ``with`` block into a DataError that names the row group.
+
+        Args:
+            part: the index of the file.
+            place: the index of the row group among those of the file that are not left out.
 
         Raises:
             DataError: if PyArrow cannot read the row group.
@@ -153,9 +168,12 @@ class _Parquet(Dataset[Any]):
 class _RowGroup:
     """A decoded row group, in about the memory that PyArrow takes for it.
 
+    Args:
+        table: the row group, as PyArrow has read it.
+
     Attributes:
         bytes: the size of the row group in memory.
-        values: the values of each column by its name.
+        values: the values of each column in row order, by the column's name.
     """
 
     def __init__(self, table: pyarrow.Table) -> None:
@@ -163,7 +181,10 @@ class _RowGroup:
         self.values = {name: _values(table.column(name)) for name in table.column_names}
 
     def check(self) -> None:
-        """Check that every value exists in Python, which is not true for every date."""
+        """Convert all values to Python objects once, to raise the error of one that cannot be.
+
+        Some dates of Parquet do not exist in Python.
+        """
         for values in self.values.values():
             if isinstance(values, _Objects):
                 values.check()
@@ -177,8 +198,12 @@ def _weight(group: _RowGroup) -> int:
 class _Reader:
     """A Parquet file as this process has it open; one thread reads at a time.
 
+    Args:
+        path: the file.
+        stamp: the size and modification time that the file had when it was indexed.
+
     Raises:
-        DataError: if the file is not the one that was indexed.
+        DataError: if the file has changed since it was indexed.
     """
 
     def __init__(self, path: str, stamp: Stamp) -> None:
@@ -191,22 +216,29 @@ class _Reader:
             self._file.close(force=True)
 
     def decode(self, group: int, columns: list[str]) -> _RowGroup:
-        """Read and decode the given columns of a row group."""
+        """Read and decode a row group.
+
+        Args:
+            group: the number of the row group in the file.
+            columns: the names of the columns to decode.
+        """
         with self._one_thread:
             return _RowGroup(read_group(self._file, group, columns))
 
 
 def index_groups(path: str, size: int, columns: list[str] | None, skip: bool) -> Index:
-    """Return an index of the row groups of a file, with the names and types of its columns.
+    """Return an index of a file's row groups: number, rows and first byte of each.
+
+    The index also has the names and types of the columns.
 
     Args:
         path: the file.
         size: its size in bytes.
         columns: the names of the columns that are read; None: all columns.
-        skip: whether to read all row groups now, and to leave out those that cannot be read.
+        skip: whether to read all row groups once, and to leave out those that cannot be read.
 
     Raises:
-        DataError: if a column is missing; without ``skip`` also if the file has no sound footer.
+        DataError: if a column is missing; without ``skip`` also if the file has no intact footer.
     """
     try:
         file = open_file(path)
@@ -238,19 +270,31 @@ def index_groups(path: str, size: int, columns: list[str] | None, skip: bool) ->
 
 
 def open_file(path: str) -> pyarrow.parquet.ParquetFile:
-    """Open a Parquet file so that PyArrow starts no threads, because a worker may be forked."""
+    """Open a Parquet file so that PyArrow starts no threads, because the process may be forked."""
     return _arrow().parquet.ParquetFile(
         path, memory_map=False, pre_buffer=False, page_checksum_verification=True
     )
 
 
 def read_group(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str]) -> pyarrow.Table:
-    """Read the given columns of a row group, without threads of PyArrow."""
+    """Read some columns of one row group, without threads of PyArrow.
+
+    Args:
+        file: the open file.
+        number: the number of the row group in the file.
+        columns: the names of the columns to read.
+    """
     return file.read_row_group(number, columns=columns, use_threads=False)
 
 
 def _problem(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str]) -> str:
-    """Return why a row group cannot be read; empty if it can."""
+    """Return why a row group cannot be read, in one line; empty if it can.
+
+    Args:
+        file: the open file.
+        number: the number of the row group in the file.
+        columns: the names of the columns that are read.
+    """
     try:
         table = read_group(file, number, columns)
         table.validate(full=True)
@@ -263,10 +307,15 @@ def _problem(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str])
 def _schema(
     path: str, file: pyarrow.parquet.ParquetFile, columns: list[str] | None
 ) -> dict[str, str]:
-    """Return the type of each column that is read, by the column's name.
+    """Return the type of each column that is read, as PyArrow names it, by the column's name.
+
+    Args:
+        path: the path of the file, for the error message.
+        file: the open file.
+        columns: the names of the columns that are read; None: all columns.
 
     Raises:
-        DataError: if the file has no column of one of the names in ``columns``.
+        DataError: if the file has no column of one of these names.
     """
     types = {field.name: str(field.type) for field in file.schema_arrow}
     for name in columns or ():
@@ -276,7 +325,13 @@ def _schema(
 
 
 def _check_schema(path: str, mine: dict[str, str], first: str, facts: Any) -> None:
-    """Check that a file has the same columns as the first file.
+    """Check that a file has the same columns, of the same types, as the first file.
+
+    Args:
+        path: the file.
+        mine: the types of its columns, by name.
+        first: the path of the first file.
+        facts: the facts in the index of the first file, which has the types of its columns.
 
     Raises:
         DataError: if a column is missing in one of them, or has another type.
@@ -292,7 +347,7 @@ def _check_schema(path: str, mine: dict[str, str], first: str, facts: Any) -> No
 
 
 def _extent(group: pyarrow.parquet.RowGroupMetaData) -> tuple[int, int]:
-    """Return where a row group begins in its file, and how long it is, in bytes."""
+    """Return a row group's first byte in its file and its length in bytes, from its metadata."""
     starts, stops = [], []
     for number in range(group.num_columns):
         column = group.column(number)
@@ -303,10 +358,10 @@ def _extent(group: pyarrow.parquet.RowGroupMetaData) -> tuple[int, int]:
 
 
 def _values(column: pyarrow.ChunkedArray) -> Values:
-    """Return the values of a column as a sequence by row; a missing value is None.
+    """Return the values of a column as a sequence in row order; a missing value is None.
 
-    NumPy holds numbers and lists of numbers. PyArrow holds all other values, which are converted
-    row by row.
+    NumPy holds numbers and lists of numbers. PyArrow holds all other values, each of which is
+    converted when it is read.
     """
     array = column.combine_chunks()
     if _is_number(array.type) or _arrow().types.is_boolean(array.type):
@@ -319,7 +374,12 @@ def _values(column: pyarrow.ChunkedArray) -> Values:
 
 
 class _Optional(Sequence[Any]):
-    """A sequence like ``values``, with None in the rows in which ``missing`` is true."""
+    """A column's values, of which some are missing.
+
+    Args:
+        values: the values in row order, with any value in place of a missing one.
+        missing: an array that is true for the rows whose value is missing; they read as None.
+    """
 
     def __init__(self, values: Values, missing: Mask) -> None:
         self._values, self._missing = values, missing
@@ -332,10 +392,13 @@ class _Optional(Sequence[Any]):
 
 
 class _Lists(Sequence[Any]):
-    """A sequence of lists of numbers, which lie one after the other in one array.
+    """A column of lists of numbers, which lie one after the other in one array.
 
-    An item is a copy, so it may be written to. A list in which a number is missing is a Python list
-    with None in its place.
+    Each list that is read is a new NumPy array, so it may be written to. A list in which a number
+    is missing is a Python list with None in the number's place.
+
+    Args:
+        lists: the column, as PyArrow has read it.
     """
 
     def __init__(self, lists: pyarrow.Array) -> None:
@@ -358,9 +421,12 @@ class _Lists(Sequence[Any]):
 
 
 class _Objects(Sequence[Any]):
-    """A sequence of values that PyArrow converts to Python objects, each when it is read.
+    """A column of values that PyArrow converts to Python objects, each when it is read.
 
     Converting all at once would take several times the memory for short texts.
+
+    Args:
+        array: the column, as PyArrow has read it.
     """
 
     def __init__(self, array: pyarrow.Array) -> None:
@@ -373,7 +439,7 @@ class _Objects(Sequence[Any]):
         return self._array[row].as_py()
 
     def check(self) -> None:
-        """Convert all values once, to raise the error of a value that Python does not have."""
+        """Convert all values once, to raise the error of a value that does not exist in Python."""
         self._array.to_pylist()
 
 
@@ -396,13 +462,13 @@ def _filled(array: pyarrow.Array) -> np.ndarray[Any, Any]:
 
 
 def _missing(array: pyarrow.Array) -> Mask:
-    """Return a mask that is true for the missing values of an array."""
+    """Return a NumPy array of booleans: which values of ``array`` are missing."""
     mask: Mask = array.is_null().to_numpy(zero_copy_only=False)
     return mask
 
 
 def _arrow() -> Any:
-    """Import and return PyArrow; the import is here because PyArrow is large and seldom needed.
+    """Import and return PyArrow, which is imported late because it is large and seldom needed.
 
     Raises:
         UsageError: if PyArrow is not installed.
@@ -420,7 +486,7 @@ def _arrow() -> Any:
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """Return the exceptions that PyArrow raises for a damaged file or a value unknown to Python."""
+    """Return the exception types of PyArrow for a damaged file, or a value that Python lacks."""
     return _arrow().ArrowException, OSError, ValueError, OverflowError
 
 

@@ -1,4 +1,4 @@
-"""Read records that are spans of bytes in a file: lines and TFRecords."""
+"""Read records that are spans of bytes in a file: lines of text, or the data of TFRecords."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STARTS, LENGTHS = "starts", "lengths"  # of the records' bytes in the file
 
 
 class SpanDataset(Dataset[Record]):
-    """A data set that indexes each of its files, then reads a span of bytes and decodes it.
+    """A data set whose records are spans of bytes in files, each of which is indexed before.
 
     The base class of text and TFRecord data sets. It takes 16 bytes of memory for each record;
     processes that are forks share them.
@@ -22,9 +22,10 @@ class SpanDataset(Dataset[Record]):
     Args:
         kind: the kind of the files, for the index and for messages.
         paths: the files.
-        parse: makes the record that the script sees; None: the record stays as it is.
-        on_error: ``"error"`` or ``"skip"``: what to do about damaged records.
-        options: further options on which the index of a file depends.
+        parse: a function of a decoded record that returns what the script sees; None: the record
+            itself.
+        on_error: ``"error"``: damaged records are an error. ``"skip"``: they are left out.
+        options: further options on which the index of a file depends, as text.
         make: makes the index of a file, given its path and its size in bytes.
 
     Raises:
@@ -63,7 +64,13 @@ class SpanDataset(Dataset[Record]):
 
     @abstractmethod
     def _record(self, readable: Readable, start: int, length: int) -> Any:
-        """Read and decode the record whose ``length`` bytes begin at ``start``."""
+        """Read and decode one record of the file ``readable``.
+
+        Args:
+            readable: the open file.
+            start: the first byte of the record.
+            length: the number of its bytes.
+        """
 
     def _where(self, part: int, row: int) -> str:
         return f"{self._files[part].path}, the record at byte {self._spans[part][0][row]}"

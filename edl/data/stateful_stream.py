@@ -1,4 +1,7 @@
-"""Make a stream of an iterable data set that knows its position, by torchdata's convention."""
+"""Make a stream of an iterable data set that can save its position, as torchdata asks.
+
+torchdata's StatefulDataLoader asks for ``state_dict()`` and ``load_state_dict()``.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +23,31 @@ HEAD = 4  # samples that tell whether a set goes on where it was
 
 
 class Stateful(Protocol):
-    """An iterable data set that can continue where another one is, as for StatefulDataLoader.
+    """The interface of an iterable data set whose position can be saved and loaded.
 
-    The convention is torchdata's: the state that a data set has after n samples lets another one
-    begin with sample n + 1.
+    It is torchdata's: the state that a data set has after n samples lets another one begin with
+    sample n + 1.
     """
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the samples, from the data set's position on."""
 
     def state_dict(self) -> Any:
-        """Return the position of the data set, as a state."""
+        """Return the position of the data set in its samples."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Go to the position that ``state`` describes."""
+        """Go to the position ``state``, which :meth:`state_dict` returned."""
 
 
 @dataclass
 class _Mark:
-    """The state of a data set after ``at`` samples, with digests of the next few samples."""
+    """A state of a data set, kept to read again from its position.
+
+    Attributes:
+        at: how many samples of the epoch come before the position.
+        state: the result of the data set's ``state_dict()`` at the position.
+        followed: digests of the next few samples, by which the state is checked.
+    """
 
     at: int
     state: Any
@@ -46,12 +55,15 @@ class _Mark:
 
 
 class StatefulStream(ShardReader):
-    """An iterable data set as a stream that all workers read, each for its own batches.
+    """An iterable data set as a stream that all workers read; each trains its own samples of it.
 
-    Some of the data set's states are kept, so that a worker that has to read an earlier sample, or
-    joins later, need not begin at the first sample. They follow the job as a tracked object. A
-    state is used only if the samples after it are those that followed it before, because data sets
-    that shuffle in a buffer leave the buffer out of their states.
+    Some states of the data set are kept, so that a worker that has to read an earlier sample, or
+    joins later, need not begin at the first sample. They are a tracked object, so newcomers and
+    checkpoints get them. A state is used only if the samples after it are those that followed it
+    before, because data sets that shuffle in a buffer leave the buffer out of their states.
+
+    Args:
+        dataset: the data set.
 
     Raises:
         UsageError: if the data set does not begin with the same samples each time.
@@ -81,7 +93,7 @@ class StatefulStream(ShardReader):
 
     @property
     def count(self) -> int:
-        """The number of shards, which is 1: the data set is not divided."""
+        """The number of shards, which is 1: the data set is not divided into files or the like."""
         return 1
 
     @property
@@ -95,16 +107,24 @@ class StatefulStream(ShardReader):
         return {"first": self._first, "epoch": self._epoch, "marks": marks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the epoch and the kept states that another worker has given."""
+        """Take over ``state``: another worker's epoch and kept states of the data set."""
         self._close()
         self._epoch = state["epoch"]
         self._marks = [_Mark(at, kept, list(digests)) for at, kept, digests in state["marks"]]
 
     def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
-        """Return the samples from the last usable state on, and the number of the first of them.
+        """Load the last usable state at or before a sample, and return the samples from there on.
 
-        States that turn out not to be usable are dropped. Without a usable one the samples begin at
-        the first.
+        States that turn out not to be usable are dropped.
+
+        Args:
+            epoch: the epoch, from 0.
+            shard: not used; there is one shard.
+            offset: the number of the sample in the epoch, from 0.
+
+        Returns:
+            The number of the sample that is read next, 0 without a usable state; and the samples
+            from it on.
         """
         if epoch != self._epoch:
             self._epoch, self._marks = epoch, []
@@ -118,7 +138,10 @@ class StatefulStream(ShardReader):
         return self._from(0, *self._go_on(self._first))
 
     def _take(self, count: int) -> list[Any]:
-        """Read the next ``count`` samples, or fewer at the end, and keep a state now and then."""
+        """Read the next ``count`` samples, or fewer at the end of the epoch.
+
+        Keep a state of the data set about every :data:`MARK_EVERY` samples.
+        """
         begin, taken = self._at, super()._take(count)
         for mark in self._marks:
             missing = mark.at + len(mark.followed) - begin
@@ -134,8 +157,10 @@ class StatefulStream(ShardReader):
     def _go_on(self, state: Any) -> tuple[list[Any], Iterator[Any]]:
         """Load ``state`` into the data set; return its next samples and an iterator over the rest.
 
-        None as ``state`` leaves the data set as it is. There are :data:`HEAD` next samples, or
-        fewer at the end.
+        There are :data:`HEAD` next samples, or fewer at the end.
+
+        Args:
+            state: a state of the data set; None: leave its position as it is.
         """
         if state is not None:
             self._dataset.load_state_dict(copy.deepcopy(state))
@@ -147,7 +172,7 @@ class StatefulStream(ShardReader):
         return at, itertools.chain(head, rest)
 
     def _tell_epoch(self, epoch: int) -> None:
-        """Call ``set_epoch`` of the data set, if it has this method."""
+        """Call the data set's ``set_epoch(epoch)``, if it has this method."""
         if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
             set_epoch(epoch)
 
@@ -156,14 +181,18 @@ class StatefulStream(ShardReader):
 
 
 def _digests(samples: list[Any]) -> list[str]:
-    """Return a digest of each sample; of values that cannot be compared, only the type enters."""
+    """Return a digest of each sample as text.
+
+    Of a value in a sample that cannot be compared, only the type enters the digest.
+    """
     return [hashlib.sha256(repr(_content(each)).encode()).hexdigest()[:8] for each in samples]
 
 
 def _content(value: Any) -> Any:
-    """Return ``value`` as plain Python values, which are equal for equal samples.
+    """Return a sample, or a value in it, as plain Python values that are equal for equal samples.
 
-    A pickle would not do: it depends on which objects are shared.
+    A pickle would not do: it depends on which objects are shared. Of a value that cannot be
+    compared, the name of its type is returned.
     """
     if isinstance(value, dict):
         return [(_content(key), _content(item)) for key, item in value.items()]

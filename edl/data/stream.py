@@ -1,8 +1,9 @@
 """Read streams: samples in order, shard by shard, from data without numbered records.
 
-A worker reads its shards one after the other, each from the sample at which the job is in it. All
-workers would read the same samples; the job's ledger says which worker trains which of them
-(:mod:`edl.core.step.stream`).
+A shard is a part of the data that is read from its beginning, such as a file. Every worker could
+read all shards, and would read the same samples; the job's ledger says which worker trains which of
+them (:mod:`edl.core.step.stream`). A worker reads the shards of its leases one after the other,
+each from the sample that the job has come to.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ def stream(shards: Sequence[Any], open: Open, parse: Callable[[Any], Any] | None
     """Return a stream of the samples in ``shards``, whose lengths need not be known.
 
     Args:
-        shards: names of files, or whatever ``open`` takes; the same on all workers.
-        open: ``open(shard, offset)`` returns the samples of a shard from number ``offset`` on, in
-            an order that is the same each time. ``open(shard)`` returns all samples, and the first
-            ``offset`` of them are read and dropped. A second parameter with a default is no offset,
-            unless its name is ``offset``.
-        parse: makes what the script sees of a sample; runs in the loader's processes, if there are
-            any.
+        shards: names of files, or whatever ``open`` accepts; the same on all workers.
+        open: a function ``open(shard, offset)`` that returns the samples of a shard from number
+            ``offset`` on, in an order that is the same each time. Or ``open(shard)``, which returns
+            all samples; the first ``offset`` of them are then read and dropped. A second parameter
+            with a default is taken for an offset only if its name is ``offset``.
+        parse: a function of a sample that returns what the script sees; it runs in the loader's
+            processes, if there are any. None: the sample itself.
 
     Raises:
         UsageError: if an argument cannot be used.
@@ -48,8 +49,8 @@ class ShardReader(ABC):
     """A reader of samples, one shard at a time, in the training thread.
 
     Attributes:
-        shared: whether all workers read the data, which is then a single shard.
-        parse: makes what the script sees of a sample; None: the sample itself.
+        shared: whether all workers read all of the data, which is then a single shard.
+        parse: a function of a sample that returns what the script sees; None: the sample itself.
     """
 
     shared = False
@@ -68,34 +69,42 @@ class ShardReader(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """One line that differs where the data differ, as far as that can be told."""
+        """One line of text that differs if the data differ, as far as edl can tell."""
 
     @abstractmethod
     def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
-        """Open a shard, and return its samples with the number of the first of them.
+        """Open a shard, and return the number of the first sample and the samples from it on.
 
-        That number is ``offset`` or less; the samples before ``offset`` are dropped later.
+        That number is ``offset`` or less; the caller drops the samples before ``offset``.
+
+        Args:
+            epoch: the epoch, from 0.
+            shard: the index of the shard.
+            offset: the number of the sample that is wanted next, counted in the shard from 0.
         """
 
     @abstractmethod
     def _named(self, shard: int) -> str:
-        """Return the name of a shard for error messages."""
+        """Return the name of the shard with the index ``shard``, for error messages."""
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
-        """Read samples of a shard, in order, as the protocol ``stream_sampler.Reader`` asks.
+        """Return some samples of a shard, in order.
+
+        This is the protocol ``stream_sampler.Reader``.
 
         Args:
-            epoch: the epoch, counted from 0.
+            epoch: the epoch, from 0.
             shard: the index of the shard.
-            offset: the first sample, counted in the shard from 0.
+            offset: the number of the first sample, counted in the shard from 0.
             count: how many samples to read at most.
 
         Returns:
             The samples; fewer than ``count`` at the end of the shard.
 
         Raises:
-            UsageError: what was opened cannot be read.
-            Exception: whatever the script's code raises, with a note of shard and sample.
+            UsageError: if what the script's ``open`` has returned cannot be iterated.
+            Exception: any error of the script's code, with a note that names the shard and the
+                sample.
         """
         with reading():
             try:
@@ -133,7 +142,7 @@ class ShardReader(ABC):
 
 
 class Stream(ShardReader):
-    """A stream of shards that a function of the script opens; made by :func:`stream`."""
+    """A stream of shards that a function of the script opens; see :func:`stream`."""
 
     def __init__(
         self, shards: Sequence[Any], open: Open, parse: Callable[[Any], Any] | None = None
@@ -157,7 +166,7 @@ class Stream(ShardReader):
 
     @property
     def fingerprint(self) -> str:
-        """The number of shards and a digest of their names, in one line."""
+        """The number of shards and a digest of their names without folders, in one line of text."""
         names = [_name_of(shard) for shard in self.shards]
         digest = hashlib.sha256(repr(names).encode()).hexdigest()[:16]
         return f"a stream of {len(names)} shards, with names of digest {digest}"
@@ -172,9 +181,12 @@ class Stream(ShardReader):
 
 
 def refuse_in_stream(what: str) -> None:
-    """Raise UsageError if called while a stream is read, which must be the same on all workers.
+    """Raise UsageError if the code of a stream has called a function that differs between workers.
 
-    ``what`` is the function that the stream's code has called, such as ``edl.rank()``.
+    Outside of the reading of a stream nothing happens. All workers must read the same samples.
+
+    Args:
+        what: the function that was called, such as ``edl.rank()``.
     """
     if getattr(_here, "reading", False):
         raise UsageError(
@@ -185,7 +197,10 @@ def refuse_in_stream(what: str) -> None:
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Mark this thread as reading a stream, so that :func:`refuse_in_stream` raises meanwhile."""
+    """Let :func:`refuse_in_stream` raise in this thread during the ``with`` block.
+
+    The code of a stream runs in the block.
+    """
     _here.reading = True
     try:
         yield
@@ -194,7 +209,10 @@ def reading() -> Iterator[None]:
 
 
 def _name_of(shard: Any) -> Any:
-    """Return a name of a shard that is the same on hosts with the data in other folders."""
+    """Return a name of ``shard`` that is equal on hosts with the data in different folders.
+
+    A path is named by its last part; a list, tuple or dict by the names of its items.
+    """
     if isinstance(shard, str | os.PathLike):
         return os.path.basename(os.fspath(shard))
     if isinstance(shard, list | tuple):
@@ -205,10 +223,10 @@ def _name_of(shard: Any) -> Any:
 
 
 def _iterated(samples: Any) -> Iterator[Any]:
-    """Return an iterator over what the script's ``open`` has returned.
+    """Return an iterator over ``samples``, the result of the script's ``open``.
 
     Raises:
-        UsageError: if that cannot be iterated.
+        UsageError: if ``samples`` cannot be iterated.
     """
     try:
         return iter(samples)
@@ -220,7 +238,7 @@ def _iterated(samples: Any) -> Iterator[Any]:
 
 
 def _takes_two(open: Open) -> bool:
-    """Return whether the script's ``open`` takes an offset as its second argument."""
+    """Return whether the script's function ``open`` takes an offset as its second argument."""
     try:
         parameters = [*inspect.signature(open).parameters.values()]
     except (TypeError, ValueError):  # of a built-in

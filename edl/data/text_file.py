@@ -51,23 +51,23 @@ def text_lines(
         paths: the files.
         encoding: the encoding of the files, in which ``\n`` must be one byte of its own; None:
             records are bytes.
-        parse: makes the record that the script sees of a line; None: the record is the line.
-        on_error: ``"skip"``: every line is decoded once, now, and lines that cannot be decoded are
-            left out. ``"error"``: such a line raises a DataError when it is read.
+        parse: a function of a line that returns what the script sees; None: the line itself.
+        on_error: ``"skip"``: this call decodes every line once, and leaves out the lines that
+            cannot be decoded. ``"error"``: such a line raises a DataError when it is read.
 
     Raises:
         DataError: if a file is missing, or compressed.
-        UsageError: if there is no such encoding, if it does not suit, or if ``on_error`` has
-            another value.
+        UsageError: if there is no such encoding, if a newline is not one byte in it, or if
+            ``on_error`` has another value.
     """
     _check_encoding(encoding)
     return TextLines(paths, encoding, parse, on_error)
 
 
 class TextLines(SpanDataset[Any]):
-    """A data set of the lines of text files; made by :func:`text_lines`.
+    """A data set of the lines of text files; see :func:`text_lines` for its arguments.
 
-    ``chunk_bytes`` is how much of a file is read at once for its index.
+    ``chunk_bytes`` is how many bytes of a file are read at once to index it.
     """
 
     def __init__(
@@ -84,7 +84,12 @@ class TextLines(SpanDataset[Any]):
         super().__init__("text", paths, parse, on_error, str(verified), make)
 
     def _record(self, readable: Readable, start: int, length: int) -> Any:
-        """Read a line and decode it.
+        """Read a line and decode it; without an encoding return its bytes.
+
+        Args:
+            readable: the open file.
+            start: the first byte of the line.
+            length: the number of its bytes, without the newline.
 
         Raises:
             DataError: if the line is not valid in the encoding of the files.
@@ -106,7 +111,7 @@ class TextLines(SpanDataset[Any]):
 
 
 def index_lines(path: str, size: int, encoding: str | None, chunk_bytes: int) -> Index:
-    """Return an index of a file's lines: where each begins, and its length without newline.
+    """Return an index of a file's lines: the first byte of each, and its length without newline.
 
     Args:
         path: the file.
@@ -142,9 +147,15 @@ def index_lines(path: str, size: int, encoding: str | None, chunk_bytes: int) ->
 def _decodable(
     path: str, starts: Integers, stops: Integers, encoding: str, chunk_bytes: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return an array that is true for each line that is valid in ``encoding``.
+    """Return an array of booleans: whether each line of a file is valid in ``encoding``.
 
-    Lines of about ``chunk_bytes`` are decoded together first, since most are valid.
+    Args:
+        path: the file.
+        starts: the first byte of each line.
+        stops: the byte after the last one of each line, where its newline is.
+        encoding: the name of the encoding.
+        chunk_bytes: about how many bytes of lines to decode at once; only if these are not valid
+            are the lines decoded one by one.
     """
     good = np.ones(len(starts), np.bool_)
     with open(path, "rb") as file:
@@ -173,10 +184,13 @@ def _is_in(data: bytes, encoding: str) -> bool:
 
 
 def _check_encoding(encoding: str | None) -> None:
-    """Check that the encoding exists, and that a newline is one byte of its own in it.
+    """Check that an encoding exists, and that a newline is one byte of its own in it.
+
+    Args:
+        encoding: the name of the encoding; None, for bytes, is always accepted.
 
     Raises:
-        UsageError: if that is not so. None, for bytes, is always accepted.
+        UsageError: if either is not so.
     """
     if encoding is None:
         return

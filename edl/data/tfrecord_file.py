@@ -49,15 +49,15 @@ def tfrecord(
 
     Args:
         paths: the files.
-        parse: makes the record that the script sees of the bytes, for example
-            ``tf.train.Example.FromString``; None: the record is the bytes.
-        on_error: ``"skip"``: every record is read and checked once, now, and damaged ones are left
-            out. What follows a damaged length is left out to the end of the file, because nothing
-            shows where the next record begins. ``"error"``: raise a DataError, now for a damaged
+        parse: a function of the bytes that returns what the script sees, for example
+            ``tf.train.Example.FromString``; None: the bytes themselves.
+        on_error: ``"skip"``: this call reads and checks every record once, and leaves out damaged
+            ones. After a damaged length the rest of the file is left out, because nothing shows
+            where the next record begins. ``"error"``: raise a DataError, in this call for a damaged
             length, and when the record is read for damaged data.
 
     Raises:
-        DataError: if a file is missing or compressed; with ``"error"`` also if it is cut or
+        DataError: if a file is missing or compressed; with ``"error"`` also if it is cut off or
             damaged.
         UsageError: if ``on_error`` has another value.
     """
@@ -65,7 +65,7 @@ def tfrecord(
 
 
 class _TFRecord(SpanDataset[Any]):
-    """A data set of the records of TFRecord files; made by :func:`tfrecord`."""
+    """A data set of the records of TFRecord files; see :func:`tfrecord` for its arguments."""
 
     def __init__(
         self, paths: Paths, parse: Callable[[bytes], Any] | None, on_error: OnError
@@ -74,7 +74,12 @@ class _TFRecord(SpanDataset[Any]):
         super().__init__("TFRecord", paths, parse, on_error, "", make)
 
     def _record(self, readable: Readable, start: int, length: int) -> bytes:
-        """Read the data of a record and compare its checksum.
+        """Read the data of a record, compare their checksum, and return them.
+
+        Args:
+            readable: the open file.
+            start: the first byte of the record's data.
+            length: the number of bytes of the data.
 
         Raises:
             DataError: if the checksum does not match.
@@ -95,12 +100,12 @@ class _TFRecord(SpanDataset[Any]):
 
 
 def masked(crc: int) -> int:
-    """Return a CRC in the form that TFRecord stores (tensorflow/core/lib/hash/crc32c.h)."""
+    """Return the CRC-32C ``crc`` in TFRecord's masked form (tensorflow/core/lib/hash/crc32c.h)."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def index_records(path: str, size: int, skip: bool) -> Index:
-    """Return an index of the records of a file: where the data of each begin, and their length.
+    """Return an index of a file's records: the first byte of the data of each, and their length.
 
     Args:
         path: the file.
@@ -109,7 +114,7 @@ def index_records(path: str, size: int, skip: bool) -> Index:
             else only the lengths are checked.
 
     Raises:
-        DataError: if the file is compressed; without ``skip`` also if it is cut, or a length is
+        DataError: if the file is compressed; without ``skip`` also if it is cut off, or a length is
             damaged.
     """
     starts, lengths = array("q"), array("q")  # 8 bytes each, where a list takes 40
@@ -143,10 +148,16 @@ def index_records(path: str, size: int, skip: bool) -> Index:
 
 
 def _length_at(file: BinaryIO, offset: int, size: int) -> tuple[int, str]:
-    """Read a record's header at the file's position; return the data's length and a problem.
+    """Read the header of the record at the file's position, and check it.
 
-    ``offset`` is that position, and ``size`` the size of the file. The problem says what is wrong
-    with the record; it is empty if the header is sound.
+    Args:
+        file: the open file.
+        offset: the position in bytes.
+        size: the size of the file in bytes.
+
+    Returns:
+        The length of the record's data in bytes; and what is wrong with the record, empty if its
+        header is intact. The length is 0 if something is wrong.
     """
     header = file.read(HEADER.size)
     if len(header) < HEADER.size:
@@ -161,11 +172,16 @@ def _length_at(file: BinaryIO, offset: int, size: int) -> tuple[int, str]:
 
 
 def _is_sound(file: BinaryIO, length: int) -> bool:
-    """Read a record's data and checksum at the file's position, and return whether they match."""
+    """Read a record's data and checksum at the file's position; return whether they match.
+
+    Args:
+        file: the open file.
+        length: the number of bytes of the data.
+    """
     framed = file.read(length + FOOTER_BYTES)
     return masked(_sum(framed[:length])) == _stored(framed, length)
 
 
 def _stored(framed: bytes, length: int) -> int:
-    """Return the masked CRC that follows the ``length`` bytes of data."""
+    """Return the masked CRC that comes after the data in ``framed``, its first ``length`` bytes."""
     return int.from_bytes(framed[length : length + FOOTER_BYTES], "little")
