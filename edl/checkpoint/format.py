@@ -10,11 +10,12 @@
 Any tool that reads safetensors finds the tensors by their path in the state, such as
 ``model.0.weight``. What safetensors cannot express is in its metadata: ``manifest`` (JSON: the
 job's position, the state's containers and plain values, the original kind of each tensor) and two
-checksums. ``payload_sha256`` is that of the data, and ``sha256`` that of LENGTH and header,
-computed with zeros in its own place. The container is :mod:`edl.checkpoint.safetensors`.
+checksums. ``payload_sha256`` is the checksum of the data. ``sha256`` is the checksum of LENGTH and
+header, computed with zeros in its own place. :mod:`edl.checkpoint.safetensors` writes the container
+format.
 
 No pickle is involved: a person who can write into the directory can at most spoil the numbers. The
-state is made of dicts, lists, tuples, text, bytes, numbers, None, numpy arrays and, for a
+state is made of dicts, lists, tuples, text, bytes, numbers, None, NumPy arrays and, for a
 framework's own arrays, :class:`Blob`.
 """
 
@@ -59,16 +60,18 @@ class Manifest:
         run: the identifier of the start of the job that wrote the checkpoint.
         step: how many updates the job had made.
         epoch: the epoch, from 0.
-        framework: the framework of the script.
-        source: what the job trains on: total, seed, shuffle, batch_size and more.
+        framework: the name of the script's framework.
+        source: the description of the training data: total (samples), seed, shuffle, batch_size and
+            more.
         ledger: the ledger, as JSON values.
-        saved_at: the wall clock's time in seconds, for people.
-        learned: what the job had learned of its sizes; empty: nothing, or it was not known.
-        samples: how many samples the job had trained, over all epochs; -1: its version of edl did
-            not record it.
-        noise: what the job knew of its gradient noise scale; empty: nothing.
-        fits: the script's fits before the present one, as :class:`edl.core.job.fits.DoneFit`
-            describes them.
+        saved_at: the wall clock's time in seconds since 1970, for people.
+        learned: the job's scaling profile (its measured throughput at each number of workers), as
+            JSON values; empty: none, or not known.
+        samples: how many samples the job had trained, over all epochs; -1: the version of edl that
+            wrote the file did not record it.
+        noise: the estimate of the job's gradient noise scale, as JSON values; empty: none.
+        fits: the script's calls of Keras' ``fit`` before the present one, as
+            :class:`edl.core.job.fits.DoneFit` describes them.
     """
 
     job: str
@@ -87,7 +90,13 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read from a file and found intact."""
+    """A checkpoint that was read from a file and found intact.
+
+    Attributes:
+        path: the file.
+        manifest: the job's position when the file was written.
+        state: the state of model, optimizer and tracked objects: containers, values and arrays.
+    """
 
     path: Path
     manifest: Manifest
@@ -95,7 +104,7 @@ class Checkpoint:
 
 
 def path_of(directory: Path, step: int) -> Path:
-    """Return the path of the checkpoint of ``step`` in ``directory``."""
+    """Return the path of the checkpoint of the step with number ``step`` in ``directory``."""
     return directory / f"step-{step:012d}.safetensors"
 
 
@@ -114,11 +123,11 @@ def checkpoint_files(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class PackedState:
-    """A state in the form in which a file holds it.
+    """A state in the form in which a checkpoint file holds it.
 
     Attributes:
         tree: the containers and plain values as JSON values, with a name in place of each array.
-        blobs: the arrays by name.
+        blobs: the arrays by these names.
     """
 
     tree: Any
@@ -126,10 +135,11 @@ class PackedState:
 
 
 def pack_state(state: Any) -> PackedState:
-    """Take a state apart into JSON values and arrays; no array is copied.
+    """Divide ``state`` into JSON values and arrays, for :func:`write`; no array is copied.
 
     Raises:
-        CheckpointError: if the state has something that is not data; the message says where.
+        CheckpointError: if the state holds something other than containers, plain values and
+            arrays; the message says where.
     """
     blobs: dict[str, Blob] = {}
     return PackedState(_encode(state, (), blobs), blobs)
@@ -138,6 +148,11 @@ def pack_state(state: Any) -> PackedState:
 def write(path: Path, manifest: Manifest, state: PackedState) -> int:
     """Write a checkpoint, whole or not at all, and return its size in bytes.
 
+    Args:
+        path: the file to write.
+        manifest: the job's position.
+        state: the state, from :func:`pack_state`.
+
     Raises:
         OSError: if it cannot be written: the disk is full, the directory gone, ...
     """
@@ -145,10 +160,15 @@ def write(path: Path, manifest: Manifest, state: PackedState) -> int:
 
 
 def prune(directory: Path, step: int, keep: int) -> None:
-    """Remove all but the ``keep`` newest checkpoints up to ``step``.
+    """Remove old checkpoints: keep the ``keep`` newest ones up to a step, and all later ones.
 
     Checkpoints of later steps do not count: the job did not continue from them, so they were
     refused, and they must not displace the good ones.
+
+    Args:
+        directory: the directory of checkpoints.
+        step: the number of the step that was just saved.
+        keep: how many checkpoints to keep.
     """
     newest = path_of(directory, step).name
     for path in [path for path in checkpoint_files(directory) if path.name <= newest][keep:]:
@@ -156,13 +176,13 @@ def prune(directory: Path, step: int, keep: int) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove the temporary files of writers that were killed."""
+    """Remove the temporary files of killed writers of checkpoints from ``directory``."""
     for path in directory.glob(".step-*.safetensors.*.tmp"):
         path.unlink(missing_ok=True)
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a file begins like a checkpoint of edl, intact or not.
+    """Return whether a file begins like a checkpoint of edl; the rest of it may be damaged.
 
     Raises:
         CheckpointError: if the file cannot be read.
@@ -172,7 +192,9 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return the manifest of a checkpoint; only the header and the length of the file are checked.
+    """Return the manifest of the checkpoint in the file ``path``.
+
+    Only the header and the length of the file are checked.
 
     Raises:
         CheckpointError: if the file is no intact checkpoint; the message says what is wrong.
@@ -182,7 +204,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a whole checkpoint, and check every byte.
+    """Read the whole checkpoint in the file ``path``, and check every byte.
 
     Raises:
         CheckpointError: if the file is no intact checkpoint; the message says what is wrong.
@@ -216,7 +238,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _serialized(manifest: Manifest, state: PackedState) -> list[bytes | memoryview]:
-    """Return the contents of a checkpoint file: the header with its LENGTH, and then the data."""
+    """Return a checkpoint file's contents in pieces: LENGTH and header, then each array's bytes."""
     layout = Layout.of(state.blobs)
     digest = hashlib.sha256()
     for _, blob in layout.blobs:
@@ -247,15 +269,16 @@ def _serialized(manifest: Manifest, state: PackedState) -> list[bytes | memoryvi
 
 
 def _encode(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob]) -> Any:
-    """Return ``value`` as JSON values, with its arrays moved to ``blobs``.
+    """Return ``value`` as JSON values, with a name in place of each array.
 
     Args:
         value: the state, or a part of it.
         path: the keys that lead from the top of the state to ``value``.
-        blobs: a dict to which the arrays are added, by a name made of their keys.
+        blobs: a dict to which the arrays are added, by a name made of the keys that lead to each.
 
     Raises:
-        CheckpointError: if ``value`` has something that is not data.
+        CheckpointError: if ``value`` holds something other than containers, plain values and
+            arrays.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -310,11 +333,11 @@ class _CheckpointHeader:
     """The header of a checkpoint file.
 
     Attributes:
-        length: the bytes of the header, with LENGTH.
+        length: the number of bytes of LENGTH and header together; the data begin there.
         manifest: the job's position.
         state: the containers and plain values of the state, as JSON values.
         tensors: the kind, type, shape and device of each array, by name.
-        places: the begin and the end of each array in the data, by name.
+        places: for each array by name, its first byte in the data and the byte after its last one.
         payload_sha256: the checksum of the data.
     """
 
@@ -327,15 +350,19 @@ class _CheckpointHeader:
 
     @property
     def payload_bytes(self) -> int:
-        """The size of the data in bytes."""
+        """The size of the file's data in bytes, without the header."""
         return max((end for _, end in self.places.values()), default=0)
 
 
 def _read_header(path: Path, file: BinaryIO) -> _CheckpointHeader:
-    """Read and check the header of a checkpoint file, and the length of the file.
+    """Read and check the header of a checkpoint file; check the length of the file, too.
+
+    Args:
+        path: the path of the file, for the error message.
+        file: the open file, at its beginning.
 
     Raises:
-        CheckpointError: if the file is torn, damaged, of another format, or no checkpoint.
+        CheckpointError: if the file is cut off, damaged, of another format, or no checkpoint.
     """
     size = os.fstat(file.fileno()).st_size
     opening = file.read(LENGTH.size + len(_OPENING))
@@ -367,7 +394,7 @@ def _read_header(path: Path, file: BinaryIO) -> _CheckpointHeader:
 
 
 def _parsed(text: bytes) -> _CheckpointHeader:
-    """Return the header that the bytes ``text`` hold, LENGTH included."""
+    """Return the header that ``text``, the first bytes of a checkpoint with LENGTH, holds."""
     tensors = json.loads(text[LENGTH.size :])
     metadata = tensors.pop(METADATA)
     about = json.loads(metadata["manifest"])
@@ -382,7 +409,11 @@ def _parsed(text: bytes) -> _CheckpointHeader:
 
 
 def _decode(value: Any, blobs: Mapping[str, Blob]) -> Any:
-    """Return the state, or a part of it, that :func:`_encode` has turned into ``value``.
+    """Return the state, or the part of it, that :func:`_encode` has turned into ``value``.
+
+    Args:
+        value: JSON values.
+        blobs: the arrays by the names that stand in ``value``.
 
     Raises:
         ValueError: if ``value`` is of an unknown kind.

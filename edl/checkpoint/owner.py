@@ -1,8 +1,8 @@
 """Decide which ring may write into a directory of checkpoints: the newest that has begun there.
 
-A ring that is cut off from ZooKeeper as a whole trains on, while the job may have been started
-again from its newest checkpoint. So each ring claims the directory when it begins, and checks
-before each save whether the directory is still its own.
+If a whole ring is cut off from ZooKeeper, it trains on, while the job may have been started again
+from its newest checkpoint. So each ring claims the directory when it begins, by a file in it, and
+checks before each save whether the directory still belongs to it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ FILE = ".edl-owner"
 
 @dataclass(frozen=True)
 class Owner:
-    """A ring that owns a directory of checkpoints.
+    """A ring that has claimed a directory of checkpoints.
 
     Attributes:
         job: the name of the job.
-        run: the identifier of this start of the job.
-        generation: the generation of the ring.
+        run: the identifier of the start of the job that the ring belongs to.
+        generation: the number of the ring's generation.
     """
 
     job: str
@@ -31,10 +31,11 @@ class Owner:
     generation: int
 
     def replaced_by(self, newest: Owner) -> str:
-        """Return why the job goes on in the ring ``newest``; empty if it goes on in this ring.
+        """Return why the job goes on in another ring than this one; empty if it does not.
 
-        ``newest`` is the ring that has claimed the directory last. If it belongs to another start
-        of the job, that start began later.
+        Args:
+            newest: the ring that has claimed the directory last. If it belongs to another start of
+                the job, that start began later.
         """
         if newest.run != self.run:
             return (
@@ -50,7 +51,10 @@ class Owner:
 
 
 def owner_of(directory: Path) -> Owner | None:
-    """Return the ring that has claimed ``directory`` last; None if none has, or none is known."""
+    """Return the ring that has claimed ``directory`` last.
+
+    The result is None if none has claimed it, or if the file that says so cannot be read.
+    """
     try:
         return Owner(**json.loads((directory / FILE).read_text()))
     except (OSError, ValueError, TypeError):
@@ -58,10 +62,10 @@ def owner_of(directory: Path) -> Owner | None:
 
 
 def claim(directory: Path, owner: Owner) -> None:
-    """Let ``directory`` belong to ``owner`` from now on.
+    """Record in ``directory`` that it belongs to the ring ``owner`` from now on.
 
     Raises:
-        OSError: if that cannot be written into the directory.
+        OSError: if the record cannot be written into the directory.
     """
     if owner_of(directory) != owner:
         write_whole(directory / FILE, [json.dumps(asdict(owner)).encode()])

@@ -52,9 +52,9 @@ class Blob:
 
     Attributes:
         kind: the library whose names ``dtype`` and ``device`` are: "numpy", "torch", ...
-        dtype: the name of the type of the numbers.
+        dtype: the name of the type of the array's elements.
         shape: the shape of the array.
-        data: the bytes of the array, in C order.
+        data: the bytes of the array, in C order (row after row).
         device: the type of the device that the array was on.
     """
 
@@ -67,16 +67,22 @@ class Blob:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of tensors in the data of a safetensors file, and their entries in its header."""
+    """The order of tensors in a safetensors file, and what its header says about each.
+
+    Attributes:
+        blobs: pairs of name and array, in the order of the data.
+        entries: the header's entry of each tensor by name: type, shape and place in the data.
+    """
 
     blobs: tuple[tuple[str, Blob], ...]
     entries: Mapping[str, Mapping[str, Any]]
 
     @classmethod
     def of(cls, blobs: Mapping[str, Blob]) -> Layout:
-        """Return a layout of ``blobs`` without gaps: the arrays with the largest items come first.
+        """Return a layout of the arrays ``blobs``, by name, without gaps.
 
-        In this order each array lies at a multiple of the size of its items, as its type requires.
+        The arrays with the largest elements come first. In this order each array begins at a
+        multiple of the size of its elements, as its type requires.
         """
         ordered = sorted(blobs.items(), key=lambda item: -_alignment(item[1]))
         entries: dict[str, Any] = {}
@@ -90,19 +96,27 @@ class Layout:
         return cls(tuple(ordered), entries)
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
-        """Return the first bytes of the file: LENGTH and the header, with ``metadata`` in it."""
+        """Return the first bytes of the file, LENGTH and the header.
+
+        Args:
+            metadata: texts by name, which the header holds beside the tensors.
+        """
         text = json.dumps({METADATA: metadata, **self.entries}, separators=(",", ":")).encode()
         text += b" " * (-len(text) % LENGTH.size)  # the format's rule, and it aligns the data
         return LENGTH.pack(len(text)) + text
 
 
 def places_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
-    """Return the begin and the end of each tensor in the data, by name, from a header's entries."""
+    """Return by name where each tensor lies in the data: its begin and its end, in bytes.
+
+    Args:
+        entries: the entries of a header by name.
+    """
     return {name: tuple(entry["data_offsets"]) for name, entry in entries.items()}
 
 
 def read_plain(path: Path) -> dict[str, Blob]:
-    """Read all tensors of a safetensors file that any tool has written.
+    """Read all tensors of a safetensors file that any tool has written; return them by name.
 
     Raises:
         CheckpointError: if the file cannot be read, or is no whole safetensors file.
@@ -131,11 +145,15 @@ def read_plain(path: Path) -> dict[str, Blob]:
 
 
 def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
-    """Write ``chunks`` into a file, whole or not at all, and return the file's size in bytes.
+    """Write a file, whole or not at all, and return its size in bytes.
 
-    ``path`` is either as before or complete on the disk. A temporary file in the same directory is
-    synced before it gets its name, and the directory after that: a power cut at any moment leaves
-    no half of a file under that name.
+    ``path`` is either as before or complete on the disk. The bytes go into a temporary file in the
+    same directory. That file is synced to the disk before it is renamed to ``path``, and the
+    directory after that, so a power cut at any moment leaves no half of a file under that name.
+
+    Args:
+        path: the file to write.
+        chunks: the contents, in pieces.
 
     Raises:
         OSError: if it cannot be written: the disk is full, the directory gone, ...
@@ -154,7 +172,11 @@ def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
 
 
 def _blob(entry: Mapping[str, Any], data: memoryview) -> Blob:
-    """Return a tensor from its entry in the header and its bytes.
+    """Return a tensor as a :class:`Blob`.
+
+    Args:
+        entry: the tensor's entry in the header: type, shape and place.
+        data: the tensor's bytes.
 
     Raises:
         ValueError: if the number of bytes does not fit the entry.
@@ -168,13 +190,13 @@ def _blob(entry: Mapping[str, Any], data: memoryview) -> Blob:
 
 
 def _alignment(blob: Blob) -> int:
-    """Return the power of two at a multiple of which an array must begin."""
+    """Return the number of bytes, a power of two, at a multiple of which ``blob`` must begin."""
     item = blob.data.nbytes // max(1, math.prod(blob.shape))
     return item & -item
 
 
 def _sync_directory(directory: Path) -> None:
-    """Write the names in a directory to the disk, so that a new name survives a power cut."""
+    """Sync ``directory`` itself to the disk, so a file's new name survives a power cut."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

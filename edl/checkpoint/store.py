@@ -2,14 +2,14 @@
 
 Rules:
 
-1. All replicas are equal between two steps, so one worker saves: rank 0, at a boundary between
-   steps. The training thread copies the state; a thread beside it writes the file.
+1. All workers hold equal states between two steps, so one worker saves: rank 0, between two steps.
+   The training thread copies the state; another thread writes the file.
 2. A directory belongs to one training. A start of the job (*run*) reads the files that it wrote
-   itself, and all files when it was told to resume. Otherwise files of another run are a reason to
-   refuse: edl neither continues from them silently nor overwrites them.
-3. The newest file is the one of the highest step. A file that is torn, damaged or foreign is
-   refused with a message, and the one before is used.
-4. A failed save is reported and has no other effect; the next one is tried in time.
+   itself, and all files when it was told to resume. Otherwise it refuses to begin if there are
+   files of another run: edl neither continues from them silently nor overwrites them.
+3. The newest file is the one of the highest step. If a file is torn, damaged or foreign, a message
+   says so, and the file before it is used.
+4. A failed save is reported and has no other effect; the next save is tried at its usual time.
 5. Only the newest ring that has begun in a directory writes there (:mod:`edl.checkpoint.owner`).
 """
 
@@ -45,7 +45,11 @@ Resume = Callable[[int, Mapping[str, Any], int, Mapping[str, Any], int], None]
 
 
 class Durable(Protocol):
-    """The framework's copy of model, optimizer and tracked objects, as far as files need it."""
+    """The interface of the state that a checkpoint holds: model, optimizer and tracked objects.
+
+    Attributes:
+        framework: the name of the framework, which checkpoints record.
+    """
 
     framework: str
 
@@ -56,7 +60,7 @@ class Durable(Protocol):
         """
 
     def restore(self, state: Any) -> None:
-        """Take over a state that :meth:`capture` returned.
+        """Load ``state``, which :meth:`capture` returned, into the model, optimizer and objects.
 
         Raises:
             CheckpointError: if the state does not fit the script's model, optimizer or tracked
@@ -73,8 +77,9 @@ class CheckpointPosition:
         source: the description of the training data.
         ledger: which positions of the epoch are done, leased and free.
         samples: how many samples are trained, over all epochs.
-        noise: what the job knows of its gradient noise scale.
-        fits: the fits of the script that are done before the present one.
+        noise: the estimate of the gradient noise scale, as JSON values; empty: none.
+        fits: the calls of Keras' ``fit`` that are done before the present one, as
+            :class:`edl.core.job.fits.DoneFit` describes them.
     """
 
     step: int
@@ -87,7 +92,7 @@ class CheckpointPosition:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """The settings of a job's checkpoints: where they are kept, and which ones this start may read.
+    """The settings of a job's checkpoints, as one start of the job has them.
 
     Attributes:
         directory: where checkpoints are written.
@@ -110,17 +115,19 @@ class CheckpointConfig:
 
 
 class Checkpoints:
-    """The saving and restoring of one worker's state. Only the training thread may use this.
+    """An object that saves and restores one worker's state. Only the training thread may use it.
 
     Args:
         config: the settings.
-        log: writes an event to the job's log; called from the writing thread, too.
-        saved: called with the directory and the step when a checkpoint is written; called from the
-            writing thread.
-        learned: returns what the job knows of its sizes; called from the writing thread.
+        log: writes an event to the job's log, given its details, the step and the reason; called
+            from the writing thread, too.
+        saved: called with the directory and the step when a checkpoint is written (from the writing
+            thread) or was restored.
+        learned: returns the job's scaling profile (its measured throughput at each number of
+            workers) as JSON values; called from the writing thread.
 
     Attributes:
-        generation: the generation of the ring that saves.
+        generation: the number of the generation of the ring that saves.
         superseded: why this ring must not save any more; empty: it may.
     """
 
@@ -143,10 +150,10 @@ class Checkpoints:
         self._writing: threading.Thread | None = None
 
     def check_directory(self) -> None:
-        """Create the directory, and check that files can be written there.
+        """Create the directory of checkpoints, and check that files can be written into it.
 
         Raises:
-            CheckpointError: if they cannot be written.
+            CheckpointError: if that fails.
         """
         directory = self._config.directory
         probe = directory / f".{id(self)}-{time.monotonic_ns()}.probe"
@@ -161,10 +168,13 @@ class Checkpoints:
             ) from error
 
     def take_over(self, generation: int) -> None:
-        """Let the directory belong only to the ring of ``generation``, which begins now.
+        """Claim the directory of checkpoints for the ring that begins; older rings save no more.
+
+        Args:
+            generation: the number of the ring's generation.
 
         Raises:
-            CheckpointError: if that cannot be written into the directory.
+            CheckpointError: if the claim cannot be written into the directory.
         """
         self.generation = generation
         try:
@@ -188,21 +198,22 @@ class Checkpoints:
         resume: Resume,
         fits: int = 0,
     ) -> Checkpoint | None:
-        """Load the newest good checkpoint that this start of the job may read into ``replica``.
+        """Load the newest good checkpoint that this start of the job may read.
 
-        These are the checkpoints that this start wrote, and all others if it was told to resume.
+        It may read the checkpoints that it wrote itself, and all others if it was told to resume.
 
         Args:
             source: the description of the script's training data, which must be that of the
                 checkpoint.
-            replica: the state to load into.
+            replica: the model, optimizer and tracked objects to load the state into.
             resume: called with the position that belongs to the checkpoint: step, ledger, samples,
-                gradient noise scale and global batch.
-            fits: how many fits the script has done. If the checkpoint was made after more or fewer
-                fits, its state is not loaded, and ``resume`` is not called.
+                gradient noise scale and global batch (0: the job does not choose it).
+            fits: how many calls of Keras' ``fit`` the script has done. If the checkpoint was made
+                after more or fewer of them, its state is not loaded, and ``resume`` is not called.
 
         Returns:
-            The checkpoint; None for a fresh start: nothing may be read, and nothing is in the way.
+            The checkpoint; None for a fresh start: there is no checkpoint to read, and no file of
+            another run.
 
         Raises:
             CheckpointError: if there is nothing to resume from, if the directory has files of
@@ -238,7 +249,8 @@ class Checkpoints:
         Checkpoints of another start of the job are read only if the job was told to resume.
 
         Raises:
-            CheckpointError: if there is nothing to resume from, or files are in the way.
+            CheckpointError: if there is nothing to resume from, or if files of another run or
+                damaged files keep a fresh start from using the directory.
         """
         config = self._config
         resumes_here = config.resume_from == config.directory
@@ -272,11 +284,11 @@ class Checkpoints:
 
         Args:
             directory: where to look.
-            own_only: whether to pass over files of other starts of the job.
+            own_only: whether to skip files of other starts of the job.
 
         Returns:
-            The checkpoint, or None; why newer files were refused; and which files belong to another
-            start, as text.
+            The checkpoint, or None; the reasons why newer files were refused; and, for each skipped
+            file, its job and step as text.
         """
         refused: list[str] = []
         others: list[str] = []
@@ -296,12 +308,16 @@ class Checkpoints:
     # --- saving
 
     def save_if_due(self, at: CheckpointPosition, replica: Durable, at_once: bool = False) -> None:
-        """Save if it is time; rank 0 calls this at each boundary between two steps.
+        """Save a checkpoint if it is time; rank 0 calls this at each boundary between two steps.
 
-        The state of the first step is saved at once. Later saves follow every ``every_s`` seconds,
-        also across a change of rank 0. With ``at_once`` it is time now, however new the newest
-        checkpoint is. A save that is due while the one before is still being written is made at a
-        later boundary.
+        The state before the first step is saved at once. Later saves follow every ``every_s``
+        seconds, also across a change of rank 0. A save that is due while the one before is still
+        being written is made at a later boundary.
+
+        Args:
+            at: the job's position.
+            replica: the model, optimizer and tracked objects to save.
+            at_once: whether it is time in any case, however new the newest checkpoint is.
         """
         now = time.monotonic()
         if self._due_at is None:
@@ -318,15 +334,15 @@ class Checkpoints:
         self._save(at, replica)
 
     def hasten(self) -> None:
-        """Save at the next boundary between two steps, without waiting until it is time."""
+        """Make a save due at the next boundary between two steps, however new the newest one is."""
         self._due_at = -math.inf if self._due_at is not None else None
 
     def _age_of_newest(self) -> float:
-        """Return how many seconds old the newest checkpoint is, for a worker that is rank 0 now.
+        """Return how old the newest checkpoint is, in seconds, for a worker that has become rank 0.
 
-        The result is at most ``every_s``. Without it no worker would save if each of the workers
-        that become rank 0 lives for less than ``every_s``. A difference between the hosts' clocks
-        may shift one save by as much, and by ``every_s`` at most.
+        The result is from 0 to ``every_s``. If each new rank 0 counted from its own beginning, no
+        worker would save if each of them lived for less than ``every_s``. A difference between the
+        hosts' clocks may shift one save by as much, and by ``every_s`` at most.
         """
         if self._last_step >= 0:  # this worker has read it, or written it
             return 0.0
@@ -338,7 +354,12 @@ class Checkpoints:
         return min(max(0.0, age_s), self._config.every_s)
 
     def save_last(self, at: CheckpointPosition, replica: Durable, timeout_s: float) -> str:
-        """Save before the end, and wait until the checkpoint is written, for at most ``timeout_s``.
+        """Save the state before the job ends, unless that is done, and wait until it is written.
+
+        Args:
+            at: the job's position.
+            replica: the model, optimizer and tracked objects to save.
+            timeout_s: how many seconds to wait at most.
 
         Returns:
             Why the checkpoint was not written; empty: it was.
@@ -353,7 +374,11 @@ class Checkpoints:
         return "" if self._last_step == at.step else self._why_failed
 
     def wait_for_writes(self, timeout_s: float) -> bool:
-        """Wait until no checkpoint is being written; return False if ``timeout_s`` passes first."""
+        """Wait, for at most ``timeout_s`` seconds, until no checkpoint is being written.
+
+        Returns:
+            Whether that is so; False if the time has passed before.
+        """
         if self._writing is not None:
             self._writing.join(max(0.0, timeout_s))
             if self._writing.is_alive():
@@ -364,9 +389,13 @@ class Checkpoints:
     def _save(self, at: CheckpointPosition, replica: Durable) -> None:
         """Copy the state, and start a thread that writes it into a file.
 
+        Args:
+            at: the job's position.
+            replica: the model, optimizer and tracked objects to save.
+
         Raises:
-            CheckpointError: if the state of the first step cannot be stored; later, that is logged
-                only.
+            CheckpointError: if the state before the first step cannot be stored; if that happens
+                later, it is logged only.
         """
         began = time.monotonic()
         config, source = self._config, at.source
@@ -407,7 +436,12 @@ class Checkpoints:
         self._writing.start()
 
     def _failed(self, step: int, why: str) -> None:
-        """Log that the checkpoint of ``step`` was not written, and remember the reason."""
+        """Log that the checkpoint of step number ``step`` was not written, and remember why.
+
+        Args:
+            step: the number of the step.
+            why: the reason, as a clause.
+        """
         reason = f"the checkpoint of step {step} was not written: {why}"
         logger.warning("%s", reason)
         self._why_failed = reason
@@ -416,9 +450,15 @@ class Checkpoints:
     def _write(
         self, manifest: Manifest, owner: Owner, state: PackedState, capture_s: float
     ) -> None:
-        """Write a checkpoint and remove old ones, in a thread; a failure is logged.
+        """Write a checkpoint and remove old ones; this runs in its own thread, and logs a failure.
 
-        Nothing is written if a newer ring owns the directory.
+        Nothing is written if a newer ring has claimed the directory.
+
+        Args:
+            manifest: the job's position, without what the job has learned.
+            owner: the ring that saves.
+            state: the state to write.
+            capture_s: how many seconds the training thread took to copy the state, for the log.
         """
         began = time.monotonic()
         directory, step = self._config.directory, manifest.step
@@ -457,9 +497,13 @@ _OTHER = {
 
 
 def _check_source(found: Checkpoint, source: Source) -> None:
-    """Check that the checkpoint's ledger means the same samples as in this script.
+    """Check that a checkpoint's ledger means the same samples as it would in this script.
 
     Size, seed, shuffling and files of the data set must be equal. The batch size may differ.
+
+    Args:
+        found: the checkpoint.
+        source: the description of the script's training data.
 
     Raises:
         CheckpointError: if one of them differs.
@@ -483,10 +527,10 @@ def _check_source(found: Checkpoint, source: Source) -> None:
 
 
 def check_resumable(directory: Path) -> None:
-    """Check that a directory has a checkpoint to resume from; only headers are read.
+    """Check that ``directory`` has a checkpoint to resume from, reading only headers of files.
 
     Raises:
-        CheckpointError: if there is none in ``directory``; the message says why files were refused.
+        CheckpointError: if there is none; the message says why files were refused.
     """
     refused: list[str] = []
     for path in files.checkpoint_files(directory):
@@ -500,7 +544,12 @@ def check_resumable(directory: Path) -> None:
 
 
 def _nothing_to_resume(directory: Path, refused: Sequence[str]) -> CheckpointError:
-    """Return the error for a directory without a usable checkpoint; ``refused`` has the reasons."""
+    """Return the error for a directory without a usable checkpoint.
+
+    Args:
+        directory: the directory.
+        refused: the reasons why files in it were refused.
+    """
     why = f"; refused: {'; '.join(refused)}" if refused else ""
     return CheckpointError(
         f"cannot resume: there is no checkpoint in {directory}{why}; start without --resume to "

@@ -35,13 +35,13 @@ def checkpoint_at(path: Path) -> Checkpoint:
     """Return the checkpoint in the file ``path``, or the newest one if ``path`` is a directory.
 
     Raises:
-        CheckpointError: if there is none, or the file is damaged.
+        CheckpointError: if there is no checkpoint, or the file is damaged.
     """
     return newest(path) if path.is_dir() else files.read_checkpoint(path)
 
 
 def weights(path: Path) -> Mapping[str, Any]:
-    """Return the weights of a model from a file, by the names that ``state_dict()`` gives them.
+    """Return the weights of a model from a file, by the names that its ``state_dict()`` has.
 
     A checkpoint of TensorFlow, or of an earlier version of edl, does not have these names: it has
     each parameter and each buffer once, under the name that the job uses.
@@ -51,7 +51,7 @@ def weights(path: Path) -> Mapping[str, Any]:
             the newest is read.
 
     Returns:
-        For each tensor a :class:`Blob`, and for other entries of ``state_dict()`` their values.
+        For each tensor a :class:`Blob`, and for each other entry of ``state_dict()`` its value.
 
     Raises:
         CheckpointError: if there is no such file, or it is damaged.
@@ -67,14 +67,14 @@ def export_weights(
     """Write the weights of a checkpoint into a safetensors file, without optimizer and ledger.
 
     A tensor with several names in the model is written under each of them, so that the file is a
-    whole ``state_dict()``. The metadata give the first name for each of its other names, as
-    ``safetensors.torch.save_model`` writes it.
+    whole ``state_dict()``. The file's metadata give the first name of such a tensor for each of its
+    other names, as ``safetensors.torch.save_model`` writes it.
 
     Args:
         source: a checkpoint, or a directory of checkpoints, of which the newest is read.
         target: the file to write.
-        tied_once: write a tensor with several names under its first name only, as ``save_model``
-            does and ``load_model`` expects.
+        tied_once: whether to write a tensor with several names under its first name only, as
+            ``save_model`` does and ``load_model`` expects.
 
     Returns:
         The checkpoint that was read, the number of tensors that were written, and the file's size
@@ -113,7 +113,10 @@ def export_weights(
 
 
 def _model(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return a checkpoint's weights by the names of ``state_dict()``, or by the job's names."""
+    """Return a checkpoint's weights by the names that the model's ``state_dict()`` has.
+
+    A checkpoint of TensorFlow, or of an earlier edl, gives them by the names that the job uses.
+    """
     model: Mapping[str, Blob] = checkpoint.state["model"]
     exported = checkpoint.state.get("state_dict")
     if exported is None:
@@ -123,7 +126,11 @@ def _model(checkpoint: Checkpoint) -> Mapping[str, Any]:
 
 
 def _ties(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the first name of each tensor that has several names, by each of its other names."""
+    """Return, for each further name of a tensor that has several, the tensor's first name.
+
+    Args:
+        checkpoint: the checkpoint of the model.
+    """
     firsts: dict[str, str] = {}
     ties: dict[str, str] = {}
     names: Mapping[str, str] = checkpoint.state.get("state_dict", {}).get("names", {})
