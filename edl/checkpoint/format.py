@@ -317,7 +317,7 @@ def _encode(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob]) -> Any:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a checkpoint file for reading.
+    """Open the file ``path`` for reading.
 
     Raises:
         CheckpointError: if the file cannot be opened.

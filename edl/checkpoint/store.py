@@ -54,9 +54,9 @@ class Durable(Protocol):
     framework: str
 
     def capture(self) -> Any:
-        """Return a copy of the state, which later steps do not change.
+        """Return a copy of the state that later steps do not change.
 
-        The copy has the form that :func:`edl.checkpoint.format.pack_state` takes.
+        It has the form that :func:`edl.checkpoint.format.pack_state` takes.
         """
 
     def restore(self, state: Any) -> None:
@@ -186,7 +186,7 @@ class Checkpoints:
 
     @property
     def _owner(self) -> Owner:
-        """The present ring, as the owner of the directory."""
+        """The ring that this worker is in, as the owner of the directory of checkpoints."""
         return Owner(self._config.job, self._config.run, self.generation)
 
     # --- restoring

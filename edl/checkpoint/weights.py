@@ -1,4 +1,4 @@
-"""Find, read and export the weights of a trained model, without the job that trained it."""
+"""Find, read and export the weights in checkpoints, without the job that trained them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".npz", ".npy", ".on
 
 
 def newest(directory: Path) -> Checkpoint:
-    """Return the newest good checkpoint in ``directory``.
+    """Return the intact checkpoint of the highest step in ``directory``.
 
     Raises:
         CheckpointError: if there is none; the message says why files were refused.

@@ -76,7 +76,7 @@ class NpyHeader:
 
     @property
     def row(self) -> tuple[int, ...]:
-        """The shape of a row."""
+        """The shape of one row: the shape of the array without its first dimension."""
         return self.shape[1:]
 
     @property

@@ -107,14 +107,14 @@ def npz(
 
 
 class CompressedArray:
-    """An array in a compressed member of a ``.npz`` file, held in memory.
+    """A column: an array in a compressed member of a ``.npz`` file, held in memory.
 
     A pickled copy loads the array again from the file.
 
     Args:
         path: the ``.npz`` file.
         stamp: the size and modification time that the file had when it was indexed.
-        name: the name of the array.
+        name: the name of the array in the file.
 
     Raises:
         DataError: if the array cannot be loaded, or the file has changed.

@@ -181,7 +181,7 @@ class _RowGroup:
         self.values = {name: _values(table.column(name)) for name in table.column_names}
 
     def check(self) -> None:
-        """Convert all values to Python objects once, to raise the error of one that cannot be.
+        """Convert every value that PyArrow holds to Python, to raise the error of one that fails.
 
         Some dates of Parquet do not exist in Python.
         """
@@ -270,7 +270,10 @@ def index_groups(path: str, size: int, columns: list[str] | None, skip: bool) ->
 
 
 def open_file(path: str) -> pyarrow.parquet.ParquetFile:
-    """Open a Parquet file so that PyArrow starts no threads, because the process may be forked."""
+    """Open the Parquet file ``path`` so that PyArrow starts no threads.
+
+    Threads would not survive a fork of the process.
+    """
     return _arrow().parquet.ParquetFile(
         path, memory_map=False, pre_buffer=False, page_checksum_verification=True
     )

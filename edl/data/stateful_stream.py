@@ -98,11 +98,15 @@ class StatefulStream(ShardReader):
 
     @property
     def fingerprint(self) -> str:
-        """The type of the data set and a digest of its first samples, in one line."""
+        """The type of the data set and digests of its first samples, in one line of text."""
         return f"{self._named(0)} that begins with samples of digest {'-'.join(self._begins)}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch and the kept states of the data set, for newcomers and checkpoints."""
+        """Return the epoch and the kept states of the data set, for newcomers and checkpoints.
+
+        The keys are ``first`` (the state before the first sample), ``epoch``, and ``marks`` (for
+        each kept state its sample number, the state, and digests of the next samples).
+        """
         marks = [[mark.at, mark.state, mark.followed] for mark in self._marks if mark.followed]
         return {"first": self._first, "epoch": self._epoch, "marks": marks}
 

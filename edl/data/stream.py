@@ -64,7 +64,7 @@ class ShardReader(ABC):
     @property
     @abstractmethod
     def count(self) -> int:
-        """The number of shards."""
+        """How many shards the data have."""
 
     @property
     @abstractmethod
@@ -129,7 +129,7 @@ class ShardReader(ABC):
                 raise
 
     def _take(self, count: int) -> list[Any]:
-        """Read the next ``count`` samples of the open shard, or fewer at its end."""
+        """Return the next ``count`` samples of the open shard; fewer at the shard's end."""
         taken = list(itertools.islice(self._samples, count))
         self._at += len(taken)
         return taken
@@ -142,7 +142,7 @@ class ShardReader(ABC):
 
 
 class Stream(ShardReader):
-    """A stream of shards that a function of the script opens; see :func:`stream`."""
+    """A stream of shards that a script's function opens; see :func:`stream` for its arguments."""
 
     def __init__(
         self, shards: Sequence[Any], open: Open, parse: Callable[[Any], Any] | None = None
@@ -161,7 +161,7 @@ class Stream(ShardReader):
 
     @property
     def count(self) -> int:
-        """The number of shards."""
+        """How many shards the stream has."""
         return len(self.shards)
 
     @property

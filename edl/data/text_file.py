@@ -1,4 +1,4 @@
-"""Read the lines of text files."""
+"""Read the lines of text files as the records of a data set."""
 
 from __future__ import annotations
 

@@ -230,16 +230,20 @@ class State(ABC):
         return self._digested(self._compared.within(group))
 
     def _parts(self) -> set[str]:
-        """Return the keys of the dict from :meth:`_values`; all workers must have the same keys."""
+        """Return the names of the values that this worker sends or expects to receive.
+
+        They are the keys of the dict from :meth:`_values`, and must be the same on all workers.
+        """
         return set(self._names)
 
     # --- what a framework knows ---
 
     @abstractmethod
     def learning_rates(self) -> dict[str, float]:
-        """Return the present learning rates by name, to compare them between workers.
+        """Return the present learning rates, to compare them between workers.
 
-        See :class:`edl.worker.state_check.Compared`.
+        The keys are the names under which error messages mention the learning rates. See
+        :class:`edl.worker.state_check.Compared`.
         """
 
     @abstractmethod
@@ -254,7 +258,7 @@ class State(ABC):
     @staticmethod
     @abstractmethod
     def _size_of(value: Any) -> int | None:
-        """Return the size in bytes of an array of the state; None if ``value`` is no array."""
+        """Return the size in bytes of ``value``, a value of the state; None if it is no array."""
 
     @abstractmethod
     def _digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:

@@ -53,7 +53,11 @@ def arm() -> None:
 
 
 def fails(code: int = 1) -> None:
-    """Record that an exception ends the script, with ``code`` as the exit code of the process."""
+    """Record that an exception ends the script, and the exit code of the process.
+
+    Args:
+        code: the exit code, which the launcher is told.
+    """
     global _code
     _code = code
 
@@ -78,7 +82,7 @@ def ends_well() -> bool:
 
 
 def _in_signal_handler() -> bool:
-    """Return whether this call comes from a signal handler that the script has set."""
+    """Return whether the calling code runs inside a signal handler that the script has set."""
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = {getattr(getattr(each, "__func__", each), "__code__", None) for each in handlers}
     frame: FrameType | None = sys._getframe()

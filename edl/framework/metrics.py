@@ -1,4 +1,4 @@
-"""Compute numbers for the whole job from the numbers that each worker has."""
+"""Compute the mean of a number over all workers of a job, weighted by samples."""
 
 from __future__ import annotations
 

@@ -41,9 +41,10 @@ class NoiseMeter(ABC):
 
     @property
     def wants(self) -> bool:
-        """Whether the gradients of the open step are to be given to :meth:`show`.
+        """Whether to measure the open step, so its gradients must be given to :meth:`show`.
 
-        False with several optimizers, because each of them has a noise of its own.
+        False in a warm-up, and with several optimizers, because each of them has a noise of its
+        own.
         """
         loader = self._worker.loader
         if not loader.open or self._worker.warming_up or loader.progress.optimizers > 1:

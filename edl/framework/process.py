@@ -215,12 +215,12 @@ def step() -> int:
 
 
 def leader() -> str:
-    """Return the name of the worker whose daemon leads the job, such as ``w0``."""
+    """Return the name, such as ``w0``, of the worker whose daemon decides about membership."""
     return f"w{current_worker().leader.worker}"
 
 
 def is_leader() -> bool:
-    """Return whether this worker's daemon leads the job."""
+    """Return whether this worker's daemon is the leader, which decides about membership."""
     worker = current_worker()
     return worker.leader.worker == worker.id
 

@@ -147,7 +147,7 @@ class StepReduction:
 
     @property
     def step(self) -> OptimizerStep:
-        """The state of this optimizer's step on the batch that was handed out last."""
+        """The state of this optimizer's part of the step on the batch that was handed out last."""
         if self._changes != self._worker.loader.changes:
             self._catch_up()
         return self._step
@@ -159,7 +159,7 @@ class StepReduction:
 
     @property
     def is_sending(self) -> bool:
-        """Whether gradients are being sent. Any thread may read this."""
+        """Whether gradients of this optimizer are being sent. Any thread may read this."""
         return self._step.state is StepState.SENDING
 
     # --- a framework that calls
@@ -351,7 +351,10 @@ class StepReduction:
                 return weights
 
     def _repair(self) -> None:
-        """Repair the ring, and bring this step to the state in which the survivors complete it.
+        """Repair the ring, and mark this step's gradients to be sent again in the new ring.
+
+        If other workers had completed the step, it is marked as superseded, and nothing is sent
+        again.
 
         Raises:
             RingError: if the script cannot repair a ring inside a step (see ``cannot_repair``).

@@ -95,7 +95,7 @@ class FrameworkReplica(ABC):
 
     @abstractmethod
     def copied(self, state: dict[str, Any]) -> Any:
-        """Return ``state`` with a copy of each array, in the form that checkpoint files hold."""
+        """Return ``state``, with a copy of each array, in the form that checkpoint files hold."""
 
     @abstractmethod
     def uncopied(self, state: Any) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class FrameworkReplica(ABC):
     @staticmethod
     @abstractmethod
     def size_of(value: Any) -> int | None:
-        """Return the size in bytes of an array of the state; None if ``value`` is no array."""
+        """Return the size in bytes of ``value``, a value of the state; None if it is no array."""
 
     @abstractmethod
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
@@ -128,9 +128,10 @@ class FrameworkReplica(ABC):
 
     @abstractmethod
     def learning_rates(self) -> dict[str, float]:
-        """Return the present learning rates by name, to compare them between workers.
+        """Return the present learning rates, to compare them between workers.
 
-        See :class:`edl.worker.state_check.Compared`.
+        The keys are the names under which error messages mention the learning rates. See
+        :class:`edl.worker.state_check.Compared`.
         """
 
     def signature(self) -> dict[str, str]:
@@ -155,8 +156,7 @@ class FrameworkReplica(ABC):
         """Add ``objects``, by name, to the tracked ones, so newcomers and checkpoints get them.
 
         Raises:
-            UsageError: if an object has no ``state_dict()`` and ``load_state_dict()`` or the like,
-                or if another object has its name.
+            UsageError: if :meth:`check` refuses an object, or if another object has its name.
         """
         self.check(objects)
         add_tracked(self._tracked, objects)

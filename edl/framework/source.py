@@ -1,4 +1,4 @@
-"""Declare a script's training data to its worker, and log what was left out of the data."""
+"""Declare a script's training data to its worker, and log which damaged data edl leaves out."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def attach_stream(
     seed: int,
     prefetch_batches: int,
 ) -> Source:
-    """Declare ``stream`` as the worker's training data, and return its description.
+    """Declare ``stream`` as the worker's training data, and return the data's description.
 
     Args:
         worker: the worker that this process is.
@@ -122,8 +122,8 @@ def attach_stream(
 
     Raises:
         DataError: if the stream has no shards, or too many.
-        UsageError: if the worker has training data already, if the batches are fixed global batches
-            or in pieces, or if a data set without shards is to be shuffled. See
+        UsageError: if the worker has training data already, if ``batches`` has a global batch or a
+            micro-batch, or if a data set without shards is to be shuffled. See
             :meth:`edl.worker.loader_progress.LoaderProgress.attach`.
     """
     if batches.global_batch or batches.micro_batch:
@@ -161,7 +161,7 @@ def attach_source(
 ) -> Source:
     """Declare a numbered data set as the worker's training data, and return its description.
 
-    What was left out of the data set's files is written to the job's event log.
+    If edl has left damaged parts out of the data set's files, the job's event log says so.
 
     Args:
         worker: the worker that this process is.

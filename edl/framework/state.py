@@ -51,7 +51,7 @@ class Trackable(Protocol):
 
 
 class Arrays(Protocol[Array]):
-    """A framework's way to recognise its arrays in a state, and to send them."""
+    """The interface by which a framework recognises its arrays in a state, and sends them."""
 
     def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
         """Return the array to send for ``value``, and a reference to it; None if it is no array.
@@ -169,9 +169,9 @@ def fill(description: Any, arrays: Mapping[int, Array], empty: Callable[[Referen
     This is the inverse of :func:`describe`.
 
     Args:
-        description: the description of the state.
-        arrays: the received arrays by index.
-        empty: makes an array that was not sent, because it has no elements.
+        description: a copy of the state in which references stand in place of arrays.
+        arrays: the received arrays by the index of their references.
+        empty: a function of a reference that makes an array without elements, which is not sent.
     """
 
     def leaf(value: Any, _where: str) -> Any:
@@ -183,7 +183,7 @@ def fill(description: Any, arrays: Mapping[int, Array], empty: Callable[[Referen
 
 
 def references(description: Any) -> list[Reference]:
-    """Return all references of a description, sorted by index."""
+    """Return all references in ``description``, which stand in place of arrays, sorted by index."""
     found: list[Reference] = []
 
     def look(value: Any, _where: str) -> None:

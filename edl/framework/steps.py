@@ -176,7 +176,11 @@ class BatchSteps:
             self._numbers.warm_up()
 
     def limit(self, max_steps: int | None) -> None:
-        """Set how many updates the job makes at most; None: only the epochs end the training."""
+        """Set how many updates the job makes at most.
+
+        Args:
+            max_steps: the number of updates; None: only the epochs end the training.
+        """
         self._max_steps = max_steps
 
     @property
