@@ -68,7 +68,7 @@ class RandomNumbers:
             self._seen = self._read()
 
     def look(self) -> None:
-        """Seed this worker's generators anew if the script has seeded them since the last call.
+        """Seed this worker's generators anew if the script has seeded them since edl did.
 
         Call this between two batches. The script's new seed enters the worker's own seed.
         """

@@ -312,7 +312,7 @@ class StepReduction:
     # --- decisions
 
     def _catch_up(self) -> None:
-        """Follow the worker: begin its new step, or count one more batch in the present step."""
+        """Begin the step that the worker has begun, or count its further batch in the open step."""
         loader = self._worker.loader
         if self._changes == loader.changes:
             return

@@ -62,7 +62,7 @@ class FrameworkReplica(ABC):
         self._parts = StateArrays(self.compared, self.size_of)
 
     def rename(self, kinds: Sequence[str]) -> None:
-        """Set the classes of the optimizers that checkpoints name, if the script has several.
+        """Set the names of the optimizers' classes, which checkpoints record, if there are several.
 
         Args:
             kinds: the names of the classes, in the order of the optimizers.
@@ -74,7 +74,14 @@ class FrameworkReplica(ABC):
     @staticmethod
     @abstractmethod
     def check(objects: Mapping[str, Any]) -> None:
-        """Raise UsageError if one of ``objects``, by name, cannot be tracked."""
+        """Check that objects can be tracked: their states can be read and loaded.
+
+        Args:
+            objects: the objects by name.
+
+        Raises:
+            UsageError: if one of them cannot be tracked.
+        """
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
