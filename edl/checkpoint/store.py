@@ -334,7 +334,10 @@ class Checkpoints:
         self._save(at, replica)
 
     def hasten(self) -> None:
-        """Make a save due at the next boundary between two steps, however new the newest one is."""
+        """Make a save due at the next boundary between two steps, however new the newest one is.
+
+        This has no effect before the first :meth:`save_if_due`, so only on a worker that saves.
+        """
         self._due_at = -math.inf if self._due_at is not None else None
 
     def _age_of_newest(self) -> float:
