@@ -21,14 +21,15 @@ def address_of(interface: str) -> str | None:
 
 
 def own_address(configured: str, interface: str, zookeeper: str) -> str:
-    """Return the configured address, or else the address of the interface that leads to ZooKeeper.
+    """Return the IP address of this host at which the job's other hosts reach it.
 
-    If the search for that interface finds nothing but loopback, the result is the loopback address.
+    It is the configured address; else the first address of ``interface``; else the address from
+    which this host would send to ZooKeeper; else the loopback address.
 
     Args:
-        configured: an address of this host, or a name of it; empty if none was configured.
+        configured: an address or a name of this host; empty if none was configured. With
+            ``interface``, it must be an address of that interface.
         interface: the network interface that must have the address; empty for any interface.
-            Without ``configured``, its first address is returned.
         zookeeper: the ZooKeeper servers (``host:port,...``, perhaps with a path). Nothing is sent
             to them: only the route to them is looked up.
 
@@ -46,7 +47,12 @@ def own_address(configured: str, interface: str, zookeeper: str) -> str:
 
 
 def _on(interface: str, given: str) -> str:
-    """Return ``given`` if the interface has that address; if ``given`` is empty, its first address.
+    """Return the address of this host on a network interface.
+
+    Args:
+        interface: the name of the interface.
+        given: the address that the interface must have, which is then returned; empty for the first
+            address of the interface.
 
     Raises:
         UsageError: the interface has no IPv4 address, or ``given`` is not one of its addresses.
@@ -99,7 +105,7 @@ def _resolved(name: str) -> str:
 
 
 def _towards(server: str) -> str | None:
-    """Return the address of this host from which it would send to ``server``.
+    """Return the IPv4 address of this host from which it would send to ``server``.
 
     The result is None if that address is loopback, or if the server cannot be resolved or reached.
     ``server`` is ``host`` or ``host:port``.
@@ -119,7 +125,10 @@ def _towards(server: str) -> str | None:
 
 
 def _addresses() -> dict[str, tuple[str, ...]]:
-    """Return the IPv4 addresses of each network interface that has any, in the kernel's order."""
+    """Return the IPv4 addresses of each network interface that has any, by the interface's name.
+
+    The interfaces are sorted by name; the addresses of one have the kernel's order.
+    """
     found = {
         name: tuple(str(one.address) for one in entries if one.family == socket.AF_INET)
         for name, entries in psutil.net_if_addrs().items()
@@ -128,5 +137,9 @@ def _addresses() -> dict[str, tuple[str, ...]]:
 
 
 def _listed(addresses: dict[str, tuple[str, ...]]) -> str:
-    """Return a list of network interfaces and their addresses as text for an error message."""
+    """Return network interfaces and their addresses as text for an error message.
+
+    ``addresses`` has the addresses by the name of the interface. The text is like "eth0 (10.0.0.1),
+    lo (127.0.0.1)".
+    """
     return ", ".join(f"{name} ({', '.join(own)})" for name, own in addresses.items())

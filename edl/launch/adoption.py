@@ -1,10 +1,11 @@
 """Find the workers that a killed agent left running, so that the next agent can take them over.
 
-A worker has in its environment the name of its job, the secret of that start of the job, the name
-of its host, its slot, and the id of its start attempt. The helper processes that a worker started
-have the same variables, even if they have a session of their own. Therefore the launcher writes
-the identity of the worker process itself into a file beside its log. None of this needs ZooKeeper:
-workers that have not registered yet, and frozen workers whose session has expired, are found too.
+A worker has environment variables with the name of its job, the secret of that run of the job, the
+name of its host, its slot, and the id of its start attempt (an agent's one try to start a worker in
+a slot). The helper processes that a worker started have the same variables, even if they have a
+session of their own. Therefore the launcher writes the pid and the start time of the worker process
+itself into a file beside its log. None of this needs ZooKeeper: workers that have not registered
+yet, and frozen workers whose session has expired, are found too.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class RunningWorker:
     def poll(self) -> int | None:
         """Return None while the process runs, and ``UNKNOWN_EXIT`` once it has ended.
 
-        The real exit code is not available: the operating system gives it only to the parent
-        process.
+        The real exit code of the process is not available: the operating system gives it only to
+        the parent process, which was an earlier agent.
         """
         try:
             ended = not self.process.is_running()
@@ -76,7 +77,7 @@ def identity(pid: int) -> str:
 def find(
     environment: Mapping[str, str], record_of: Callable[[str], Path]
 ) -> tuple[RunningWorker, ...]:
-    """Find the running workers that belong to the same job and host as this agent's workers.
+    """Find the running workers that an earlier agent started for this agent's job and host.
 
     Args:
         environment: the variables that this agent gives its workers; job, secret and host are
@@ -86,8 +87,8 @@ def find(
             group counts as the worker.
 
     Returns:
-        The workers, ordered by slot and id of the start attempt. A process that ended meanwhile, or
-        that belongs to another user, is left out.
+        The workers, ordered by slot and id of the start attempt. A process that ended during the
+        search, or that belongs to another user, is left out.
     """
     wanted = {name: environment.get(name) for name in SAME}
     found = []
@@ -123,9 +124,10 @@ def _is_worker(pid: int, record: Path) -> bool:
 
 
 def has_died(former: Host) -> bool:
-    """Return whether the agent that ZooKeeper still lists for this host has certainly ended.
+    """Return whether an earlier agent of this host has certainly ended.
 
-    The answer is False if a process of this host has the pid of that agent.
+    ``former`` is the record that ZooKeeper still has of this host, with the pid of that agent. The
+    answer is False if any process on this host has that pid.
     """
     return not psutil.pid_exists(former.pid)
 

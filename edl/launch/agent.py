@@ -64,17 +64,18 @@ class Agent(Supervisor[AgentState]):
         environment: the variables of the workers, besides those that the agent adds.
         logs: an existing directory for the workers' output.
         greeting: the line that is shown once this host is registered.
-        limits: how long the agent waits for what.
+        limits: the time limits of the agent, such as for the start of a worker.
         np: the number of workers that this host requests once it is registered; 0 for none.
         joined: whether the first signal makes this host leave the job instead of ending the job. A
             host whose slots the job needs leaves as soon as other hosts have replaced its workers.
         ends_job: whether a signal ends the job, even with ``joined``, if no worker is desired on
             any other host.
-        on_snapshot: called each time the records were read, with the snapshot; None to call
+        on_snapshot: called with the job's records each time the agent has read them; None to call
             nothing.
         stack_signal: the number of the signal that makes a worker write the stacks of its threads;
             0 if no signal does.
-        meanwhile: a context manager that is entered while this host takes part in the job.
+        meanwhile: a context manager that is entered while this host takes part in the job; None for
+            none.
         borrowed_file: the file with the number of slots of this host that the job borrows; None if
             there is no such file.
         reclaim_s: the time in seconds in which borrowed slots must be free, if a request to give
@@ -140,10 +141,11 @@ class Agent(Supervisor[AgentState]):
     def _await_former(self) -> None:
         """Wait while ZooKeeper still lists an agent of this host's name that may have died.
 
-        For an agent that died on this host, the wait ends after ``former_s`` at the latest. An
-        agent at another address may have died with its machine, which this host replaces: then its
-        session expires within ``former_sessions`` session time-outs. The method returns at once if
-        the other agent runs on this host, and at a signal.
+        If that agent died on this host, the wait ends after ``former_s`` seconds at the latest. An
+        agent at another address may have died with its machine, which this host replaces: its
+        session expires within ``former_sessions`` session time-outs, and the wait ends then. The
+        method returns at once if the other agent runs on this host, if ZooKeeper is away, or if
+        this process gets a signal.
         """
         began, limits = time.monotonic(), self._own.limits
         while not self._signals:
@@ -167,7 +169,10 @@ class Agent(Supervisor[AgentState]):
             self._wake.wait(limits.poll_s)
 
     def _take_over(self, now: float) -> None:
-        """Take over the workers that an earlier agent of this host left running."""
+        """Take over the workers that an earlier agent of this host left running; follow their logs.
+
+        ``now`` is the agent's monotonic clock, in seconds.
+        """
         for one in self._workers.take_over():
             log = self._workers.log_of(one.attempt_id)
             if log.exists():
@@ -227,9 +232,11 @@ class Agent(Supervisor[AgentState]):
             self._changed.set()
 
     def _look_at_template(self, snapshot: Snapshot) -> None:
-        """Start or check the template of the workers, and record once why there is none.
+        """Start the template of the workers or read its messages; record once why there is none.
 
-        Nothing is recorded if the user did not ask for a template.
+        The template is a process that forks workers (:mod:`edl.launch.template`). The reason is
+        recorded as an event of the job, which gets its generation and step from ``snapshot``, the
+        job's records. Nothing is recorded if the user did not ask for a template.
         """
         self._template.look()
         why = self._template.why_none
@@ -255,9 +262,11 @@ class Agent(Supervisor[AgentState]):
     def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
         """Lower the desired number of workers, and record that the slot is disabled.
 
-        If the desired numbers have changed since ``snapshot``, nothing is done, and the slot is
-        judged again in the next turn. A later request for more workers on this host may use the
-        slot again.
+        Args:
+            given_up: the slot, the reason, and the workers by host that are desired without it.
+            snapshot: the job's records by which this was decided. If the desired workers have
+                changed since, nothing is done, and the slot is judged again in the next turn. A
+                later request for more workers on this host may use the slot again.
         """
         before, fewer = snapshot.desired.hosts, given_up.desired
         why = f"slot {given_up.slot} of host {self._host.name} is disabled"
@@ -273,6 +282,10 @@ class Agent(Supervisor[AgentState]):
 
         The request is repeated for ``former_s`` seconds, because the workers of a dead host that
         this host replaces may count until the dead host's session ends.
+
+        Args:
+            snapshot: the job's records.
+            now: the agent's monotonic clock, in seconds.
         """
         asked, got, name = self._host.requested_np, self._got_np, self._host.name
         if not asked or self._signals or snapshot.job.state is not JobState.RUNNING:
@@ -305,9 +318,12 @@ class Agent(Supervisor[AgentState]):
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
         """Carry out the first signal once: the host leaves the job, or the job ends.
 
-        If the job is over, the workers that still run are ended. ``snapshot`` is None while
-        ZooKeeper is away: then the workers are told directly that the job ends, if this agent
-        submitted the job.
+        If the job is over, the workers that still run are ended.
+
+        Args:
+            snapshot: the job's records. While ZooKeeper is away it is None: then the workers are
+                told directly that the job ends, if this agent submitted the job.
+            now: the agent's monotonic clock, in seconds.
         """
         if not self._signals or self._asked:
             return
@@ -381,6 +397,7 @@ class Agent(Supervisor[AgentState]):
         """Set the desired workers of this leaving host to 0 again if they have been raised.
 
         A process that did not know that this host leaves may have requested workers here.
+        ``snapshot`` has the job's records.
         """
         name = self._host.name
         if (
@@ -407,10 +424,10 @@ class Agent(Supervisor[AgentState]):
         self._written = host
 
     def _kill(self) -> int:
-        """Kill the workers of this host after a second signal, and return the exit code.
+        """Kill the workers of this host after a second signal, and return the agent's exit code.
 
-        A joined host sets its desired workers to 0. Otherwise the job becomes STOPPED, or STOPPING
-        if workers of other hosts are still registered.
+        A joined host also sets its desired workers to 0. Otherwise the job becomes STOPPED, or
+        STOPPING if workers of other hosts are still registered.
         """
         self._workers.kill_all(self._own.limits.killed_s)
         self._say("the workers on this host were killed")
@@ -461,8 +478,9 @@ class Agent(Supervisor[AgentState]):
 
 
 def exit_after(signals: Iterable[signal.Signals]) -> int:
-    """Return the exit code of a command after ``signals``, as a shell reports it: 130 after Ctrl-C.
+    """Return the exit code of a command that ended because of ``signals``: 130 after Ctrl-C.
 
-    Only the first signal counts.
+    It is 128 plus the number of the first signal, as a shell reports it; later signals do not
+    count.
     """
     return exit_status(-next(iter(signals)))

@@ -45,7 +45,7 @@ class BorrowedSlots:
         file: the file with the number of borrowed slots; None if there is no such file.
         within_s: the time in seconds in which slots must be given back, if the request does not say
             it.
-        say: shows a sentence, unless the same one was shown before.
+        say: shows a sentence to the user, unless the same one was shown before.
     """
 
     def __init__(
@@ -75,10 +75,12 @@ class BorrowedSlots:
         self._signalled = True
 
     def follow(self, snapshot: Snapshot) -> bool:
-        """Carry out what the file or SIGUSR1 requests since the last call.
+        """Borrow or give back slots as the file or SIGUSR1 has requested since the last call.
+
+        Nothing is done unless the job, whose records are in ``snapshot``, is running.
 
         Returns:
-            Whether the number of desired workers has changed.
+            Whether a request was written to the job's records.
         """
         if snapshot.job.state is not JobState.RUNNING:
             return False
@@ -94,10 +96,12 @@ class BorrowedSlots:
         return changed
 
     def record_returned(self, snapshot: Snapshot, living: Iterable[Process]) -> bool:
-        """Record the borrowed slots that are free again; return whether there are any.
+        """Record in ZooKeeper the borrowed slots that are free again; return whether there are any.
 
-        ``living`` are the worker processes that run on this host. A process that is not registered
-        with the job still occupies its slot.
+        Args:
+            snapshot: the job's records, with the slots that are to be given back.
+            living: the worker processes that run on this host. A process that is not registered
+                with the job still occupies its slot.
         """
         members = {member.id for member in snapshot.members}
         hidden = sum(process.worker not in members for process in living)
@@ -107,10 +111,11 @@ class BorrowedSlots:
         return bool(done)
 
     def _read(self) -> tuple[int, float] | None:
-        """Return the number of slots and the seconds that the file requests.
+        """Return what the file requests: the number of borrowed slots, and a time in seconds.
 
-        The result is None if there is nothing new: no file is configured, the file was read less
-        than ``LOOK_S`` ago, or its content is not usable (which is shown once).
+        In that time, slots that are given back must be free. Without a file the number is 0. The
+        result is None if there is nothing to follow: no file is configured, the file was read less
+        than ``LOOK_S`` seconds ago, or its content is not usable (which is shown once).
         """
         now_s = time.monotonic()
         if self._file is None or now_s - self._looked_s < LOOK_S:
@@ -139,9 +144,16 @@ class BorrowedSlots:
     def _set(self, snapshot: Snapshot, slots: int, within_s: float, why: str) -> bool:
         """Make ``slots`` the number of slots of this host that the job borrows.
 
-        Slots that are given back must be free within ``within_s`` seconds. ``why`` names the source
-        of the request, for the event log. Returns whether the desired workers have changed; a
-        refused request is shown, and changes nothing.
+        A refused request is shown to the user, and changes nothing.
+
+        Args:
+            snapshot: the job's records.
+            slots: the number of borrowed slots, from 0.
+            within_s: the time in seconds in which slots that are given back must be free.
+            why: the source of the request (a file or a signal), for the event log.
+
+        Returns:
+            Whether the request was written to the job's records.
         """
         host = self._host
 

@@ -13,7 +13,7 @@ from edl.errors import UsageError
 
 
 def check_command(command: Sequence[str], cwd: Path, search_path: str | None) -> None:
-    """Raise an error if the job's command cannot run on this host.
+    """Raise an error if the command of the job's workers cannot run on this host.
 
     Args:
         command: the program and its arguments.

@@ -1,8 +1,8 @@
 """Find the workers of this host that do not answer their agent, and record where they hang.
 
-The agent asks only workers that have left ZooKeeper or were evicted. Agent and worker are on the
-same host, so the network cannot be the cause: a worker that does not answer is frozen, or too
-overloaded to be of use.
+The agent asks only workers whose ZooKeeper session has ended or that were evicted. Agent and worker
+are on the same host, so the network cannot be the cause: a worker that does not answer is frozen,
+or too overloaded to be of use.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _OF_A_THREAD = ("comm", "wchan", "syscall")  # in /proc; syscall only with the r
 
 
 class UnresponsiveWorkers:
-    """The workers of one agent that do not answer it, and how to learn where they hang.
+    """A detector of the workers on one host that do not answer, which also records where they hang.
 
     Args:
         store: the records of the job.
-        host: the name of the agent's host.
-        workers: the worker processes of the agent.
+        host: the name of the host.
+        workers: the worker processes of the launcher that owns this object.
         stack_signal: the number of the signal that makes a worker write the stacks of its threads;
             0 if no signal does.
     """
@@ -51,11 +51,20 @@ class UnresponsiveWorkers:
     def look(
         self, processes: Sequence[Process], snapshot: Snapshot, now: float
     ) -> tuple[Process, ...]:
-        """Ask the suspect workers, and set ``unresponsive_since`` of each process by its answer.
+        """Ask the suspect workers over HTTP whether they run; note in each process since when not.
 
-        A process that did not answer keeps its earlier time, or gets ``now``; every other process
-        gets None. The call takes up to ``ASK_TIMEOUT_S``. It also records the stacks that
+        Suspect is a worker whose session has ended or that was evicted. The call takes up to
+        ``ASK_TIMEOUT_S`` seconds. It also records, as events, the files of stacks that
         :meth:`write_stacks` has requested before.
+
+        Args:
+            processes: the worker processes of this launcher.
+            snapshot: the job's records.
+            now: the launcher's monotonic clock, in seconds.
+
+        Returns:
+            The processes in the same order, with ``unresponsive_since``: for one that did not
+            answer, its earlier value, or else ``now``; None for every other.
 
         Raises:
             CoordinationError: ZooKeeper is away, so an event could not be recorded; call it again.
@@ -111,9 +120,10 @@ class UnresponsiveWorkers:
 
 
 def _native(pid: int) -> list[str]:
-    """Return one line for each thread of a process: what the kernel reports it to be waiting in.
+    """Return one line for each thread of process ``pid``: what the thread waits for in the kernel.
 
-    What this user may not read is left out.
+    A line has the name of the thread, its kernel function and its system call, from ``/proc``.
+    Values that this user may not read are left out.
     """
     lines = []
     for task in sorted(Path(f"/proc/{pid}/task").iterdir()):

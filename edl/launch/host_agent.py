@@ -39,7 +39,8 @@ class Display:
 
     Attributes:
         output: shows the lines of the workers and of the agent itself.
-        on_snapshot: called each time the agent has read the job's records; None to call nothing.
+        on_snapshot: called with the job's records each time the agent has read them; None to call
+            nothing.
     """
 
     output: Output
@@ -101,8 +102,8 @@ def submitter_agent(
         display: where the agent shows the job.
         or_join: whether all hosts run `edl run --or-join`: then a signal makes this host leave, and
             ends the job only if no worker is desired on any other host.
-        replaced_events: the events of an earlier job of that name, as text; they are written beside
-            its logs. Empty if there are none.
+        replaced_events: the events of an earlier job of that name, one JSON object a line; they are
+            written beside its logs. Empty if there are none.
     """
     _keep_events(replaced_events, config.state_dir(), job.name)
     greeting = f"job {job.name} starts with {workers(job.spec.np)}"
@@ -165,11 +166,13 @@ def joining_agent(
 def worker_environment(
     job: Job, hosts: str, here: Host, secret: str, interface: str
 ) -> dict[str, str]:
-    """Return the environment of a worker: the user's variables, and what connects it to its job.
+    """Return the environment of a worker: the user's variables, and those that edl adds.
+
+    edl adds the job, its secret, the ZooKeeper servers, this host and its address.
 
     Args:
-        job: the job of the worker.
-        hosts: the ZooKeeper servers.
+        job: the record of the worker's job.
+        hosts: the ZooKeeper servers, ``host:port,...``.
         here: the record of this host.
         secret: the secret of the job.
         interface: the network interface that the user has chosen, which is passed on to NCCL; empty
@@ -192,7 +195,16 @@ def worker_environment(
 def _agent(
     store: JobStore, job: Job, here: Host, settings: Config, display: Display, role: Role
 ) -> Agent:
-    """Build an agent, store the job's secret on this host, and create the directory of the logs."""
+    """Build an agent, store the job's secret on this host, and create the directory of the logs.
+
+    Args:
+        store: the records of the job; its session has the job's secret.
+        job: the record of the job.
+        here: the record of this host.
+        settings: the settings of this process.
+        display: where the agent shows the job.
+        role: the part that this host takes in the job.
+    """
     session = store.session
     assert session.access is not None
     secret = session.access.secret
@@ -228,8 +240,13 @@ def _agent(
 def _keep_events(events: str, state: Path, job: str) -> None:
     """Write the events of an earlier job of the same name beside its logs.
 
-    The logs and that file are put aside next, when the directory for the new job is made. Empty
-    ``events`` are not written; a failure to write is only logged.
+    A failure to write is only logged. When the log directory of the new job is made, the logs and
+    that file are moved into a subdirectory.
+
+    Args:
+        events: the events as text, one JSON object a line; empty to write no file.
+        state: the directory of edl's state.
+        job: the name of the job.
     """
     if not events:
         return

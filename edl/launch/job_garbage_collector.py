@@ -1,4 +1,4 @@
-"""Remove jobs that ended long ago from ZooKeeper, in a thread of an agent.
+"""Remove the records of jobs that ended long ago from ZooKeeper, in a thread of an agent.
 
 Only jobs whose secret is stored on this host for this user are removed.
 """
@@ -28,9 +28,9 @@ END_S = 2.0  # and so long is waited for it
 
 
 class JobGarbageCollector:
-    """A context manager that removes outdated jobs when it is entered, and then every hour.
+    """A context manager that removes old ended jobs from ZooKeeper on entry, and then every hour.
 
-    The work is done in a thread of its own, so entering does not wait.
+    A thread of its own does the work, so entering does not wait.
 
     Args:
         store: the records of the agent's own job, which is never removed. Its session is used to
@@ -69,14 +69,18 @@ class JobGarbageCollector:
             hourly = True
 
     def _of_this_user(self) -> list[str]:
-        """Return the names of the jobs whose secrets are stored here, without reading the jobs."""
+        """Return the names of the jobs in ZooKeeper whose secrets this user's state directory has.
+
+        Only the names are read from ZooKeeper, not the jobs' records.
+        """
         jobs = self._state / "jobs"
         return [name for name in job_names(self._session) if (jobs / name / "secrets").exists()]
 
     def _remove(self) -> None:
-        """Remove the outdated jobs through a new ZooKeeper session that has all their secrets.
+        """Remove the ended jobs that ``retention`` does not keep, through a new ZooKeeper session.
 
-        The removal stops early when the agent is about to end.
+        That session proves the secrets of all these jobs. When the agent ends, the removal goes on
+        for ``GRACE_S`` seconds at most.
         """
         near = self._session
         with Session(near.hosts, near.session_timeout_s, near.connect_timeout_s) as session:

@@ -1,6 +1,6 @@
-"""Read a worker's log while the worker writes it and replaces it by new files.
+"""Read a worker's log file while the worker appends to it and, from time to time, begins a new one.
 
-:mod:`edl.daemon.own_log` is the writer.
+The worker then renames the old file (:mod:`edl.daemon.own_log` is the writer).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MISSED = b"\nedl: what the worker has written here is gone: nobody read it in t
 
 
 class LogReader:
-    """A reader that returns the content of a worker's log, and then what the worker adds to it.
+    """A reader of the log at ``path`` that goes on in the new file when the worker begins one.
 
     Args:
         path: the path of the log.
@@ -33,7 +33,7 @@ class LogReader:
             self._file.seek(0, os.SEEK_END)
 
     def read(self, most_bytes: int) -> bytes:
-        """Return the next bytes of the log; empty if there are no more now.
+        """Return the next bytes of the log; empty if the worker has written no more yet.
 
         At most ``most_bytes`` are read. If a file was replaced twice before this reader came to it,
         the result begins with a line that says that output is missing.
@@ -64,7 +64,7 @@ class LogReader:
         return self._path.exists() and not self._is_file(self._path)
 
     def _is_file(self, path: Path) -> bool:
-        """Return whether the file that is being read now has the name ``path``."""
+        """Return whether ``path`` names the file that this reader has open."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
         except OSError:  # the file was removed

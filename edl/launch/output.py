@@ -2,10 +2,10 @@
 
 A worker writes to a log file, not to a pipe, so that it can go on when the agent has died. The
 agent reads the log files, and leaves out the errors that Horovod prints when a ring breaks. Only
-one thread writes to the terminal, and no other thread waits for it: a terminal or pipe that nobody
-reads (``edl run | less``, Ctrl-S) delays no decision. Meanwhile the workers' lines wait in their
-files, and the newest of the agent's own lines in memory. No function of this module raises an error
-when the terminal or the pipe is closed.
+one thread writes to the terminal, and no other thread waits for it. So a terminal or pipe that
+nobody reads (``edl run | less``, Ctrl-S) delays no decision of the agent. While it is not read, the
+workers' lines wait in their files, and the newest of the agent's own lines in memory. No function
+of this module raises an error when the terminal or the pipe is closed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright
 
 
 class _Note(NamedTuple):
-    """A line of the agent's own, with a shorter form in case a worker has said the same.
+    """A line of the agent's own, with a shorter form in case a worker has printed the same before.
 
     Attributes:
         text: the line.
@@ -56,7 +56,7 @@ class _Note(NamedTuple):
 
 
 class _Tail:
-    """A reader of one worker's log, with the prefix of its lines."""
+    """A reader of one worker's log that knows the prefix of its lines and its progress bar."""
 
     def __init__(self, path: Path, slot: int, from_now: bool) -> None:
         self.path = path
@@ -88,7 +88,7 @@ class _Tail:
 
     @property
     def bar(self) -> str:
-        """The present state of the worker's progress bar; empty if none is being drawn."""
+        """The newest state of the progress bar that the worker draws; empty if it draws none."""
         return as_shown(self._rest) if b"\r" in self._rest.rstrip(b"\r") else ""
 
     def close(self) -> None:
@@ -101,8 +101,13 @@ class Output:
 
     Lines of workers go to standard output; the agent's own lines and log records go to standard
     error. On a terminal both go through ``console``, in colour, above the progress bars and a line
-    that ``live`` renders, which are drawn again four times a second. If standard output is not a
-    terminal, the state of a progress bar is printed as a line every ``bar_s`` seconds.
+    that ``live`` renders, which are drawn again four times a second.
+
+    Args:
+        console: the console of standard output.
+        live: returns the text that stands below all lines on a terminal; None for no such text.
+        bar_s: the time in seconds after which the state of a worker's progress bar is printed as a
+            line, where standard output is not a terminal.
     """
 
     def __init__(
@@ -152,19 +157,24 @@ class Output:
             self._guard(self._live.stop)
 
     def follow(self, attempt_id: str, path: Path, slot: int, from_now: bool = False) -> None:
-        """Show the lines in the log of one start attempt of a worker.
+        """Show the lines in the log of one start attempt of a worker, as the worker writes them.
 
         Args:
             attempt_id: the id of the start attempt.
             path: the log.
             slot: the slot of the worker, which gives the lines their prefix and colour.
-            from_now: whether to show only lines that are added from now on.
+            from_now: whether to leave out the lines that the log has already.
         """
         with self._lock:
             self._tails[attempt_id] = _Tail(path, slot, from_now)
 
     def name(self, attempt_id: str, name: str) -> None:
-        """Use ``[name]`` as the prefix of the lines of that start attempt from now on."""
+        """Show ``[name]`` before each further line of a worker, where ``[slot N]`` was shown.
+
+        Args:
+            attempt_id: the id of the worker's start attempt.
+            name: the name of the worker, like "w3".
+        """
         with self._lock:
             if attempt_id in self._tails:
                 self._tails[attempt_id].prefix = f"[{name}]"
@@ -172,9 +182,11 @@ class Output:
     def finish(self, attempt_id: str) -> str:
         """Show the rest of the log of a worker that has exited.
 
+        ``attempt_id`` is the id of the worker's start attempt.
+
         Returns:
             The line of the log that best explains why the worker exited; empty if there is none or
-                the log of that start attempt is not followed.
+            the log of that start attempt is not followed.
         """
         with self._lock:
             tail = self._tails.get(attempt_id)
@@ -184,7 +196,7 @@ class Output:
         return best(_last_lines(tail.path))
 
     def note(self, text: str, sentence: str = "", shorter: str = "") -> None:
-        """Show a line of the agent itself.
+        """Show a line of the agent itself, after "edl: ".
 
         Args:
             text: the line.
@@ -206,8 +218,8 @@ class Output:
     def _round(self, last: bool = False) -> None:
         """Write the lines that are waiting: first the workers' lines, then the agent's own.
 
-        A worker's line that was printed before a note was made therefore stands before the note.
-        With ``last`` the logs are read to their end.
+        A worker's line that was printed before a line of the agent therefore stands before it. If
+        ``last`` is True, the logs are read to their end.
         """
         with self._lock:
             notes, unsaid = list(self._notes), self._unsaid
@@ -240,10 +252,10 @@ class Output:
         self._wake.set()
 
     def _due_bar(self, tail: _Tail) -> list[str]:
-        """Return the worker's progress bar as a list of one line, or an empty list.
+        """Return the progress bar of the worker whose log ``tail`` reads, or an empty list.
 
-        The bar is returned only where standard output is not a terminal, if it has changed and
-        ``bar_s`` seconds have passed.
+        The list has one line where standard output is not a terminal, if the bar has changed and
+        ``bar_s`` seconds have passed since it was last shown.
         """
         shown, at = tail.bar_shown
         now = time.monotonic()
@@ -276,9 +288,10 @@ class Output:
         self._guard(lambda: self._console.print(block, soft_wrap=True))
 
     def _is_news(self, line: str) -> bool:
-        """Return False if ``line`` is a sentence of edl's that a worker has printed before.
+        """Return whether a worker's line is to be shown, because no worker has printed it before.
 
-        When all workers are refused, each prints the same sentence, and it is shown once.
+        Only lines that begin with "edl: " are compared; any other is news. When all workers are
+        refused, each prints the same sentence of edl, and it is shown once.
         """
         if not line.startswith(_OF_EDL):
             return True
@@ -306,10 +319,10 @@ class Output:
 
 
 class _Logging(logging.Handler):
-    """A logging handler that shows log records as lines of the agent.
+    """A logging handler that passes log records to ``put`` as lines of the agent.
 
-    After :meth:`take_over` it replaces the handlers that write to a stream; :meth:`give_back`
-    restores them.
+    After :meth:`take_over` it replaces the root logger's handlers that write to a stream;
+    :meth:`give_back` restores them.
     """
 
     def __init__(self, put: Callable[[str], None]) -> None:
@@ -375,7 +388,7 @@ def _colour(tail: _Tail) -> str:
 
 
 def _newest_state(line: bytes) -> bytes:
-    """Return an incomplete line without the earlier states of a progress bar.
+    """Return the last line of a log, not yet complete, without earlier states of a progress bar.
 
     A progress bar overwrites its line: carriage returns separate its states.
     """

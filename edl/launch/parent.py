@@ -24,12 +24,12 @@ def die_with_parent() -> None:
 
 
 def behind_a_shell() -> None:
-    """Fork, and return in the child; the parent waits for the child as a shell would.
+    """Fork and return in the child, while the parent waits for the child as a shell would.
 
-    It makes a difference only for a direct child of horovodrun's session leader; any other process
+    Only a direct child of the session leader that horovodrun has started forks; any other process
     returns at once. horovodrun sends a signal to the children of the process that it has started,
     and then freezes and kills that process. It expects that process to be a shell. But Bash as
-    `/bin/sh` replaces itself by the last command, which is this process. So this process waits in
+    `/bin/sh` replaces itself by its last command, which is this process. So this process waits in
     the shell's place, passes signals on to the child, and exits with the child's exit code. The
     child is killed when the parent dies.
     """

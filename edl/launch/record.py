@@ -1,4 +1,4 @@
-"""Record what a launcher has observed: the end of the job, and events of its workers."""
+"""Write to ZooKeeper what a launcher has observed: the end of the job, and what workers did."""
 
 from __future__ import annotations
 
@@ -26,9 +26,13 @@ from edl.core.snapshot import Snapshot
 
 
 def conclude(store: JobStore, outcome: JobOutcome, snapshot: Snapshot) -> None:
-    """End the job with the state in ``outcome``, unless its state has changed since ``snapshot``.
+    """Write the state in ``outcome`` as the end of the job, and record an event of that end.
 
-    The end is recorded as an event, too.
+    Args:
+        store: the records of the job.
+        outcome: the final state (FINISHED, FAILED or STOPPED), the reason, and the exit code.
+        snapshot: the job's records by which that was decided. If the job's state has changed since,
+            nothing is written.
     """
     state, before = outcome.state, snapshot.job.state
     if store.set_job_state(state, outcome.reason, outcome.exit_code, only_from=(before,)):
@@ -43,10 +47,16 @@ _ENDS: Mapping[JobState, type[Details]] = {
 
 
 def worker_ended(store: JobStore, process: Process, host: str, snapshot: Snapshot) -> None:
-    """Record as an event how a worker's process on ``host`` has ended.
+    """Record as an event how a worker's process has ended.
 
     The event says that the worker failed by itself, or that it exited because it was told to or had
     finished.
+
+    Args:
+        store: the records of the job.
+        process: the process, with its exit code and the last line of its output.
+        host: the name of the host on which it ran.
+        snapshot: the job's records, which give the event its generation and step.
     """
     failed = process.failed or process.deserted
     details = (WorkerFailedDetails if failed else WorkerExitedDetails)(
@@ -60,18 +70,36 @@ def worker_ended(store: JobStore, process: Process, host: str, snapshot: Snapsho
 
 
 def slot_disabled(store: JobStore, host: str, slot: int, reason: str, snapshot: Snapshot) -> None:
-    """Record as an event that no more workers are started in a slot of ``host``, and why."""
+    """Record as an event that no more workers are started in a slot.
+
+    Args:
+        store: the records of the job.
+        host: the name of the slot's host.
+        slot: the number of the slot.
+        reason: why, as a sentence.
+        snapshot: the job's records, which give the event its generation and step.
+    """
     _add(store, SlotDisabledDetails(host, slot), reason, snapshot)
 
 
 def no_template(store: JobStore, host: str, why: str, snapshot: Snapshot) -> None:
-    """Record as an event that ``host`` starts its workers without a template, and why."""
+    """Record as an event that a host starts its workers without a template.
+
+    Args:
+        store: the records of the job.
+        host: the name of the host.
+        why: the reason, in words.
+        snapshot: the job's records, which give the event its generation and step.
+    """
     reason = f"host {host} starts each worker anew, which takes longer than from a template: {why}"
     _add(store, NoTemplateDetails(host), reason, snapshot)
 
 
 def worker_that_ended(event: Event) -> int | None:
-    """Return the id of the worker whose end ``event`` reports; None for any other event."""
+    """Return the id of the worker whose end ``event`` reports: 3 for w3.
+
+    The result is None for any other event, or if the process had not registered as a worker.
+    """
     if not isinstance(event.details, EndedDetails) or event.details.worker is None:
         return None
     return int(event.details.worker[1:])
@@ -80,9 +108,14 @@ def worker_that_ended(event: Event) -> int | None:
 def worker_frozen(
     store: JobStore, process: Process, host: str, stacks: str, snapshot: Snapshot
 ) -> None:
-    """Record as an event that a worker on ``host`` does not answer.
+    """Record as an event that a worker does not answer.
 
-    ``stacks`` is the path of the file that says where its threads are.
+    Args:
+        store: the records of the job.
+        process: the process of the worker.
+        host: the name of the host on which it runs.
+        stacks: the path of the file with the stacks of its threads.
+        snapshot: the job's records, which give the event its generation and step.
     """
     reason = f"{process.name} on {host} does not answer; where its threads are: {stacks}"
     _add(store, WorkerFrozenDetails(process.name, host, process.slot, stacks), reason, snapshot)

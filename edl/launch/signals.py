@@ -1,4 +1,4 @@
-"""Handle the signals that ask a command to end, so that it can end in its own way."""
+"""Handle the signals that ask a command to end, so that the command can end in its own way."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ Handler = Callable[[int, FrameType | None], Any]
 
 @contextmanager
 def handled(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[None]:
-    """While entered, let ``handler`` handle the signals ``numbers``; then restore the old handlers.
+    """While entered, call ``handler`` when one of the signals ``numbers`` comes.
 
-    SIGHUP stays ignored if it is ignored already, as under `nohup`. Outside the main thread nothing
-    is changed, because Python allows signal handlers only there.
+    On leaving, the former handlers are restored. SIGHUP stays ignored if it is ignored already, as
+    under `nohup`. Outside the main thread nothing is changed, because Python allows signal handlers
+    only there.
+
+    Args:
+        numbers: the signals.
+        handler: called with the number of the signal and the interrupted frame.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,6 +1,6 @@
-"""End a job while ZooKeeper is away, by telling its workers directly on their own ports.
+"""End a job while ZooKeeper is away, by telling its workers directly on their HTTP ports.
 
-The job's records in ZooKeeper do not change meanwhile. If agents of other hosts are registered, the
+Meanwhile the job's records in ZooKeeper do not change. If agents of other hosts are registered, the
 agent that has told the workers writes the end of the job when ZooKeeper is back. Until then the
 agents of the other hosts wait: they start no worker once they see how their workers have ended
 (:func:`edl.core.host.job_end.told_to_end`).
@@ -27,13 +27,13 @@ WAITS = (
 
 
 class StopWithoutZooKeeper:
-    """The end of a job while ZooKeeper is away, as the agent that was signalled carries it out.
+    """The end of a job while ZooKeeper is away, as the agent that got a signal carries it out.
 
     Args:
         store: the records of the job.
         host: the name of the agent's host.
-        limits: how long the agent waits for what.
-        say_once: shows a sentence, unless it was shown before.
+        limits: the agent's time limits, of which ``stop_limit_s()`` and ``away_s`` are used.
+        say_once: shows a sentence to the user, unless it was shown before.
     """
 
     def __init__(self, store: JobStore, host: str, limits: SupervisorLimits, say_once: Say) -> None:
@@ -54,13 +54,14 @@ class StopWithoutZooKeeper:
     ) -> None:
         """Tell the workers on this host that the job ends; they tell the rest of their ring.
 
-        Nothing is done if they were told before. If no worker can be told, a sentence says so.
+        Nothing is done if they were told before. If no worker can be told, the user is shown a
+        sentence that says so, and :attr:`begun` stays False.
 
         Args:
-            last: the newest snapshot that was read; None if there is none.
+            last: the newest snapshot of the job's records; None if they were never read.
             living: the worker processes that run on this host.
             cause: the signal that ends the job, in words.
-            now: the time by the agent's monotonic clock, in seconds.
+            now: the agent's monotonic clock, in seconds.
         """
         if self.begun:
             return
@@ -83,16 +84,19 @@ class StopWithoutZooKeeper:
     def is_late(self, now: float) -> bool:
         """Return whether the workers have had more time to end than the job's limit for a stop.
 
-        Only valid once :attr:`begun` is True.
+        The time is counted from :meth:`begin` to ``now`` (monotonic clock, in seconds). Only valid
+        once :attr:`begun` is True.
         """
         assert self._last is not None
         return now - self._since >= self._limits.stop_limit_s(self._last.job)
 
     def is_done(self, now: float) -> bool:
-        """Return whether the agent can end, now that the workers on this host have ended.
+        """Return whether the agent can end; to be called once its workers have ended.
 
-        It waits up to ``away_s`` seconds for ZooKeeper if agents of other hosts were registered.
-        The state is shown to the user. Only valid once :attr:`begun` is True.
+        If agents of other hosts were registered, the answer is False until ``away_s`` seconds after
+        :meth:`begin`, so that this agent can write the end of the job if ZooKeeper comes back. The
+        user is shown which of the two holds. Only valid once :attr:`begun` is True. ``now`` is the
+        agent's monotonic clock, in seconds.
         """
         assert self._last is not None
         others = self._last.present - {self._host}

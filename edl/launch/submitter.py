@@ -1,7 +1,7 @@
-"""Record which process of this host is the agent of `edl run` of a job, in the job's log directory.
+"""Record which process on this host is the agent that `edl run` started for a job.
 
-A command that wants to end the job while ZooKeeper is away finds the agent there, if it runs on the
-same host.
+The record is a file in the job's log directory. A command that wants to end the job while ZooKeeper
+is away finds the agent there, if it runs on the same host.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _RECORD = "run.process"
 
 @contextlib.contextmanager
 def written_down(logs: Path, pid: int) -> Iterator[None]:
-    """While entered, record in the directory ``logs`` that process ``pid`` is the agent of the job.
+    """While entered, keep a file in the directory ``logs`` that names ``pid`` as the job's agent.
 
-    Nothing is recorded if the file cannot be written, for example on a full disk.
+    There is no file if it cannot be written, for example on a full disk.
     """
     record = logs / _RECORD
     with contextlib.suppress(OSError):  # a full disk: then it is not found
@@ -31,9 +31,11 @@ def written_down(logs: Path, pid: int) -> Iterator[None]:
 
 
 def submitters(state: Path, job: str | None) -> dict[str, int]:
-    """Return the agents of `edl run` that run on this host, as a dictionary from job to pid.
+    """Return the agents of `edl run` that run on this host, as a dictionary from job name to pid.
 
-    ``state`` is the directory of edl's state. With ``job`` only the agent of that job is returned.
+    Args:
+        state: the directory of edl's state.
+        job: the name of the only job to look for; None for all jobs.
     """
     found = {}
     for record in (state / "jobs").glob(f"{job or '*'}/logs/{_RECORD}"):

@@ -56,12 +56,13 @@ class Supervisor(ABC, Generic[State]):
     ``run()`` returns the exit code of the launcher. A subclass decides (:meth:`_decide`), ends
     (:meth:`_finish`), shows lines to the user (:meth:`_say`), and follows sources other than its
     workers: requests of users or of a driver (:meth:`_follow`), and signals
-    (:meth:`_handle_signal`).
+    (:meth:`_handle_signal`). In all methods ``snapshot`` is the newest copy of the job's records in
+    ZooKeeper, and ``now`` is the monotonic clock in seconds.
 
     Args:
         store: the records of the job; its session is open.
         workers: starts and ends the worker processes.
-        own: what the launcher knows at first.
+        own: what the launcher knows when it starts, such as its host, its token and its limits.
         command: the command that the worker processes run.
         stack_signal: the number of the signal that makes a worker write the stacks of its threads;
             0 if no signal does.
@@ -115,7 +116,7 @@ class Supervisor(ABC, Generic[State]):
             self._workers.close()
 
     def on_change(self) -> None:
-        """Wake the loop, and let it read the records again; any thread may call this."""
+        """Begin the next turn of the loop at once, with new records; any thread may call this."""
         self._changed.set()
         self._wake.set()
 
@@ -129,12 +130,17 @@ class Supervisor(ABC, Generic[State]):
     def _register(self, now: float) -> None:
         """Write the node of this launcher into ZooKeeper.
 
-        It is called when the ZooKeeper session is new, or the job was written again.
+        It is called when the ZooKeeper session is new, or when the job's records were written again
+        after ZooKeeper had lost them. ``now`` is the monotonic clock, in seconds.
         """
 
     @abstractmethod
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
-        """Carry out what signals have asked for; ``snapshot`` is None while ZooKeeper is away."""
+        """Carry out what the signals that this process got have asked for.
+
+        ``snapshot`` has the job's records; it is None while ZooKeeper is away. ``now`` is the
+        monotonic clock, in seconds.
+        """
 
     @abstractmethod
     def _follow(self, snapshot: Snapshot, now: float) -> None:
@@ -146,22 +152,31 @@ class Supervisor(ABC, Generic[State]):
 
     @abstractmethod
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
-        """Show how the job or the launcher ends; return the exit code, based on ``code``.
+        """Show the user how the job or the launcher ends, and return the exit code of the launcher.
 
-        The result is None if the launcher has to go on for now.
+        Args:
+            snapshot: the job's records.
+            code: the exit code that :meth:`_decide` has chosen.
+            now: the monotonic clock, in seconds.
+
+        Returns:
+            ``code`` or another exit code; None if the launcher has to run on for now.
         """
 
     @abstractmethod
     def _say(self, text: str, for_all: bool = False) -> None:
-        """Show a sentence to the user.
+        """Show the sentence ``text`` to the user.
 
-        With ``for_all`` the other launchers of the job have the same sentence to show, so one of
-        them is enough.
+        If ``for_all`` is True, the other launchers of the job have the same sentence to show, so
+        one of them is enough.
         """
 
     @abstractmethod
     def _last_line(self, attempt_id: str) -> str:
-        """Return the line of a worker's output that best explains why the process has exited."""
+        """Return the line of a worker's output that best explains why its process has exited.
+
+        ``attempt_id`` is the id of the worker's start attempt.
+        """
 
     # --- a turn
 
@@ -211,8 +226,9 @@ class Supervisor(ABC, Generic[State]):
     def _read(self, now: float) -> Snapshot | None:
         """Return the records of the job, or None while ZooKeeper is away.
 
-        They are read again if they may have changed, and at least every ``read_s`` seconds. If the
-        session is new, the launcher is registered first.
+        They are read again if they may have changed, and at least every ``read_s`` seconds;
+        otherwise the last copy is returned. If the session is new, the launcher is registered
+        before. ``now`` is the monotonic clock, in seconds.
         """
         session = self._store.session
         if not session.connected:
@@ -264,9 +280,9 @@ class Supervisor(ABC, Generic[State]):
         self._own = noted(replace(own, answering=living), snapshot, now)
 
     def _new_events(self) -> Iterator[Event]:
-        """Yield the job's events since the last call.
+        """Yield the events of the job that were recorded since the last call, oldest first.
 
-        The workers whose end these events report are remembered.
+        The workers whose end these events report are added to ``ended`` of this launcher's state.
         """
         for number, event in self._store.events.read(self._last_event):
             self._last_event = number
@@ -277,8 +293,10 @@ class Supervisor(ABC, Generic[State]):
     def _alone(self, now: float) -> int | None:
         """Do a turn without ZooKeeper: the workers train on, and the launcher changes nothing.
 
+        ``now`` is the monotonic clock, in seconds.
+
         Returns:
-            The exit code if the launcher ends now, else None.
+            The exit code if the launcher has to end now; None to go on.
         """
         if self._away_since is None:
             self._away_since = now
@@ -289,7 +307,8 @@ class Supervisor(ABC, Generic[State]):
     def _end_without_zookeeper(self, away_s: float) -> int | None:
         """Return the exit code if the launcher must end because ZooKeeper is away; None to go on.
 
-        It ends when none of its workers is left and ZooKeeper has been away for ``away_s`` seconds.
+        It ends when none of its workers is left and ``away_s`` (the seconds since ZooKeeper went
+        away) has reached the limit of the same name.
         """
         limit_s = self._own.limits.away_s
         if len(self._workers) == 0 and away_s >= limit_s:
@@ -340,7 +359,11 @@ class Supervisor(ABC, Generic[State]):
         self._workers.end(ending.attempt_id, ending.kill)
 
     def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
-        """Start no more workers in a slot, and record that as an event."""
+        """Start no more workers in a slot, and record that as an event.
+
+        ``given_up`` has the slot, the start attempt that failed last, and the reason. ``snapshot``
+        has the job's records.
+        """
         process = self._own.process(given_up.attempt_id)
         self._own = self._own.having(replace(process, used_up=True))
         slot_disabled(self._store, self._own.host, given_up.slot, given_up.reason, snapshot)

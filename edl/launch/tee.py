@@ -1,4 +1,4 @@
-"""Pass on the standard error of a child process unchanged, and keep its last lines."""
+"""Copy the standard error of a child process unchanged to another file, and keep its last lines."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _REST_S = 2.0  # for the last output of a child; a process that it started may h
 
 
 class Tee:
-    """A thread that copies ``source`` to ``target`` and keeps the last lines.
+    """A thread that copies ``source`` to ``target`` and keeps the last ``KEPT`` lines.
 
-    It begins with :meth:`start`, and reads on when nothing can be written to ``target`` any more.
+    ``source`` is the pipe of a child's standard error. The thread begins with :meth:`start`. If
+    ``target`` can no longer be written to, it reads on, so that the child is not blocked.
     """
 
     def __init__(self, source: IO[bytes], target: IO[bytes]) -> None:
@@ -30,10 +31,10 @@ class Tee:
         self._thread.start()
 
     def finish(self) -> str:
-        """Return the line that best explains why the child has ended.
+        """Return the line of the output that best explains why the child has ended.
 
         To be called once the child has ended. It waits up to ``_REST_S`` seconds for the rest of
-        the output: a process that the child started may still hold the pipe open.
+        the output, because a process that the child started may still hold the pipe open.
         """
         self._thread.join(_REST_S)
         return best(as_shown(line) for line in [*self._newest])

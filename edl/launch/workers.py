@@ -1,7 +1,7 @@
 """Start, watch and end the worker processes of one launcher; each leads its own process group.
 
-If there is a template (:mod:`edl.launch.template`), a worker is forked from it; otherwise it is
-started by ``exec``.
+If there is a template (a process that forks workers, :mod:`edl.launch.template`), a worker is
+forked from it; otherwise it is started by ``exec``.
 
 A worker of an agent does not depend on the agent: it writes to a log file, and gets no signal when
 the agent dies. When a worker has exited, the rest of its process group is killed, so that none of
@@ -41,7 +41,8 @@ class End:
     """The way in which a worker process has ended.
 
     Attributes:
-        code: the exit code; -9 if SIGKILL killed the process.
+        code: the exit code; -9 if SIGKILL killed the process, ``UNKNOWN_EXIT`` if an earlier agent
+            started it.
         trained_s: the time from the worker's first step to its end, in seconds; None if it trained
             no step.
         said: what the process reported of the end of its script; None if it reported nothing, or an
@@ -58,12 +59,14 @@ class End:
 class Workers:
     """The worker processes that this launcher has started, or taken over, and that still run.
 
+    Each is known by the id of its start attempt, the launcher's one try to start it in a slot.
+
     Args:
         command: the job's command, which every worker runs.
         cwd: the working directory of the workers.
         environment: the variables of all workers; each worker gets some of its own in addition.
         logs: an existing directory for the workers' output.
-        template: the template from which workers are forked; None to start all by ``exec``.
+        template: the template process from which workers are forked; None to start all by ``exec``.
 
     Attributes:
         on_exit: a function that is called, in any thread, when a worker has ended.
@@ -86,12 +89,12 @@ class Workers:
         self.on_exit: Callable[[], None] = lambda: None
 
     def start(self, attempt_id: str, slot: int, waits_s: float = 0.0) -> None:
-        """Start the job's command in ``slot``.
+        """Start the job's command as a worker in ``slot``.
 
         Args:
             attempt_id: the id of this attempt to start a worker.
             slot: the number of the slot on this host, from 0.
-            waits_s: the least time in seconds before the worker registers with the job.
+            waits_s: the least time in seconds from now until the worker registers with the job.
 
         Raises:
             OSError: the operating system cannot start the process, or has no room for the log.
@@ -131,7 +134,12 @@ class Workers:
             self.on_exit()
 
     def _fork(self, attempt_id: str, environment: Mapping[str, str]) -> Child | None:
-        """Fork the worker from the template; return None if there is no usable template now."""
+        """Fork a worker from the template; return None if there is no template that can fork now.
+
+        Args:
+            attempt_id: the id of the attempt to start the worker.
+            environment: all variables of the worker.
+        """
         if self.template is None:
             return None
         return self.template.fork(
@@ -139,7 +147,12 @@ class Workers:
         )
 
     def _spawn(self, attempt_id: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start the command as a new process that writes its output to the log of this attempt."""
+        """Start the command as a new process that writes its output to the log of this attempt.
+
+        Args:
+            attempt_id: the id of the attempt to start the worker.
+            environment: all variables of the worker.
+        """
         with self.log_of(attempt_id).open("ab") as log:
             return subprocess.Popen(
                 self._command,
@@ -152,7 +165,7 @@ class Workers:
             )
 
     def close(self) -> None:
-        """End the template for good; the workers are not ended."""
+        """End the template process for good; the workers that were forked from it go on."""
         if self.template is not None:
             self.template.close()
             self.template.remove_imports()
@@ -168,7 +181,7 @@ class Workers:
         return orphans
 
     def release(self) -> None:
-        """Forget all workers without ending them."""
+        """Stop watching all workers, without ending them."""
         self._running.clear()
 
     def log_of(self, attempt_id: str) -> Path:
@@ -176,7 +189,12 @@ class Workers:
         return self._logs / f"{attempt_id}.log"
 
     def name(self, attempt_id: str, name: str) -> None:
-        """Create a link to the log of a start attempt that has the name of its worker."""
+        """Create a link ``NAME.log`` to the log of a worker.
+
+        Args:
+            attempt_id: the id of the worker's start attempt, which names its log.
+            name: the name of the worker, like "w3".
+        """
         link = self._logs / f"{name}.log"
         if not link.is_symlink():
             with contextlib.suppress(OSError):  # the directory was removed
@@ -187,14 +205,17 @@ class Workers:
         return self._logs / f"{attempt_id}.stacks"
 
     def _record_of(self, attempt_id: str) -> Path:
-        """Return the path of the file that says which process a start attempt has started.
+        """Return the path of the file with the pid and start time of a start attempt's process.
 
-        An agent that takes over the worker reads it.
+        ``attempt_id`` is the id of the attempt. An agent that takes over the worker reads the file.
         """
         return self._logs / f"{attempt_id}.process"
 
     def _trained_of(self, attempt_id: str) -> Path:
-        """Return the path of the file that the worker creates when it has trained a step."""
+        """Return the path of the file that a worker creates when it has trained its first step.
+
+        ``attempt_id`` is the id of the worker's start attempt.
+        """
         return self._logs / f"{attempt_id}.trained"
 
     def pid_of(self, attempt_id: str) -> int | None:
@@ -205,7 +226,7 @@ class Workers:
     def reap(self) -> dict[str, End]:
         """Return how workers have ended since the last call, by the id of their start attempt.
 
-        The files that only a running worker needs are removed.
+        These workers are watched no more. The files that only a running worker needs are removed.
         """
         ends = {}
         for attempt_id, process in list(self._running.items()):
@@ -220,9 +241,13 @@ class Workers:
     def _end_of(
         self, attempt_id: str, process: subprocess.Popen[bytes] | Child | RunningWorker
     ) -> End | None:
-        """Return how the worker of a start attempt has ended; None while it runs.
+        """Return how a worker has ended; None while it runs.
 
         A child that has ended is reaped, so the operating system may use its pid again afterwards.
+
+        Args:
+            attempt_id: the id of the worker's start attempt.
+            process: the worker's process: started, forked, or taken over.
         """
         if isinstance(process, RunningWorker):
             code, said = process.poll(), None
@@ -235,7 +260,7 @@ class Workers:
         return End(code, _age_s(self._trained_of(attempt_id)), said, isinstance(process, Child))
 
     def disable_template(self) -> None:
-        """Fork no more workers, because a forked one failed by itself before its first step.
+        """End the template for good, because a worker forked from it failed before its first step.
 
         The cause may be a difference between a forked process and a process started by ``exec``.
         """
@@ -248,9 +273,10 @@ class Workers:
         return {attempt_id: end for attempt_id, end in ends.items() if end is not None}
 
     def end(self, attempt_id: str, kill: bool) -> None:
-        """Send SIGTERM, or SIGKILL with ``kill``, to the whole process group of a worker.
+        """Send a signal to the whole process group of a worker: SIGKILL if ``kill``, else SIGTERM.
 
-        Nothing is sent if the worker of that start attempt does not run.
+        ``attempt_id`` is the id of the worker's start attempt. Nothing is sent if the worker does
+        not run.
         """
         process = self._running.get(attempt_id)
         if process is not None and (not isinstance(process, RunningWorker) or _lives(process)):
@@ -271,14 +297,14 @@ class Workers:
 def log_directory(
     state: Path, job: str, fresh: bool, kept_jobs: int = 20, kept_s: float = 86400.0
 ) -> Path:
-    """Return the directory for the logs of ``job``; it is created if it does not exist.
+    """Return the directory for the logs of a job on this host; it is created if it does not exist.
 
     Args:
         state: the directory of edl's state.
         job: the name of the job.
-        fresh: whether the job starts now, so that the logs of its previous run are put aside, and
-            logs of jobs long ago are removed.
-        kept_jobs: the number of jobs that keep their logs however old these are; the newest do.
+        fresh: whether the job starts now. If True, the logs of its previous run are moved into a
+            subdirectory, and logs of jobs that ended long ago are removed.
+        kept_jobs: the number of jobs that keep their logs whatever their age; the newest do.
         kept_s: the age in seconds up to which all other jobs keep their logs.
     """
     jobs = state / "jobs"
@@ -291,7 +317,10 @@ def log_directory(
 
 
 def earlier_runs(logs: Path) -> list[Path]:
-    """Return the directories with the logs of earlier runs of a job, the newest last."""
+    """Return the directories with the logs of earlier runs of a job, the newest last.
+
+    ``logs`` is the directory for the logs of the job's newest run.
+    """
     return [run for _, run in sorted(_numbered(logs).items())]
 
 
@@ -301,10 +330,10 @@ def _numbered(logs: Path) -> dict[int, Path]:
 
 
 def _put_aside(logs: Path) -> None:
-    """Move the files of the previous run into a directory ``runN``, and remove the oldest runs.
+    """Move the logs of the previous run into a directory ``runN``, and remove the oldest such runs.
 
-    The previous run may have crashed, so the files are moved when the next run starts.
-    ``KEPT_RUNS`` directories are kept.
+    ``logs`` is the job's directory of logs. The previous run may have crashed, so its files are
+    moved when the next run starts. ``KEPT_RUNS`` directories are kept.
     """
     if left := [path for kind in KINDS for path in logs.glob(kind)]:
         run = logs / f"run{max(_numbered(logs), default=0) + 1}"
@@ -317,7 +346,10 @@ def _put_aside(logs: Path) -> None:
 
 
 def _age_s(path: Path) -> float | None:
-    """Return the seconds since a file was written; None if the file does not exist."""
+    """Return the time since the file ``path`` was last written, in seconds.
+
+    The result is None if the file does not exist or cannot be read.
+    """
     try:
         return max(0.0, time.time() - path.stat().st_mtime)
     except OSError:
@@ -342,14 +374,17 @@ def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
 
 
 def has_ended(child: int) -> bool:
-    """Return whether a child process has ended, without reaping it: its pid stays taken."""
+    """Return whether the child process with the pid ``child`` has ended.
+
+    It is not reaped, so its pid stays taken.
+    """
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def exit_code(child: subprocess.Popen[bytes] | Child) -> int:
-    """Kill the rest of the process group of a child that has ended; return the child's exit code.
+    """Reap a child that has ended, and return its exit code.
 
-    The child is reaped.
+    The rest of the process group that the child leads is killed before.
     """
     signal_group(child.pid, signal.SIGKILL)
     return child.wait()
@@ -370,13 +405,18 @@ def script_end(pid: int) -> ScriptEnd | None:
 def _lives(orphan: RunningWorker) -> bool:
     """Return whether a worker that was taken over still runs, so that it can be signalled.
 
-    Once it has ended, its pid may belong to another process.
+    ``orphan`` is the worker. Once it has ended, its pid may belong to another process.
     """
     return orphan.poll() is None
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:
-    """Send a signal to the process group that ``pid`` leads; nothing happens if it has ended."""
+    """Send a signal to a process group; nothing happens if the group has ended.
+
+    Args:
+        pid: the pid of the process that leads the group.
+        number: the signal.
+    """
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
