@@ -1,4 +1,4 @@
-"""`edl.client`: submit jobs and change running jobs from Python, for schedulers and notebooks.
+"""Submit jobs and change running jobs from Python, for schedulers and notebooks.
 
 ::
 

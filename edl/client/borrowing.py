@@ -1,4 +1,4 @@
-"""Let a job borrow idle slots, and take them back within a deadline."""
+"""Let a job use slots that nobody else needs for now (borrow), and take them back (reclaim)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ GRACE_S = 10.0  # after the deadline, for what was done to be read
 
 @dataclass(frozen=True)
 class Reclaimed:
-    """The slots that a job has given back.
+    """The slots that a job has given back after a request of `edl reclaim`.
 
     Attributes:
         job: the name of the job.
         hosts: the number of slots given back, by host.
         after_s: the time from the request until the slots were free, in seconds.
-        np: the number of workers desired from then on.
+        np: the number of workers that is desired since the request.
     """
 
     job: str
@@ -43,7 +43,16 @@ class Reclaimed:
 
 
 def borrow(store: JobStore, slots: int, host: str | None, limits: ClientLimits = USUAL) -> Resize:
-    """Let a job borrow idle slots; see :meth:`edl.client.job.Job.borrow`."""
+    """Let a job borrow idle slots, and return the desired workers before and after.
+
+    See :meth:`edl.client.job.Job.borrow` for the errors.
+
+    Args:
+        store: the records of the job.
+        slots: the number of slots, at least 1.
+        host: the host of the slots; None for any of the job's hosts.
+        limits: the time limits of the request.
+    """
     now = resizable(store, f"borrow slots for job {store.name}", limits)
     choice = partial(borrowing.borrow, now, slots, host)
     changed = store.set_desired(choice, RequestedBy.PERSON, "edl borrow", LeaseTerms(borrows=True))
@@ -58,9 +67,18 @@ def reclaim(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Reclaimed:
-    """Take borrowed slots back from a job; see :meth:`edl.client.job.Job.reclaim`.
+    """Take borrowed slots back from a job, wait until they are free, and return how long that took.
 
-    A KeyboardInterrupt that interrupts the wait has a note that the request goes on.
+    See :meth:`edl.client.job.Job.reclaim` for the errors. A KeyboardInterrupt that interrupts the
+    wait has a note that the request goes on.
+
+    Args:
+        store: the records of the job.
+        slots: the number of slots; None for all that are borrowed.
+        host: the host of the slots; None for any host.
+        deadline_s: the time in seconds in which the slots have to be free.
+        on_message: called with sentences about the progress.
+        limits: the time limits of the request.
     """
     if not deadline_s > 0:
         raise UsageError(f"the deadline is {deadline_s:g} s; give more than 0")

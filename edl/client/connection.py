@@ -1,4 +1,7 @@
-"""Find the records of a job by its name: which ZooKeeper, which job, and which secret."""
+"""Open the ZooKeeper session and the records of a job that is known by its name.
+
+This includes the search for the ZooKeeper servers and for the job's secret.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from edl.errors import AccessDenied, UsageError, some
 def open_session(hosts: str, settings: config.Config, access: Access | None = None) -> Session:
     """Return a ZooKeeper session with the time limits of ``settings``; it is not started.
 
-    ``hosts`` are the ZooKeeper servers; ``access`` is the name and secret of the job, if known.
+    Args:
+        hosts: the ZooKeeper servers, ``host:port,...``.
+        settings: the settings of this process.
+        access: the name and the secret of the job; None if they are not known yet.
     """
     timeout_s = settings.job_settings.session_timeout_s
     return Session(hosts, timeout_s, settings.connect_timeout_s, access)
@@ -30,7 +36,8 @@ def in_session_of_job(store: JobStore) -> Iterator[JobStore]:
     """Yield the records of the same job, in a session with the session time-out of the job.
 
     The session of ``store`` was opened before the job could be read. If it has that time-out
-    already, it is used; otherwise another session is opened until the end of the block.
+    already, ``store`` itself is yielded; otherwise another session is opened until the end of the
+    block.
 
     Raises:
         UnknownJob: the job does not exist.
@@ -47,10 +54,10 @@ def in_session_of_job(store: JobStore) -> Iterator[JobStore]:
 
 @contextmanager
 def connected(zookeeper: str | None) -> Iterator[Session]:
-    """While entered, provide a session with the ZooKeeper that the user has configured.
+    """While entered, provide a ZooKeeper session.
 
-    If ``zookeeper`` (the servers) is None and no setting names any, the local server of this user
-    is used.
+    ``zookeeper`` has the servers, ``host:port,...``. If it is None, they are those of EDL_ZOOKEEPER
+    or edl.toml, or else the local server of this user.
 
     Raises:
         UsageError: no ZooKeeper is configured and no local one runs.
@@ -77,13 +84,14 @@ def choose_job(
     Args:
         session: a session that is connected.
         name: the name of the job; None for the only job that runs.
-        ended: whether, without a name, the only job may also be one that has ended.
+        ended: whether, without a name and without a running job, the only job that has ended is
+            chosen.
         secret: the secret of the job; None for EDL_SECRET or the secret that this user has stored.
 
     Raises:
         AccessDenied: the job exists and its secret is not known here.
-        UsageError: no job, or more than one, is meant. A name that does not exist raises no error
-            here; the first read of the records does.
+        UsageError: without a name: no job, or more than one, could be chosen. A name that does not
+            exist raises no error here; the first read of the records raises UnknownJob.
     """
     names = job_names(session)
     store = None if name is None else JobStore(session, name)
@@ -104,14 +112,22 @@ def choose_job(
 
 
 def _known(job: str, secret: str | None) -> list[Access]:
-    """Return all secrets that may open the job, each with the name of the job."""
+    """Return all secrets that may open a job, each together with the job's name.
+
+    Args:
+        job: the name of the job.
+        secret: the secret that the user gave; None for those in the user's state directory.
+    """
     return [Access(job, one) for one in candidates(config.state_dir(), job, secret)]
 
 
 def _only(jobs: Sequence[Job], others: Collection[str], ended: bool) -> str:
-    """Return the name of the only running job; with ``ended`` also the only job that has ended.
+    """Return the name of the only running job in ``jobs``.
 
-    ``others`` are the names of jobs whose secret is not known here, for the message.
+    Args:
+        jobs: the jobs whose secrets are known here.
+        others: the names of all other jobs, for the message of the error.
+        ended: whether to return the only job, even if it has ended, when none is running.
 
     Raises:
         UsageError: there is no such job, or more than one.
@@ -137,7 +153,12 @@ def _only(jobs: Sequence[Job], others: Collection[str], ended: bool) -> str:
 
 
 def _locked(job: str, tried: bool) -> str:
-    """Return the error message for a job whose secret is not known here or is wrong (``tried``)."""
+    """Return the error message for a job that cannot be opened.
+
+    Args:
+        job: the name of the job.
+        tried: True if the secrets that are known here are wrong; False if none is known.
+    """
     what = "is another than those known here" if tried else "is not known here"
     return (
         f"the secret of job {job} {what}; give EDL_SECRET, or `edl join --secret-file FILE`: on "

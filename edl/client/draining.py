@@ -16,15 +16,20 @@ from edl.errors import CoordinationError, TimedOut, UsageError
 def drain_worker(
     store: JobStore, worker: int, timeout_s: float, limits: ClientLimits = USUAL
 ) -> str:
-    """Let one worker leave the job, and return the leader's answer.
+    """Let one worker leave the job, and return the leader's answer, a sentence.
 
-    ``worker`` is the number of the worker: 3 is w3. If a KeyboardInterrupt interrupts the wait, the
-    request is taken back, and the error has a note that says whether that succeeded.
+    If a KeyboardInterrupt interrupts the wait, the request is taken back, and the error has a note
+    that says whether that succeeded.
+
+    Args:
+        store: the records of the job.
+        worker: the number of the worker: 3 is w3.
+        timeout_s: the time to wait for the answer, in seconds.
+        limits: the time limits of the request.
 
     Raises:
         UsageError: the job does not run, or the leader refuses.
-        TimedOut: no leader answered within ``timeout_s`` seconds. The message says whether the
-            request was taken back.
+        TimedOut: no leader answered in time. The message says whether the request was taken back.
         JobEnded: the job ended before the leader answered.
         CoordinationError: ZooKeeper is away; the message says whether the request may be written.
     """
@@ -54,9 +59,16 @@ def _answer(
 ) -> Request:
     """Wait for the leader to answer a request to drain a worker, and return the answered request.
 
+    Args:
+        store: the records of the job.
+        number: the number of the request.
+        worker: the number of the worker.
+        timeout_s: the time to wait, in seconds.
+        limits: the time limits of the request.
+
     Raises:
         TimedOut: no leader answered within ``timeout_s`` seconds.
-        JobEnded: the job ended before.
+        JobEnded: the job ended before the leader answered.
     """
     messages = Messages()
     messages(f"no leader of job {store.name} has answered")
@@ -71,8 +83,14 @@ def _answer(
 def _cancel(store: JobStore, number: int, worker: int) -> tuple[Request | None, str]:
     """Take back a request to drain a worker.
 
+    Args:
+        store: the records of the job.
+        number: the number of the request.
+        worker: the number of the worker, for the sentence.
+
     Returns:
-        The request, if it was answered after all, else None; and a sentence about what now holds.
+        The request if the leader has answered it already, else None; and a sentence for the user:
+        that answer, or whether the request was taken back.
     """
     see = f"see `edl status {store.name}`"
     try:
@@ -83,10 +101,16 @@ def _cancel(store: JobStore, number: int, worker: int) -> tuple[Request | None, 
 
 
 def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimits = USUAL) -> str:
-    """Let a host leave the job, and return a sentence that it has left.
+    """Let a host leave the job, wait until it has left, and return a sentence that says so.
 
     The agent of the host ends when its workers have left. If the host has no agent, its workers
     leave all the same. For the errors see :meth:`edl.client.job.Job.drain_host`.
+
+    Args:
+        store: the records of the job.
+        name: the name of the host.
+        timeout_s: the time to wait, in seconds.
+        limits: the time limits of the request.
     """
     what = f"drain host {name} of job {store.name}"
     _check_host(running(store, what, limits), name)
@@ -108,7 +132,14 @@ def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimit
 
 
 def _check_host(now: Snapshot, name: str) -> None:
-    """Raise a UsageError if the host is not in the job, or horovodrun places the job's workers."""
+    """Raise a UsageError if the host cannot be drained.
+
+    That is so if it is not in the job, or if horovodrun places the job's workers.
+
+    Args:
+        now: the newest snapshot of the job's records.
+        name: the name of the host.
+    """
     job = now.job
     if now.assigned.by_slot:
         raise UsageError(

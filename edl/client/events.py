@@ -9,7 +9,11 @@ from edl.core.events import Event
 
 
 def flat(event: Event) -> dict[str, Any]:
-    """Return ``event`` as one flat dictionary that can be written as JSON."""
+    """Return an event of a job as one flat dictionary that can be written as JSON.
+
+    It has ``time`` (ISO 8601, UTC), ``kind``, ``generation``, ``step``, ``reason``, and the details
+    of that kind of event.
+    """
     return {
         "time": datetime.fromtimestamp(event.time, UTC).isoformat(),
         "kind": str(event.kind),

@@ -22,21 +22,21 @@ from edl.errors import CoordinationError, RequestError, Superseded, UnknownJob, 
 
 
 class HeldSize:
-    """A context manager that holds the desired size of a job while one profile changes it.
+    """A context manager that holds a job's desired number of workers while one profile changes it.
 
-    Only one profile of a job at a time can hold it, by the node ``profile/hold``. If a user scales
-    or migrates the job meanwhile, that node says so, and the user's request stays in force. Other
-    changes come from hosts and workers that join and leave: these keep what they asked for, and the
-    rest of the job gets the workers back that it had.
+    A profile measures the job's throughput with several numbers of workers. Only one profile of a
+    job at a time can hold the number, by the node ``profile/hold``. If a user scales or migrates
+    the job meanwhile, that node says so, and the user's request stays in force. Hosts and workers
+    that join or leave also change the desired workers: these changes are kept, and all other hosts
+    get back the workers that they had.
 
     Args:
         store: the records of the job.
-        now: the newest snapshot of the job.
-        limits: how long a request waits for what.
+        now: the newest snapshot of the job's records.
+        limits: the time limits of the requests.
 
     Attributes:
-        outcome: a sentence about the final size, set once the size was given back; empty until
-            then.
+        outcome: a sentence about the final number, set once it was given back; empty until then.
 
     Raises:
         UsageError: (on entering) another profile of the job is under way.
@@ -77,16 +77,16 @@ class HeldSize:
 
     @property
     def before(self) -> Placement:
-        """The desired workers by host, as they were before the profile."""
+        """The desired workers by host, as they were before the profile began."""
         return self._held.before
 
     @property
     def kept(self) -> bool:
-        """Whether another request has changed the desired workers meanwhile."""
+        """Whether another request has changed the desired workers, so that its change is kept."""
         return self._fate is not HoldState.OURS
 
     def _taken(self) -> str:
-        """Return the error message for a job that another profile holds."""
+        """Return the error message for a job whose size another profile holds."""
         other = self._store.profile.held()
         by = "another process" if other is None else other.by
         return (
@@ -97,7 +97,7 @@ class HeldSize:
     # --- while it is held
 
     def take(self, np: int) -> None:
-        """Make ``np`` the desired number of workers from now on.
+        """Make ``np`` the desired number of workers of the job, until the next call or the end.
 
         Raises:
             Superseded: a user has requested another size, or hosts or workers came or left.
@@ -123,6 +123,8 @@ class HeldSize:
     def check(self, now: Snapshot) -> None:
         """Raise an error if another request has changed the desired workers.
 
+        ``now`` is the newest snapshot of the job's records.
+
         Raises:
             Superseded: the desired workers in ``now`` are not those that this profile has written.
         """
@@ -130,7 +132,10 @@ class HeldSize:
         self._check(now.desired.hosts)
 
     def _check(self, desired: Placement) -> None:
-        """Raise Superseded unless this profile has written or found the placement ``desired``."""
+        """Raise Superseded unless this profile has written the desired workers ``desired``.
+
+        Those from before the profile are allowed, too.
+        """
         if desired not in self._held.ours:
             raise Superseded(self._job.name, "other workers were asked for while it was profiled")
         self._held = replace(self._held, last=desired)
@@ -138,7 +143,8 @@ class HeldSize:
     def _keep(self) -> None:
         """Raise Superseded if a user has requested another size, or another profile holds the job.
 
-        A hold that was lost with an expired session is written again first.
+        If the node that marks the job as held was lost with an expired session, it is written
+        again.
         """
         hold = self._store.profile.held()
         if hold is None:  # gone with a lost session
@@ -154,7 +160,7 @@ class HeldSize:
     # --- and then
 
     def give_back(self) -> None:
-        """Restore the desired workers that there were at first, unless a user has requested others.
+        """Restore the desired workers from before the profile, unless a user has requested others.
 
         While ZooKeeper is away it tries again, for up to ``restore_s`` seconds.
 
@@ -174,11 +180,14 @@ class HeldSize:
             self._release()
 
     def _is_given_back(self, deadline: float, lost: str) -> bool:
-        """Try once to restore the desired workers; return whether there is nothing left to do.
+        """Try once to restore the desired workers; return whether there is nothing left to restore.
+
+        Args:
+            deadline: the time by the monotonic clock, in seconds, after which an error is raised.
+            lost: the beginning of the error's message.
 
         Raises:
-            RequestError: ZooKeeper is away and ``deadline`` (monotonic clock) has passed; the
-                message begins with ``lost``.
+            RequestError: ZooKeeper is away and ``deadline`` has passed.
         """
         try:
             stands = self._set_desired(self._restored, "edl profile gives the size back")
@@ -192,9 +201,11 @@ class HeldSize:
         return True
 
     def _restored(self, desired: Placement) -> Placement:
-        """Return the placement that restores the size of the job, as far as that is right.
+        """Return the desired workers by host that restore the size of the job.
 
-        A placement that a user has requested meanwhile is returned unchanged.
+        Workers of hosts that joined or left since the profile began keep their change. If a user
+        has requested a size meanwhile, ``desired`` (the present desired workers) is returned
+        unchanged.
         """
         if desired in self._given:  # it was written, and the answer was lost
             return desired
@@ -208,7 +219,10 @@ class HeldSize:
         return new
 
     def _standing(self, stands: Placement) -> str:
-        """Return a sentence about what is desired after the profile, for the user."""
+        """Return a sentence for the user about the number of workers after the profile.
+
+        ``stands`` are the workers by host that are desired then.
+        """
         now, before, name = sum(stands.values()), sum(self.before.values()), self._job.name
         if self._fate is HoldState.ASKED:
             text = (
@@ -227,11 +241,14 @@ class HeldSize:
         return f"`edl scale {self._job.name} --np {sum(self.before.values())}`"
 
     def _release(self) -> None:
-        """Remove the hold of this profile; if ZooKeeper is away, it goes with the session."""
+        """Remove the node that marks the job as held by this profile.
+
+        If ZooKeeper is away, the node goes with the session.
+        """
         with suppress(CoordinationError, UnknownJob):  # then it goes with our session
             self._store.profile.release(self._mine.token)
 
 
 def _slots_of(now: Snapshot) -> dict[str, int]:
-    """Return the slots of each host that is available, by host."""
+    """Return the number of slots of each available host, by host, in the job's records ``now``."""
     return {host.name: host.slots for host in now.available}

@@ -1,4 +1,4 @@
-"""One running job, for Python programs: the commands of the command line as methods."""
+"""One job as an object for Python programs: each command of the command line is a method."""
 
 from __future__ import annotations
 
@@ -95,15 +95,19 @@ class Job:
         return self._resize(lambda _: wanted, timeout_s)
 
     def scale_out(self, n: int = 1, timeout_s: float | None = None) -> Resize:
-        """Raise the desired number of workers by ``n``; otherwise this is as :meth:`scale`."""
+        """Raise the desired number of workers by ``n``, at least 1.
+
+        The other arguments, the result and the errors are those of :meth:`scale`.
+        """
         more = whole(n, least=1)
         return self._resize(lambda now: now + more, timeout_s)
 
     def scale_in(self, n: int = 1, timeout_s: float | None = None) -> Resize:
-        """Lower the desired number of workers by ``n``; otherwise this is as :meth:`scale`.
+        """Lower the desired number of workers by ``n``, at least 1.
 
         The workers with the highest ranks on the last host by name leave; :meth:`drain` removes a
-        particular worker.
+        particular worker. The other arguments, the result and the errors are those of
+        :meth:`scale`.
         """
         fewer = whole(n, least=1)
         return self._resize(lambda now: now - fewer, timeout_s)
@@ -127,6 +131,8 @@ class Job:
     def drain_host(self, host: str, timeout_s: float = TIMEOUT_S) -> str:
         """Let a host leave with its workers and its agent; return a sentence that it has left.
 
+        ``host`` is the name of the host.
+
         Raises:
             UsageError: the job does not run or has no such host, or too few workers would be left.
             TimedOut: the host has not left within ``timeout_s`` seconds, but goes on leaving.
@@ -138,7 +144,8 @@ class Job:
     def borrow(self, slots: int, host: str | None = None) -> Resize:
         """Let the job borrow idle slots, with one more worker in each, as far as its limits allow.
 
-        The slots stay borrowed until :meth:`reclaim`, or until fewer workers are desired there.
+        The slots stay borrowed until :meth:`reclaim`, or until fewer workers are desired on their
+        hosts.
 
         Args:
             slots: the number of slots, at least 1.
@@ -267,11 +274,14 @@ class Job:
     # --- by which rule it finds its size ---
 
     def set_policy(self, text: str, source: str = "a program") -> JobPolicy:
-        """Let the job follow the policy in ``text`` (TOML) from now on.
+        """Let the job follow a policy, a rule by which it finds its own number of workers.
 
         Args:
-            text: the policy.
+            text: the policy, in TOML.
             source: the name of the policy in messages.
+
+        Returns:
+            The policy as it is stored with the job.
 
         Raises:
             UsageError: the policy cannot be read, cannot reach another size, or the job does not
@@ -283,6 +293,8 @@ class Job:
     def switch_policy_off(self) -> JobPolicy:
         """Switch the policy of the job off, so that the job keeps its present size.
 
+        The result is the policy as it is stored then.
+
         Raises:
             UsageError: the job has no policy, its policy is off already, or the job does not run.
         """
@@ -291,6 +303,8 @@ class Job:
 
     def resume_policy(self) -> JobPolicy:
         """Let a policy decide again that was switched off or held by a user's request.
+
+        The result is the policy as it is stored then.
 
         Raises:
             UsageError: the job has no policy, its policy is in force, or the job does not run.
@@ -321,7 +335,8 @@ class Job:
     def _store(self, ended: bool = False) -> Iterator[JobStore]:
         """Provide the records of the job in the session that is kept open, or in a new one.
 
-        With ``ended`` and no name, the only job may be one that has ended.
+        ``ended`` says whether, if the object has no name of a job, the only job may be one that has
+        ended.
         """
         if self._kept is not None:
             yield self._kept
@@ -331,6 +346,10 @@ class Job:
 
     @contextmanager
     def _connect(self, ended: bool = True) -> Iterator[JobStore]:
-        """Provide the records of the job in a new ZooKeeper session."""
+        """Provide the records of the job in a new ZooKeeper session.
+
+        ``ended`` says whether, if the object has no name of a job, the only job may be one that has
+        ended.
+        """
         with connected(self._zookeeper) as session:
             yield choose_job(session, self._name, ended, self._secret)

@@ -1,4 +1,7 @@
-"""Find the job that `edl run --or-join` joins, or wait until a job of that name can be created."""
+"""Find the job that `edl run --or-join` joins, or wait until a job of that name can be created.
+
+With ``--or-join`` all hosts run the same command: the first creates the job, the others join it.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ LIMITS = SupervisorLimits()
 def has_finished(session: Session, own: Access, on_message: OnMessage = ignore) -> bool:
     """Return whether a job that was started with this host's secret has finished.
 
-    If the job is stopping, the function waits until it has ended: it cannot be joined now, and can
-    be started again then.
+    If the job is stopping, the function waits until it has ended: it cannot be joined while it
+    stops, and can be started again after its end.
 
     Args:
         session: the ZooKeeper session; afterwards it belongs to that job, if there is one.
@@ -66,7 +69,11 @@ def same_job(session: Session, own: Access, spec: JobSpec) -> tuple[JobStore, Sn
 
 
 def _present(session: Session, own: Access) -> Job | None:
-    """Return the record of the job of that name, or None if there is no such job.
+    """Return the record of the job that ``own`` names, or None if there is no such job.
+
+    Args:
+        session: the ZooKeeper session; afterwards it belongs to that job.
+        own: the name of the job and this host's secret.
 
     Raises:
         AccessDenied: the job runs, or has finished, with another secret.
@@ -86,7 +93,7 @@ def _check_ours(session: Session, own: Access) -> None:
     """Raise AccessDenied if the session has opened the job with another secret than this host's.
 
     The job's own processes cannot read what this host would write there with its secret: they would
-    take the job for lost.
+    think that ZooKeeper had lost the job. ``own`` has the name of the job and this host's secret.
     """
     if session.access != own:
         raise AccessDenied(
@@ -97,7 +104,12 @@ def _check_ours(session: Session, own: Access) -> None:
 
 
 def _check_same(running: Job, asked: JobSpec) -> None:
-    """Raise a UsageError if the running job has another command, directory or other settings."""
+    """Raise a UsageError if a running job has another command, directory or other settings.
+
+    Args:
+        running: the record of the running job.
+        asked: the specification that this host would have created.
+    """
     for what, (theirs, mine) in running.spec.differences(asked).items():
         raise UsageError(
             f"job {running.name} runs with {what} {_shown(theirs)}, not {_shown(mine)}; with "

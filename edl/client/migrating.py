@@ -1,8 +1,8 @@
-"""Move workers of one host to another while the job trains: request it, wait, and describe it.
+"""Move workers of one host to another while the job trains: request it, wait, and report it.
 
-The migration is carried by the desired number of workers alone, so the process that requested it
-may end. While that process waits it adds one thing: if the target host has lost its agent, the
-migration is abandoned, and workers that had not moved stay where they are.
+The request is nothing but other desired numbers of workers, so the process that made it may end. As
+long as that process waits it also does one thing: if the target host has lost its agent, it takes
+the request back, and workers that had not moved stay where they are.
 """
 
 from __future__ import annotations
@@ -33,9 +33,19 @@ def migrate(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Migration:
-    """Move workers to another host; see :meth:`edl.client.job.Job.migrate`.
+    """Move workers to another host, and return what the migration did.
 
-    A KeyboardInterrupt that interrupts the wait has a note that the migration goes on.
+    See :meth:`edl.client.job.Job.migrate` for the errors. A KeyboardInterrupt that interrupts the
+    wait has a note that the migration goes on.
+
+    Args:
+        store: the records of the job.
+        source: the host that they leave.
+        target: the host that they move to.
+        np: the number of workers to move; None for all on ``source``.
+        timeout_s: the time to wait, in seconds.
+        on_message: called with sentences about the progress.
+        limits: the time limits of the request.
     """
     now = resizable(store, f"migrate workers of job {store.name}", limits)
     changed = store.set_desired(
@@ -59,7 +69,7 @@ def migrate(
 
 @dataclass
 class _MigrationProgress:
-    """The hosts and generations that were seen of a job while workers moved.
+    """The hosts and generations of a job that were seen while workers moved.
 
     Attributes:
         hosts: the host of each worker, by name of the worker.
@@ -70,7 +80,7 @@ class _MigrationProgress:
     generations: dict[int, Generation] = field(default_factory=dict)
 
     def look(self, now: Snapshot) -> None:
-        """Add what the snapshot ``now`` contains."""
+        """Add the workers' hosts and the generation in ``now``, a snapshot of the job's records."""
         generation = now.generation
         if generation is not None:
             self.generations[generation.number] = generation
@@ -82,13 +92,20 @@ class _MigrationProgress:
 def _wait(
     store: JobStore, asked: Move, timeout_s: float, on_message: OnMessage, limits: ClientLimits
 ) -> _MigrationProgress:
-    """Wait until the workers have moved, and return what was seen until then.
+    """Wait until the workers have moved; return the hosts and generations seen until then.
+
+    Args:
+        store: the records of the job.
+        asked: the requested migration.
+        timeout_s: the time to wait, in seconds.
+        on_message: called with sentences about the progress.
+        limits: the time limits of the request.
 
     Raises:
         HostLost: no agent has offered the target host for ``agent_gone_s`` seconds.
         Superseded: the desired workers of the two hosts were changed by another request.
         TimedOut: the workers have not moved within ``timeout_s`` seconds.
-        JobEnded: the job ended before.
+        JobEnded: the job ended before the workers had moved.
     """
     seen, given = _MigrationProgress(), list[Placement]()
     messages, seen_at = Messages(on_message), time.monotonic()
@@ -114,22 +131,33 @@ def _wait(
 
 
 def _goes_on(asked: Move) -> str:
-    """Return a sentence that the migration goes on, with the command that reverses it."""
+    """Return a sentence that the migration ``asked`` goes on, with the command that reverses it."""
     back = f"edl migrate {asked.job} --from {asked.target} --to {asked.source} --np {asked.np}"
     return f"the migration goes on; `{back}` takes it back"
 
 
 def _is_short(asked: Move, desired: Placement, stands: MigrationStatus) -> bool:
-    """Return whether workers are still missing on the target host."""
+    """Return whether fewer workers train on the target host than are desired there.
+
+    Args:
+        asked: the requested migration.
+        desired: the workers by host that are desired at present.
+        stands: how far the migration is.
+    """
     return stands.arrived.get(asked.target, 0) < desired.get(asked.target, 0)
 
 
 def _take_back(
     store: JobStore, asked: Move, stands: MigrationStatus, given: list[Placement]
 ) -> Placement:
-    """Write a placement in which workers that have not moved stay where they are; return it.
+    """Desire on the old host again the workers that have not moved; return the desired workers.
 
-    ``given`` collects the placements that were written, also if ZooKeeper's answer was lost.
+    Args:
+        store: the records of the job.
+        asked: the requested migration.
+        stands: how far the migration is.
+        given: gets the desired workers by host before they are written, so that the caller knows
+            them even if ZooKeeper's answer is lost.
     """
 
     def change(desired: Placement) -> Placement:
@@ -141,7 +169,14 @@ def _take_back(
 
 
 def _lost(asked: Move, now: Snapshot, after: Placement, limits: ClientLimits) -> HostLost:
-    """Return the error that the target host is gone, with the number of workers that stay."""
+    """Return the error that the target host is gone, with the number of workers that stay.
+
+    Args:
+        asked: the requested migration.
+        now: the newest snapshot of the job's records.
+        after: the workers by host that are desired after the migration was taken back.
+        limits: the time limits of the request, for the message.
+    """
     stays = after.get(asked.source, 0) - asked.desired.get(asked.source, 0)
     again = to_add(asked.job, now.assigned.by_slot, asked.target)
     return HostLost(
@@ -153,7 +188,13 @@ def _lost(asked: Move, now: Snapshot, after: Placement, limits: ClientLimits) ->
 
 
 def _superseded(asked: Move, desired: Placement, stands: MigrationStatus) -> str:
-    """Return the error message that another request has changed the workers of the two hosts."""
+    """Return the error message that another request has changed the workers of the two hosts.
+
+    Args:
+        asked: the requested migration.
+        desired: the workers by host that are desired at present.
+        stands: how far the migration was.
+    """
     hosts = (asked.source, asked.target)
     then = ", ".join(f"{host}: {desired.get(host, 0)}" for host in hosts)
     return (
@@ -165,9 +206,15 @@ def _superseded(asked: Move, desired: Placement, stands: MigrationStatus) -> str
 def _outcome(
     store: JobStore, asked: Move, seen: _MigrationProgress, limits: ClientLimits
 ) -> Migration:
-    """Return what the migration did, once its last switch is in the event log.
+    """Return what the migration did: its workers, its switches, and how long training stood still.
 
-    The wait is ``limits.log_s`` seconds at most.
+    The function waits for the last switch to be in the event log, ``limits.log_s`` seconds at most.
+
+    Args:
+        store: the records of the job.
+        asked: the requested migration.
+        seen: the hosts and generations that were seen.
+        limits: the time limits of the request.
     """
     last = max(seen.generations)
     events: dict[int, Event] = {}

@@ -361,7 +361,10 @@ class Agent(Supervisor[AgentState]):
         return exit_after(self._signals)
 
     def _handle_drain(self, snapshot: Snapshot) -> None:
-        """Let this host leave the job if `edl drain` has asked for it."""
+        """Let this host leave the job if `edl drain` has written that into the job's records.
+
+        ``snapshot`` has these records.
+        """
         here = next((host for host in snapshot.hosts if host.name == self._host.name), None)
         if here is None or not here.leaving or self._own.draining or snapshot.job.state.over:
             return

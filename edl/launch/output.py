@@ -68,10 +68,11 @@ class _Tail:
         self._rest = b""
 
     def lines(self, finish: bool) -> Iterator[list[str]]:
-        """Yield lists of the lines that are complete by now, one list for each chunk of the log.
+        """Yield lists of the complete lines that the worker has added to its log since last time.
 
-        Without ``finish`` about ``_ROUND_BYTES`` are read at most. With ``finish`` everything is
-        read, and the last line is included even if it is not complete.
+        There is one list for each chunk of the log that was read. If ``finish`` is False, about
+        ``_ROUND_BYTES`` are read at most. If it is True, everything is read, and the last line is
+        included even if it is not complete.
         """
         left = _ROUND_BYTES
         while (finish or left > 0) and (chunk := self._reader.read(_CHUNK_BYTES)):
@@ -265,7 +266,10 @@ class Output:
         return [tail.bar]
 
     def _below(self) -> Text:
-        """Return the text below the lines of a terminal: progress bars and the state of the job."""
+        """Return the text that stands below all lines on a terminal.
+
+        It has the workers' progress bars, and last the line that ``live`` renders.
+        """
         assert self._render is not None
         bars = [
             Text.assemble((tail.prefix, _colour(tail)), " ", Text.from_ansi(tail.bar))

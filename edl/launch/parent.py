@@ -1,4 +1,4 @@
-"""Tie a process to its parent: end it with the parent, or detect that its output is not read."""
+"""Tie a process to its parent: kill it when the parent dies, or see that no one reads its text."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Supervisor(ABC, Generic[State]):
         self._reported: set[str] = set()  # start attempts whose end was recorded
 
     def run(self) -> int:
-        """Run the loop until nothing is left to do; return the exit code of the launcher.
+        """Run the loop until the job or this launcher is over; return the launcher's exit code.
 
         At the end all workers that still run are killed.
         """
@@ -123,7 +123,7 @@ class Supervisor(ABC, Generic[State]):
     # --- what a launcher adds
 
     def _around(self) -> AbstractContextManager[None]:
-        """Return a context manager to enter before the first turn and leave after the last."""
+        """Return a context manager that the loop enters before it begins and leaves at its end."""
         return contextlib.nullcontext()
 
     @abstractmethod
@@ -144,11 +144,19 @@ class Supervisor(ABC, Generic[State]):
 
     @abstractmethod
     def _follow(self, snapshot: Snapshot, now: float) -> None:
-        """Carry out what other processes request of this launcher, before it decides."""
+        """Carry out what users or other processes request of this launcher.
+
+        The loop calls it before :meth:`_decide`. ``snapshot`` has the job's records; ``now`` is the
+        monotonic clock, in seconds.
+        """
 
     @abstractmethod
     def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
-        """Return what the launcher is to do in this turn."""
+        """Return which workers the launcher starts and ends in this turn of its loop, and why.
+
+        The decision may also say that the job or the launcher ends. ``snapshot`` has the job's
+        records; ``now`` is the monotonic clock, in seconds.
+        """
 
     @abstractmethod
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
@@ -251,10 +259,10 @@ class Supervisor(ABC, Generic[State]):
         return self._snapshot
 
     def _is_lost(self, error: UnknownJob) -> bool:
-        """Return whether ZooKeeper has lost the job for now.
+        """Return whether ZooKeeper has lost the job's records, which are then written again.
 
-        False means that the job was removed or replaced. The launcher helps to write a lost job
-        again.
+        False means that the job was removed or replaced. The launchers of the job write a lost job
+        again together. ``error`` says that ZooKeeper has no records of the job.
         """
         step = self._snapshot.status.step if self._snapshot is not None else 0
         if not self._lost_job.handle(error, f"host {self._own.host}", step):
@@ -263,7 +271,11 @@ class Supervisor(ABC, Generic[State]):
         return True
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
-        """Update what this launcher knows by a new snapshot, and record the ends of its workers."""
+        """Update what this launcher knows by new records of the job; record how its workers ended.
+
+        The ends are recorded as events. It also asks suspect workers whether they run. ``snapshot``
+        has the job's records; ``now`` is the monotonic clock, in seconds.
+        """
         own = self._own
         self._own = own = replace(own, processes=observe(own.processes, snapshot, now))
         processes = self._frozen.look(own.processes, snapshot, now)

@@ -128,7 +128,10 @@ class Workers:
             self._record_of(attempt_id).write_text(f"{identity(pid)}\n")
 
     def _await(self, pid: int) -> None:
-        """Call ``on_exit`` when a child process has ended; the child is not reaped."""
+        """Wait until the child process ``pid`` has ended, and call ``on_exit``.
+
+        The child is not reaped.
+        """
         with contextlib.suppress(ChildProcessError):  # it was reaped before
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             self.on_exit()
@@ -171,7 +174,11 @@ class Workers:
             self.template.remove_imports()
 
     def take_over(self) -> tuple[RunningWorker, ...]:
-        """Take over the workers that an earlier agent of this job and host left; return them."""
+        """Find the workers that an earlier agent of this job and host left, and watch them, too.
+
+        Returns:
+            The workers that were found; those that are watched already are not among them.
+        """
         orphans = tuple(
             one
             for one in find(self._environment, self._record_of)
@@ -185,7 +192,7 @@ class Workers:
         self._running.clear()
 
     def log_of(self, attempt_id: str) -> Path:
-        """Return the path of the log of a start attempt."""
+        """Return the path of the log of a worker, by the id of its start attempt."""
         return self._logs / f"{attempt_id}.log"
 
     def name(self, attempt_id: str, name: str) -> None:
@@ -201,7 +208,10 @@ class Workers:
                 link.symlink_to(self.log_of(attempt_id).name)
 
     def stacks_of(self, attempt_id: str) -> Path:
-        """Return the path of the file into which a worker writes the stacks of its threads."""
+        """Return the path of the file into which a worker writes the stacks of its threads.
+
+        ``attempt_id`` is the id of the worker's start attempt.
+        """
         return self._logs / f"{attempt_id}.stacks"
 
     def _record_of(self, attempt_id: str) -> Path:
@@ -219,7 +229,7 @@ class Workers:
         return self._logs / f"{attempt_id}.trained"
 
     def pid_of(self, attempt_id: str) -> int | None:
-        """Return the pid of the worker of a start attempt; None if the worker does not run."""
+        """Return the pid of a worker, by the id of its start attempt; None if it does not run."""
         process = self._running.get(attempt_id)
         return process.pid if process is not None else None
 
@@ -268,7 +278,7 @@ class Workers:
             self.template.disable("a worker that was forked from it failed before its first step")
 
     def ended_scripts(self) -> dict[str, ScriptEnd]:
-        """Return how scripts have ended that left their process running, by start attempt."""
+        """Return how scripts have ended whose processes still run, by id of the start attempt."""
         ends = {attempt_id: script_end(one.pid) for attempt_id, one in self._running.items()}
         return {attempt_id: end for attempt_id, end in ends.items() if end is not None}
 
@@ -283,7 +293,10 @@ class Workers:
             signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
     def kill_all(self, timeout_s: float) -> None:
-        """Kill every worker at once, and wait up to ``timeout_s`` seconds until they have ended."""
+        """Kill all workers of this launcher at once, and wait until they have ended.
+
+        The wait is ``timeout_s`` seconds at most.
+        """
         for attempt_id in self._running:
             self.end(attempt_id, kill=True)
         deadline = time.monotonic() + timeout_s

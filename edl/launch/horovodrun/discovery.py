@@ -1,4 +1,4 @@
-"""Decide what `edl-discover` prints: how many workers horovodrun shall start on which host now.
+"""Decide what `edl-discover` prints: how many workers horovodrun shall start on each host.
 
 Horovod's driver calls `edl-discover` once a second. The answer is the number of workers that is
 desired for the job in ZooKeeper; before there is a job, it is what horovodrun was started with. If
@@ -29,7 +29,7 @@ KEPT = 20  # files of earlier drivers
 
 @dataclass(frozen=True)
 class DiscoveryState:
-    """What one call of `edl-discover` stores in a file for the next call.
+    """What one call of `edl-discover` stores in a file for the next call under the same horovodrun.
 
     Attributes:
         desired: the workers desired on each host, as they were printed last.
@@ -109,10 +109,16 @@ def read_hosts(path: Path) -> list[str]:
 
 
 def _first(offered: Mapping[str, int], launcher: Launcher) -> DiscoveryState:
-    """Return what the first call remembers: the desired workers by the options of horovodrun.
+    """Return the state for the first call of `edl-discover` under a horovodrun.
+
+    The desired workers are as many as horovodrun's option -np says.
+
+    Args:
+        offered: the slots of each host that the user offers; if empty, this host is used.
+        launcher: the process of horovodrun.
 
     Raises:
-        UsageError: the options cannot be read.
+        UsageError: the options of horovodrun cannot be read.
     """
     limits = launcher.limits()
     if limits is None:
@@ -124,14 +130,20 @@ def _first(offered: Mapping[str, int], launcher: Launcher) -> DiscoveryState:
 
 
 def _discovered(offered: Mapping[str, int], slots: int) -> dict[str, int]:
-    """Return the ``offered`` slots of each host; if there are none, ``slots`` on localhost."""
+    """Return the ``offered`` slots by host; if it is empty, ``slots`` slots on localhost."""
     return dict(offered) or {"localhost": slots}
 
 
 def _ask(memory: DiscoveryState, offered: Mapping[str, int], settings: Config) -> DiscoveryState:
-    """Return ``memory`` with the desired workers that the job in ZooKeeper has.
+    """Return ``memory`` with the workers that are desired by the job's records in ZooKeeper.
 
     While ZooKeeper does not answer or has no such job, ``memory`` is returned unchanged.
+
+    Args:
+        memory: the state of the last call of `edl-discover`, with name and secret of the job.
+        offered: the slots of each host that the user offers; they are written into the job's
+            records. If empty, this host is used.
+        settings: the settings of this process.
     """
     from edl.coordination.access import Access
     from edl.coordination.job_store import JobStore
@@ -152,9 +164,13 @@ def _ask(memory: DiscoveryState, offered: Mapping[str, int], settings: Config) -
 
 
 def _file(state: Path, launcher: Launcher) -> Path:
-    """Return the path of the file with the last answer for this horovodrun.
+    """Return the path of the file with the last answer of `edl-discover` under one horovodrun.
 
     Its directory is created.
+
+    Args:
+        state: the directory of edl's state.
+        launcher: the process of horovodrun.
     """
     directory = state / "horovodrun"
     directory.mkdir(parents=True, exist_ok=True)
@@ -162,7 +178,10 @@ def _file(state: Path, launcher: Launcher) -> Path:
 
 
 def _read(file: Path) -> DiscoveryState | None:
-    """Return the content of the file with the last answer; None if there is no valid file."""
+    """Return the state that the last call of `edl-discover` stored in ``file``.
+
+    The result is None if there is no such file or its content is not valid.
+    """
     try:
         return DiscoveryState(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):

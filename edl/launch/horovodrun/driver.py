@@ -5,11 +5,12 @@ slot has asked it for its new rank. Only after the last request does it assign t
 start processes in new slots, and answer. In stock Horovod the workers stop training for that. Here
 a thread of `edl-worker` asks, and the workers train on.
 
-The process that was notified puts a key into the driver's key-value store, where the processes of
-all other slots look for it. The driver empties that store whenever it assigns the slots again, so
-the key counts for one round only, also for processes that were started in between. A slot must ask
-exactly once in a round, because the driver would count a second request as another slot's.
-(Sources: horovod/runner/elastic/driver.py, registration.py, rendezvous.py; http/http_server.py.)
+A *round* is this exchange, from the notification to the answers. The process that was notified puts
+a key into the driver's key-value store, where the processes of all other slots look for it. The
+driver empties that store whenever it assigns the slots again, so the key counts for one round only,
+also for processes that were started in between. A slot must ask exactly once in a round, because
+the driver would count a second request as another slot's. (Sources:
+horovod/runner/elastic/driver.py, registration.py, rendezvous.py; http/http_server.py.)
 """
 
 from __future__ import annotations
@@ -35,7 +36,15 @@ IDENTITY = "/edl/job"
 
 @dataclass(frozen=True)
 class DriverLimits:
-    """How often the driver is asked, and how long its answers may take, in seconds."""
+    """How often the driver is asked, and how long its answers may take, in seconds.
+
+    Attributes:
+        poll_s: the least time between two requests of one slot.
+        polls_per_s: how many requests all slots together may send in a second.
+        gone_s: for how long the driver must refuse connections to count as ended.
+        refuse_s: how long :meth:`Driver.refuse` tries to reach the driver.
+        answer_s: how long the driver may take to answer a request for a rank.
+    """
 
     poll_s: float = 0.25
     polls_per_s: float = 50.0  # by all slots together: the driver serves each with a thread
@@ -46,7 +55,7 @@ class DriverLimits:
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """An answer of the driver: the rank of this slot in a new placement.
+    """The driver's answer to a slot that asked for its rank: its place among the slots in use.
 
     Attributes:
         rank: the rank of this slot; negative if the driver does not use it.
@@ -61,11 +70,15 @@ class RankAssignment:
 
 
 class Driver:
-    """The client of the driver of horovodrun for one slot, with a thread that follows the driver.
+    """The client of horovodrun's driver for one slot, with a thread that looks for its requests.
+
+    A round is one exchange in which the driver assigns all slots again: each slot asks for its
+    rank, and the driver answers when all have asked.
 
     Args:
         slot: the slot, and the address of the driver.
-        limits: how often the driver is asked, and how long its answers may take.
+        limits: how often the driver is asked, and how long its answers may take; None for the
+            defaults.
 
     Attributes:
         newest: the newest answer of the driver.
@@ -93,7 +106,7 @@ class Driver:
         self.asking = False  # waits for an answer; until then the driver counts on us
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Register with the driver and start the thread.
+        """Register this process with the driver, and start the thread.
 
         ``wake`` is called, in that thread, after each answer of the driver.
 
@@ -117,10 +130,11 @@ class Driver:
         self._stop.set()
 
     def on_hosts_updated(self, timestamp: int, result: Any) -> None:
-        """Let all slots ask for a new placement; Horovod calls this in a thread when hosts change.
+        """Begin a round; Horovod calls this method in a thread when the hosts have changed.
 
-        The arguments are not used: ``timestamp`` has whole seconds, which are too coarse to
-        compare.
+        The arguments are Horovod's and are not used: ``timestamp`` (when hosts changed) has whole
+        seconds, which are too coarse to compare; ``result`` says whether hosts were added or
+        removed.
         """
         self.ask()
 
@@ -129,13 +143,16 @@ class Driver:
         self._hosts_changed.set()
 
     def begin_no_round(self) -> None:
-        """Ask no slot for a new placement any more; a round that has begun goes on."""
+        """Forbid this process to begin another round of requests for ranks.
+
+        A round that has begun goes on.
+        """
         self._begins.clear()
 
     def allow(self, allowed: bool, answer: RankAssignment) -> None:
-        """Allow or forbid this slot to ask the driver for its rank.
+        """Allow or forbid this slot to ask the driver for its rank when a round begins.
 
-        What the last answer says must be carried out before the next request.
+        The caller allows it only after it has carried out what the last answer says.
 
         Args:
             allowed: whether the slot may ask.
@@ -153,7 +170,7 @@ class Driver:
         return since is not None and time.monotonic() - since >= self._limits.gone_s
 
     def asked(self) -> bool:
-        """Return whether this slot is asked to request its rank, or is waiting for the answer."""
+        """Return whether the driver waits for this slot: the slot must ask for its rank or has."""
         return self.asking or self._get(ASKED) is not None
 
     # --- which job this driver's is
@@ -161,9 +178,12 @@ class Driver:
     def identify(self, identity: Mapping[str, str]) -> None:
         """Publish the job's identity in the driver's store, for all other processes of this driver.
 
-        The thread repeats it until it succeeds, and after each placement, since the driver then
-        empties its store. ``identity`` has the name, the secret and the ZooKeeper servers of the
-        job.
+        The thread repeats it until it succeeds, and after each assignment of ranks, since the
+        driver then empties its store.
+
+        Args:
+            identity: the name, the secret and the ZooKeeper servers of the job, under the keys
+                ``job``, ``secret`` and ``zookeeper``.
         """
         self._identity = dict(identity)
         self._identity_due.set()
@@ -221,7 +241,7 @@ class Driver:
         """Put the job's identity into the driver's store if that is still to be done.
 
         Returns:
-            Whether nothing is left to be published.
+            True if it is there or there is none to publish; False if it must be tried again.
         """
         if self._identity_due.is_set() and self._put(IDENTITY, json.dumps(self._identity).encode()):
             self._identity_due.clear()
@@ -261,9 +281,17 @@ class Driver:
         return self._request(http_put, path, body) is not None
 
     def _request(self, method: Callable[..., tuple[int, bytes]], *words: Any) -> bytes | None:
-        """Send a request to the driver, and return the body of a successful answer, else None.
+        """Send a request to the driver, and return the body of its answer.
 
         A refused connection is noted, because it may mean that the driver has ended (:attr:`gone`).
+
+        Args:
+            method: the function that sends the request, a GET or a PUT, and returns status and
+                body.
+            words: the path, and for a PUT the body to send.
+
+        Returns:
+            The body if the status is 200; None for another status or without an answer.
         """
         try:
             status, body = method(self._slot.address, self._slot.port, *words, REQUEST_S)
@@ -278,9 +306,15 @@ class Driver:
 
 
 def read_identity(address: str, port: int) -> dict[str, str] | None:
-    """Return the name, secret and ZooKeeper servers of the job of the driver at that port.
+    """Return the identity of the job that the driver of horovodrun at that port runs.
 
-    The result is None if the driver has no job yet, or there is no driver.
+    Args:
+        address: the IP address of the driver.
+        port: the port of the driver.
+
+    Returns:
+        The name, the secret and the ZooKeeper servers of the job, under the keys ``job``,
+        ``secret`` and ``zookeeper``; None if the driver has no job yet, or there is no driver.
     """
     identity = _fetched(address, port)
     return identity if _is_identity(identity) else None
@@ -291,7 +325,11 @@ def _is_identity(identity: Mapping[str, str]) -> bool:
 
 
 def _fetched(address: str, port: int) -> dict[str, str]:
-    """Return the value that a driver's store has under the key ``IDENTITY``; empty without one."""
+    """Return the dictionary that a driver's store has under the key ``IDENTITY``.
+
+    ``address`` and ``port`` are those of the driver. The result is empty if there is no such key or
+    the driver does not answer.
+    """
     try:
         status, body = fetch(address, port, IDENTITY, REQUEST_S)
         identity = json.loads(body) if status == 200 else None

@@ -2,8 +2,8 @@
 
 The driver notifies rank 0 of a change of hosts. A change that comes before rank 0 has registered is
 lost: the driver notifies no process of it later. So the process that was started as rank 0 asks the
-driver once to assign the slots again, unless edl-discover says what is desired. That new assignment
-leaves the ranks as they are, and no worker stops for it.
+driver once to assign the slots again, unless `edl-discover` is used, which says how many workers
+are desired. That new assignment leaves the ranks as they are, and no worker stops for it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ logger = logging.getLogger(__name__)
 class LateStart:
     """The check that decides once whether the driver must assign its slots again.
 
-    That is so if a change of hosts came before rank 0 had registered.
+    The driver must if a change of hosts came before its rank 0 had registered, because it notifies
+    no process of such a change.
 
     Args:
-        driver: the driver that started this process.
-        discover_s: how long to wait for edl-discover to say what is desired, in seconds; if it
-            does, the driver is not asked.
+        driver: the client of the driver that started this process.
+        discover_s: the time in seconds to wait for `edl-discover` to say how many workers are
+            desired; if it does, the driver is not asked.
     """
 
     def __init__(self, driver: Driver, discover_s: float) -> None:
@@ -36,15 +37,15 @@ class LateStart:
         self._since: float | None = None
 
     def has_missed_hosts(self, snapshot: Snapshot, now: float) -> bool:
-        """Return True at most once: if the driver may know of hosts that it has not used.
+        """Return True at most once: if the driver may know of hosts that it does not use yet.
 
-        The answer is decided when all slots of the driver's first assignment have been taken. If
-        the driver has made another assignment meanwhile, it used the newest hosts, and the answer
-        is False.
+        The answer is False until all slots of the driver's first assignment have been taken, and is
+        decided then. If the driver has made another assignment before that, it has used the newest
+        hosts, and the answer stays False.
 
         Args:
-            snapshot: the job, as it is now.
-            now: the time by a monotonic clock, in seconds.
+            snapshot: the job's records.
+            now: the monotonic clock, in seconds.
         """
         self._since = now if self._since is None else self._since
         if self._first is None or now - self._since < self._discover_s:
@@ -60,10 +61,11 @@ class LateStart:
 
 
 def _may_be_placed_otherwise(snapshot: Snapshot) -> bool:
-    """Return whether a new assignment of slots may differ from the present one.
+    """Return whether the driver, asked to assign its slots again, may place workers differently.
 
-    Each assignment counts towards `--reset-limit`. Where that is given, the host discovery script
-    is run first, to see whether anything would change.
+    If horovodrun has no `--reset-limit`, the answer is True. Otherwise each assignment counts
+    towards that limit: then this function runs the host discovery script, and returns whether its
+    hosts lead to other workers by host than those assigned in ``snapshot`` (the job's records).
     """
     launcher = find_launcher()
     limits = launcher.limits() if launcher and launcher.may_limit_resets() else None

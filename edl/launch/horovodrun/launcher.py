@@ -1,4 +1,4 @@
-"""Find the horovodrun that started this process on this machine, with its limits and its driver."""
+"""Find the process of horovodrun that started this process, and read its options and its job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ElasticLimits:
     """The options of horovodrun that limit the number of workers and say which hosts there are.
 
     Attributes:
-        np: the number of workers.
+        np: the number of workers to start with.
         min_np: the least number of workers.
         max_np: the largest number of workers; None for as many as there are slots.
         reset_limit: how often the driver may assign the slots again; None for no limit.
@@ -39,11 +39,11 @@ class ElasticLimits:
 
 @dataclass(frozen=True)
 class Launcher:
-    """The process of horovodrun that is an ancestor of this process.
+    """A process of horovodrun that is an ancestor of this process.
 
     Attributes:
         pid: the process id.
-        started: when it was started, which tells it from another process with that pid.
+        started: an id of its start, which differs from that of any other process with that pid.
         command: the words of its command line.
     """
 
@@ -52,7 +52,7 @@ class Launcher:
     command: tuple[str, ...]
 
     def limits(self) -> ElasticLimits | None:
-        """Return the options of horovodrun as horovodrun itself reads them.
+        """Return the options of horovodrun, parsed from its command line by Horovod's own parser.
 
         The result is None if the command line cannot be parsed or has no number of workers.
         """
@@ -76,13 +76,16 @@ class Launcher:
         )
 
     def may_limit_resets(self) -> bool:
-        """Return whether horovodrun may have been given --reset-limit, also in a shortened form."""
+        """Return whether horovodrun may have been given --reset-limit, also shortened to --res."""
         return any(word.startswith("--res") for word in self.command)
 
     def identity(self) -> dict[str, str] | None:
-        """Return the name, secret and ZooKeeper servers of the job of this horovodrun's driver.
+        """Return the identity of the job that this horovodrun's driver runs.
 
-        The result is None if there is no driver yet, or the driver has no job yet.
+        Returns:
+            The name, the secret and the ZooKeeper servers of the job, under the keys ``job``,
+            ``secret`` and ``zookeeper``; None if there is no driver yet, or the driver has no job
+            yet.
         """
         try:
             connections = psutil.Process(self.pid).net_connections("tcp4")
@@ -94,10 +97,10 @@ class Launcher:
 
 
 def discovered(limits: ElasticLimits) -> dict[str, int] | None:
-    """Return the slots of each host that the host discovery script offers now.
+    """Run the host discovery script, as the driver does once a second; return the slots by host.
 
-    The script is run as the driver runs it once a second. The result is None if the script fails or
-    takes longer than ``DISCOVERY_S`` seconds.
+    ``limits`` has the script's command line, and the slots of a host for which it prints no number.
+    The result is None if the script fails or takes longer than ``DISCOVERY_S`` seconds.
     """
     try:
         done = subprocess.run(
@@ -118,9 +121,9 @@ def discovered(limits: ElasticLimits) -> dict[str, int] | None:
 
 
 def find_launcher() -> Launcher | None:
-    """Return the horovodrun process that is an ancestor of this process.
+    """Return the horovodrun process that is an ancestor of this process on this machine.
 
-    The result is None if there is none on this machine.
+    The result is None if there is none: horovodrun was not used, or runs on another machine.
     """
     for process in psutil.Process().parents():
         try:
@@ -134,10 +137,10 @@ def find_launcher() -> Launcher | None:
 
 
 def _started(pid: int) -> str:
-    """Return an id of the start of a process: the boot of its machine, and clock ticks since then.
+    """Return an id of the start of process ``pid``, which no other process with that pid has.
 
-    The wall clock, which psutil.Process.create_time() follows, may be changed while the process
-    runs.
+    It consists of the id of the machine's boot and the clock ticks from the boot to the start. The
+    wall clock, which psutil.Process.create_time() follows, may be changed while the process runs.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().partition("-")[0]
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

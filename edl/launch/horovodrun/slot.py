@@ -1,8 +1,9 @@
-"""`edl-worker`: the process between the driver of horovodrun and the training process of a slot.
+"""Supervise the worker in one slot of horovodrun: the main part of `edl-worker`.
 
+`edl-worker` is the process between the driver of horovodrun and the training process of a slot.
 :mod:`edl.core.host.horovodrun_slot` decides what to do. This module carries that out, follows the
-driver, finds `edl-worker` processes that have died, and ends only when the driver may take that for
-the end of the slot or of the job.
+driver, and finds `edl-worker` processes that have died. The driver takes the end of an `edl-worker`
+for the end of its slot or of the job, so this process ends only when that is right.
 """
 
 from __future__ import annotations
@@ -52,16 +53,18 @@ STDOUT = 1
 class SlotSupervisor(Supervisor[SlotState]):
     """The launcher of the worker in one slot of horovodrun.
 
-    ``run()`` returns the exit code that the driver gets.
+    ``run()`` returns the exit code that the driver gets. In all methods ``snapshot`` is the newest
+    copy of the job's records in ZooKeeper, and ``now`` is the monotonic clock in seconds.
 
     Args:
         store: the records of the job; its session is open.
-        driver: the client of the driver; its newest answer at this time is already assigned.
+        driver: the client of horovodrun's driver. Its newest answer must have been written to the
+            job's records as assigned workers.
         host: the name of this host, as horovodrun has it.
         slot: the number of the slot on this host, from 0.
         command: the command of the training process.
         workers: starts the training process.
-        limits: how long this launcher waits for what.
+        limits: the time limits of this launcher, such as for an answer of the driver.
         stack_signal: the number of the signal that makes a worker write the stacks of its threads;
             0 if no signal does.
     """
@@ -141,9 +144,11 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- the driver
 
     def _follow_driver(self, snapshot: Snapshot, now: float) -> None:
-        """Carry out the driver's newest answer; allow the next request once that is done.
+        """Carry out the driver's newest answer; after that, allow the next request for a rank.
 
-        To carry out an answer is to write the number of workers that it assigns to this host.
+        To carry out an answer is to write the number of workers that it assigns to this host into
+        the job's records. ``snapshot`` is their present copy; ``now`` is the monotonic clock, in
+        seconds.
         """
         said = self._driver.newest
         if said is not self._word:
@@ -173,9 +178,15 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._remind_driver(snapshot, now)
 
     def _moves(self, said: RankAssignment, snapshot: Snapshot, now: float) -> bool:
-        """Return whether workers move away from this host before the other hosts are ready.
+        """Return whether to wait with the driver's answer, because workers move to other hosts.
 
-        The answer ``said`` is not carried out meanwhile, for ``move_s`` seconds at most.
+        The answer takes workers from this host, and other hosts do not have theirs yet. The wait is
+        ``move_s`` seconds at most.
+
+        Args:
+            said: the newest answer of the driver.
+            snapshot: the job's records.
+            now: the monotonic clock, in seconds.
         """
         if said is not self._said:
             self._said, self._said_since = said, now
@@ -185,9 +196,10 @@ class SlotSupervisor(Supervisor[SlotState]):
         return waits and now - self._said_since < self._own.limits.move_s
 
     def _outlive_driver(self, snapshot: Snapshot) -> None:
-        """Stop the job in order if the driver has ended.
+        """Set the job to STOPPING if the driver of horovodrun has ended while the job was running.
 
-        When horovodrun ends, the processes of other hosts do not end with their ssh.
+        When horovodrun ends, the processes of other hosts do not end with their ssh. ``snapshot``
+        has the job's records.
         """
         if self._driver.gone and snapshot.job.state is JobState.RUNNING:
             reason = f"horovodrun has ended: nobody listens at {snapshot.job.driver}"
@@ -198,8 +210,9 @@ class SlotSupervisor(Supervisor[SlotState]):
         """Let the driver assign the slots again if it has missed a change of hosts.
 
         The driver misses a change that it finds while its rank 0 starts. The change is visible here
-        only if edl-discover is used: the result of another discovery script is known to the driver
-        alone, except at the start (:class:`~edl.launch.horovodrun.late_start.LateStart`).
+        only if `edl-discover` is used: the result of another discovery script is known to the
+        driver alone, except at the start (:class:`~edl.launch.horovodrun.late_start.LateStart`).
+        ``snapshot`` has the job's records; ``now`` is the monotonic clock, in seconds.
         """
         if not snapshot.desired.hosts:
             if self._late_start.has_missed_hosts(snapshot, now):
@@ -217,10 +230,11 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._driver.ask()
 
     def _see_lost_slots(self, snapshot: Snapshot, now: float) -> None:
-        """Find edl-workers that have died, and let the driver assign the slots again if that helps.
+        """Find edl-workers that have died; let the driver assign the slots again if that helps.
 
         The assigned number of workers becomes 0 on a host if all its edl-workers have died and the
-        driver no longer uses it.
+        driver no longer uses it. ``snapshot`` has the job's records; ``now`` is the monotonic
+        clock, in seconds.
         """
         lost_slots, size = self._lost_slots, self._word.size
         if snapshot.job.state.over or not self._counts:
@@ -238,10 +252,14 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- signals
 
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
-        """Carry out a signal: end the worker, and desire one worker less on this host.
+        """Carry out a signal: end the worker, and later desire one worker less on this host.
 
-        The latter waits ``shutdown_s`` seconds, because a horovodrun that is about to end sends
-        signals too, and would assign the slots again.
+        The desired number is lowered only after ``shutdown_s`` seconds, because a horovodrun that
+        is about to end sends signals too, and would assign the slots again.
+
+        Args:
+            snapshot: the job's records; None while ZooKeeper is away.
+            now: the monotonic clock, in seconds.
         """
         own, limits = self._own, self._own.limits
         if self._signals and own.ending_since is None:
@@ -262,10 +280,11 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._released = True
 
     def _look_who_reads(self, now: float) -> None:
-        """Note whether the ssh that started this process has ended, and then forbid requests.
+        """Forbid this slot to ask the driver for its rank once the ssh that started it has ended.
 
-        The driver takes the end of that ssh for the end of this process, and would count a request
-        of this slot as another slot's.
+        The ssh reads this process's output. The driver takes the end of that ssh for the end of
+        this process, and would count a request of this slot as another slot's. ``now`` is the
+        monotonic clock, in seconds.
         """
         if self._unread_since is None and is_unread(STDOUT):
             self._unread_since = now
@@ -298,10 +317,17 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- the end
 
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
-        """Show how the job has ended, and return the exit code for the driver, based on ``code``.
+        """Show how the job has ended, and return the exit code for the driver.
 
-        The result is None while the driver waits for requests: it would not take an exit for the
-        end now.
+        Args:
+            snapshot: the job's records.
+            code: the exit code that was decided.
+            now: the monotonic clock, in seconds.
+
+        Returns:
+            ``code``, or another exit code that tells the driver how the job ended; None while the
+            driver waits for requests of other slots, because it would not take an exit for the end
+            of this slot.
         """
         if not (snapshot.job.state.over and self._counts and self._asked()):
             return self._say_end(snapshot, code)
@@ -317,7 +343,10 @@ class SlotSupervisor(Supervisor[SlotState]):
         return decision.exit_code
 
     def _asked(self) -> bool:
-        """Return whether the driver waits for a request of this slot; if not, forbid one."""
+        """Return whether the driver waits for this slot to ask for its rank.
+
+        If it does not wait, the slot is also forbidden to ask.
+        """
         if self._driver.asked():
             return True
         self._driver.allow(False, self._driver.newest)
@@ -326,7 +355,8 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _say_end(self, snapshot: Snapshot, code: int) -> int:
         """Show how the job has ended, and return the exit code for the driver.
 
-        That is ``code``, or 1 if the driver itself has given up.
+        It is ``code``, or 1 if the driver itself has given up the job. ``snapshot`` has the job's
+        records.
         """
         job, lost_slots = snapshot.job, self._lost_slots
         if job.state is JobState.FAILED:

@@ -19,7 +19,14 @@ from edl.launch.workers import Workers
 
 
 class SlotWorkers(Workers):
-    """The worker process of one slot of horovodrun; at most one runs at a time."""
+    """The worker process of one slot of horovodrun; at most one runs at a time.
+
+    Args:
+        command: the command of the training process.
+        cwd: its working directory.
+        environment: its variables; each start attempt gets some in addition.
+        logs: the directory for the files of stacks.
+    """
 
     def __init__(
         self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], logs: Path
@@ -43,8 +50,8 @@ class SlotWorkers(Workers):
         return process
 
     def termination_message(self, attempt_id: str) -> str:
-        """Return the line of standard error that best explains why a process has exited.
+        """Return the line of a worker's standard error that best explains why the worker exited.
 
-        It can be read once for each start attempt.
+        ``attempt_id`` is the id of the worker's start attempt. The line can be read once.
         """
         return self._tees.pop(attempt_id).finish()

@@ -40,17 +40,18 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class TemplateError(Exception):
-    """The error that no worker can be forked from this template any more."""
+    """The error that no more workers can be forked from this template process."""
 
 
 class TemplateRefused(TemplateError):
-    """The error that no worker can be forked from any template with these imports."""
+    """The error that no worker can be forked from any template process with these imports."""
 
 
 def why_none(command: Sequence[str], search_path: str | None) -> str:
     """Return why the workers of ``command`` cannot be forked from a template; empty if they can.
 
-    ``search_path`` is the PATH with which the interpreter is looked up.
+    A template is a Python process that has imported what the workers import. ``search_path`` is the
+    PATH with which the interpreter in ``command`` is looked up; None for this process's PATH.
     """
     python = parse_command(command)
     if python is None:
@@ -73,7 +74,7 @@ def _is_own_interpreter(program: str) -> bool:
 
 
 class Child:
-    """A child process of this process, known by its pid, that :mod:`subprocess` has not started.
+    """A child process of this process that :mod:`subprocess` has not started, known by its ``pid``.
 
     Its methods do what the methods of :class:`subprocess.Popen` do. Any thread may call them.
     """
@@ -84,11 +85,11 @@ class Child:
         self.returncode: int | None = None  # -9: SIGKILL; None: its end was not seen
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while the process runs."""
+        """Return the exit code of the process (-N if signal N killed it); None while it runs."""
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int:
-        """Wait until the process has ended, and return its exit code."""
+        """Wait until the process has ended, and return its exit code (-N if signal N killed it)."""
         code = self._reap(0)
         assert code is not None
         return code
@@ -117,7 +118,9 @@ class Child:
 
 
 class Template:
-    """A template process, as its launcher sees it.
+    """A template process, which has imported what workers import, as its launcher sees it.
+
+    ``ready`` is True once the process can fork workers. Creating the object starts the process.
 
     Args:
         command: the command of the job; :func:`why_none` must return an empty string for it.
@@ -163,7 +166,9 @@ class Template:
 
     @classmethod
     def inherited(cls, command: Sequence[str], cwd: Path, descriptor: int, pid: int) -> Self:
-        """Return the ready template that this process got when it was forked; for tests.
+        """Return the template that this process got when it was itself forked; it is ready.
+
+        Only tests, whose launchers are forked from a template, use it.
 
         Args:
             command: the command of the job.
@@ -184,7 +189,9 @@ class Template:
         return self._process.pid
 
     def look(self) -> None:
-        """Read a message of the template, if there is one, and set ``ready``; does not wait.
+        """Read a message of the template process, if there is one; it does not wait.
+
+        The message that workers can be forked sets ``ready`` to True.
 
         Raises:
             TemplateError: the template has ended or does not answer.
@@ -265,7 +272,7 @@ class Template:
         self._end()
 
     def _reap_orphans(self) -> None:
-        """Reap ended processes that became children of this process while it adopted a worker.
+        """Reap ended processes that became children of this process during :meth:`fork`.
 
         They were started by workers that died at that moment, and would stay zombies otherwise.
         """
@@ -298,7 +305,7 @@ def _parsed(command: Sequence[str]) -> PythonCommand:
 
 @contextmanager
 def _in_memory(text: str) -> Iterator[int]:
-    """While entered, provide the file descriptor of a file in memory whose content is ``text``."""
+    """While entered, provide the descriptor of a file in memory that contains ``text``."""
     descriptor = os.memfd_create("edl-order", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
@@ -309,7 +316,7 @@ def _in_memory(text: str) -> Iterator[int]:
 
 
 def _children() -> set[int]:
-    """Return the pids of the children of this process, with ended ones that were not reaped."""
+    """Return the pids of this process's children; ended ones that were not reaped are included."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # the thread has ended, or an old kernel has no list

@@ -1,7 +1,7 @@
-"""Keep one template process for a launcher: start it, replace it when it dies, and end it.
+"""Keep one template process (which forks workers) for a launcher: start, replace and end it.
 
 The template does not slow the job's first steps: it starts only after a worker has trained a step
-and has written down what it had imported by then.
+and has written a file with the modules that it had imported by then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEATHS = 3  # after so many in a row, without a worker forked between, no other 
 
 
 class TemplateKeeper:
-    """The template process of one launcher, if the launcher can have one.
+    """The owner of one launcher's template process, which forks workers; it starts and replaces it.
 
     Args:
         command: the command of the job.
@@ -58,7 +58,10 @@ class TemplateKeeper:
 
     @property
     def imports(self) -> Path | None:
-        """The file into which a worker is to write its imports; None if the list is not needed."""
+        """The file into which a worker is to write the names of the modules that it has imported.
+
+        It is None if the list is not needed: it exists, the template runs, or there will be none.
+        """
         known = self.why_none or self._template or self._imports.exists()
         return None if known else self._imports
 
@@ -73,9 +76,10 @@ class TemplateKeeper:
         return self._template is not None and self._template.ready
 
     def look(self) -> None:
-        """Start the template if it can be started, else read its message; does not wait.
+        """Start the template process if it does not run, else read its messages; it does not wait.
 
-        A template that has died is given up, and the next call may start another one.
+        The process starts once a worker has written its list of imports. If it has died, the next
+        call may start another one, up to ``DEATHS`` times in a row.
         """
         if self.why_none:
             return
@@ -90,13 +94,19 @@ class TemplateKeeper:
     def fork(
         self, environment: Mapping[str, str], log: Path, started: Callable[[int], None]
     ) -> Child | None:
-        """Start a worker by a fork of the template, or return None if that is not possible now.
+        """Start a worker by a fork of the template process.
 
-        After None the caller is to start the worker by ``exec``. See :meth:`Template.fork
-        <edl.launch.template.Template.fork>` for the arguments.
+        Args:
+            environment: the variables of the worker.
+            log: the file for the output of the worker.
+            started: called with the pid of the worker before its script begins.
+
+        Returns:
+            The worker; None if the template cannot fork now, and the caller is to use ``exec``.
 
         Raises:
-            OSError: the worker cannot be started in any way now.
+            OSError: the worker cannot be started in any way now: this process has no file
+                descriptor left, or the disk has no room for the log.
         """
         if self._template is None or not self._template.ready:
             return None
@@ -109,9 +119,9 @@ class TemplateKeeper:
         return child
 
     def disable(self, why: str) -> None:
-        """End the template for good; every later worker is started by ``exec``.
+        """End the template process for good; every later worker is started by ``exec``.
 
-        ``why`` is the reason, for the user.
+        ``why`` is the reason, which ``why_none`` has from then on.
         """
         self.close()
         self.why_none = why

@@ -54,15 +54,16 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_MAP = 1, 15, 35, 14
 def serve(descriptor: int, imports: str) -> dict[str, Any]:
     """Import the modules of a worker, report to the launcher, and fork a worker at each order.
 
-    The template process never returns from this function: it exits when the launcher closes the
-    socket.
+    An order is the launcher's message that describes one worker. The template process never returns
+    from this function: it exits when the launcher closes the socket.
 
     Args:
         descriptor: the file descriptor of the socket to the launcher.
-        imports: the path of the file with the list of modules.
+        imports: the path of the file with the list of modules, written by a worker.
 
     Returns:
-        The order to carry out. The function returns only in a new worker.
+        The order, a dictionary with the keys named in this module's docstring. The function returns
+        only in a new worker.
     """
     launcher = os.getppid()
     control = socket.socket(fileno=descriptor)
@@ -86,9 +87,13 @@ def serve(descriptor: int, imports: str) -> dict[str, Any]:
 
 
 def _fork_at_orders(control: socket.socket, launcher: int) -> dict[str, Any]:
-    """Fork a worker at each order, until ``control`` is closed; return the order in a new worker.
+    """Fork a worker at each order of the launcher; return the order in the new worker.
 
-    The template process itself does not return: it exits. ``launcher`` is the pid of the launcher.
+    The template process itself does not return: it exits once the socket is closed.
+
+    Args:
+        control: the socket to the launcher.
+        launcher: the pid of the launcher.
     """
     while True:
         message, ancillary, _, _ = socket.recv_fds(control, _PACKET, 3)
@@ -103,10 +108,10 @@ def _fork_at_orders(control: socket.socket, launcher: int) -> dict[str, Any]:
 
 
 def _yield_to_others(nice: int) -> None:
-    """Lower the priority of this process for at most ``YIELDS_S``, if it can be restored.
+    """Lower the priority of this process for ``YIELDS_S`` seconds, if it can be restored then.
 
-    The priority is restored in time because an import beside workers that use all processors would
-    otherwise take minutes. ``nice`` is the priority to restore.
+    The time is limited because imports at the lowest priority, beside workers that use all
+    processors, would take minutes. ``nice`` is the priority (nice value) to restore.
     """
     if (trial := os.fork()) == 0:
         try:
@@ -122,13 +127,17 @@ def _yield_to_others(nice: int) -> None:
 
 
 def _import_all(modules: list[str], environment: dict[str, str | None]) -> str:
-    """Import ``modules`` as a script does that has set the variables in ``environment`` before.
+    """Import ``modules`` in order, with the environment variables that a worker's script had set.
 
-    A module that cannot be imported is skipped with a message. The environment is restored.
+    A module that cannot be imported is skipped with a message. This process's own environment is
+    restored at the end.
+
+    Args:
+        modules: the names of the modules.
+        environment: the values of the variables; None for one that the script has removed.
 
     Returns:
-        The first module after whose import the process had more than one thread; empty if there is
-            none.
+        The name of the first module whose import has started a thread; empty if none has.
     """
     before = dict(os.environ)
     _set_environment({**before, **environment})
@@ -150,7 +159,7 @@ def _import_all(modules: list[str], environment: dict[str, str | None]) -> str:
 
 
 def _set_environment(values: Mapping[str, str | None]) -> None:
-    """Make ``values`` the whole environment of this process; None removes a variable."""
+    """Make ``values`` the whole environment of this process; a value of None leaves it out."""
     for name in os.environ.keys() - {name for name, value in values.items() if value is not None}:
         del os.environ[name]
     os.environ.update({name: value for name, value in values.items() if value is not None})
@@ -190,7 +199,10 @@ def _why_no_fork(culprit: str, own: dict[str, str], control: socket.socket) -> s
 
 
 def _is_other(name: str, path: str) -> bool:
-    """Return whether the module ``name`` was imported from another file than ``path``."""
+    """Return whether a module has been imported, and from another file than ``path``.
+
+    ``name`` is the name of the module.
+    """
     spec = getattr(sys.modules.get(name), "__spec__", None)
     origin = getattr(spec, "origin", None)
     return name in sys.modules and (origin is None or os.path.abspath(origin) != path)
@@ -206,7 +218,8 @@ def _tried() -> int:
     """Fork a process on trial, and return its exit code.
 
     The code is 0 if workers can be forked, ``_BAD_CUDA`` if CUDA is in use already, ``_NAMELESS``
-    if the kernel does not let a forked process show another environment.
+    if the kernel does not let a forked process show its own environment in ``/proc``. Any other
+    code means that the trial failed.
     """
     if (trial := os.fork()) == 0:
         code = 2
@@ -224,9 +237,10 @@ def _tried() -> int:
 
 
 def _shared_descriptors(control: socket.socket) -> Iterator[str]:
-    """Yield the names of open devices, sockets and pipes that forked workers must not share.
+    """Yield the names of open GPU devices, sockets and pipes that forked workers must not share.
 
-    The socket ``control`` to the launcher is left out.
+    A name is that of the link in ``/proc/self/fd``, like "socket:[4711]". The socket ``control`` to
+    the launcher is left out.
     """
     for name in os.listdir("/proc/self/fd"):
         if int(name) == control.fileno():
@@ -240,7 +254,11 @@ def _shared_descriptors(control: socket.socket) -> Iterator[str]:
 
 
 def _fork(launcher: int) -> bool:
-    """Fork a child of the process ``launcher``; return True in the child, False in the template."""
+    """Fork a child of the launcher; return True in the child, False in the template process.
+
+    ``launcher`` is the pid of the launcher, which adopts the child. The child leads a session of
+    its own.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     between = os.fork()
@@ -261,9 +279,9 @@ def _fork(launcher: int) -> bool:
 def _become_worker(order_file: int, log: int, answer: int) -> dict[str, Any]:
     """Give this forked process the state that ``exec`` would have given it; return its order.
 
-    That is its output, its working directory, environment and name, and random numbers of its own.
-    The process exits if the launcher does not confirm within ``DEADLINE_S`` that it knows the
-    process.
+    The state is its output, working directory, environment and name, and random numbers of its own.
+    The order is the launcher's message that describes the worker. The process exits if the launcher
+    does not confirm within ``DEADLINE_S`` seconds that it knows the process.
 
     Args:
         order_file: the file descriptor of the file with the order.
@@ -300,11 +318,11 @@ def _become_worker(order_file: int, log: int, answer: int) -> dict[str, Any]:
 
 
 def _give_template(order: dict[str, Any]) -> dict[str, Any]:
-    """Fork a template for this process while it still has a single thread; return its order.
+    """Fork a second template for this process, which still has a single thread; return its order.
 
     This is for tests, whose launchers are themselves forked from a template (``tests/forked.py``).
-    In a worker that is forked later from the new template, the function returns the order of that
-    worker.
+    In a worker that is forked later from the second template, the function returns the order of
+    that worker. ``order`` is the launcher's message that describes this process.
     """
     launcher, (ours, theirs) = os.getpid(), socket.socketpair(type=socket.SOCK_SEQPACKET)
     pid = os.fork()
@@ -374,7 +392,10 @@ _shown: Any = None  # holds the memory that the system reads
 
 
 def _run(order: dict[str, Any]) -> None:
-    """Run the script, module or code of the order as ``__main__``, as the interpreter does.
+    """Run the script, module or code that an order names as ``__main__``, as the interpreter does.
+
+    ``order`` is the launcher's message that describes the worker: ``main`` says which of the three
+    it is, ``target`` which one, and ``arguments`` are its arguments.
 
     Raises:
         SystemExit: the script ends the process, or (with code 2) its file cannot be read.
@@ -414,7 +435,7 @@ def _run(order: dict[str, Any]) -> None:
 
 
 def _is_importable(path: str) -> bool:
-    """Return whether ``path`` is a directory or an archive, so that its ``__main__`` is run."""
+    """Return whether ``path`` is a directory or an archive, of which Python runs ``__main__``."""
     for hook in sys.path_hooks:
         try:
             hook(path)
@@ -425,9 +446,9 @@ def _is_importable(path: str) -> bool:
 
 
 def _set_path(first: str, always: bool = False) -> None:
-    """Put ``first`` at the head of Python's module search path, unless its options forbid that.
+    """Put the directory ``first`` at the head of Python's module search path.
 
-    With ``always`` the options are ignored.
+    Nothing is done if Python's options forbid that (``-I``, ``-P``), unless ``always`` is True.
     """
     if always or (not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated):
         sys.path.insert(0, first)
@@ -436,7 +457,11 @@ def _set_path(first: str, always: bool = False) -> None:
 def _run_module(name: str, arguments: list[str], alter_argv: bool = True) -> None:
     """Run the module ``name`` as ``__main__``, as ``python -m`` does.
 
-    With ``alter_argv`` the module search path and ``sys.argv`` are set for that, too.
+    Args:
+        name: the name of the module.
+        arguments: the arguments of the module.
+        alter_argv: whether to set ``sys.argv`` to them, and to put the working directory at the
+            head of the module search path.
     """
     import runpy
 
@@ -447,7 +472,10 @@ def _run_module(name: str, arguments: list[str], alter_argv: bool = True) -> Non
 
 
 def _exec(text: str | bytes, path: str, module: types.ModuleType) -> None:
-    """Compile and run the source ``text`` of the file ``path`` in ``module``."""
+    """Compile and run the source ``text`` as the content of ``module``.
+
+    ``path`` is the path of its file, for tracebacks.
+    """
     _showing(lambda: exec(compile(text, path, "exec", dont_inherit=True), module.__dict__))
 
 
