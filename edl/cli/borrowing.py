@@ -25,9 +25,10 @@ def borrow(
     host: SlotsHost = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Lend idle slots of its hosts to a job: it has a worker more for each, until `edl reclaim`.
+    """Lend a job idle slots of its hosts: it has one worker more for each, until `edl reclaim`.
 
-    Returns as soon as that is written down; `edl events --follow` shows it happen.
+    Returns as soon as the request is written into ZooKeeper; `edl events --follow` shows the
+    workers start.
     """
     typer.echo(str(Job(job, zookeeper).borrow(slots, host)))
 
@@ -46,10 +47,11 @@ def reclaim(
     host: SlotsHost = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Take borrowed slots back; returns when they are free. Nothing that was trained is lost.
+    """Take borrowed slots back from a job; returns when they are free. No trained sample is lost.
 
-    Their workers leave with a planned switch. Who has not left shortly before the time is over is
-    killed, and the others train on. Ctrl-C does not take it back.
+    The workers in these slots leave with a planned switch. A worker that has not left shortly
+    before the time is over is killed, and the others train on. Ctrl-C does not take the request
+    back.
     """
     deadline_s = seconds(within)
     if deadline_s is None:

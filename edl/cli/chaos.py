@@ -15,9 +15,11 @@ from edl.client.connection import choose_job, connected
 
 
 def _option(action: Action, what: str) -> typer.models.OptionInfo:
-    """Return the command line option that gives the victims of one kind of fault.
+    """Return the command line option of one kind of fault, whose values name the victims.
 
-    ``what`` is its help text.
+    Args:
+        action: the kind of fault, which gives the option its name.
+        what: the help text of the option.
     """
     option: typer.models.OptionInfo = typer.Option(
         f"--{action}", metavar="WHO", help=what, show_default=False
@@ -68,10 +70,11 @@ def chaos(
     as_json: JsonOption = False,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Kill, freeze or cut off workers of this host, and show the recovery that it caused.
+    """Kill, freeze or cut off workers of a job on this host, and show how the job recovers.
 
     WHO is leader, worker (any of the ring), newcomer or a name like w3, and may say when:
-    leader@step=40. Each may be given several times. Ends with 1 when the job did not recover.
+    leader@step=40. Each option may be given several times. Ends with 1 when the job did not
+    recover.
     """
     given = {
         Action.KILL: kill,

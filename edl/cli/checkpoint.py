@@ -49,7 +49,7 @@ def list_(
 
 @app.command()
 def show(source: SourceArgument, as_json: JsonOption = False) -> None:
-    """Show where the job was, and every tensor of its model. Every byte is checked."""
+    """Show step and epoch of a checkpoint, and every tensor of its model. Every byte is checked."""
     found = weights.checkpoint_at(source)
     model: dict[str, Blob] = found.state["model"]
     if as_json:
@@ -89,9 +89,10 @@ def export(
 
 
 def _listed(path: Path) -> dict[str, Any]:
-    """Return the JSON object that `list --json` prints for one checkpoint file.
+    """Return the JSON object that `list --json` prints for the checkpoint file ``path``.
 
-    For a damaged file, ``error`` says why, and all values that its header should have are null.
+    Its ``error`` is null. For a damaged file, ``error`` says why, and all values that its header
+    should have are null.
     """
     try:
         return {**_about(path, files.read_manifest(path)), "error": None}
@@ -101,14 +102,22 @@ def _listed(path: Path) -> dict[str, Any]:
 
 
 def _about(path: Path, manifest: Manifest) -> dict[str, Any]:
-    """Return a checkpoint's path, its size and the most important values of its header."""
+    """Return a checkpoint's path, its size in bytes and the most important values of its header.
+
+    ``path`` is the file; ``manifest`` is its header. The keys are path, bytes, job, step, epoch,
+    framework, saved_at.
+    """
     about = asdict(manifest)
     kept = {name: about[name] for name in ("job", "step", "epoch", "framework", "saved_at")}
     return {"path": str(path), "bytes": path.stat().st_size, **kept}
 
 
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of one checkpoint in the table of `list`."""
+    """Return the cells of one checkpoint in the table of `edl checkpoint list`.
+
+    ``one`` is the JSON object of the checkpoint, as `list --json` prints it. The cells are step,
+    epoch, job, time of saving, size and file; for a damaged file, only the size and the error.
+    """
     size = _megabytes(one["bytes"])
     if one["error"] is not None:
         return ("", "", "", "", size, one["error"])
@@ -117,7 +126,10 @@ def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _print_columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table without shortening any text, because names are copied to other commands."""
+    """Print a table without shortening any text, because names are copied to other commands.
+
+    ``heads`` are the titles of the columns; each of ``rows`` has one cell for each column.
+    """
     lines = [heads, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -126,7 +138,11 @@ def _print_columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _described(found: Checkpoint) -> list[str]:
-    """Return the lines with which `show` describes a checkpoint, without the list of tensors."""
+    """Return the lines with which `edl checkpoint show` describes a checkpoint.
+
+    They are about the file, job, position, data, framework and model; the table of its tensors is
+    not among them.
+    """
     manifest, model = found.manifest, found.state["model"]
     values = sum(math.prod(blob.shape) for blob in model.values())
     source = manifest.source
@@ -144,10 +160,10 @@ def _described(found: Checkpoint) -> list[str]:
 
 
 def _megabytes(size: int) -> str:
-    """Return a number of bytes as text in megabytes."""
+    """Return ``size``, a number of bytes, as text in megabytes, like "12.3 MB"."""
     return f"{size / 1e6:.1f} MB"
 
 
 def _clock(seconds: float) -> str:
-    """Return a Unix time as text in local time."""
+    """Return ``seconds``, a Unix time, as date and time of day in local time."""
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")

@@ -67,7 +67,7 @@ FOLLOW_S = 0.5  # how often --watch, --follow and waiting verbs look again
 
 
 def console() -> Console:
-    """Return a console for standard output, with colours on a terminal only."""
+    """Return a console for standard output, which uses colours only if that is a terminal."""
     return Console(highlight=False)
 
 
@@ -93,9 +93,9 @@ def check_own_name() -> None:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """While entered, provide a function that shows a sentence on the terminal.
+    """While entered, provide a function that shows a sentence on standard error.
 
-    A new sentence replaces the one before. The sentence is written to standard error.
+    Each sentence replaces the one before.
     """
     with Console(stderr=True, highlight=False).status("", spinner="line") as line:
         yield lambda message: line.update(escape(message))

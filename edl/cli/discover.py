@@ -14,9 +14,9 @@ from edl.launch.horovodrun.discovery import desired_hosts, is_local, read_hosts
 
 
 def main() -> None:
-    """Run the console script `edl-discover`.
+    """Run the console script `edl-discover`, which prints hosts and slots, one host a line.
 
-    This module imports little, because the driver runs the script once a second.
+    This module imports little, because horovodrun's driver runs the script once a second.
     """
     try:
         print("\n".join(discover(sys.argv[1:])))
@@ -26,13 +26,13 @@ def main() -> None:
 
 
 def discover(arguments: Sequence[str]) -> list[str]:
-    """Return the lines that `edl-discover` prints for the driver, such as "node1:4".
+    """Return the lines that `edl-discover` prints for horovodrun's driver, such as "node1:4".
 
     Args:
         arguments: the words of the command line.
 
     Raises:
-        UsageError: the hosts cannot be understood.
+        UsageError: the hosts cannot be understood, or both hosts and ``--file`` are given.
     """
     options = argparse.ArgumentParser(
         prog="edl-discover",

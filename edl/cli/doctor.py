@@ -14,7 +14,7 @@ COLOURS = {CheckResult.OK: "green", CheckResult.LIMITED: "yellow", CheckResult.F
 
 
 def doctor() -> None:
-    """Check this machine: Python, frameworks, Horovod and its patches, ZooKeeper.
+    """Check whether edl can run on this machine: Python, frameworks, Horovod, ZooKeeper.
 
     Ends with 0 when edl can be used, 1 otherwise.
     """

@@ -37,9 +37,10 @@ def drain(
     ] = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Let one worker leave, or all of a host; the others train on.
+    """Let one worker leave a job, or all workers of a host; the others train on.
 
-    The leader answers when the worker leaves with a switch, or why it cannot.
+    The leader of the job answers that the worker leaves with the next switch, or why it cannot
+    leave.
     """
     named = list(words or ())
     if not (host is None) <= len(named) <= 1 + (host is None):

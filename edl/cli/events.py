@@ -40,12 +40,12 @@ def events(
 
 
 def aligned(event: Event, width: int | None = None) -> str:
-    """Return the event as one line for people, in local time.
+    """Return an event as one line for people: local time, generation, step, kind and reason.
 
     Args:
         event: the event.
-        width: the width of the terminal in columns. The reason is broken at words and its further
-            lines are indented to its column; None for no breaks.
+        width: the width of the terminal in columns: the reason is broken at words, and its further
+            lines are indented to its column. None for no breaks.
     """
     clock = datetime.fromtimestamp(event.time).strftime("%H:%M:%S.%f")[:-3]
     columns = f"{clock}  gen {event.generation:<4d} step {event.step:<8d} {event.kind:<18} "

@@ -1,4 +1,4 @@
-"""Draw the curve of a profile, and the sizes of a job over time, as figures, with matplotlib."""
+"""Draw the throughput of a job by number of workers, and its history, with matplotlib."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from edl.core.policy.history import History
 
 
 def draw(curve: Curve, path: Path) -> None:
-    """Draw throughput over size into the file ``path``.
+    """Draw the throughput of a job over its number of workers into the file ``path``.
 
-    A dashed line shows the throughput if each worker added as much as the workers of the first
-    point do.
+    ``curve`` has the measured points. A dashed line shows the throughput if each further worker
+    added as much as each worker of the first point does.
     """
     from matplotlib.figure import Figure
 
@@ -41,9 +41,10 @@ COLOURS = {"policy": "C1", "person": "C2", "straggler": "C3"}
 
 
 def draw_history(found: History, path: Path) -> None:
-    """Draw a job's size and throughput over time into the file ``path``, with the changes marked.
+    """Draw a job's number of workers and its throughput over time into the file ``path``.
 
-    The colour of a mark says who decided: a policy, a person, or the handling of stragglers.
+    ``found`` is the history of the job. Vertical lines mark the changes of the number; their colour
+    says who decided: a policy, a person, or the handling of stragglers.
     """
     from matplotlib.figure import Figure
 

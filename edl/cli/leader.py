@@ -10,7 +10,7 @@ from edl.errors import EdlError
 
 
 def leader(job: JobArgument = None, zookeeper: ZooKeeperOption = None) -> None:
-    """Show which worker leads a job, where, and in which term."""
+    """Show which worker leads a job, its host, its process id, and its term."""
     with connected(zookeeper) as session:
         snapshot = choose_job(session, job).snapshot()
     name = snapshot.job.name

@@ -1,4 +1,4 @@
-"""Draw the terminal of `edl run` and `edl join`: scrolling lines above one line with the status."""
+"""Draw the status line that stays at the foot of the terminal of `edl run` and `edl join`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ class LiveLine:
         self._snapshot: Snapshot | None = None
 
     def update(self, snapshot: Snapshot) -> None:
-        """Show the status in ``snapshot`` from now on."""
+        """Make ``snapshot``, the newest copy of the job's records, what :meth:`render` shows."""
         self._snapshot = snapshot
 
     def render(self) -> Text:
-        """Return the status line as it is now."""
+        """Return the status line for the newest records of the job that :meth:`update` got.
+
+        Before the first generation it says how many workers are ready.
+        """
         snapshot = self._snapshot
         if snapshot is None or snapshot.generation is None:
             ready = sum(m.stage != "preparing" for m in snapshot.members) if snapshot else 0
@@ -58,6 +61,6 @@ class LiveLine:
 
 
 def agent_display(job: str) -> Display:
-    """Return a display on standard output with which an agent shows the job of that name."""
+    """Return the display with which an agent shows the job named ``job`` on standard output."""
     line = LiveLine(job)
     return Display(Output(console(), line.render), line.update)

@@ -36,7 +36,8 @@ def logs(
 ) -> None:
     """Show what workers on this host have written, also those that ended; Horovod's lines included.
 
-    Without WORKER those of all, each line with its worker. Without JOB the newest that ran here.
+    Without WORKER the lines of all workers are shown, each after the worker's name. Without JOB the
+    job is the newest that ran here.
     """
     named = list(words or ())
     worker = named.pop() if named and _WORKER.fullmatch(named[-1]) else None
@@ -63,7 +64,7 @@ def logs(
 
 
 class _LogFiles:
-    """The logs in a directory, with the position up to which each was shown.
+    """A reader of the worker logs in a directory, which remembers how far each was shown.
 
     Args:
         directory: the directory of the logs.
@@ -91,7 +92,10 @@ class _LogFiles:
             raise UsageError(f"{worker} of job {job} did not run on this host; here: {here}")
 
     def show(self, finish: bool) -> None:
-        """Print the whole lines written since the last call; with ``finish`` the rest, too."""
+        """Print the complete lines that workers have written since the last call.
+
+        If ``finish`` is True, an incomplete last line is printed, too.
+        """
         for name, path in _named(self._directory).items():
             if self._worker not in (None, name):
                 continue
@@ -107,21 +111,24 @@ class _LogFiles:
                 self._rest[path] = text
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all log files."""
         for reader in self._readers.values():
             reader.close()
 
     def _echo(self, name: str, lines: list[bytes]) -> None:
-        """Print the lines of one worker, with its name in front if all workers are shown."""
+        """Print lines of one worker, each after the worker's name if all workers are shown.
+
+        ``name`` is the name of the worker; ``lines`` are the bytes of its log.
+        """
         for line in lines:
             for shown in line.decode(errors="replace").splitlines() or [""]:
                 typer.echo(shown if self._worker else f"[{name}] {shown}")
 
 
 def _named(directory: Path) -> dict[str, Path]:
-    """Return the logs in a directory by the name of the worker.
+    """Return the logs in a directory by the name of the worker, like "w3".
 
-    The log of a process that never registered as a worker has the id of its start attempt as name.
+    The log of a process that never registered as a worker is named by the id of its start attempt.
     """
     links = {path.resolve(): path.stem for path in directory.glob("*.log") if path.is_symlink()}
     found = [path for path in directory.glob("*.log") if not path.is_symlink()]
@@ -131,6 +138,8 @@ def _named(directory: Path) -> dict[str, Path]:
 
 def _newest(jobs: Path) -> str:
     """Return the name of the job whose workers were the last to write on this host.
+
+    ``jobs`` is the directory with one subdirectory for each job.
 
     Raises:
         UsageError: there are no logs.

@@ -54,24 +54,27 @@ OLD_OPTIONS = {"--lent-file": "--borrowed-file"}
 
 
 class Verbs(TyperGroup):
-    """A group of commands that imports the module of a command only when the command is called.
+    """The group of all commands of `edl`, which imports a command's module only when it is called.
 
-    For example, `edl status` does not wait for the plotting that `edl profile` imports.
+    For example, `edl status` does not wait for the plotting library that `edl profile` imports.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, in the order of the help text."""
+        """Return the names of all commands, in the order of the help text; ``ctx`` is not used."""
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of that name, or of an old name of it; None if there is none."""
+        """Return the command named ``cmd_name``, also by its old name; None if there is none.
+
+        ``ctx``, the context of typer, is not used.
+        """
         name = OLD_VERBS.get(cmd_name, cmd_name)
         return command_named(name) if name in VERBS else None
 
 
 @cache
 def command_named(name: str) -> Any:
-    """Import the command of that name and return it.
+    """Import the command of that name, add the options that all commands share, and return it.
 
     If its module has a dictionary ``COMMAND``, that holds further arguments for typer.
     """
@@ -91,7 +94,7 @@ def command_named(name: str) -> Any:
 
 
 def _take_old_options(command: Any) -> None:
-    """Add the old names of options to a command, as hidden options.
+    """Add the old names of options to ``command``, a command of typer, as hidden options.
 
     An old name sets the environment variable of the setting that the new name sets.
     """
@@ -108,7 +111,10 @@ def _take_old_options(command: Any) -> None:
 
 
 def _take_job_by_option(command: Any) -> None:
-    """Let ``--job JOB``, which `edl run` and `edl join` have, mean the same as ``JOB``."""
+    """Let ``--job JOB`` mean the same as the argument ``JOB`` of ``command``, a command of typer.
+
+    `edl run` and `edl join` have that option anyway; a command without a job is left unchanged.
+    """
     if not any(
         "JOB" in (one.metavar or "") for one in command.params if one.param_type_name == "argument"
     ):
@@ -132,7 +138,10 @@ def _take_job_by_option(command: Any) -> None:
 
 
 def _let_know_secret(command: Any) -> None:
-    """Add the option ``--secret-file`` to each command that opens a job."""
+    """Add the option ``--secret-file`` to ``command`` and its subcommands if they open a job.
+
+    A command opens a job if it has the option ``--zookeeper``.
+    """
     for one in getattr(command, "commands", {}).values():
         _let_know_secret(one)
     if not any("--zookeeper" in parameter.opts for parameter in command.params):
@@ -152,7 +161,11 @@ def _let_know_secret(command: Any) -> None:
 
 
 def _know_secret(_context: Any, _option: Any, path: str | None) -> None:
-    """Make the secret in the file ``path`` the secret of the job in this process."""
+    """Make the content of the file ``path`` the secret of the job for this process.
+
+    Typer calls it with its context and the option, which are not used. Nothing is done if ``path``
+    is None.
+    """
     # Imported here, for most verbs are called without it, and `edl simulate` has no job at all.
     from edl.coordination.secrets import read_file
 
@@ -187,12 +200,15 @@ def _options(
 
 
 def main() -> None:
-    """Run the console script `edl`."""
+    """Run the command line `edl`, and exit with its exit code."""
     sys.exit(invoke(sys.argv[1:]))
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Run one command line, given without the word `edl`, and return its exit code."""
+    """Run one command line of `edl`, and return its exit code.
+
+    ``arguments`` are its words without the first one, `edl`.
+    """
 
     def run() -> int:
         code = app(args=list(arguments), prog_name="edl", standalone_mode=False)
@@ -202,9 +218,9 @@ def invoke(arguments: Sequence[str]) -> int:
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """Run a command and return its exit code; print an error as one sentence.
+    """Call ``command`` and return its exit code; print an error as one sentence.
 
-    After an error the code is 2 for a usage error, 130 after an interrupt, and else 1.
+    After an error the code is 2 for a usage error, 130 after an interrupt (Ctrl-C), and else 1.
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         # Inherited from the parent process: the exit code of a worker could not be read.
@@ -228,7 +244,7 @@ def run_command(command: Callable[[], int]) -> int:
 
 
 def _sentence(error: Any) -> str:
-    """Return the text of a usage error of typer as one sentence, with the help that explains it."""
+    """Return the text of ``error``, a usage error of typer, as one sentence that names the help."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "edl"
     message: str = error.format_message().rstrip(".")
@@ -242,9 +258,10 @@ def _complain(sentence: str, code: int) -> int:
 
 
 def configure_logging(verbose: bool = False) -> None:
-    """Configure Python's logging; the command that was started calls it once.
+    """Configure Python's logging to standard error; a command calls it once at its start.
 
-    The level is INFO if ``verbose``, or else the level in EDL_LOG, or else WARNING.
+    The level is INFO if ``verbose``, or else the level in the environment variable EDL_LOG, or else
+    WARNING.
 
     Raises:
         ConfigError: EDL_LOG is not the name of a level.

@@ -29,7 +29,7 @@ def migrate(
 ) -> None:
     """Move workers to another host, in one switch: new ones start there while the old train on.
 
-    Returns when they have moved. Ctrl-C does not end the migration.
+    Returns when the workers have moved. Ctrl-C does not end the migration.
     """
     try:
         with progress() as on_message:

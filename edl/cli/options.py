@@ -1,4 +1,4 @@
-"""Make the options of `edl run` that are settings of the job from the settings' declarations."""
+"""Make command line options of `edl run` from the declarations of a job's settings."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)|`")
 def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
     """Return ``verb`` with a command line option added for each setting of a job that has one.
 
-    The function gets the options that were given in the dictionary ``given``, which
-    :func:`edl.config.load` takes.
+    ``verb`` is the function of a command. It gets the options that were given in its argument
+    ``given``, a dictionary by the name of the setting, as :func:`edl.config.load` takes it.
     """
     declared = {
         one.name: _option(one, get_type_hints(kind)[one.name])
@@ -49,7 +49,7 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
 def _option(one: Field[Any], hint: Any) -> Any:
     """Return the command line option for one setting, as a type annotation for typer.
 
-    ``hint`` is the type of the setting.
+    ``one`` is the dataclass field of the setting, with its help text; ``hint`` is its type.
     """
     about: Mapping[str, Any] = one.metadata
     kind: type = next((one for one in (bool, int, float) if hint in (one, one | None)), str)
@@ -68,10 +68,14 @@ def _option(one: Field[Any], hint: Any) -> Any:
 
 
 def _declaration(one: Field[Any], kind: type) -> str:
-    """Return the option of the setting ``one``, of the type ``kind``, as typer wants it declared.
+    """Return the words that declare to typer the option of a setting.
 
     The option of a truth value is a flag: it turns the setting on, or off if that is on by default.
     For example ``--stall-limit``, ``--chaos/`` (on) and `` /--no-template`` (off).
+
+    Args:
+        one: the dataclass field of the setting.
+        kind: the type of the setting.
     """
     option: str = one.metadata["option"]
     if kind is not bool:

@@ -1,4 +1,4 @@
-"""`edl policy`: set, switch off and explain the rule by which a job finds its own size."""
+"""`edl policy`: set, switch off and explain the policy, a rule by which a job finds its size."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def policy(
     as_json: JsonOption = False,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Let a job find its own size by a rule, and see what the rule decides from.
+    """Let a job find its own number of workers by a rule, and see what the rule decides from.
 
-    `edl scale` holds it off for a time (`hold` in the file); `resume` gives it back.
+    `edl scale` suspends the rule for a time (`hold` in the file); `resume` ends that.
     """
     job, action, file = _read(words or [])
     target = Job(job, zookeeper)
@@ -60,7 +60,7 @@ def policy(
 
 
 def read_policy(file: Path) -> tuple[str, str]:
-    """Return the text and the name of the policy in a file.
+    """Return the text of the policy in ``file``, and its name, which is the path of the file.
 
     Raises:
         UsageError: the file cannot be read.
@@ -75,8 +75,8 @@ def read_policy(file: Path) -> tuple[str, str]:
 def _read(words: list[str]) -> tuple[str | None, str, Path | None]:
     """Return the job, the action and the file that the words of the command line name.
 
-    The job is the last word, as with other commands, or the first. The job and the file are None if
-    they are not given.
+    The job may be the last word, as with other commands, or the first. The job and the file are
+    None if they are not given; the action is then "show".
 
     Raises:
         UsageError: the words name no action, or a file is missing or superfluous.
@@ -98,10 +98,13 @@ def _read(words: list[str]) -> tuple[str | None, str, Path | None]:
 
 
 def _show(found: Explanation, whole: bool, as_json: bool) -> None:
-    """Print a policy and what it decides from: as JSON, or as text for people.
+    """Print the policy of a job and what it decides from.
 
-    With ``whole`` the text has tables of measured sizes and of slow workers; otherwise it has the
-    policy itself.
+    Args:
+        found: the policy, with the measurements of the job.
+        whole: whether the text has tables of measured numbers of workers and of slow workers, and
+            not the policy's own text. Without effect on JSON.
+        as_json: whether to print JSON instead of text for people.
     """
     if as_json:
         typer.echo(json.dumps(_figures(found)))
@@ -130,7 +133,10 @@ def _show(found: Explanation, whole: bool, as_json: bool) -> None:
 
 
 def _times(times: Sequence[Times]) -> Table:
-    """Return a table of the time that the slowest workers spend in the parts of a step."""
+    """Return a table of the milliseconds that each worker spends in the parts of a step.
+
+    These are reading data, computing, and reducing gradients. ``times`` are the workers' times.
+    """
     table = Table(box=box.SIMPLE)
     for title in ("worker", "host", "samples", "data ms", "compute ms", "reduce ms"):
         table.add_column(title, justify="left" if title in ("worker", "host") else "right")
@@ -142,7 +148,10 @@ def _times(times: Sequence[Times]) -> Table:
 
 
 def _figures(found: Explanation) -> dict[str, object]:
-    """Return a policy and what it decides from as JSON values."""
+    """Return the policy of a job and what it decides from as JSON values.
+
+    ``found`` is the policy, with the measurements of the job.
+    """
     return {
         "source": found.policy.source,
         "text": found.policy.text,

@@ -45,9 +45,10 @@ def profile(
     ] = TIMEOUT_S,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Step a job through sizes, downwards, and measure its throughput in each while it trains.
+    """Change the number of a job's workers, downwards, and measure its throughput with each.
 
-    Then it has the size back that it had, also after an error or Ctrl-C.
+    The job trains all the time. Afterwards it has the number of workers that it had, also after an
+    error or Ctrl-C.
     """
     if plot is not None:
         check_figure(plot)
@@ -69,7 +70,7 @@ def profile(
 
 
 def _kept(job: Job) -> Curve:
-    """Return the newest profile of the job.
+    """Return the newest profile that is stored with the job.
 
     Raises:
         UsageError: the job was never profiled.
@@ -81,7 +82,14 @@ def _kept(job: Job) -> Curve:
 
 
 def _measure(job: Job, order: tuple[int, ...], steps: int, timeout_s: float) -> Curve:
-    """Profile the job; the size of the job is restored also if this process is told to end."""
+    """Profile the job, and restore its size even if a signal ends this process meanwhile.
+
+    Args:
+        job: the job.
+        order: the numbers of workers to measure.
+        steps: the number of steps measured with each.
+        timeout_s: the time in seconds for each number to be reached and measured.
+    """
     to_end = (signal.SIGTERM, signal.SIGHUP)
     try:
         with handled(to_end, _interrupt), progress() as on_message:
@@ -93,12 +101,16 @@ def _measure(job: Job, order: tuple[int, ...], steps: int, timeout_s: float) -> 
 
 
 def _interrupt(number: int, _: object) -> None:
-    """Handle a signal by a KeyboardInterrupt that has its number."""
+    """Handle a signal: raise a KeyboardInterrupt whose argument is ``number``, the signal's."""
     raise KeyboardInterrupt(number)
 
 
 def profile_table(curve: Curve) -> Table:
-    """Return the measured points of a profile as a table for people."""
+    """Return the points of a profile as a table for people.
+
+    A row has a number of workers, the throughput, the seconds of a step, the speed-up and the
+    efficiency. ``curve`` is the profile.
+    """
     taken = datetime.fromtimestamp(curve.taken).strftime("%Y-%m-%d %H:%M")
     title = f"job {curve.job}, {taken}"
     shown = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")

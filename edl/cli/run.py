@@ -157,7 +157,14 @@ class RunCommand(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options of `edl run`, which end before the words of the user's command.
+        """Parse the options of `edl run`, which end where the user's own command begins.
+
+        Args:
+            ctx: the context of typer.
+            args: the words after `edl run`.
+
+        Returns:
+            The words that were not parsed.
 
         Raises:
             UsageError: ``--resume`` has a value other than auto.
@@ -211,7 +218,9 @@ def _resume(newest: bool, auto: bool, directory: Path | None) -> str | None:
 
 
 def _slots_of(spec: JobSpec, slots: int | None) -> int:
-    """Return how many workers fit on this host: ``slots``, or else the job's maximum.
+    """Return how many workers fit on this host: ``slots``, or the job's maximum if it is None.
+
+    ``spec`` is the specification of the job.
 
     Raises:
         UsageError: fewer workers fit than the job starts with.
@@ -234,18 +243,18 @@ def _join(
     slots: int,
     asked: JobPolicy,
 ) -> Agent:
-    """Return the agent with which this host joins the running job, instead of creating it.
+    """Return the agent with which this host joins the running job that it could not create.
 
     Args:
         session: the ZooKeeper session.
         own: the name of the job and this host's secret.
-        spec: the job that this host would have created.
+        spec: the specification of the job that this host would have created.
         settings: the settings of this process.
         slots: the number of workers that fit on this host.
         asked: the policy that this host would have given the job; NO_POLICY if none was asked for.
 
     Raises:
-        typer.Exit: the job has finished meanwhile.
+        typer.Exit: the job has finished in the meantime; the exit code is 0.
     """
     store, running = same_job(session, own, spec)
     if asked is not NO_POLICY and running.policy.text != asked.text:
@@ -262,7 +271,7 @@ def _join(
 
 
 def _finished(name: str) -> typer.Exit:
-    """Print that the job has finished, and return the exception that ends the command."""
+    """Print that the job ``name`` has finished; return the exception that ends with code 0."""
     _print(f"job {name} has finished; another --job would start anew")
     return typer.Exit(0)
 

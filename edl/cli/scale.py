@@ -17,6 +17,6 @@ def scale(
 ) -> None:
     """Let a job grow or shrink to --np workers while it trains.
 
-    Returns as soon as that is written down; `edl events --follow` shows it happen.
+    Returns as soon as the number is written into ZooKeeper; `edl events --follow` shows it happen.
     """
     typer.echo(str(Job(job, zookeeper).scale(np)))

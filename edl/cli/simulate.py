@@ -180,7 +180,7 @@ def simulate(
 ) -> None:
     """Run many jobs on one cluster under virtual time, and see when each of them is done.
 
-    With --json one line a run: its summary, and every job.
+    With --json, one line for each run: its summary, and every job.
     """
     if list_all:
         console().print(catalogue())
@@ -222,12 +222,13 @@ def _show(
     Args:
         runs: the runs to simulate.
         processes: the number of processes that simulate at once.
-        compared: whether to compare each run with the published answer.
+        compared: whether to compare each run with the published completion times of its jobs.
         history: whether the JSON has each change of a job's slots.
         as_json: whether to print JSON.
 
     Returns:
-        Each run that has ended, with its comparison (None if none was asked for).
+        A pair for each run that has ended: the run with its result, and the comparison (None if
+        ``compared`` is False).
     """
     done: list[Done] = []
     with progress() as tell:

@@ -1,6 +1,6 @@
 """Draw simulated runs as a figure, with matplotlib: the slots of each job over time.
 
-Below that, the figure compares the runs by slots in use, waiting jobs and completion times.
+Charts below that compare the runs by slots in use, waiting jobs and completion times.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def check_runs(count: int) -> None:
 
 
 def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
-    """Return a figure with a Gantt chart of each run, and below them three charts of all runs.
+    """Return a figure with a Gantt chart of each run's jobs, and three charts of all runs below.
 
-    These show the slots in use, the number of waiting jobs, and the completion times.
+    These show the slots in use and the number of waiting jobs over time, and the distribution of
+    the completion times. ``outcomes`` are the runs with their results.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
@@ -78,7 +79,11 @@ def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
 
 
 def _draw_jobs(axes: Axes, outcome: RunOutcome) -> None:
-    """Draw one line for each job, in the order of submission, the darker the more slots it has."""
+    """Draw one horizontal line over time for each job of a run, the darker the more slots it has.
+
+    The jobs stand in the order of submission. ``axes`` is the chart; ``outcome`` is the run with
+    its result.
+    """
     jobs = outcome.result.jobs
     bars: dict[str, list[tuple[float, float, float]]] = {}
     for row, job in enumerate(sorted(jobs, key=lambda job: job.arrival_s)):
@@ -95,12 +100,12 @@ def _draw_jobs(axes: Axes, outcome: RunOutcome) -> None:
 
 
 def _shade(slots: int) -> str:
-    """Return the colour that stands for a number of slots."""
+    """Return the colour that stands for a number of slots, as "#rrggbb"."""
     return SHADES[max(least for least in SHADES if least <= slots)][1]
 
 
 def _explain(figure: Figure) -> None:
-    """Add a legend for the shades of the charts to ``figure``."""
+    """Add a legend to ``figure`` that says which colour stands for how many slots."""
     from matplotlib.patches import Patch
 
     patches = [Patch(color=shade, label=name) for name, shade in SHADES.values()]
@@ -108,7 +113,14 @@ def _explain(figure: Figure) -> None:
 
 
 def _draw_levels(used: Axes, waiting: Axes, outcome: RunOutcome, colour: str) -> None:
-    """Draw the slots in use and the waiting jobs of one run over time, into two charts."""
+    """Draw the slots in use and the number of waiting jobs of one run over time.
+
+    Args:
+        used: the chart for the slots.
+        waiting: the chart for the jobs.
+        outcome: the run with its result.
+        colour: the colour of the run's lines.
+    """
     found = levels(outcome.result)
     hours = [level.at_s / 3600 for level in found]
     for axes, values in (
@@ -119,7 +131,13 @@ def _draw_levels(used: Axes, waiting: Axes, outcome: RunOutcome, colour: str) ->
 
 
 def _draw_distribution(axes: Axes, outcome: RunOutcome, colour: str) -> None:
-    """Draw the cumulative distribution of the completion times of one run's jobs."""
+    """Draw the cumulative distribution of the completion times of one run's jobs.
+
+    Args:
+        axes: the chart.
+        outcome: the run with its result.
+        colour: the colour of the run's line.
+    """
     hours = sorted(job.jct_s / 3600 for job in outcome.result.ended)
     parts = [100 * number / len(hours) for number in range(1, len(hours) + 1)]
     axes.step(hours, parts, where="post", color=colour, linewidth=1.2, label=outcome.run.title)

@@ -1,4 +1,4 @@
-"""Decide which runs the options of `edl simulate` ask for."""
+"""Decide which simulations (one policy on one set of jobs each) `edl simulate` has to run."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ DRAWN = (JSA, MIX)  # by seed
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings that all runs of one command share, whatever their jobs.
+    """The settings that all simulations of one `edl simulate` share, whatever their jobs.
 
     Attributes:
         policies: the names of the policies; each simulates all jobs.
-        rules: the rules of the simulation.
+        rules: the rules of the simulation, such as the cost of a change of slots.
         nodes: the number of nodes.
         slots: the number of slots of each node.
-        seeds: the seeds, at least one; several only for jobs that are drawn by seed.
+        seeds: the seeds, at least one; several only for jobs that are drawn at random.
     """
 
     policies: Sequence[str]
@@ -66,16 +66,16 @@ class JobOptions:
 
 
 def job_set(name: str | None, trace_file: Path | None, compared: bool) -> JobSet:
-    """Return the cluster and the costs that the chosen jobs are meant for.
+    """Return the default cluster, interval and costs of the jobs that the user has chosen.
 
     Args:
         name: the name of a built-in set of jobs; None if there is a trace file.
         trace_file: the file with the jobs; None for built-in ones.
-        compared: whether the published answers are to be shown, too.
+        compared: whether the results are to be compared with published ones.
 
     Raises:
         UsageError: neither or both of ``name`` and ``trace_file`` are given, ``name`` is unknown,
-            or the jobs have no published answers to compare with.
+            or the jobs have no published results to compare with.
     """
     if trace_file is not None:
         if name is not None or compared:
@@ -94,10 +94,10 @@ def job_set(name: str | None, trace_file: Path | None, compared: bool) -> JobSet
 
 
 def seeds_of(text: str, built_in: str | None) -> list[int]:
-    """Return the seeds in ``text``, like "0", "1,3" or "0..2"; at least one.
+    """Return the seeds in ``text``, the value of ``--seed``, like "0", "1,3" or "0..2".
 
-    ``built_in`` is the name of the set of jobs. Several seeds are allowed only for sets whose jobs
-    are drawn by seed.
+    ``built_in`` is the name of the set of jobs; None for a trace. Several seeds are allowed only
+    for sets whose jobs are drawn by seed.
 
     Raises:
         UsageError: ``text`` has no such form, a seed is negative, or there are several seeds for
@@ -112,9 +112,12 @@ def seeds_of(text: str, built_in: str | None) -> list[int]:
 
 
 def failures_of(mtbf_s: float | None, repair_s: float, seed: int) -> Failures | None:
-    """Return the failures of nodes to simulate, or None without a mean time between failures.
+    """Return the failures of nodes to simulate; None if no node fails.
 
-    ``mtbf_s`` is that mean time and ``repair_s`` the mean time until a node is back, in seconds.
+    Args:
+        mtbf_s: the mean time between two failures of a node, in seconds; None if no node fails.
+        repair_s: the mean time until a failed node works again, in seconds.
+        seed: the seed from which the failures are drawn.
 
     Raises:
         UsageError: a time is not positive.
@@ -139,11 +142,15 @@ def policy_names(text: str) -> list[str]:
 
 
 def runs_of(jobs: JobOptions, setup: Setup) -> list[SimulatedRun]:
-    """Return a run for each policy with each of the chosen workloads.
+    """Return the simulations to run: one for each policy with each set of the chosen jobs.
+
+    Args:
+        jobs: the options that choose the jobs.
+        setup: the settings that all simulations share.
 
     Raises:
-        UsageError: an option has an impossible value, a trace cannot be read, or the jobs were not
-            measured on such nodes.
+        UsageError: an option has an impossible value, a trace cannot be read, or the speed of the
+            jobs was not measured on nodes with that number of slots.
     """
     if jobs.trace_file is not None:
         return _alike(setup, _of_trace(jobs.trace_file, setup))
@@ -159,7 +166,7 @@ def runs_of(jobs: JobOptions, setup: Setup) -> list[SimulatedRun]:
 
 
 def check_comparable(runs: Sequence[SimulatedRun]) -> None:
-    """Raise an error unless the published answers were made with the settings of these runs.
+    """Raise an error unless published results exist for these runs, with the same settings.
 
     Raises:
         UsageError: nothing was published for a run, or its cluster or its rules differ.
@@ -176,9 +183,12 @@ def check_comparable(runs: Sequence[SimulatedRun]) -> None:
 
 
 def _alike(setup: Setup, jobs: Sequence[SubmittedJob], built_in: str = "") -> list[SimulatedRun]:
-    """Return a run of the same jobs for each policy.
+    """Return a simulation of the same jobs for each policy.
 
-    ``built_in`` is the name of a built-in set of jobs; empty for a trace.
+    Args:
+        setup: the settings that all simulations share.
+        jobs: the jobs.
+        built_in: the name of a built-in set of jobs; empty for a trace.
     """
     (seed, *_) = setup.seeds
     return [
@@ -196,10 +206,13 @@ def _alike(setup: Setup, jobs: Sequence[SubmittedJob], built_in: str = "") -> li
 
 
 def _of_trace(path: Path, setup: Setup) -> list[SubmittedJob]:
-    """Return the jobs in a trace file.
+    """Return the jobs in the trace file ``path``.
+
+    ``setup`` has the cluster on which they are to run.
 
     Raises:
-        UsageError: the file cannot be read, or a job was not measured on such nodes.
+        UsageError: the file cannot be read, or the speed of a job was not measured on nodes with
+            that number of slots.
     """
     jobs = trace.read_trace(path, setup.nodes * setup.slots)
     if any(job.kind in measured_applications() for job in jobs):
@@ -213,10 +226,13 @@ def _drawn(
     arrivals: str,
     setup: Setup,
 ) -> list[SimulatedRun]:
-    """Return a run for each policy, each arrival rate and each seed.
+    """Return a simulation for each policy, each arrival rate and each seed.
 
-    ``draw`` makes the jobs of an arrival rate and a seed; ``arrivals`` has rates, separated by
-    commas.
+    Args:
+        built_in: the name of the built-in set of jobs.
+        draw: returns the jobs of an arrival rate and a seed.
+        arrivals: the arrival rates, by name or in jobs a minute, separated by commas.
+        setup: the settings that all simulations share.
     """
     drawn = {
         (shape.strip(), seed): tuple(draw(shape.strip(), seed))
@@ -231,7 +247,13 @@ def _drawn(
 
 
 def _of_pollux(loads: str, workloads: str, setup: Setup) -> list[SimulatedRun]:
-    """Return a run for each policy, each load and each workload of Pollux."""
+    """Return a simulation for each policy, each load and each workload of the paper Pollux.
+
+    Args:
+        loads: the loads, separated by commas, like "0.5,1.0".
+        workloads: the numbers of the workloads, like "6", "1,3" or "1..8".
+        setup: the settings that all simulations share.
+    """
     chosen = [_load(text) for text in loads.split(",")]
     numbers = _numbers(workloads, "workload", pollux_workload.WORKLOADS)
     pollux_workload.check_measured(setup.slots)
@@ -272,7 +294,7 @@ def _numbers(text: str, what: str, known: Sequence[int] = ()) -> list[int]:
 
     Args:
         text: the text.
-        what: the name of what is numbered, for the message.
+        what: what the numbers stand for, such as "seed", for the message.
         known: the numbers that are allowed; empty for any.
 
     Raises:

@@ -30,12 +30,14 @@ LABELS = {
 
 
 def figures(outcome: RunOutcome, comparison: JctComparison | None, history: bool) -> dict[str, Any]:
-    """Return one run as JSON values: what was simulated, its summary, and every job.
+    """Return one run as JSON values: its policy and cluster, its summary, and every job.
 
     Args:
         outcome: the run and its result.
-        comparison: the comparison with the published answer; None if there is none.
-        history: whether to add each change of a job's slots and batch, and the usage over time.
+        comparison: the comparison with the published completion times (JCT: job completion time) of
+            the same jobs; None if there is none.
+        history: whether to add each change of a job's slots and batch, and the slots in use and
+            waiting jobs over time.
     """
     run = outcome.run
     about: dict[str, Any] = {"policy": run.policy, "nodes": run.nodes, "slots": run.slots}
@@ -57,7 +59,11 @@ def figures(outcome: RunOutcome, comparison: JctComparison | None, history: bool
 
 
 def results_table(done: Sequence[Done]) -> Table:
-    """Return a table with a row for each run, and one for all runs of a policy at a load."""
+    """Return a table with a row for each run, and one for all runs of a policy at a load.
+
+    ``done`` has a pair for each run: the run with its result, and the comparison with published
+    completion times (None if there is none).
+    """
     groups: dict[tuple[str, str], list[Done]] = {}
     for outcome, comparison in done:
         groups.setdefault((outcome.run.policy, outcome.run.load), []).append((outcome, comparison))
@@ -78,10 +84,11 @@ def results_table(done: Sequence[Done]) -> Table:
 
 
 def _cells(group: Sequence[Done]) -> list[str]:
-    """Return the cells of a row that summarises one run or several.
+    """Return the cells of a row that summarises one run or several, without the names of the run.
 
-    Counts and the computing time are summed. Fairness is the worst of the runs, every other value
-    their mean.
+    The numbers of jobs, the resizes and the computing time are summed. Finish-time fairness is the
+    worst of the runs, every other value their mean. ``group`` has a pair for each run: the run with
+    its result, and its comparison.
     """
     results = [outcome.result for outcome, _ in group]
     jobs = sum(len(result.jobs) for result in results)
@@ -109,7 +116,14 @@ def _cells(group: Sequence[Done]) -> list[str]:
 
 
 def difference(run: SimulatedRun, comparison: JctComparison) -> str:
-    """Return a sentence that names the jobs that do not end in the published second."""
+    """Return a sentence about the jobs whose completion time is not the published one.
+
+    It has both times in seconds for each of these jobs.
+
+    Args:
+        run: the run, which is named in the sentence.
+        comparison: the comparison of the run with the published completion times.
+    """
     names = [
         f"{name} {ours:g} s, published {theirs:g} s" for name, ours, theirs in comparison.differing
     ]
@@ -117,7 +131,7 @@ def difference(run: SimulatedRun, comparison: JctComparison) -> str:
 
 
 def catalogue() -> Table:
-    """Return a table of the built-in sets of jobs and of the policies, for ``--list``."""
+    """Return the table that `edl simulate --list` prints: built-in sets of jobs, and policies."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=NARROW)
     for column in ("", "name", ""):
         shown.add_column(column)

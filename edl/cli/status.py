@@ -37,7 +37,7 @@ def status(
     ] = False,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Show who leads, who trains, and how far the job is."""
+    """Show which worker leads, which workers train, and how far the job is."""
     with connected(zookeeper) as session:
         store = choose_job(session, job, ended=True)
         if not watch:
@@ -70,7 +70,7 @@ def status(
 
 
 def _show(now: JobStatus, as_json: bool) -> None:
-    """Print the status, as JSON or as a table."""
+    """Print the status of a job, as JSON if ``as_json``, else as a table; ``now`` is the status."""
     if as_json:
         typer.echo(json.dumps(now.to_json()))
     else:
@@ -78,7 +78,10 @@ def _show(now: JobStatus, as_json: bool) -> None:
 
 
 def status_table(now: JobStatus) -> RenderableType:
-    """Lay out the status for a terminal: one row for each fact, then one for each worker."""
+    """Lay out the status of a job for a terminal: a row for each fact, then one for each worker.
+
+    ``now`` is the status.
+    """
     head = Table.grid(padding=(0, 2))
     head.add_column(style="bold")
     head.add_column()
@@ -89,7 +92,10 @@ def status_table(now: JobStatus) -> RenderableType:
 
 
 def _job_rows(now: JobStatus) -> dict[str, str]:
-    """Return the rows that every job has: its state, leader, size and progress."""
+    """Return the rows that the status of every job has: its state, leader, size and progress.
+
+    The result has the text of each row by its title. ``now`` is the status.
+    """
     wanted = now.desired or now.assigned
     where, has = _listed(now, wanted), _listed(now, now.assigned)
     assigned = "" if where == has else f"; assigned: {has}"
@@ -105,7 +111,10 @@ def _job_rows(now: JobStatus) -> dict[str, str]:
 
 
 def _training_rows(now: JobStatus) -> dict[str, str]:
-    """Return the rows about samples, batches, policy and speed that apply to this job."""
+    """Return the rows about samples, batches, policy and speed for which the status has values.
+
+    The result has the text of each row by its title. ``now`` is the status.
+    """
     rows = {}
     if now.untrained:
         rows["untrained"] = f"{now.untrained:,} samples of epochs that were left before their end"
@@ -125,7 +134,11 @@ def _training_rows(now: JobStatus) -> dict[str, str]:
 
 
 def _slot_rows(now: JobStatus) -> dict[str, str]:
-    """Return the rows about slots that are free, borrowed, or to be given back."""
+    """Return the rows about slots that are free, borrowed, or to be given back.
+
+    The result has the text of each row by its title; rows without such slots are left out. ``now``
+    is the status of the job.
+    """
     rows = {}
     if free := _free(now):
         rows["free slots"] = by_host(free)
@@ -137,7 +150,10 @@ def _slot_rows(now: JobStatus) -> dict[str, str]:
 
 
 def _given_up_rows(now: JobStatus) -> dict[str, str]:
-    """Return a row with the reason for each disabled slot and each of the last evicted workers."""
+    """Return a row for each disabled slot and for the ``GIVEN_UP_SHOWN`` workers evicted last.
+
+    The result has the reason by the title of the row. ``now`` is the status of the job.
+    """
     evicted = list(now.evicted.items())[-GIVEN_UP_SHOWN:]
     workers = {f"{worker} evicted": reason for worker, reason in evicted}
     slots = {f"slot {slot} disabled": reason for slot, reason in now.disabled_slots.items()}
@@ -145,7 +161,10 @@ def _given_up_rows(now: JobStatus) -> dict[str, str]:
 
 
 def _members_table(now: JobStatus) -> Table:
-    """Return a table of the workers of the job, ordered by rank."""
+    """Return a table of the workers of the job whose status is ``now``, ordered by rank.
+
+    Workers without a rank are last.
+    """
     columns = ("worker", "rank", "stage", "host", "pid", "port")
     members = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     by_rank = sorted(now.members, key=lambda m: (m.rank is None, m.rank or 0, m.id))
@@ -158,12 +177,18 @@ def _members_table(now: JobStatus) -> Table:
 
 
 def _state(now: JobStatus) -> str:
-    """Return the state of the job, with the reason where one was given."""
+    """Return the state of the job as text, with the reason if one was given.
+
+    ``now`` is the status of the job.
+    """
     return now.state + (f": {now.reason}" if now.reason else "")
 
 
 def line(now: JobStatus) -> str:
-    """Return the status as one line of text, for a file."""
+    """Return the status of a job as one line of text, for output that is not a terminal.
+
+    ``now`` is the status.
+    """
     wanted = sum((now.desired or now.assigned).values())
     away = f"; ZooKeeper is away: {now.away}" if now.away else ""
     leads = now.leader or "nobody"
@@ -172,7 +197,7 @@ def line(now: JobStatus) -> str:
 
 
 def _progress(now: JobStatus) -> str:
-    """Return the epoch, the step and the speed of the job as text."""
+    """Return the epoch, the step and the speed of the job whose status is ``now``, as text."""
     total = now.epoch_total
     # A script that keeps its own place in its data has no epochs that are known here.
     epoch = (
@@ -188,19 +213,30 @@ def _progress(now: JobStatus) -> str:
 
 
 def _free(now: JobStatus) -> dict[str, int]:
-    """Return the number of slots, by host, for which no worker is desired."""
+    """Return the number of slots, by host, for which no worker is desired.
+
+    Hosts without such slots are left out. ``now`` is the status of the job.
+    """
     wanted = now.desired or now.assigned
     room = {host: slots - wanted.get(host, 0) for host, slots in now.hosts.items()}
     return {host: n for host, n in room.items() if n > 0}
 
 
 def _listed(now: JobStatus, hosts: Mapping[str, int]) -> str:
-    """Return workers by host as text, like "a: 2, b: 1", without hosts that have left."""
+    """Return numbers of workers by host as text, like "a: 2, b: 1".
+
+    Args:
+        now: the status of the job.
+        hosts: the numbers; a host with 0 is left out if it has left the job.
+    """
     return by_host({host: n for host, n in hosts.items() if n or host in now.hosts})
 
 
 def _due(reclaim: Reclaim) -> str:
-    """Return a request to give slots back as text, like "2 slots of a within 12 s"."""
+    """Return a request to give borrowed slots back as text, like "2 slots of a within 12 s".
+
+    ``reclaim`` is the request.
+    """
     left_s = reclaim.by_s - time.time()
     when = f"within {left_s:.0f} s" if left_s > 0 else "by now"
     return f"{counted(reclaim.slots, 'slot')} of {reclaim.host} {when}"

@@ -36,7 +36,7 @@ def stop(
     ] = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """End a job after the step that runs; returns when it has ended."""
+    """End a job after the step that runs; returns when the job has ended."""
     try:
         with connected(zookeeper) as session:
             store = choose_job(session, job)
@@ -49,9 +49,14 @@ def stop(
 
 
 def _stop_here(job: str | None, timeout_s: float | None, away: ZooKeeperUnreachable) -> None:
-    """End a job while ZooKeeper is away, through the process of `edl run` on this host.
+    """End a job while ZooKeeper is away: send SIGTERM to the process of `edl run` on this host.
 
-    That process gets SIGTERM and tells the workers.
+    That process tells the workers.
+
+    Args:
+        job: the name of the job; None for the only one that `edl run` runs on this host.
+        timeout_s: the time in seconds to wait for the end of that process; None for the default.
+        away: the error that says that ZooKeeper is away.
 
     Raises:
         ZooKeeperUnreachable: no `edl run` of the job runs on this host.
@@ -82,7 +87,12 @@ def _stop_here(job: str | None, timeout_s: float | None, away: ZooKeeperUnreacha
 def _ask(store: JobStore, timeout_s: float, limits: ClientLimits = USUAL) -> None:
     """Write into the job's record that the job is to stop; repeat that while ZooKeeper is away.
 
-    Repeating is harmless. After ``timeout_s`` seconds the CoordinationError is raised.
+    Writing it again does no harm.
+
+    Args:
+        store: the records of the job.
+        timeout_s: the time in seconds after which ZooKeeper's CoordinationError is raised.
+        limits: has the time between two tries.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -100,6 +110,14 @@ def _wait(store: JobStore, timeout_s: float | None, limits: ClientLimits = USUAL
     """Wait until the job has ended, and return its record.
 
     If none of the job's processes is registered any more, this function writes the end itself.
+
+    Args:
+        store: the records of the job.
+        timeout_s: the time to wait, in seconds; None for the time in which the job must stop.
+        limits: the time limits of the request.
+
+    Raises:
+        TimedOut: the job has not ended in that time.
     """
     messages, what = Messages(), f"stopping job {store.name}"
     job = next(looks(store, LIMITS.stop_s, what, messages, limits=limits)).job

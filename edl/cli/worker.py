@@ -1,7 +1,7 @@
 """`edl-worker COMMAND…`: the process that elastic `horovodrun` starts in each slot.
 
 It starts and supervises the user's script. If horovodrun has started the script itself,
-`edl.init()` replaces the process by an `edl-worker` that starts the script again.
+`edl.init()` replaces that process by an `edl-worker` that starts the script again.
 """
 
 from __future__ import annotations
@@ -38,16 +38,19 @@ from edl.launch.workers import log_directory
 
 
 def main() -> None:
-    """Run the console script `edl-worker`."""
+    """Run the console script `edl-worker`, and exit with the code that the driver is to get."""
     behind_a_shell()
     sys.exit(run_command(lambda: work(sys.argv[1:])))
 
 
 def work(command: Sequence[str]) -> int:
-    """Run a worker in the slot for which horovodrun started this process; return the exit code.
+    """Run a worker in the slot for which horovodrun started this process.
 
     Args:
         command: the words of the training command.
+
+    Returns:
+        The exit code of this process for horovodrun's driver.
 
     Raises:
         UsageError: the process was not started by elastic horovodrun, or the command cannot run
@@ -92,15 +95,16 @@ def _serve(
     found: Mapping[str, str],
     create: bool,
 ) -> int:
-    """Take part in the job until it is over; return the exit code.
+    """Run the slot's worker until the job is over; return the exit code of this process.
 
     Args:
         slot: the slot of this process.
         settings: the settings of this process.
         command: the words of the training command.
-        driver: the client of the driver.
-        found: the name, the secret and the ZooKeeper servers of the job.
-        create: whether this process creates the job; otherwise it exists.
+        driver: the client of horovodrun's driver.
+        found: the job's name, secret and ZooKeeper servers, under ``job``, ``secret``,
+            ``zookeeper``.
+        create: whether this process creates the job; otherwise the job exists.
 
     Raises:
         UsageError: the job was started by another launcher.
@@ -136,9 +140,15 @@ def _serve(
 
 
 def _reachable(slot: HorovodSlot, settings: Config, zookeeper: str) -> str:
-    """Return the address of this host for the other workers.
+    """Return the IP address of this host at which the other workers reach it.
 
-    It is the address or interface that the user has chosen, or else the interface of the driver.
+    It is the address or interface that the user has chosen, or else the interface of horovodrun's
+    driver, or else the one that leads to ZooKeeper.
+
+    Args:
+        slot: the slot of this process, with the name of the driver's interface.
+        settings: the settings of this process.
+        zookeeper: the ZooKeeper servers, ``host:port,...``.
     """
     interface = settings.network_interface
     if not interface and not settings.address and address_of(slot.interface):
@@ -147,9 +157,16 @@ def _reachable(slot: HorovodSlot, settings: Config, zookeeper: str) -> str:
 
 
 def _new_identity(slot: HorovodSlot, settings: Config) -> dict[str, str]:
-    """Return the name, the secret and the ZooKeeper servers of the job that is to be created.
+    """Return the identity of the job that this process is to create.
 
-    The other processes of this driver find the job by them.
+    The other processes of horovodrun's driver find the job by it.
+
+    Args:
+        slot: the slot of this process, with the address of the driver.
+        settings: the settings of this process.
+
+    Returns:
+        The job's name, secret and ZooKeeper servers, under ``job``, ``secret``, ``zookeeper``.
     """
     return {
         "job": check_name("job", settings.job or f"horovod-{slot.address}-{slot.port}"),
@@ -161,7 +178,14 @@ def _new_identity(slot: HorovodSlot, settings: Config) -> dict[str, str]:
 def _create(
     store: JobStore, slot: HorovodSlot, settings: Config, command: Sequence[str], secret: str
 ) -> None:
-    """Create the job of this driver, with the limits that horovodrun was given.
+    """Create the job of horovodrun's driver, with the limits of workers that horovodrun was given.
+
+    Args:
+        store: the records of the job, which do not exist yet or are those of an earlier job.
+        slot: the slot of this process.
+        settings: the settings of this process.
+        command: the words of the training command.
+        secret: the secret of the job.
 
     Raises:
         UsageError: a running job has that name.
@@ -183,7 +207,7 @@ def _create(
 
 
 def _taken(name: str) -> str:
-    """Return the error message for a job that another launcher has started."""
+    """Return the error message for a job, named ``name``, that another launcher has started."""
     return (
         f"the job {name} is running, and another launcher has started it; give this one another "
         "name by EDL_JOB, or leave that out"

@@ -15,20 +15,20 @@ app = typer.Typer(
 
 @app.command()
 def start() -> None:
-    """Start it, unless it runs."""
+    """Start the local ZooKeeper, unless it runs."""
     typer.echo(f"ZooKeeper runs at {local_server.start_local()}")
 
 
 @app.command()
 def stop() -> None:
-    """Stop it. Its data stay, so jobs go on when it starts again."""
+    """Stop the local ZooKeeper. Its data stay, so jobs go on when it starts again."""
     ran = local_server.stop_local()
     typer.echo("the local ZooKeeper is stopped" if ran else "no local ZooKeeper runs")
 
 
 @app.command()
 def status() -> None:
-    """Say whether it runs, and where; ends with 1 when it does not."""
+    """Say whether the local ZooKeeper runs, and where; ends with 1 when it does not."""
     server = local_server.local_status()
     if server is None:
         typer.echo("no local ZooKeeper runs; `edl zookeeper start` or `edl run` start one")

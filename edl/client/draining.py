@@ -16,10 +16,11 @@ from edl.errors import CoordinationError, TimedOut, UsageError
 def drain_worker(
     store: JobStore, worker: int, timeout_s: float, limits: ClientLimits = USUAL
 ) -> str:
-    """Let one worker leave the job, and return the leader's answer, a sentence.
+    """Ask the leader to let one worker leave the job, and return the leader's answer.
 
-    If a KeyboardInterrupt interrupts the wait, the request is taken back, and the error has a note
-    that says whether that succeeded.
+    The answer is a sentence that the worker leaves with the next switch. If a KeyboardInterrupt
+    interrupts the wait for it, the request is taken back, and the error has a note that says
+    whether that succeeded.
 
     Args:
         store: the records of the job.

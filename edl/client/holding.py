@@ -1,4 +1,4 @@
-"""Hold the size of a job while it is profiled, change it repeatedly, and then restore it."""
+"""Hold the number of workers of a job while it is profiled: change it, then restore it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class HeldSize:
         self.give_back()
 
     def _set(self, now: Snapshot) -> None:
-        """Take the desired workers in ``now`` as those that are restored at the end."""
+        """Remember the desired workers in the job's records, ``now``, to restore them later."""
         before: Placement = dict(now.desired.hosts)
         self._now = now
         self._slots = {**before, **_slots_of(now)}
@@ -237,7 +237,7 @@ class HeldSize:
         return text + back
 
     def _way_back(self) -> str:
-        """Return the command that restores the number of workers that the job had."""
+        """Return the `edl scale` command that restores the number of workers of before."""
         return f"`edl scale {self._job.name} --np {sum(self.before.values())}`"
 
     def _release(self) -> None:

@@ -63,7 +63,7 @@ class Job:
         self.close()
 
     def _keep(self, resources: ExitStack) -> None:
-        """Keep ``resources`` open until :meth:`close`, or the end of a ``with`` block."""
+        """Keep ``resources``, such as an open session, until :meth:`close` or the end of `with`."""
         self._open = resources
 
     def close(self) -> None:
@@ -117,7 +117,9 @@ class Job:
             return scaling.resize(store, size, timeout_s)
 
     def drain(self, worker: int, timeout_s: float = ANSWER_S) -> str:
-        """Let the worker number ``worker`` (3 is w3) leave, and return the leader's answer.
+        """Ask the leader to let the worker number ``worker`` (3 is w3) leave; return its answer.
+
+        The answer is a sentence that the worker leaves with the next switch.
 
         Raises:
             UsageError: the job does not run, or the leader refuses.
@@ -313,7 +315,7 @@ class Job:
             return policies.resume(store)
 
     def explain_policy(self) -> Explanation:
-        """Return what the policy of the job decides now, with what it has learned.
+        """Return the policy of the job, what it decides at present, and the data behind that.
 
         Raises:
             UsageError: the job has no policy.

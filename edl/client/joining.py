@@ -48,7 +48,7 @@ def has_finished(session: Session, own: Access, on_message: OnMessage = ignore) 
 
 
 def same_job(session: Session, own: Access, spec: JobSpec) -> tuple[JobStore, Snapshot]:
-    """Return the records and the snapshot of a job that the same command started.
+    """Return the records, and a snapshot of them, of a running job that the same command started.
 
     Args:
         session: the ZooKeeper session; afterwards it belongs to that job.

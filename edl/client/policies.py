@@ -1,4 +1,4 @@
-"""Set, switch off, resume and explain the policy of a job."""
+"""Set, switch off, resume and explain the policy of a job: the rule by which it finds its size."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from edl.errors import UsageError
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a policy decides now, with the data that it decides from.
+    """The policy of a job, with the measurements that it decides from.
 
     Attributes:
         policy: the policy of the job.
         np: the number of workers that train.
         learned: what was measured of the job, such as its throughput at each size.
-        verdicts: for a hill-climbing rule, whether more workers pay, for each pair of sizes.
+        verdicts: for a hill-climbing rule, whether more workers pay, for each pair of sizes; empty
+            for other rules.
         says: the newest sentence of the leader about the policy.
-        modelled: for the rule ``goodput``, the goodput that its model expects of each size, in
-            samples/s; empty for other rules.
+        modelled: for the rule ``goodput``, the goodput that its model expects at each number of
+            workers, in samples/s; empty for other rules.
     """
 
     policy: JobPolicy
@@ -47,9 +48,12 @@ class Explanation:
 
 
 def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
-    """Let the job follow the policy in ``text`` from now on; return the policy as it is stored.
+    """Let the job follow a policy from now on; return the policy as it is stored.
 
-    ``source`` names the policy in messages.
+    Args:
+        store: the records of the job.
+        text: the policy, in TOML.
+        source: the name of the policy in messages.
 
     Raises:
         UsageError: the policy cannot be read, it cannot reach another size of the job, its [batch]
@@ -74,7 +78,9 @@ def _written(policy: JobPolicy) -> PolicyFile:
 
 
 def switch_off(store: JobStore) -> JobPolicy:
-    """Switch the policy of the job off; the job keeps its size, and the policy stays stored.
+    """Switch the policy of the job off, and return it as it is stored then.
+
+    The job keeps its size, and the text of the policy stays stored.
 
     Raises:
         UsageError: the job has no policy, the policy is off already, or the job is over.
@@ -93,6 +99,8 @@ def switch_off(store: JobStore) -> JobPolicy:
 def resume(store: JobStore) -> JobPolicy:
     """Let a policy decide again that was switched off or held by a user's request.
 
+    The result is the policy as it is stored then.
+
     Raises:
         UsageError: the job has no policy, the policy is in force, or the job is over.
     """
@@ -108,7 +116,7 @@ def resume(store: JobStore) -> JobPolicy:
 
 
 def explain(store: JobStore) -> Explanation:
-    """Return what the policy of the job decides now.
+    """Return the policy of the job, what it decides at present, and the data behind that.
 
     Raises:
         UsageError: the job has no policy.
@@ -128,12 +136,14 @@ def explain(store: JobStore) -> Explanation:
 def checked_policy(
     text: str, source: str, sizes: Sizes, command: Sequence[str], cwd: Path
 ) -> JobPolicy:
-    """Return the policy in ``text`` if the job can follow it; no code of the user is run for that.
+    """Return a job's policy made from ``text``, after a check that the job can follow it.
+
+    No code of the user is run for the check.
 
     Args:
         text: the policy, in TOML.
         source: the name of the policy in messages.
-        sizes: the sizes that the job may have.
+        sizes: the numbers of workers that the job may have.
         command: the command of the workers. A custom rule is looked up from the directory of its
             script.
         cwd: the working directory of the workers.
@@ -153,7 +163,12 @@ def checked_policy(
 def _find(rule: CustomRule, directories: Sequence[Path], source: str) -> None:
     """Raise a UsageError if the module or the function of a custom rule does not exist.
 
-    The module is looked up in ``directories`` and among the installed ones; it is parsed, not run.
+    The module is parsed, not run.
+
+    Args:
+        rule: the names of the module and the function.
+        directories: where the module is looked up, besides the installed modules.
+        source: the name of the policy, for the message.
     """
     paths: Sequence[str] | None = [*map(str, directories), *sys.path]
     spec = None
@@ -178,7 +193,7 @@ def _find(rule: CustomRule, directories: Sequence[Path], source: str) -> None:
 
 
 def _names(node: ast.stmt) -> Iterator[str]:
-    """Yield the names that a statement at the top level of a module defines."""
+    """Yield the names that ``node``, a statement at the top level of a module, defines."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         yield node.name
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -191,7 +206,10 @@ def _names(node: ast.stmt) -> Iterator[str]:
 
 
 def stands(policy: JobPolicy) -> str:
-    """Return words for the user that say whether a policy is in force."""
+    """Return whether a policy is in force, as words for the user.
+
+    They are "no policy", "off: " with the reason, "on", or "on, held by a person for ... more".
+    """
     if not policy.text:
         return "no policy"
     if policy.off:
@@ -201,7 +219,7 @@ def stands(policy: JobPolicy) -> str:
 
 
 def _check_any(store: JobStore, policy: JobPolicy) -> None:
-    """Raise a UsageError if the job has no policy."""
+    """Raise a UsageError if ``policy`` is empty: the job ``store`` has none."""
     if not policy.text:
         raise UsageError(
             f"job {store.name} has no policy; give it one with `edl policy {store.name} set FILE`"

@@ -32,10 +32,18 @@ def profile(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Curve:
-    """Measure the throughput of a job over ``sizes``; store each point with the job.
+    """Measure the throughput of a job with each number of workers in ``sizes``.
 
-    ``steps`` are measured in each size, after a few that do not count. For the rest, see
-    :meth:`edl.client.job.Job.profile`. An error's message says which sizes were measured.
+    Each measured point is stored with the job, and the result has them all. For more see
+    :meth:`edl.client.job.Job.profile`. The message of an error says which sizes were measured.
+
+    Args:
+        store: the records of the job.
+        sizes: the numbers of workers; the largest is measured first.
+        steps: the number of steps measured with each size, after a few that do not count.
+        timeout_s: the time in seconds in which each size has to be reached and measured.
+        on_message: called with sentences about the progress.
+        limits: the time limits of the requests.
     """
     order = in_order(sizes)
     if steps < 1:
@@ -81,8 +89,18 @@ def _measure(
 ) -> tuple[Point, ProgressSample]:
     """Wait until the throughput with ``np`` workers is measured.
 
+    Args:
+        store: the records of the job.
+        hold: the profile's hold on the job's size; it raises an error if another request changes
+            it.
+        np: the number of workers.
+        steps: the number of steps to measure.
+        timeout_s: the time to wait, in seconds.
+        on_message: called with sentences about the progress.
+        limits: the time limits of the requests.
+
     Returns:
-        The measured point, and the progress sample that completed it.
+        The measured point, and the job's progress (generation and step) when it was complete.
     """
     messages = Messages(on_message)
     what = f"profiling job {store.name} with {workers(np)}"
@@ -102,7 +120,14 @@ def _measure(
 
 
 def _log_start(store: JobStore, before: Placement, order: Sequence[int], now: Snapshot) -> None:
-    """Record the size of the job as an event, in case this process cannot restore it."""
+    """Record the size of the job as an event, in case this process cannot restore it.
+
+    Args:
+        store: the records of the job.
+        before: the desired workers by host before the profile.
+        order: the numbers of workers to measure, in this order.
+        now: the newest snapshot of the job's records.
+    """
     had = sum(before.values())
     reason = f"{workers(had)} {verb(had)} wanted; profiled with {', '.join(map(str, order))}"
     number = now.generation.number if now.generation else 0
@@ -113,7 +138,14 @@ def _log_start(store: JobStore, before: Placement, order: Sequence[int], now: Sn
 
 
 def _log(store: JobStore, point: Point, last: ProgressSample) -> None:
-    """Record a measured point as an event."""
+    """Record a measured point as an event of the job.
+
+    Args:
+        store: the records of the job.
+        point: the point: a number of workers with its throughput.
+        last: the job's progress when the point was complete; it gives the event its generation and
+            step.
+    """
     reason = (
         f"{workers_train(point.np)} {point.throughput:.1f} {point.unit}/s, "
         f"{point.step_s:.3g} s a step over {point.steps} steps"

@@ -16,7 +16,7 @@ from edl.errors import CoordinationError
 
 @dataclass(frozen=True)
 class Resize:
-    """The result of a request: the desired workers by host, before and after it.
+    """The result of a request for another number of workers.
 
     Attributes:
         job: the name of the job.
@@ -40,9 +40,16 @@ def resize(
     timeout_s: float | None = None,
     limits: ClientLimits = USUAL,
 ) -> Resize:
-    """Set the desired number of workers to ``size(n)``, where ``n`` is the number now desired.
+    """Set the desired number of workers of a job, and return the desired workers before and after.
 
-    For ``timeout_s`` and the errors see :meth:`edl.client.job.Job.scale`.
+    For the errors see :meth:`edl.client.job.Job.scale`.
+
+    Args:
+        store: the records of the job.
+        size: returns the number to set, given the number that is desired at present.
+        timeout_s: the time in seconds to wait until that many train; None to return as soon as the
+            number is written.
+        limits: the time limits of the request.
     """
     now, read = resizable(store, f"scale job {store.name}", limits), False
     unsure = f"it may have been written or not, see `edl status {store.name}` before you repeat it"
@@ -71,11 +78,18 @@ def wait_for_size(
     on_message: OnMessage = ignore,
     limits: ClientLimits = USUAL,
 ) -> Snapshot:
-    """Wait until ``np`` workers train in one ring, and return the snapshot of the job then.
+    """Wait until ``np`` workers train in one ring, and return the job's records as they are then.
+
+    Args:
+        store: the records of the job.
+        np: the number of workers.
+        timeout_s: the time to wait, in seconds.
+        on_message: called with sentences about the progress.
+        limits: the time limits of the request.
 
     Raises:
         TimedOut: they do not train within ``timeout_s`` seconds.
-        JobEnded: the job ended before.
+        JobEnded: the job ended before that many workers trained.
     """
     messages = Messages(on_message)
     what = f"scaling job {store.name} to {np}"

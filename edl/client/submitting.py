@@ -45,7 +45,8 @@ class Submission:
 
     Attributes:
         access: the name and the secret of the new job.
-        earlier: the secrets that this user's state directory has for earlier jobs of that name.
+        earlier: the secrets that this user's state directory has for earlier jobs of that name,
+            each with the name.
         replaces: whether ZooKeeper has a job of that name that one of ``earlier`` opens.
     """
 
@@ -191,6 +192,9 @@ def prepare(session: Session, name: str, secret: str | None = None) -> Submissio
         secret: the secret that the user gave; None for the secret of the job that ZooKeeper has
             under that name, if this user has it, or else a new one.
 
+    Returns:
+        The name and the secret, and what there is of earlier jobs of that name.
+
     Raises:
         CoordinationError: ZooKeeper is away.
     """
@@ -234,7 +238,10 @@ def create(
 
 
 def _events_of(store: JobStore) -> str:
-    """Return the events of a job that may be replaced as lines of JSON; empty if they are lost."""
+    """Return the events of the job ``store``, which may be replaced, as lines of JSON.
+
+    The result is empty if the events cannot be read.
+    """
     try:
         return "".join(f"{json.dumps(flat(event))}\n" for _, event in store.events.read(-1))
     except EdlError as error:

@@ -1,4 +1,7 @@
-"""Shared parts of all requests to a running job: check that it runs, and wait with a deadline."""
+"""Wait for a running job to do what a client has requested, with a deadline.
+
+This is shared by all requests of :mod:`edl.client`, such as scaling, draining and migrating.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,16 @@ OnMessage = Callable[[str], None]  # called with sentences about how far it is
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """How often a request reads the job's records, and how long it waits for what, in seconds."""
+    """The time limits of a request to a running job, in seconds.
+
+    Attributes:
+        poll_s: the time between two readings of the job's records.
+        discovery_s: how long to wait for `edl-discover` to say how many workers are desired.
+        restore_s: how long to try to restore the size of a job that was profiled.
+        agent_gone_s: how long a host without an agent may be the target of a migration.
+        log_s: how long to wait for a switch to be in the event log.
+        settle_s: how long a stopping job must be without host and worker to count as ended.
+    """
 
     poll_s: float = 0.2  # between two looks
     discovery_s: float = 5.0  # horovodrun calls its discovery script once a second
@@ -30,24 +42,27 @@ USUAL = ClientLimits()
 
 
 def ignore(_message: str) -> None:
-    """Do nothing with a message: the ``OnMessage`` for callers that want no messages."""
+    """Do nothing with a message: the ``on_message`` of callers that want no messages."""
 
 
 class Messages:
-    """A callable that passes messages on to ``on_message``, and keeps the last one in ``last``."""
+    """A callable that passes messages on to ``on_message``, and keeps the newest one in ``last``.
+
+    ``last`` is empty until there is a message.
+    """
 
     def __init__(self, on_message: OnMessage = ignore) -> None:
         self._on_message = on_message
         self.last = ""
 
     def __call__(self, message: str) -> None:
-        """Pass ``message`` on, and keep it as the last one."""
+        """Pass ``message`` on, and keep it in ``last``."""
         self.last = message
         self._on_message(message)
 
 
 def running(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapshot:
-    """Return the snapshot of a job that runs.
+    """Return the newest snapshot of the job's records, after a check that the job is running.
 
     If no worker is desired yet, the job may just have begun under horovodrun: then the function
     waits up to ``discovery_s`` seconds for `edl-discover` to say how many are desired.
@@ -55,7 +70,7 @@ def running(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapsho
     Args:
         store: the records of the job.
         what: the request, for the message, like "scale job digits".
-        limits: how long to wait.
+        limits: the time limits of the request.
 
     Raises:
         UsageError: the job does not run.
@@ -71,9 +86,12 @@ def running(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapsho
 
 
 def resizable(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapshot:
-    """Return the snapshot of a job that runs and that accepts a request for another size.
+    """Return the newest snapshot of the job's records, after a check that its size may be changed.
 
-    The arguments are as for :func:`running`.
+    Args:
+        store: the records of the job.
+        what: the request, for the message, like "scale job digits".
+        limits: the time limits of the request.
 
     Raises:
         UsageError: the job does not run, or no worker is desired, because the host discovery script
@@ -96,21 +114,21 @@ def looks(
     late: str = "",
     limits: ClientLimits = USUAL,
 ) -> Iterator[Snapshot]:
-    """Yield snapshots of the job repeatedly, until the caller stops or the deadline passes.
+    """Yield snapshots of the job's records again and again, until the caller stops or time is up.
 
-    While ZooKeeper does not answer, it goes on waiting.
+    While ZooKeeper does not answer, nothing is yielded, and the time runs on.
 
     Args:
         store: the records of the job.
-        timeout_s: the time in seconds after which it gives up.
-        what: what the caller waits for, like "moving w3", for the message.
-        messages: has the newest message, which the message of the error repeats.
-        late: how things stand when it gives up, for the message; empty for nothing.
+        timeout_s: the time in seconds after which the error TimedOut is raised.
+        what: what the caller waits for, like "moving w3", for the messages of the errors.
+        messages: has the newest message in ``last``, which the message of TimedOut repeats.
+        late: a sentence about what happens after TimedOut, for its message; empty for none.
         limits: has the time between two readings.
 
     Raises:
         TimedOut: the caller has not stopped within ``timeout_s``.
-        JobEnded: the job has ended.
+        JobEnded: the job has ended, and the caller has not stopped after its last snapshot.
     """
     deadline = time.monotonic() + timeout_s
     while True:

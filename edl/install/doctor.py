@@ -31,10 +31,10 @@ BUILD = "run `edl build-horovod`"
 
 
 class CheckResult(enum.Enum):
-    """The result of one check.
+    """The result of one check of the machine.
 
-    OK: all is as it should be. LIMITED: edl works, but something is lost. FAILED: edl does not
-    work.
+    OK: all is as it should be. LIMITED: edl works, but something that it promises is lost. FAILED:
+    edl does not work.
     """
 
     OK = "ok"
@@ -44,7 +44,7 @@ class CheckResult(enum.Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One row of the report: what was checked, what was found, and what to do about it.
+    """One row of the report of `edl doctor`: what was checked, what was found, and what to do.
 
     Attributes:
         name: what was checked.
@@ -60,7 +60,10 @@ class Check:
 
 
 def checks() -> Iterator[Check]:
-    """Yield all checks, in the order in which a user would repair what they find."""
+    """Run all checks of this machine, and yield a row for each.
+
+    The order is that in which a user would repair what they find.
+    """
     yield _python()
     yield _import_name(_providers("edl"))
     versions = {module: horovod_wheel.framework_version(module) for module in FRAMEWORKS}
@@ -71,7 +74,7 @@ def checks() -> Iterator[Check]:
 
 
 def usable(rows: Iterable[Check]) -> bool:
-    """Return whether edl works on this machine, perhaps with limits."""
+    """Return whether edl works on this machine, perhaps with limits: none of ``rows`` is FAILED."""
     return all(row.state is not CheckResult.FAILED for row in rows)
 
 
@@ -86,8 +89,8 @@ def _python() -> Check:
 def _import_name(providers: frozenset[str]) -> Check:
     """Return a row that says whether `import edl` imports this package.
 
-    PyPI has other distributions with that import name. ``providers`` are the distributions that
-    provide it.
+    PyPI has other packages with that import name. ``providers`` are the names of the installed
+    distributions that provide it.
     """
     name = "import edl"
     where = str(edl.__file__)
@@ -118,9 +121,9 @@ def _providers(module: str) -> frozenset[str]:
 
 
 def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
-    """Yield a row for each framework; it fails if no framework is installed.
+    """Yield a row for each framework; it is FAILED if no framework is installed.
 
-    ``versions`` has the version of each framework; None if it is not installed.
+    ``versions`` has the version of each framework (torch, tensorflow); None if it is not installed.
     """
     none = not any(versions.values())
     for module, title in FRAMEWORKS.items():
@@ -134,9 +137,9 @@ def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
 
 
 def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
-    """Yield rows on whether Horovod is installed, works with each framework, and is patched.
+    """Yield rows on whether Horovod is installed, works with each framework, and has edl's patches.
 
-    ``versions`` has the version of each framework; None if it is not installed.
+    ``versions`` has the version of each framework (torch, tensorflow); None if it is not installed.
     """
     try:
         version = importlib.metadata.version("horovod")
@@ -166,7 +169,10 @@ def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
 
 
 def _import_failure(module: str) -> str:
-    """Return the last line of the error of importing Horovod for ``module``; empty if it works."""
+    """Import Horovod for a framework in a new process; return the last line of the error, if any.
+
+    ``module`` is the name of the framework, like "torch". The result is empty if the import works.
+    """
     command = [sys.executable, "-c", f"import horovod.{module}"]
     try:
         done = subprocess.run(
@@ -181,10 +187,10 @@ def _import_failure(module: str) -> str:
 
 
 def _patches(applied: frozenset[str]) -> Iterator[Check]:
-    """Yield a row for each missing patch whose absence costs something at run time.
+    """Yield a row for each of edl's patches that the installed Horovod lacks and that is missed.
 
-    If no such patch is missing, the row says so. ``applied`` are the names of the patches in the
-    build.
+    A patch is missed if edl cannot promise something at run time without it. If there is none, one
+    row says so. ``applied`` are the names of the patches with which Horovod was built.
     """
     missing = [
         patch for patch in horovod_patches.patches() if patch.lost and patch.name not in applied
@@ -198,9 +204,10 @@ def _patches(applied: frozenset[str]) -> Iterator[Check]:
 
 
 def _build_tools(needless: bool) -> Iterator[Check]:
-    """Yield rows about the tools that compile Horovod; with ``needless`` none of them fails.
+    """Yield rows about the tools that compile Horovod.
 
-    They are needless if Horovod is installed with edl's patches already.
+    If ``needless`` is True, none of them is FAILED: Horovod is installed with edl's patches
+    already.
     """
     worst = CheckResult.OK if needless else CheckResult.FAILED
     for tool in toolchain.tools():
@@ -216,7 +223,7 @@ def _build_tools(needless: bool) -> Iterator[Check]:
 def _zookeeper() -> Iterator[Check]:
     """Yield rows about the configured ZooKeeper server and the programs that a local one needs.
 
-    If a setting is invalid, the only row says so.
+    If a setting of edl is invalid, the only row says so.
     """
     try:
         settings = config.load()
@@ -244,13 +251,17 @@ def _zookeeper() -> Iterator[Check]:
 
 # These two look where edl.coordination.local_server looks.
 def _java(environ: Mapping[str, str]) -> str | None:
-    """Return the path of Java, or None if it is not found."""
+    """Return the path of the program java, by JAVA_HOME or PATH in ``environ``; None if missing."""
     home = environ.get("JAVA_HOME")
     return shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))
 
 
 def _zookeeper_jar(environ: Mapping[str, str]) -> str | None:
-    """Return the path of ZooKeeper's jar file, or None if it is not found."""
+    """Return the path of ZooKeeper's jar file; None if it is not found.
+
+    It is searched for in ZOOKEEPER_HOME of ``environ`` (the environment variables); without that
+    variable, in /opt and where Debian's package puts it.
+    """
     named = environ.get("ZOOKEEPER_HOME")
     homes = [Path(named)] if named else sorted(Path("/opt").glob("zookeeper*"), reverse=True)
     for home in homes:
@@ -260,7 +271,10 @@ def _zookeeper_jar(environ: Mapping[str, str]) -> str | None:
 
 
 def _reachable(hosts: str, timeout_s: float) -> Check:
-    """Return a row that says whether a ZooKeeper server answers within ``timeout_s`` seconds."""
+    """Return a row that says whether a ZooKeeper server answers within ``timeout_s`` seconds.
+
+    ``hosts`` are the servers, ``host:port,...``.
+    """
     name = "ZooKeeper server"
     if _connects(hosts, timeout_s):
         return Check(name, CheckResult.OK, f"{hosts} answers")
@@ -269,7 +283,10 @@ def _reachable(hosts: str, timeout_s: float) -> Check:
 
 
 def _connects(hosts: str, timeout_s: float) -> bool:
-    """Return whether a ZooKeeper session can be opened within ``timeout_s`` seconds."""
+    """Return whether a ZooKeeper session can be opened within ``timeout_s`` seconds.
+
+    ``hosts`` are the servers, ``host:port,...``.
+    """
     from kazoo.client import KazooClient  # slow to import, and only needed here
     from kazoo.exceptions import KazooException
 

@@ -38,9 +38,9 @@ class Patch:
 
     Attributes:
         name: the name of the patch, without its number.
-        path: the file.
-        lost: what edl cannot promise without the patch; empty if it costs nothing once Horovod is
-            built.
+        path: the file of the patch.
+        lost: what edl cannot promise with a Horovod that lacks the patch; empty if the patch
+            matters only for the build.
     """
 
     name: str
@@ -64,18 +64,25 @@ def fingerprint(folder: Path = FOLDER) -> str:
 
 
 def wanted(source: Path, tensorflow_include: Path | None) -> tuple[Patch, ...]:
-    """Return the patches that this build needs.
+    """Return the patches that this build of Horovod needs, in their order.
 
-    All are needed, except that ``NO_XLA_OPS`` is needed only if a header of XLA is missing.
-    ``source`` is Horovod's source. ``tensorflow_include`` is the folder of TensorFlow's headers, or
-    None for a build without TensorFlow.
+    All are needed, except that ``NO_XLA_OPS``, which builds without XLA (a compiler of TensorFlow),
+    is needed only if a header of XLA is missing.
+
+    Args:
+        source: the folder of Horovod's source.
+        tensorflow_include: the folder of TensorFlow's headers; None for a build without TensorFlow.
     """
     missing = () if tensorflow_include is None else _missing_xla_headers(source, tensorflow_include)
     return tuple(patch for patch in patches() if patch.name != NO_XLA_OPS or missing)
 
 
 def apply(source: Path, chosen: Iterable[Patch]) -> None:
-    """Apply the patches ``chosen`` to ``source``, the unpacked source distribution.
+    """Apply patches to Horovod's source.
+
+    Args:
+        source: the folder of the unpacked source distribution.
+        chosen: the patches, in order.
 
     Raises:
         BuildError: a patch does not fit exactly; the message names it. The patches before it stay
@@ -104,9 +111,12 @@ def apply(source: Path, chosen: Iterable[Patch]) -> None:
 
 
 def write_marker(source: Path, chosen: Iterable[Patch], key: str) -> None:
-    """Write the file into ``source`` by which the wheel says which patches it was built with.
+    """Write the file by which a wheel of Horovod says which patches it was built with.
 
-    ``key`` is the name of the cache entry.
+    Args:
+        source: the folder of Horovod's source, from which the wheel is built.
+        chosen: the patches that were applied.
+        key: the name of the wheel's entry in the cache.
     """
     names = sorted(patch.name for patch in chosen)
     marker = {"edits": names, "fingerprint": fingerprint(), "key": key}
@@ -128,7 +138,14 @@ def _read(path: Path) -> Patch:
 
 
 def _missing_xla_headers(source: Path, include: Path) -> tuple[str, ...]:
-    """Return the headers of TensorFlow that xla_mpi_ops.cc includes and ``include`` lacks."""
+    """Return the headers of XLA, a compiler of TensorFlow, that Horovod's source needs in vain.
+
+    These are the headers that the source includes and the folder lacks.
+
+    Args:
+        source: the folder of Horovod's source.
+        include: the folder of TensorFlow's headers.
+    """
     text = (source / "horovod/tensorflow/xla_mpi_ops.cc").read_text(encoding="utf-8")
     headers = re.findall(r'^#include "(tensorflow/[^"]+)"', text, re.MULTILINE)
     return tuple(header for header in headers if not (include / header).is_file())

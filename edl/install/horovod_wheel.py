@@ -70,11 +70,12 @@ class Recipe:
     """Everything that decides the content of a wheel, besides Horovod's version and the patches.
 
     Attributes:
-        python: the cache tag and ABI flags of the interpreter.
-        machine: the architecture of the machine.
+        python: the cache tag and ABI flags of the interpreter, like "cpython-312".
+        machine: the architecture of the machine, like "x86_64".
         torch: the version of PyTorch; None if it is not installed.
         tensorflow: the version of TensorFlow; None if it is not installed.
-        variables: Horovod's build variables that the user has set, sorted by name.
+        variables: Horovod's build variables, pairs of name and value, sorted by name: those that
+            the user has set, and the choice of NCCL for a GPU build.
     """
 
     python: str
@@ -85,7 +86,10 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """The name of the cache entry: readable, and different wherever the content may differ."""
+        """The name of the wheel's entry in the cache.
+
+        It is readable, and different wherever the content of the wheel may differ.
+        """
         patches = horovod_patches.fingerprint()
         parts = [VERSION, patches, self.python, self.machine]
         parts.append(f"torch{self.torch}" if self.torch else "notorch")
@@ -108,7 +112,7 @@ class Recipe:
 
 
 def recipe(*, gpu: bool, environ: Mapping[str, str]) -> Recipe:
-    """Return what to build for the running interpreter.
+    """Return the recipe of the wheel that fits the running interpreter and its frameworks.
 
     Args:
         gpu: whether to build the GPU operations, with NCCL unless a variable says otherwise.
@@ -138,10 +142,10 @@ def recipe(*, gpu: bool, environ: Mapping[str, str]) -> Recipe:
 
 
 def framework_version(module: str) -> str | None:
-    """Return the version of the distribution that provides ``module``.
+    """Return the version of the installed distribution that provides the import name ``module``.
 
-    The result is None if the module is not importable, and "unknown" if no distribution of its name
-    has it.
+    The result is None if the module is not importable, and "unknown" if it is, but no distribution
+    whose name begins with ``module`` provides it.
     """
     if importlib.util.find_spec(module) is None:
         return None
@@ -152,25 +156,28 @@ def framework_version(module: str) -> str | None:
 
 
 def is_installed(wanted: Recipe) -> bool:
-    """Return whether the running interpreter already has the Horovod of this recipe."""
+    """Return whether the Horovod that the running interpreter imports was built by this recipe.
+
+    ``wanted`` is the recipe.
+    """
     return bool(installed_marker().get("key") == wanted.key)
 
 
 def cached(wanted: Recipe) -> Path | None:
-    """Return the wheel of this recipe in the cache, or None if there is none."""
+    """Return the path of the wheel of the recipe ``wanted`` in the cache; None if there is none."""
     wheels = sorted((_cache() / wanted.key).glob("horovod-*.whl"))
     return wheels[0] if wheels else None
 
 
 def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
-    """Return the path of a wheel of Horovod, which is built if the cache has none of its kind.
+    """Return the path of a wheel of Horovod, which is built unless the cache has it.
 
     A build takes a minute or two, longer for GPUs, and puts the wheel into the cache. Builds of the
     same wheel by several processes wait for each other.
 
     Args:
-        wanted: what to build it for; it names the entry of the cache.
-        force: build although the cache has such a wheel, and replace that.
+        wanted: the recipe of the wheel; its key names the entry of the cache.
+        force: whether to build although the cache has the wheel, which is then replaced.
         console: where progress is shown.
 
     Raises:
@@ -193,6 +200,8 @@ def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
 
 def install(wheel: Path, *, console: Console) -> None:
     """Install ``wheel`` and the packages that it requires into the running interpreter.
+
+    ``console`` is where progress is shown.
 
     Raises:
         BuildError: pip refused; the message has the last lines of its output.
@@ -240,10 +249,12 @@ def refuse_unwritable_interpreter() -> None:
 
 
 class _Build:
-    """One build in a temporary folder beside the cache entries, so that renaming it is atomic.
+    """One build of a wheel, in a temporary folder beside the cache entries.
+
+    So the finished wheel gets into the cache by one rename, which is atomic.
 
     Args:
-        wanted: what to build.
+        wanted: the recipe of the wheel.
         console: where progress is shown.
     """
 
@@ -285,7 +296,11 @@ class _Build:
         return wheel
 
     def _run(self, work: Path) -> None:
-        """Fetch the tools and the source, apply the patches, and compile the wheel in ``work``."""
+        """Fetch the tools and the source, apply the patches, and compile the wheel.
+
+        ``work`` is the temporary folder for all of that; the wheel is then in its subfolder
+        ``wheel``.
+        """
         tools = work / "tools"
         cmake = () if toolchain.system_cmake() else (CMAKE,)
         pip_install = ("install", "--target", str(tools), *BUILD_TOOLS, *cmake, *REQUIREMENTS)
@@ -314,7 +329,7 @@ class _Build:
         self._check(next(out.glob("*.whl")))
 
     def _check(self, wheel: Path) -> None:
-        """Check that the wheel has the library of each framework where Python imports it from.
+        """Check that the wheel has Horovod's library for each framework, where Python looks for it.
 
         Raises:
             BuildError: a library is missing.
@@ -331,10 +346,10 @@ class _Build:
                 )
 
     def _source(self, work: Path, env: Mapping[str, str]) -> Path:
-        """Return the folder with Horovod's unpacked source.
+        """Unpack Horovod's source into ``work``, and return the folder with it.
 
         The archive is downloaded if it is not in the cache, where it stays; its checksum is checked
-        each time.
+        each time. ``env`` has the environment variables for the download.
         """
         archive = _cache() / f"horovod-{VERSION}.tar.gz"
         if not archive.is_file() or _sha256(archive) != SHA256:
@@ -349,7 +364,12 @@ class _Build:
     def _download(self, work: Path, archive: Path, env: Mapping[str, str]) -> None:
         # pip knows the user's index, proxy and certificates. It asks each source distribution
         # for its metadata; without isolation that takes our setuptools and about a second.
-        """Download Horovod's source distribution, check it, and put it at ``archive``.
+        """Download Horovod's source distribution, check it, and put it into the cache.
+
+        Args:
+            work: the temporary folder of the build.
+            archive: the path of the archive in the cache.
+            env: the environment variables for pip.
 
         Raises:
             BuildError: the checksum of the download is wrong.
@@ -379,7 +399,13 @@ class _Build:
         fetched.replace(archive)
 
     def _pip(self, *arguments: str, what: str, env: Mapping[str, str]) -> None:
-        """Run a command of pip, with its output in the log."""
+        """Run a command of pip, with its output in the log of the build.
+
+        Args:
+            arguments: the command and its arguments, like "download", "--no-deps".
+            what: what the command does, as shown to the user.
+            env: the environment variables of the command.
+        """
         command, *rest = arguments
         retries = ("--retries", "10")
         progress.run_logged(
@@ -391,7 +417,7 @@ class _Build:
         )
 
     def _environment(self, tools: Path) -> dict[str, str]:
-        """Return the environment of the build, with the build's own tools first.
+        """Return the environment variables of the build, with the build's own tools first on PATH.
 
         HOROVOD_ variables of the user are left out: the recipe has those that count. ``tools`` is
         the folder of the tools.
@@ -422,9 +448,9 @@ def _cache() -> Path:
 
 @contextmanager
 def _locked(path: Path, console: Console) -> Iterator[None]:
-    """While entered, hold an exclusive lock on the file ``path``.
+    """While entered, hold an exclusive lock on the file ``path``; entering waits for it.
 
-    The kernel releases the lock when the process ends.
+    The kernel releases the lock when the process ends. ``console`` is told if there is a wait.
     """
     with path.open("w") as handle:
         try:
@@ -436,9 +462,9 @@ def _locked(path: Path, console: Console) -> Iterator[None]:
 
 
 def _compilers() -> int:
-    """Return how many compilers may run at once: as many as cores, if the memory is enough.
+    """Return how many compilers may run at once: one for each core, if the memory is enough.
 
-    ``GB_PER_COMPILER`` is the memory that each takes.
+    Each takes ``GB_PER_COMPILER`` GB of memory.
     """
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     cores = len(os.sched_getaffinity(0))
@@ -446,12 +472,15 @@ def _compilers() -> int:
 
 
 def _sha256(path: Path) -> str:
-    """Return the SHA-256 checksum of a file."""
+    """Return the SHA-256 checksum of the file ``path``, in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _last_words(tail: tuple[str, ...]) -> str:
-    """Return the line of a failed command's output that most likely says why it failed."""
+    """Return the line of a failed command's output that most likely says why it failed.
+
+    ``tail`` are the last lines of the output.
+    """
     signs = ("fatal error", "error:", "ERROR:", "CMake Error", "Killed", "No space left")
     lines = [line.strip() for line in tail if line.strip()] or ["no output"]
     for line, following in zip(lines, [*lines[1:], ""], strict=True):

@@ -1,4 +1,4 @@
-"""Run long commands with their output in a log, and show elapsed time and percentage."""
+"""Run long commands (pip, compilers) with their output in a log, and show how far they are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CommandFailed(Exception):
 
     Attributes:
         code: the exit code.
-        tail: the last lines of the output.
+        tail: the last lines of the output, at most 401.
     """
 
     def __init__(self, command: Sequence[str], code: int, tail: Sequence[str]) -> None:
@@ -38,14 +38,15 @@ def run_logged(
     env: Mapping[str, str],
     console: Console,
 ) -> None:
-    """Run ``command`` to its end, append its output to ``log``, and show its progress.
+    """Run ``command`` to its end, append its output to a log, and show its progress.
 
     Args:
         command: the words of the command.
-        what: what the command does, as shown.
+        what: what the command does, as shown to the user.
         log: the file of the log.
         env: the environment variables of the command.
-        console: where the progress is shown.
+        console: where the progress is shown: a bar on a terminal, else a line every
+            ``PLAIN_PERIOD_S`` seconds.
 
     Raises:
         CommandFailed: the command ended with an exit code other than 0.
@@ -58,7 +59,11 @@ def run_logged(
 def _plain(
     command: Sequence[str], what: str, log: Path, env: Mapping[str, str], console: Console
 ) -> None:
-    """Run a command, and print a line of progress now and then, where there is no terminal."""
+    """Run a command, and print a line of progress every ``PLAIN_PERIOD_S`` seconds.
+
+    This is for a ``console`` that is no terminal. The arguments and errors are those of
+    :func:`run_logged`.
+    """
     start = time.monotonic()
     state = {"percent": -1}
     ended = threading.Event()
@@ -86,7 +91,10 @@ def _plain(
 def _live(
     command: Sequence[str], what: str, log: Path, env: Mapping[str, str], console: Console
 ) -> None:
-    """Run a command, and show a progress bar on the terminal."""
+    """Run a command, and show a progress bar on the terminal.
+
+    The arguments and errors are those of :func:`run_logged`.
+    """
     columns = (SpinnerColumn(), TextColumn(what), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(what, total=None)
@@ -99,7 +107,13 @@ def _live(
 def _stream(
     command: Sequence[str], log: Path, env: Mapping[str, str], on_percent: Callable[[int], None]
 ) -> None:
-    """Run a command with its output in ``log``; call ``on_percent`` for each percentage in it.
+    """Run a command, and append its output to a log.
+
+    Args:
+        command: the words of the command.
+        log: the file of the log.
+        env: the environment variables of the command.
+        on_percent: called with each percentage of progress in the output, 0 to 100.
 
     Raises:
         CommandFailed: the command ended with an exit code other than 0.

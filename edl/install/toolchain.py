@@ -1,4 +1,4 @@
-"""Find what a machine needs to compile Horovod, and say what to install if something is missing."""
+"""Find the tools that compile Horovod, and say how to install those that are missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool or file that the build needs.
+    """A tool or file that the build of Horovod needs.
 
     Attributes:
         name: the name of the tool.
@@ -27,9 +27,9 @@ class Tool:
 
 
 def tools() -> tuple[Tool, ...]:
-    """Return the compiler, make, patch, and Python's headers, each with whether it was found.
+    """Return the C++ compiler, make, patch and Python's headers, each found or missing.
 
-    CMake is not among them, because pip installs it where it is missing.
+    CMake is not among them, because the build lets pip install it where it is missing.
     """
     header = Path(sysconfig.get_path("include")) / "Python.h"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -50,7 +50,10 @@ def tools() -> tuple[Tool, ...]:
 
 
 def system_cmake() -> str:
-    """Return the path of an installed CMake that can build Horovod (3.13 up to 3.x), or ""."""
+    """Return the path of an installed CMake that can build Horovod: version 3.13 or a later 3.x.
+
+    The result is empty if there is none.
+    """
     path = shutil.which("cmake")
     if path is None:
         return ""

@@ -139,7 +139,7 @@ class Driver:
         self.ask()
 
     def ask(self) -> None:
-        """Let all slots ask the driver for a new placement."""
+        """Begin a round: all slots ask for their ranks, and the driver assigns them again."""
         self._hosts_changed.set()
 
     def begin_no_round(self) -> None:
