@@ -79,7 +79,7 @@ def export(
         ),
     ] = False,
 ) -> None:
-    """Write the model's weights alone into FILE.safetensors, which any tool can open."""
+    """Write the model's weights of a checkpoint into FILE.safetensors, which any tool can open."""
     found, written, size = weights.export_weights(source, target, tied_once)
     tensors = counted(written, "tensor")
     typer.echo(
@@ -91,8 +91,8 @@ def export(
 def _listed(path: Path) -> dict[str, Any]:
     """Return the JSON object that `list --json` prints for the checkpoint file ``path``.
 
-    Its ``error`` is null. For a damaged file, ``error`` says why, and all values that its header
-    should have are null.
+    Its value ``error`` is null. For a damaged file, ``error`` says why, and all values that its
+    header should have are null.
     """
     try:
         return {**_about(path, files.read_manifest(path)), "error": None}
@@ -138,7 +138,7 @@ def _print_columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _described(found: Checkpoint) -> list[str]:
-    """Return the lines with which `edl checkpoint show` describes a checkpoint.
+    """Return the lines with which `edl checkpoint show` describes a checkpoint, ``found``.
 
     They are about the file, job, position, data, framework and model; the table of its tensors is
     not among them.

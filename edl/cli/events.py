@@ -25,7 +25,7 @@ def events(
     ] = False,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Show what has happened in a job, and why."""
+    """Show the event log of a job: what has happened, and why."""
     with connected(zookeeper) as session:
         store = choose_job(session, job, ended=True)
         last, width = -1, console().width if console().is_terminal else None

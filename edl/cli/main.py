@@ -252,7 +252,7 @@ def _sentence(error: Any) -> str:
 
 
 def _complain(sentence: str, code: int) -> int:
-    """Print a sentence to standard error and return ``code``."""
+    """Print a sentence after "edl: " to standard error; return ``code``, the exit code."""
     print(f"edl: {sentence}", file=sys.stderr)
     return code
 

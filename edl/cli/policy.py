@@ -75,8 +75,8 @@ def read_policy(file: Path) -> tuple[str, str]:
 def _read(words: list[str]) -> tuple[str | None, str, Path | None]:
     """Return the job, the action and the file that the words of the command line name.
 
-    The job may be the last word, as with other commands, or the first. The job and the file are
-    None if they are not given; the action is then "show".
+    The job may be the last word, as with other commands, or the first. The job is None and the
+    action is "show" if they are not given; the file is None unless the action is set or plot.
 
     Raises:
         UsageError: the words name no action, or a file is missing or superfluous.

@@ -100,9 +100,9 @@ def run(
     *,
     given: dict[str, Any],
 ) -> None:
-    """Train COMMAND with -np workers; others may join and leave while it runs.
+    """Train COMMAND with -np workers; other workers may join and leave while the job runs.
 
-    Ends with the job's result. Ctrl-C ends the job after the step that runs.
+    Ends with the exit code of the job. Ctrl-C ends the job after the step that runs.
     """
     settings = config.load(
         host=host,

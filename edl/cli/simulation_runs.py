@@ -46,15 +46,17 @@ class Setup:
 
 @dataclass(frozen=True)
 class JobOptions:
-    """The options of `edl simulate` that choose jobs, as typed.
+    """The options of `edl simulate` that choose jobs, as the user typed them.
 
     Attributes:
         built_in: the name of a built-in set of jobs; None if ``trace_file`` has the jobs.
         trace_file: the file with the jobs; None for built-in ones.
-        loads: the loads of ``pollux``.
-        workloads: the workloads of ``pollux``.
-        arrivals: the arrivals of ``jsa`` and ``mix``; None for the default of the set.
-        mix: how often each application comes in ``mix``; empty for the published shares.
+        loads: for the set ``pollux``: its loads, like "0.5,1.0".
+        workloads: for the set ``pollux``: the numbers of its workloads, like "1,3" or "1..8".
+        arrivals: for the sets ``jsa`` and ``mix``: the arrival rates of jobs, by name or in jobs a
+            minute; None for the default of the set.
+        mix: for the set ``mix``: how often each application comes, like "cifar10=3,bert"; empty for
+            the published shares.
     """
 
     built_in: str | None

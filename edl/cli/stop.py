@@ -1,4 +1,4 @@
-"""`edl stop`: end a job cleanly."""
+"""`edl stop`: end a job after the step that runs."""
 
 from __future__ import annotations
 

@@ -67,10 +67,10 @@ def reclaim(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Reclaimed:
-    """Take borrowed slots back from a job, wait until they are free, and return how long that took.
+    """Take borrowed slots back from a job, and wait until they are free.
 
-    See :meth:`edl.client.job.Job.reclaim` for the errors. A KeyboardInterrupt that interrupts the
-    wait has a note that the request goes on.
+    The result has the slots and the time that this took. See :meth:`edl.client.job.Job.reclaim` for
+    the errors. A KeyboardInterrupt that interrupts the wait has a note that the request goes on.
 
     Args:
         store: the records of the job.

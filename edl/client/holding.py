@@ -134,7 +134,7 @@ class HeldSize:
     def _check(self, desired: Placement) -> None:
         """Raise Superseded unless this profile has written the desired workers ``desired``.
 
-        Those from before the profile are allowed, too.
+        The desired workers from before the profile are allowed, too.
         """
         if desired not in self._held.ours:
             raise Superseded(self._job.name, "other workers were asked for while it was profiled")
@@ -237,7 +237,7 @@ class HeldSize:
         return text + back
 
     def _way_back(self) -> str:
-        """Return the `edl scale` command that restores the number of workers of before."""
+        """Return the `edl scale` command that restores the size from before the profile."""
         return f"`edl scale {self._job.name} --np {sum(self.before.values())}`"
 
     def _release(self) -> None:

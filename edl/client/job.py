@@ -39,8 +39,8 @@ class Job:
             directory.
 
     Besides the errors that are listed with it, each call may raise UnknownJob, AccessDenied,
-    ZooKeeperUnreachable, and CoordinationError if ZooKeeper goes away meanwhile. All errors are
-    EdlErrors.
+    ZooKeeperUnreachable, and CoordinationError if ZooKeeper goes away during the call. All errors
+    are EdlErrors.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Job:
         host: str | None = None,
         on_message: OnMessage = ignore,
     ) -> Reclaimed:
-        """Take borrowed slots back from the job, and return how long that took.
+        """Take borrowed slots back from the job, and wait until they are free.
 
         The workers in these slots leave with a planned switch. A worker that has not left 2 s
         before the deadline (or after half of it, if it is below 4 s) is evicted and its process
@@ -180,17 +180,21 @@ class Job:
 
         Args:
             slots: the number of slots; None for all that are borrowed.
-            deadline_s: the time in seconds, from now, in which the slots have to be free.
+            deadline_s: the time in seconds from the call until the slots have to be free.
             host: the host of the slots; None for any host.
             on_message: called with sentences about the progress.
+
+        Returns:
+            The slots by host, the time in which they became free, and the workers that are still
+            desired.
 
         Raises:
             UsageError: the job does not run, not that many slots are borrowed, or too few workers
                 would be left.
-            Superseded: more workers were requested on these hosts meanwhile.
+            Superseded: more workers were requested on these hosts during the wait.
             TimedOut: the slots were not seen to be free 10 s after the deadline; the request goes
                 on.
-            JobEnded: the job ended before.
+            JobEnded: the job ended before the slots were free.
         """
         back = None if slots is None else whole(slots, least=1)
         with self._store() as store:
@@ -218,13 +222,17 @@ class Job:
             timeout_s: the time to wait, in seconds.
             on_message: called with sentences about the progress.
 
+        Returns:
+            The moved workers, the generations in which they moved, and how long training stood
+            still.
+
         Raises:
             UsageError: the job does not run, or the hosts or their slots do not allow the move.
             HostLost: the agent of ``to_host`` is gone; workers that had not moved stay where they
                 are.
             Superseded: the number of workers on the two hosts was changed by another request.
             TimedOut: the workers have not moved within ``timeout_s``; the migration goes on.
-            JobEnded: the job ended before.
+            JobEnded: the job ended before the workers had moved.
         """
         moving = None if np is None else whole(np)
         with self._store() as store:
@@ -233,7 +241,10 @@ class Job:
     # --- what is known ---
 
     def status(self) -> JobStatus:
-        """Return the state of the job; `edl status --json` prints its ``to_json()``."""
+        """Return the state of the job, its workers and its progress.
+
+        `edl status --json` prints the result's ``to_json()``.
+        """
         with self._store(ended=True) as store:
             return job_status(store.snapshot(), store.session.hosts)
 
@@ -247,7 +258,7 @@ class Job:
         """Measure the job's throughput with each number of workers in ``sizes``, the largest first.
 
         The job trains all the time. Afterwards, and also after an error or KeyboardInterrupt, it
-        gets back the size that it had. Only one profile of a job can run at a time.
+        gets back the number of workers that it had. Only one profile of a job can run at a time.
 
         Args:
             sizes: the numbers of workers to measure.
@@ -255,14 +266,17 @@ class Job:
             timeout_s: the time in seconds in which each size has to be reached and measured.
             on_message: called with sentences about the progress.
 
+        Returns:
+            The measured points, which are also stored with the job.
+
         Raises:
             UsageError: the job does not run, its limits or hosts do not allow a size, or another
                 profile of it is under way.
             Superseded: another size was requested meanwhile, which stays; or hosts or workers came
-                or left, and then the rest of the size is restored.
-            TimedOut: a size was not measured in time. Like JobEnded it leaves what was measured
-                until then, see :meth:`curve`.
-            JobEnded: the job ended before.
+                or left, which stays, too, and only the other hosts get their workers back.
+            TimedOut: a size was not measured in time. The points measured until then are stored
+                with the job, see :meth:`curve`.
+            JobEnded: the job ended before all sizes were measured; the points are stored, too.
         """
         wanted = [whole(np) for np in sizes]
         with self._store() as store:

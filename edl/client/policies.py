@@ -71,7 +71,7 @@ def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
 
 
 def _written(policy: JobPolicy) -> PolicyFile:
-    """Return the parsed policy; an unreadable one is returned as an empty policy."""
+    """Return the parsed text of ``policy``; if it cannot be parsed, return an empty policy."""
     with suppress(UsageError):
         return parse_policy(policy.text, policy.source)
     return PolicyFile("")

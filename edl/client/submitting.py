@@ -177,7 +177,10 @@ def job_spec(
 
 
 def made_up_name(command: Sequence[str]) -> str:
-    """Return a name for a job without one: the name of its script and four random hex digits."""
+    """Return a name for a job that the user has not named.
+
+    It is the name of the script in ``command`` and four random hexadecimal digits.
+    """
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(title(command)).stem).strip("-_")[:40] or "job"
     return f"{stem}-{uuid.uuid4().hex[:4]}"
 

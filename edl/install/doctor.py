@@ -79,7 +79,7 @@ def usable(rows: Iterable[Check]) -> bool:
 
 
 def _python() -> Check:
-    """Return a row with the version and the path of this interpreter; it never fails.
+    """Return a row with the version and the path of this interpreter; its result is always OK.
 
     pip refuses to install edl for a Python that is too old.
     """

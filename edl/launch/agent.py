@@ -361,7 +361,7 @@ class Agent(Supervisor[AgentState]):
         return exit_after(self._signals)
 
     def _handle_drain(self, snapshot: Snapshot) -> None:
-        """Let this host leave the job if `edl drain` has written that into the job's records.
+        """Let this host leave the job if `edl drain --host` has requested it in the job's records.
 
         ``snapshot`` has these records.
         """

@@ -1,4 +1,4 @@
-"""Check the user's command before any worker is started."""
+"""Check that the user's command can run on this host, before any worker is started."""
 
 from __future__ import annotations
 

@@ -98,7 +98,8 @@ class UnresponsiveWorkers:
         """Make an unresponsive worker write the stacks of its threads into its file of stacks.
 
         The next :meth:`look` records the file in the event log. If no signal makes the worker write
-        them, the file holds only what the kernel reports of the threads.
+        them, the file holds only what the kernel reports of the threads. ``process`` is the
+        worker's.
         """
         path, pid = (
             self._workers.stacks_of(process.attempt_id),

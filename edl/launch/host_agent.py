@@ -49,11 +49,12 @@ class Display:
 
 @dataclass(frozen=True)
 class Role:
-    """The part that a host takes in a job.
+    """The part that a host takes in a job: it has created the job, or it has joined.
 
     Attributes:
         greeting: the line that the agent shows once the host is registered.
-        requested_np: the number of workers that the agent requests once the host is registered.
+        requested_np: the number of workers that the agent requests once the host is registered; 0
+            for none.
         joined: whether the first signal makes the host leave the job instead of ending the job.
         ends_job: whether a signal ends the job, even with ``joined``, if no worker is desired on
             any other host.

@@ -375,9 +375,10 @@ def _write(file: IO[str], text: str) -> None:
 
 
 def _last_lines(path: Path) -> list[str]:
-    """Return the last lines of a log, as a terminal would show them; empty if it cannot be read.
+    """Return the last lines of the log ``path``, as a terminal would show them.
 
-    At most ``KEPT`` lines and ``_LAST_BYTES`` are read.
+    At most ``KEPT`` lines and ``_LAST_BYTES`` are read. The result is empty if the log cannot be
+    read.
     """
     try:
         with path.open("rb") as file:

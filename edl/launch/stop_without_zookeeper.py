@@ -94,9 +94,9 @@ class StopWithoutZooKeeper:
         """Return whether the agent can end; to be called once its workers have ended.
 
         If agents of other hosts were registered, the answer is False until ``away_s`` seconds after
-        :meth:`begin`, so that this agent can write the end of the job if ZooKeeper comes back. The
-        user is shown which of the two holds. Only valid once :attr:`begun` is True. ``now`` is the
-        agent's monotonic clock, in seconds.
+        :meth:`begin`, so that this agent can write the end of the job if ZooKeeper comes back. A
+        sentence tells the user whether the agent waits or ends. Only valid once :attr:`begun` is
+        True. ``now`` is the agent's monotonic clock, in seconds.
         """
         assert self._last is not None
         others = self._last.present - {self._host}

@@ -62,7 +62,8 @@ class Supervisor(ABC, Generic[State]):
     Args:
         store: the records of the job; its session is open.
         workers: starts and ends the worker processes.
-        own: what the launcher knows when it starts, such as its host, its token and its limits.
+        own: what the launcher knows when it starts, such as its host, its limits, and its token, a
+            random id that begins the ids of its start attempts.
         command: the command that the worker processes run.
         stack_signal: the number of the signal that makes a worker write the stacks of its threads;
             0 if no signal does.
@@ -273,8 +274,8 @@ class Supervisor(ABC, Generic[State]):
     def _look(self, snapshot: Snapshot, now: float) -> None:
         """Update what this launcher knows by new records of the job; record how its workers ended.
 
-        The ends are recorded as events. It also asks suspect workers whether they run. ``snapshot``
-        has the job's records; ``now`` is the monotonic clock, in seconds.
+        The ends are recorded as events. It also asks workers that may be frozen whether they run.
+        ``snapshot`` has the job's records; ``now`` is the monotonic clock, in seconds.
         """
         own = self._own
         self._own = own = replace(own, processes=observe(own.processes, snapshot, now))

@@ -168,7 +168,7 @@ class Workers:
             )
 
     def close(self) -> None:
-        """End the template process for good; the workers that were forked from it go on."""
+        """End the template process for good. No worker is ended."""
         if self.template is not None:
             self.template.close()
             self.template.remove_imports()
@@ -406,7 +406,8 @@ def exit_code(child: subprocess.Popen[bytes] | Child) -> int:
 def script_end(pid: int) -> ScriptEnd | None:
     """Return how the script of process ``pid`` has ended; None while the script runs.
 
-    The process reports it by changing its own name (:func:`edl.framework.ending.say_ended`).
+    The process reports the end of its script by changing its own name
+    (:func:`edl.framework.ending.say_ended`).
     """
     try:
         name = Path(f"/proc/{pid}/comm").read_text().strip()

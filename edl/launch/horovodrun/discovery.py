@@ -96,7 +96,9 @@ def is_local(host: str) -> bool:
 
 
 def read_hosts(path: Path) -> list[str]:
-    """Return the entries of a hosts file, which has one "name:slots" a line and comments after #.
+    """Return the entries of a hosts file, like "node1:4", without the comments after #.
+
+    ``path`` is the file. An entry is the name of a host and its number of slots.
 
     Raises:
         UsageError: the file cannot be read.
@@ -189,10 +191,10 @@ def _read(file: Path) -> DiscoveryState | None:
 
 
 def _write(file: Path, memory: DiscoveryState) -> None:
-    """Store ``memory`` in ``file`` atomically, readable only for this user (mkstemp: mode 0600).
+    """Store ``memory``, the state for the next call, in ``file``: atomically, with mode 0600.
 
-    Nothing is written if the file is up to date. Only the ``KEPT`` newest files of earlier drivers
-    are kept.
+    Nothing is written if the file is up to date. Of the files of earlier drivers beside it, the
+    ``KEPT`` newest are kept.
     """
     if _read(file) == memory:
         return
@@ -205,7 +207,10 @@ def _write(file: Path, memory: DiscoveryState) -> None:
 
 
 def _age(path: Path) -> float:
-    """Return the negative modification time of a file, which sorts the newest file first."""
+    """Return the negative modification time of a file, by which the newest file sorts first.
+
+    It is a Unix time in seconds; 0 if the file ``path`` does not exist.
+    """
     try:
         return -path.stat().st_mtime
     except OSError:

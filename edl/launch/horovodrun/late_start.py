@@ -22,7 +22,7 @@ class LateStart:
     """The check that decides once whether the driver must assign its slots again.
 
     The driver must if a change of hosts came before its rank 0 had registered, because it notifies
-    no process of such a change.
+    no process of such a change. Only the process that was started as rank 0 decides so.
 
     Args:
         driver: the client of the driver that started this process.

@@ -292,7 +292,7 @@ class SlotSupervisor(Supervisor[SlotState]):
 
     @property
     def _counts(self) -> bool:
-        """Whether the driver counts on this process: it uses its slot, and its ssh runs."""
+        """Whether the driver counts on this process: it uses this slot, and the slot's ssh runs."""
         return self._word.local_size is not None and self._unread_since is None
 
     def _alone(self, now: float) -> int | None:

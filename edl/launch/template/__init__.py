@@ -95,7 +95,7 @@ class Child:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the process unless it has ended."""
+        """Send the signal ``number`` to the process, unless the process has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # another thread has seen its end
                 os.kill(self.pid, number)
@@ -274,7 +274,7 @@ class Template:
     def _reap_orphans(self) -> None:
         """Reap ended processes that became children of this process during :meth:`fork`.
 
-        They were started by workers that died at that moment, and would stay zombies otherwise.
+        They were started by workers that died during that call, and would stay zombies otherwise.
         """
         for pid in list(self._orphans):
             try:

@@ -108,10 +108,11 @@ def _fork_at_orders(control: socket.socket, launcher: int) -> dict[str, Any]:
 
 
 def _yield_to_others(nice: int) -> None:
-    """Lower the priority of this process for ``YIELDS_S`` seconds, if it can be restored then.
+    """Lower the priority of this process for at most ``YIELDS_S`` seconds.
 
-    The time is limited because imports at the lowest priority, beside workers that use all
-    processors, would take minutes. ``nice`` is the priority (nice value) to restore.
+    Nothing is done if the priority could not be restored. The time is limited because imports at
+    the lowest priority, beside workers that use all processors, would take minutes. ``nice`` is the
+    priority (nice value) to restore.
     """
     if (trial := os.fork()) == 0:
         try:
