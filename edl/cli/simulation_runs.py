@@ -278,7 +278,7 @@ def _of_pollux(loads: str, workloads: str, setup: Setup) -> list[SimulatedRun]:
 
 
 def _load(text: str) -> str:
-    """Return the name of the Pollux load that ``text`` means: "1" is "1.0".
+    """Return the name of the load of Pollux's workloads that ``text`` means: "1" is "1.0".
 
     Raises:
         UsageError: there is no such load.

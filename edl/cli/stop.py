@@ -55,7 +55,8 @@ def _stop_here(job: str | None, timeout_s: float | None, away: ZooKeeperUnreacha
 
     Args:
         job: the name of the job; None for the only one that `edl run` runs on this host.
-        timeout_s: the time in seconds to wait for the end of that process; None for the default.
+        timeout_s: the time in seconds to wait for the end of that process; None for twice
+            ``LIMITS.stop_s``.
         away: the error that says that ZooKeeper is away.
 
     Raises:

@@ -86,8 +86,8 @@ class Job:
 
         Raises:
             UsageError: the job does not run, or its limits or hosts do not allow that many workers.
-            TimedOut: not all of them train yet; they are still desired.
-            JobEnded: the job ended before they trained.
+            TimedOut: not all of them train after ``timeout_s``; they are still desired.
+            JobEnded: the job ended before that many workers trained.
             CoordinationError: the number may have been written or not, which the message says: look
                 at :meth:`status` before you repeat the call.
         """

@@ -118,7 +118,7 @@ def _check_same(running: Job, asked: JobSpec) -> None:
 
 
 def _shown(value: object) -> str:
-    """Return a value of a job's specification as text for an error message."""
+    """Return ``value``, of a job's specification, as text for an error message; "none" for None."""
     if value is None:
         return "none"
     return repr(shlex.join(map(str, value))) if isinstance(value, tuple) else str(value)

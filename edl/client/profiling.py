@@ -1,9 +1,9 @@
-"""Measure a running job's throughput at several sizes, from the largest to the smallest.
+"""Measure a running job's throughput with several numbers of workers, the largest first.
 
 The order is downwards because a worker leaves within a step, but a newcomer needs its whole start:
-only the largest size may have to be waited for. Afterwards the job gets back the size that it had,
-whatever happened meanwhile, unless another size was requested. Only kill -9 of the profiling
-process leaves the job at the size that is being measured.
+only the largest number may have to be waited for. Afterwards the job gets back the number of
+workers that it had, whatever happened meanwhile, unless another number was requested. Only kill -9
+of the profiling process leaves the job at the number that is being measured.
 """
 
 from __future__ import annotations

@@ -67,7 +67,10 @@ class BorrowedSlots:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """While entered, let SIGUSR1 take the borrowed slots back."""
+        """While entered, let SIGUSR1 take back all borrowed slots of this host.
+
+        The next :meth:`follow` carries that out.
+        """
         with handled([signal.SIGUSR1], self._on_signal):
             yield
 

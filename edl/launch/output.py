@@ -312,7 +312,10 @@ class Output:
             self._guard(lambda: _write(sys.stderr, f"{line}\n"))
 
     def _guard(self, write: Callable[[], None]) -> None:
-        """Call ``write``, unless an earlier call failed because the terminal or pipe was closed."""
+        """Call ``write``; once the terminal or pipe has been closed, do nothing.
+
+        The error by which ``write`` reports that is not raised.
+        """
         if self._gone:
             return
         try:

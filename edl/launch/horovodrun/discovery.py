@@ -51,9 +51,9 @@ class DiscoveryState:
 
 
 def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> Mapping[str, int]:
-    """Return the number of workers that are desired on each host.
+    """Return the number of workers that are desired on each host, by host.
 
-    Without a horovodrun above this process, the result is ``offered``.
+    The result is ``offered`` if no horovodrun is an ancestor of this process.
 
     Args:
         offered: the slots of each host that the user offers; if empty, this host offers as many

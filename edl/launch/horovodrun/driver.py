@@ -170,7 +170,7 @@ class Driver:
         return since is not None and time.monotonic() - since >= self._limits.gone_s
 
     def asked(self) -> bool:
-        """Return whether the driver waits for this slot: the slot must ask for its rank or has."""
+        """Return whether the driver waits for this slot: it is to ask for its rank or has asked."""
         return self.asking or self._get(ASKED) is not None
 
     # --- which job this driver's is
@@ -205,10 +205,11 @@ class Driver:
     def identity(self, timeout_s: float) -> dict[str, str] | None:
         """Wait for the job's identity that another process has published by :meth:`identify`.
 
+        ``timeout_s`` is the time to wait, in seconds.
+
         Returns:
             The name, the secret and the ZooKeeper servers of the job, under the keys ``job``,
-                ``secret`` and ``zookeeper``; None if nothing was published within ``timeout_s``
-                seconds.
+            ``secret`` and ``zookeeper``; None if nothing was published in that time.
 
         Raises:
             EdlError: another process has called :meth:`refuse`.
@@ -248,10 +249,12 @@ class Driver:
         return not self._identity_due.is_set()
 
     def _ask(self) -> bool:
-        """Request this slot's rank, wait for the answer, and store it in ``newest``.
+        """Request this slot's rank from the driver, and store its answer in ``newest``.
+
+        The call waits until all slots have asked.
 
         Returns:
-            Whether the driver has answered.
+            True if the driver has answered; False if it has not, or with an error.
         """
         slot = self._slot
         path = f"/rank_and_size/{slot.host}:{slot.slot}"

@@ -148,7 +148,7 @@ def _started(pid: int) -> str:
 
 
 def _is_horovodrun(word: str) -> bool:
-    """Return whether a word of a command line names the program horovodrun."""
+    """Return whether ``word``, one word of a command line, names the program horovodrun."""
     return Path(word).name == "horovodrun"
 
 

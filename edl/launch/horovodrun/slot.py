@@ -106,7 +106,10 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._waits_said = False
 
     def run(self) -> int:
-        """Run until the job is over or the driver has taken the slot back; return the exit code."""
+        """Run until the job is over or the driver has taken the slot back.
+
+        The result is the exit code that the driver gets.
+        """
         self._word_since = time.monotonic()
         return super().run()
 

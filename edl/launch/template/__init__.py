@@ -220,7 +220,7 @@ class Template:
         cwd: Path | None = None,
         gives_template: bool = False,
     ) -> Child:
-        """Start a worker by a fork of the template process.
+        """Start a worker by a fork of the template process, and return the worker.
 
         Args:
             environment: the variables of the worker.

@@ -354,7 +354,10 @@ def _draw_anew() -> None:
 
 
 def _prctl(*arguments: Any) -> int:
-    """Call the system call ``prctl`` and return its result; missing arguments are 0."""
+    """Call the system call ``prctl``, which changes a property of this process.
+
+    The result is that of the call, -1 for an error. Missing arguments are 0.
+    """
     values = [one if isinstance(one, ctypes.Array) else ctypes.c_ulong(one) for one in arguments]
     values += [ctypes.c_ulong(0)] * (5 - len(values))
     return int(ctypes.CDLL(None, use_errno=True).prctl(*values))
