@@ -83,7 +83,8 @@ class BorrowedSlots:
         Nothing is done unless the job, whose records are in ``snapshot``, is running.
 
         Returns:
-            Whether a request was written to the job's records.
+            Whether the desired workers, the borrowed slots or the slots to give back have changed
+            in the job's records.
         """
         if snapshot.job.state is not JobState.RUNNING:
             return False
@@ -156,7 +157,7 @@ class BorrowedSlots:
             why: the source of the request (a file or a signal), for the event log.
 
         Returns:
-            Whether the request was written to the job's records.
+            Whether the desired workers, the borrowed slots or the slots to give back have changed.
         """
         host = self._host
 
