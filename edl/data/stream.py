@@ -201,11 +201,12 @@ def reading() -> Iterator[None]:
 
     The code of a stream runs in the block.
     """
+    before = getattr(_here, "reading", False)  # a stream may read another one
     _here.reading = True
     try:
         yield
     finally:
-        _here.reading = False
+        _here.reading = before
 
 
 def _name_of(shard: Any) -> Any:

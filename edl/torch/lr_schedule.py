@@ -102,8 +102,10 @@ class LRSchedule(LRScheduler):
         """Extend the schedule to parameter groups that the script has added since the last update.
 
         Raises:
-            UsageError: the script gave one schedule for each group, and a new group has none.
+            UsageError: the script gave one schedule for each group, and a new group has none; or
+                it has removed a group.
         """
+        refuse_changed_groups(self.optimizer, len(self._ratios), "edl.LRSchedule", may_grow=True)
         new = self.optimizer.param_groups[len(self._ratios) :]
         keeps = self._first_rate > 0
         self._ratios += [float(one["lr"]) / self._first_rate if keeps else 1.0 for one in new]
@@ -114,6 +116,28 @@ class LRSchedule(LRScheduler):
                 f"edl.LRSchedule {len(self.schedules)} schedules; give it one for all groups"
             )
         self.schedules += self.schedules[:1] * lacking
+
+
+def refuse_changed_groups(
+    optimizer: torch.optim.Optimizer, count: int, scheduler: str, may_grow: bool = False
+) -> None:
+    """Raise UsageError if the script has changed the number of parameter groups.
+
+    Args:
+        optimizer: the optimizer whose rates ``scheduler`` sets.
+        count: the number of parameter groups that ``scheduler`` has rates for.
+        scheduler: the name of the scheduler, for the message.
+        may_grow: whether the script may add groups.
+    """
+    now = len(optimizer.param_groups)
+    if now < count or (now > count and not may_grow):
+        instead = "freeze parameters with requires_grad_(False) in place of removing their group"
+        if now > count:
+            instead = f"give the optimizer all its groups before {scheduler}"
+        raise UsageError(
+            f"the optimizer has {now} parameter groups by now, and {scheduler} has rates for "
+            f"{count}; {instead}"
+        )
 
 
 def follow_policy(optimizer: torch.optim.Optimizer) -> None:

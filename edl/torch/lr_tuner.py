@@ -24,7 +24,7 @@ from edl.framework.process import current_worker
 from edl.schedules import EXPLORE
 from edl.torch.accumulation import in_microbatches
 from edl.torch.api import end_batch, model_of
-from edl.torch.lr_schedule import UNSCALED, before_each_update
+from edl.torch.lr_schedule import UNSCALED, before_each_update, refuse_changed_groups
 from edl.torch.probe import Probe
 from edl.torch.schedulers import counts_samples, schedulers_of
 from edl.worker.loader_steps import Update
@@ -155,6 +155,7 @@ class LRTuner(LRScheduler):
 
     def _set(self, update: Update) -> None:
         """Set the learning rate of each parameter group for the update described by ``update``."""
+        refuse_changed_groups(self.optimizer, len(self._ratios), "edl.LRTuner")
         rate = self._tuner.rate(update)
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
             if isinstance(group["lr"], torch.Tensor):

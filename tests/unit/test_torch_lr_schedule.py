@@ -284,6 +284,21 @@ def test_a_group_that_is_added_has_the_schedule_of_all_or_is_refused(job: Job) -
         job.train(other, 10)
 
 
+def test_a_group_that_is_removed_is_refused(job: Job) -> None:
+    sgd = elastic_sgd(2)
+    LRSchedule(sgd, LINEAR)
+    del sgd.param_groups[1]
+    with pytest.raises(UsageError, match=r"1 parameter groups by now, and .* for 2; freeze"):
+        job.train(sgd, 10)
+
+
+@pytest.mark.parametrize(("now", "message"), [(1, "freeze"), (3, "all its groups before edl.LR")])
+def test_a_tuner_has_a_rate_for_each_group(now: int, message: str) -> None:
+    sgd = elastic_sgd(now)
+    with pytest.raises(UsageError, match=message):
+        lr_schedule.refuse_changed_groups(sgd, 2, "edl.LRTuner")
+
+
 def test_what_counts_samples_is_not_named_for_counting_steps(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
