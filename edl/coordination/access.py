@@ -28,7 +28,12 @@ removed when it is empty, which only those who know its secret can bring about."
 
 @dataclass(frozen=True)
 class Access:
-    """The ZooKeeper identity made from a secret, which proves that a process belongs to ``job``."""
+    """The ZooKeeper identity made from a secret, which proves that a process belongs to a job.
+
+    Attributes:
+        job: The name of the job, which is also the user name of the identity.
+        secret: The secret of the job, from which the password of the identity is derived.
+    """
 
     job: str
     secret: str = field(repr=False)
@@ -44,7 +49,11 @@ class Access:
         return [make_digest_acl(self.job, self._password, all=True)]
 
     def opens(self, acl: list[ACL]) -> bool:
-        """Return whether a node whose ACL is ``acl`` was created with this secret."""
+        """Return whether a node was created with this secret: its ACL gives this identity all rights.
+
+        Args:
+            acl: The ACL of the node, as kazoo reads it.
+        """
         mine = self.acl[0].id
         return any(one.id == mine and one.perms == Permissions.ALL for one in acl)
 

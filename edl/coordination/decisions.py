@@ -1,8 +1,9 @@
 """Elect the leader of a job, and write what it decides about the job.
 
-Each write is fenced by the leader's term (see ``election``). A membership decision is written as a
-whole: generation, sizes, evictions, answers and events are one transaction, which is refused if
-somebody else has changed what the decision is about since the leader read it.
+Each write is fenced by the leader's term: it is refused when the term is over (see ``election``). A
+membership decision is written as a whole: the generation, the desired and assigned numbers of
+workers, evictions, answers to requests and events are one transaction. It is refused if somebody
+else has changed one of these nodes since the leader read it.
 """
 
 from __future__ import annotations
@@ -32,9 +33,13 @@ Answer = tuple[bytes, ZnodeStat]  # data and stat of a node that exists
 
 
 def job_election(nodes: JobNodes, worker: int) -> Election:
-    """Return the election of a job's leader, with the worker ``worker`` as the candidate.
+    """Return the election of a job's leader, in which a worker of the job is the candidate.
 
-    Its methods raise UnknownJob if the job does not exist.
+    The methods of the election raise UnknownJob if the job does not exist.
+
+    Args:
+        nodes: The nodes of the job.
+        worker: The id of the worker that is the candidate.
     """
     return Election(
         nodes.session,
@@ -68,8 +73,9 @@ class DecisionWriter:
     def carry_out(self, decision: MembershipDecision, events: Sequence[Event] = ()) -> None:
         """Write a membership decision and its events in one transaction.
 
-        A size that was set by somebody else since the decision was made is not overwritten. A
-        decision that changes nothing writes nothing, its events neither.
+        A decision that changes nothing writes nothing, its events neither. If somebody else has changed
+        the desired numbers of workers since the decision was made, they are not overwritten, and an
+        error is raised.
 
         Args:
             decision: The decision, made on a snapshot of the job.
@@ -78,9 +84,9 @@ class DecisionWriter:
         Raises:
             LeadershipLost: the term is over; nothing was written.
             UnknownJob: the job does not exist.
-            CoordinationError: the generation is not the current one + 1, or other workers are
-                desired, or a request that is granted was withdrawn (nothing was written: decide
-                again), or ZooKeeper is away (unknown: read again).
+            CoordinationError: the decision's generation does not follow the newest one in ZooKeeper, or
+                the desired numbers have changed, or a request that it grants was withdrawn (nothing was
+                written: decide again), or ZooKeeper is away (unknown: read again).
         """
         for _ in range(ATTEMPTS):
             writes = self._writes(decision)
@@ -97,7 +103,7 @@ class DecisionWriter:
         )
 
     def put_status(self, status: TrainingStatus) -> None:
-        """Write the summary of the training for people and tools.
+        """Write ``status``, the summary of the training for people and tools, into the status node.
 
         Raises:
             LeadershipLost, CoordinationError: as :meth:`Leadership.commit`.
@@ -105,7 +111,7 @@ class DecisionWriter:
         self._leadership.commit([Write(self._nodes.paths.status, status.to_json())])
 
     def put_policy(self, policy: JobPolicy, event: Event) -> None:
-        """Replace the policy of the job, and log the event that reports it.
+        """Replace the policy of the job by ``policy``, and append the event that reports it to the log.
 
         Raises:
             LeadershipLost, CoordinationError: as :meth:`Leadership.commit`.
@@ -114,10 +120,10 @@ class DecisionWriter:
         self._leadership.commit([write, self._logged(event)])
 
     def put_learned(self, learned: ScalingProfile) -> None:
-        """Write what the job has learned of its sizes.
+        """Write what the job has learned of its sizes (numbers of workers), for a later leader.
 
         Args:
-            learned: The throughput of each size, and the notes of the policy's rule.
+            learned: The measured throughput of each size, and the state of the policy's size rule.
 
         Raises:
             LeadershipLost, CoordinationError: as :meth:`Leadership.commit`.
@@ -129,10 +135,12 @@ class DecisionWriter:
         return Write(f"{self._nodes.paths.events}/e-", event.to_json(), sequence=True)
 
     def _writes(self, decision: MembershipDecision) -> list[Write]:
-        """Read the nodes that a decision changes, and return the writes that change them.
+        """Read the nodes that ``decision`` changes, and return the writes that change them.
 
         Raises:
-            CoordinationError: what the decision is about was changed meanwhile.
+            UnknownJob: the job does not exist.
+            CoordinationError: somebody else has changed the generation or the desired numbers of workers,
+                or has withdrawn a request that is granted, since the decision was made.
         """
         paths = self._nodes.paths
         evicted = {worker: paths.evicted_worker(worker) for worker in decision.evict}
@@ -153,11 +161,15 @@ class DecisionWriter:
         ]
 
     def _generation(self, new: Generation | None, read: Answer) -> list[Write]:
-        """Return the write of the generation ``new``; none if it is None.
+        """Return the write of a new generation, as a list of one; an empty list if there is none.
+
+        Args:
+            new: The new generation of the decision; None: the generation does not change.
+            read: The data and stat of the generation node, as just read.
 
         Raises:
-            CoordinationError: ``new`` does not follow the generation that was read, or has another
-                term.
+            CoordinationError: the number of ``new`` is not the number that was read + 1, or ``new`` was
+                decided in another term.
         """
         if new is None:
             return []
@@ -174,10 +186,15 @@ class DecisionWriter:
     def _sizes(
         self, change: DesiredChange | None, desired: Answer, assigned: Answer
     ) -> list[Write]:
-        """Return the writes of a change of the desired, and perhaps assigned, workers.
+        """Return the writes of the new desired, and perhaps assigned, numbers of workers on each host.
+
+        Args:
+            change: The change to write; None: the list is empty.
+            desired: The data and stat of the node ``desired``, as just read.
+            assigned: The data and stat of the node ``assigned``, as just read.
 
         Raises:
-            CoordinationError: other workers are desired meanwhile than before the change.
+            CoordinationError: the desired numbers are not those that the change was made from.
         """
         if not change:
             return []
@@ -209,9 +226,13 @@ class DecisionWriter:
         ]
 
     def _answers(self, answers: Sequence[Request], present: Sequence[bool]) -> list[Write]:
-        """Return the writes of answers to requests.
+        """Return the writes of answers into the nodes of requests.
 
-        A withdrawn request that the decision refuses needs no answer.
+        A withdrawn request, which has no node any more, needs no answer if the decision refuses it.
+
+        Args:
+            answers: The requests, with the answer of the leader in each.
+            present: For each of ``answers``, in order, whether the node of the request still exists.
 
         Raises:
             CoordinationError: the decision grants a request that was withdrawn meanwhile.

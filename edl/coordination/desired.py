@@ -1,6 +1,7 @@
 """Set how many workers are desired on each host of a job.
 
-What depends on such a change, and the event that reports it, are written in the same transaction.
+The assigned numbers of workers that follow from such a change, and the event that reports it, are
+written in the same transaction.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ def set_desired(
 
     Args:
         nodes: The nodes of the job.
-        choose: Returns the workers to desire on each host, from a copy of the present ones.
+        choose: Gets a copy of the present desired numbers of workers by host; returns the new ones.
         by: Who asks for the change.
-        why: A clause that begins the sentence of the event.
+        why: A clause such as "edl scale", which begins the sentence of the event.
         terms: Whether slots are borrowed, or have to be given back.
 
     Returns:
-        What was desired before, and what is desired now.
+        The change: the desired numbers before and after it. It is false if nothing changed.
     """
     p, hold = nodes.paths, nodes.paths.profile_hold
     made: list[DesiredChange] = []
@@ -55,7 +56,10 @@ def set_desired(
 
 
 def record_returned(nodes: JobNodes, done: Reclaim) -> None:
-    """Record that borrowed slots were given back; see :meth:`JobStore.record_returned`."""
+    """Record that the borrowed slots ``done`` of the job were given back, and log that as an event.
+
+    Nothing is written if the job has no such slots to give back.
+    """
     p = nodes.paths
 
     def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
@@ -78,12 +82,12 @@ def discover(
     Args:
         nodes: The nodes of the job.
         slots: The number of slots of each host.
-        first: The workers to desire on each host if none are desired yet.
+        first: The number of workers to desire on each host if none are desired yet.
         min_np: The smallest number of workers of the job, used with ``first``.
         max_np: The largest number of workers, used with ``first``; None keeps that of the job.
 
     Returns:
-        The workers that are desired now.
+        The desired numbers of workers by host after the call.
     """
     p = nodes.paths
 
@@ -110,7 +114,16 @@ def _changed(
     why: str,
     terms: LeaseTerms = NO_LEASE_TERMS,
 ) -> DesiredChange:
-    """Return the change to the workers that ``choose`` returns, from the values ``found``."""
+    """Return the change of the desired numbers of workers to the numbers that ``choose`` returns.
+
+    Args:
+        p: The paths of the job.
+        found: The values of the nodes ``desired`` and ``assigned`` (others do not count), by path.
+        choose: Gets the present desired numbers by host; returns the new ones.
+        by: Who asks for the change.
+        why: A clause that begins the sentence of the event.
+        terms: Whether slots are borrowed, or have to be given back.
+    """
     before = Desired.from_json(found[p.desired])
     hosts = choose(dict(before.hosts))
     assigned = Assigned.from_json(found[p.assigned])
@@ -120,9 +133,14 @@ def _changed(
 def _written(
     p: JobPaths, found: Mapping[str, Values], change: DesiredChange
 ) -> tuple[dict[str, Values], Event | None]:
-    """Return the new values of the nodes that ``change`` writes, by path, and its event.
+    """Return the new values of the nodes that ``change`` writes, by path, and the event that reports it.
 
-    A change that changes nothing gives no values and no event.
+    A change that changes nothing gives no values, and None for the event.
+
+    Args:
+        p: The paths of the job.
+        found: The values of the job's nodes as read, by path; the event names their generation.
+        change: The change of the desired numbers of workers.
     """
     if not change:
         return {}, None
@@ -132,5 +150,9 @@ def _written(
 
 
 def _place(p: JobPaths, found: Mapping[str, Values]) -> tuple[int, int]:
-    """Return the generation and the step at which the job is, for an event."""
+    """Return the newest generation's number and the newest step in ``found``, for an event.
+
+    ``p`` has the paths of the job, and ``found`` the values of its nodes by path. A number that is
+    not there is 0.
+    """
     return found[p.generation].get("number", 0), found[p.status].get("step", 0)

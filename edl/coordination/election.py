@@ -64,7 +64,11 @@ class Write:
 
 @dataclass(frozen=True)
 class _Term(Record):
-    """The part of the leader node that the election reads; the rest is the candidate's record."""
+    """The field of the leader node that the election reads; the other fields are the leader's record.
+
+    Attributes:
+        term: The number of the newest term, from 1.
+    """
 
     term: int
 
@@ -75,15 +79,15 @@ def candidate_of(node: str) -> str:
 
 
 def nodes_of(names: Iterable[str], candidate: str) -> list[str]:
-    """Return those of the election nodes ``names`` that ``candidate`` created.
+    """Return those of the election nodes ``names`` that the candidate named ``candidate`` created.
 
-    There is one for each of its sessions.
+    Each of its ZooKeeper sessions may have created one; the nodes of ended sessions vanish late.
     """
     return [name for name in names if candidate_of(name) == candidate]
 
 
 class Election:
-    """One candidate in an election; call :meth:`enter` again after a lost session.
+    """One candidate's side of an election; call :meth:`enter` again after a lost session.
 
     Args:
         session: The ZooKeeper session; the candidate's node lives as long as the session.
@@ -92,7 +96,8 @@ class Election:
         candidate: The name of this candidate, unique in the election, without a slash.
         leader_path: The leader node, empty before the first term. A term writes ``record`` and
             ``term`` into it, and its version is part of the fence: nothing else may write it.
-        record: The JSON object that describes this candidate to readers of the two nodes.
+        record: The JSON object that describes this candidate. It is written into the candidate's
+            node, and into the leader node when the candidate begins a term.
         missing: Makes the error for an election whose nodes do not exist; the default makes a
             CoordinationError.
     """
@@ -150,7 +155,7 @@ class Election:
             raise self._missing() from None
 
     def leads(self, wake: OnChange = None) -> Leadership | None:
-        """Return this candidate's leadership if it leads, after starting a term if it is new.
+        """Return this candidate's leadership, or None if it does not lead; start a term if need be.
 
         Args:
             wake: Called when the answer may have changed, because this candidate's node or the
@@ -205,7 +210,7 @@ class Election:
             self.session.read_all("leave the election", [delete_node(f"{self.path}/{mine}")])
 
     def ahead(self) -> list[str]:
-        """Return the candidates that come before this one, the leader first.
+        """Return the names of the candidates that come before this one, the leader first.
 
         If this is no candidate, all candidates are returned.
 
@@ -219,9 +224,12 @@ class Election:
         return [candidate_of(name) for name in before]
 
     def remove(self, candidate: str) -> bool:
-        """Remove ``candidate``, another one, and so end its term if it leads.
+        """Remove another candidate from the election, which ends its term if it leads.
 
         This is safe at any time, because the fence refuses later writes of a removed leader.
+
+        Args:
+            candidate: The name of the candidate to remove.
 
         Returns:
             Whether there was such a candidate.
@@ -242,34 +250,37 @@ class Election:
         return f"{self.candidate}-{self._token}-"
 
     def _no_election(self) -> CoordinationError:
-        """Return the error for an election without nodes; used unless ``missing`` was given."""
+        """Return the error for an election whose nodes do not exist; used unless ``missing`` was given."""
         return CoordinationError(
             f"there is no election at {self.path} with the leader in {self.leader_path}; "
             "create both nodes first"
         )
 
     def _candidates(self) -> list[str]:
-        """Return the names of all candidates' nodes, the leader's first."""
+        """Return the names of all candidates' nodes, by sequence number: the leader's node comes first."""
         names = self.session.read_all("read the election", [children(self.path)])[0]
         if names is None:
             raise self._missing()
         return sorted(names, key=sequence)
 
     def _are_there(self, names: Sequence[str]) -> bool:
-        """Return whether all election nodes ``names`` exist, and watch them.
+        """Return whether the election nodes called ``names`` all exist, and watch them.
 
-        The answer is kept until one of the nodes is removed, so ZooKeeper is asked once.
+        The session keeps the answer until one of the nodes is removed, so ZooKeeper is asked once.
         """
         nodes = [exists(f"{self.path}/{name}", self._wake) for name in names]
         return None not in self.session.read_all("watch the election", nodes)
 
     def _remove_others(self, candidates: Sequence[str]) -> None:
-        """Remove the nodes among ``candidates`` that this candidate made in earlier sessions.
+        """Remove the nodes that this candidate made in earlier sessions.
 
         The fence makes that safe. One of the nodes may even belong to the present session: when the
         session before it ends between two requests of :meth:`enter`, the node is made in the new
         session with the old token. This candidate would not lead with such a node, and all other
         candidates would wait behind it.
+
+        Args:
+            candidates: The names of all candidates' nodes, as :meth:`_candidates` returns them.
         """
         own = nodes_of(candidates, self.candidate)
         others = [name for name in own if not name.startswith(self._prefix)]
@@ -279,18 +290,24 @@ class Election:
             )
 
     def _mine(self, candidates: Sequence[str]) -> str | None:
-        """Return the name of this candidate's node among ``candidates``, or None if it has none.
+        """Return the name of this candidate's node, or None if it has none.
 
         The node is found by its token, because the answer to its creation may have been lost.
+
+        Args:
+            candidates: The names of all candidates' nodes, as :meth:`_candidates` returns them.
         """
         if not self._token:
             return None
         return next((name for name in candidates if name.startswith(self._prefix)), None)
 
     def _begin_term(self, mine: str) -> Leadership | None:
-        """Start the next term with the election node ``mine``, and return its leadership.
+        """Start the next term of the election, and return the leadership of this candidate.
 
         The result is None if the leader node or this candidate's node changed meanwhile.
+
+        Args:
+            mine: The name of this candidate's node, which must be the one with the lowest number.
         """
         answer = self.session.read_all("read the leader", [get(self.leader_path)])[0]
         if answer is None:
@@ -318,13 +335,13 @@ class Leadership:
     """One term of one leader, as :meth:`Election.leads` returns it.
 
     All writes of a leader go through this object. When the term is over, each write raises
-    LeadershipLost and has changed nothing; the term never comes back.
+    LeadershipLost and has changed nothing; an ended term never begins again.
 
     Args:
         session: The session of the leader.
         term: The number of the term.
-        node: The leader's own node below the election node.
-        leader_path: The leader node.
+        node: The path of the leader's own node below the election node.
+        leader_path: The path of the leader node.
         leader_version: The version of the leader node since the term started.
     """
 
@@ -372,7 +389,7 @@ class Leadership:
             raise Refused(refused.index - _FENCE, refused.error) from refused
 
     def _build(self, transaction: TransactionRequest, writes: Sequence[Write]) -> None:
-        """Add the fence and the ``writes`` of the leader to a transaction."""
+        """Add the fence (see the module) and the leader's ``writes`` to ``transaction``."""
         transaction.check(self.node, -1)
         transaction.check(self._leader_path, self._leader_version)
         for write in writes:

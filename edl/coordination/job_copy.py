@@ -29,7 +29,8 @@ NUMBERS = 10**6  # event numbers for each writing, so that readers find the late
 class JobCopy:
     """A copy of the fixed nodes of a job and of its evictions, as this process last read them.
 
-    The copy is empty before the first :meth:`keep`.
+    The fixed nodes of the copy are :attr:`JobPaths.describing`. The copy is empty before the first
+    :meth:`keep`.
     """
 
     def __init__(self, paths: JobPaths) -> None:
@@ -43,7 +44,8 @@ class JobCopy:
         A job with a missing fixed node is being removed.
 
         Args:
-            fixed: The answer of each fixed node (data and stat, or None), by path.
+            fixed: The answer of each node of :attr:`JobPaths.describing` (data and stat, or None), by
+                path.
             evicted: Path and data of each node of an evicted worker.
         """
         if None not in fixed.values():
@@ -64,7 +66,7 @@ class JobCopy:
 
     @property
     def written_again(self) -> int:
-        """How many times the job had been written into an empty ZooKeeper when it was read."""
+        """How often the job had been written into an empty ZooKeeper, as of the copy; 0: never."""
         return self._first_event() // NUMBERS
 
     @property
@@ -73,11 +75,11 @@ class JobCopy:
         return frozenset(int(path.rsplit("/", 1)[1]) for path in self._evicted)
 
     def write(self, session: Session, run: str, event: Event) -> bool:
-        """Create the job's nodes again from the copy, in one transaction, and append ``event``.
+        """Create the job's nodes again from the copy, in one transaction, and append an event.
 
         Args:
             session: The session to write with.
-            run: The token of the start of the job; the job keeps it.
+            run: The token of this start of the job; the job written again keeps it.
             event: The event that reports that the job was written again.
 
         Returns:
@@ -96,10 +98,15 @@ class JobCopy:
         return True
 
     def _build(self, transaction: TransactionRequest, run: str, event: Event) -> None:
-        """Add to ``transaction`` the creation of the job's nodes, evictions and ``event``.
+        """Add to ``transaction`` the creation of the job's nodes, its evictions and an event.
 
-        Worker ids continue after the highest known one, and event numbers after the next multiple
-        of ``NUMBERS``, so that a number of before is not used again.
+        Worker ids continue after the highest known one. Event numbers continue at the next multiple of
+        ``NUMBERS``. So no number that the lost job has used is used again.
+
+        Args:
+            transaction: The transaction to add to.
+            run: The token of this start of the job.
+            event: The event that reports that the job was written again.
         """
         paths = self._paths
         first_id = 1 + max(self._ids(), default=-1)
@@ -111,7 +118,7 @@ class JobCopy:
         transaction.create(f"{paths.events}/e-", encode(event.to_json()), sequence=True)
 
     def _first_event(self) -> int:
-        """Return the number of the first event of the job as it was last written."""
+        """Return the number at which the job's events begin in the copy: 0 until the job is written again."""
         data = self._fixed.get(self._paths.events, b"")
         return int(decode(self._paths.events, data).get("first", 0))
 

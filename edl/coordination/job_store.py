@@ -69,11 +69,15 @@ class WorkerView(NamedTuple):
 
 
 class JobStore:
-    """The nodes of the job ``job_name`` in ZooKeeper, read and written as records.
+    """The nodes of one job in ZooKeeper, read and written as records.
 
     This object reads and writes what belongs to the job as a whole; its attributes ``members``,
     ``hosts``, ``slots``, ``requests``, ``events``, ``profile`` and ``policy`` read and write the
     rest.
+
+    Args:
+        session: The ZooKeeper session to read and write with.
+        job_name: The name of the job, which need not exist yet.
 
     Raises:
         ConfigError: ``job_name`` cannot be the name of a job.
@@ -95,9 +99,10 @@ class JobStore:
 
     @property
     def incarnation(self) -> tuple[int, int]:
-        """A pair that changes when ZooKeeper may have lost what this process wrote.
+        """A pair of counters that changes when ZooKeeper may have lost what this process wrote.
 
-        It counts the sessions of this process, and how often the job was written again.
+        It holds the number of sessions that this process has opened, and how often the job was written
+        again after ZooKeeper had lost it.
         """
         return self.session.epoch, self.copy.written_again
 
@@ -113,7 +118,8 @@ class JobStore:
         Args:
             job: The record of the job.
             hosts: The number of workers to start on each host, as desired and assigned.
-            by_slot: Whether the launcher assigns workers by slot; then ``hosts`` is only assigned.
+            by_slot: Whether the launcher assigns workers by slot (horovodrun's driver does). Then
+                ``hosts`` are the assigned numbers only, and none are desired yet.
             policy: The policy of the job.
 
         Raises:
@@ -124,7 +130,7 @@ class JobStore:
         self.nodes.belong_to(run)
 
     def delete(self) -> None:
-        """Remove the job with everything in it, alive or not; do nothing if there is none."""
+        """Remove all nodes of the job, alive or not; do nothing if there is no such job."""
         lifecycle.delete_job(self.session, self.paths)
 
     def snapshot(self, wake: OnChange = None) -> Snapshot:
@@ -134,8 +140,8 @@ class JobStore:
             wake: Called once for each node that was read and then changes, except status, events,
                 the discovered slots and the desired workers. A loss of the connection calls it,
                 too: read again then. It runs on kazoo's connection thread, so it must not block.
-                    With a ``wake``,
-                only nodes that are new or have changed since the last snapshot are read.
+                If it is given, only nodes that are new or have changed since the last snapshot are
+                read. None sets no watch, and all nodes are read.
         """
         p = self.paths
         parents = (p.hosts, p.members, p.requests, p.evicted, p.slots)
@@ -178,7 +184,7 @@ class JobStore:
 
         Args:
             wake: Called when the job, its generation, leader or policy or the evictions change;
-                other rules as in :meth:`snapshot`.
+                for the rest as in :meth:`snapshot`.
         """
         p = self.paths
         news = (p.job, p.generation, p.leader, p.policy)
@@ -198,7 +204,7 @@ class JobStore:
         )
 
     def was_lost(self, error: UnknownJob) -> bool:
-        """Return whether ZooKeeper has lost the job, so that it may be written again.
+        """Return whether ZooKeeper has lost the job, so that this process may write it again.
 
         The answer is False if this process never read the job, if the job had ended, or if a new
         job has its name: nobody removes a job that has not ended. It is True also if another
@@ -216,8 +222,8 @@ class JobStore:
         """Write a job that ZooKeeper has lost, as this process last read it, and append ``event``.
 
         Returns:
-            False if another process has meanwhile written a job of that name, perhaps this one;
-            else True.
+            True if this call wrote the job; False if another process was faster, with this job or with
+            a new job of its name.
         """
         return self.copy.write(self.session, self.nodes.run, event)
 
@@ -234,8 +240,9 @@ class JobStore:
         Args:
             state: The new state.
             reason: Why the job changes its state, for people; shortened if it is long.
-            exit_code: The exit code of `edl run`. With 0 a job that stops keeps the code it has.
-            finished_in: See :class:`edl.core.records.JobEnd`.
+            exit_code: The exit code that `edl run` is to return. If it is 0 and ``state`` is not
+                FINISHED, the job keeps the code it has.
+            finished_in: The generation of the ring that has trained to the end; 0: none has.
             only_from: The states from which the job may be moved.
 
         Returns:
@@ -270,7 +277,7 @@ class JobStore:
         return TrainingStatus.from_json(content(self.paths.status, answer))
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Record in the job that a checkpoint of ``step`` is in ``directory``."""
+        """Record in the job that ``directory`` holds a checkpoint of training step ``step``."""
         saved = {"checkpoint": directory, "saved_step": step}
         self.nodes.compare_and_set(self.paths.job, lambda job: {**job, **saved})
 
@@ -282,19 +289,19 @@ class JobStore:
         """Set how many workers are desired on each host, and log an event that says why.
 
         The assigned workers (unless the launcher assigns by slot) and the event are written in the
-        same transaction. If a person asks for the change, a profile that runs keeps that size, and
-        the policy leaves it alone for a time.
+        same transaction. If a person asks for the change, a running `edl profile` leaves that size when
+        it ends, and the job's policy does not change it for the policy's ``hold_s`` seconds.
 
         Args:
-            change: Returns the workers to desire on each host, from a copy of the present ones. It
-                is called again when another process wrote meanwhile, and may raise an error to
-                change nothing.
+            change: Gets a copy of the present desired numbers of workers by host; returns the new
+                ones. It is called again when another process wrote meanwhile, and may raise an error
+                to change nothing.
             by: Who asks for the change.
             why: A clause such as "edl scale", which begins the sentence of the event.
             terms: Whether slots are borrowed, or have to be given back.
 
         Returns:
-            What was desired before, and what is desired now.
+            The change: the desired numbers before and after it. It is false if nothing changed.
         """
         return desired.set_desired(self.nodes, change, by, why, terms)
 
@@ -309,13 +316,13 @@ class JobStore:
 
         Args:
             slots: The number of slots of each host.
-            first: The workers to desire on each host; used only if none are desired yet.
+            first: The number of workers to desire on each host; used only if none are desired yet.
             min_np: The smallest number of workers of the job; used only with ``first``.
             max_np: The largest number of workers; None keeps that of the job. Used only with
                 ``first``.
 
         Returns:
-            The workers that are desired now.
+            The desired numbers of workers by host after the call.
         """
         return desired.discover(self.nodes, slots, first, min_np, max_np)
 
@@ -323,9 +330,9 @@ class JobStore:
         """Set how many workers a launcher that assigns by slot keeps on each host.
 
         Args:
-            change: Returns the workers to assign to each host, from a copy of the present ones. It
-                may be called again when another process wrote meanwhile, and may raise to change
-                nothing.
+            change: Gets a copy of the present assigned numbers of workers by host; returns the new
+                ones. It may be called again when another process wrote meanwhile, and may raise to
+                change nothing.
         """
 
         def changed(values: dict[str, Any]) -> dict[str, Any]:
@@ -334,7 +341,11 @@ class JobStore:
         self.nodes.compare_and_set(self.paths.assigned, changed)
 
     def _job(self, answer: Any) -> Job:
-        """Return the job in the answer to a read of its node; raise UnknownJob if it is None."""
+        """Return the record of the job in ``answer``, the data and stat of the job's node as read.
+
+        Raises:
+            UnknownJob: ``answer`` is None, because there is no such node.
+        """
         if answer is None:
             raise self.nodes.unknown()
         return record(Job, (self.paths.job, answer[0]))

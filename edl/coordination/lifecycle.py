@@ -1,4 +1,4 @@
-"""Create, replace, list and remove jobs: the whole subtree of a job, in one transaction.
+"""Create, replace, list and remove jobs: each creation or removal of a job is one transaction.
 
 A replacement must never touch a job that another process has meanwhile started under the same
 name. So every start of a job has an identity, the node ``run/<token>``. A transaction that removes
@@ -93,7 +93,7 @@ def create_job(
 
 
 def delete_job(session: Session, paths: JobPaths) -> None:
-    """Remove the job's subtree, whatever is in it, alive or not; do nothing if there is none.
+    """Remove all nodes of the job at ``paths``, alive or not; do nothing if there are none.
 
     Raises:
         CoordinationError: ZooKeeper is away, or processes of the job keep writing into it.
@@ -114,7 +114,7 @@ def delete_job(session: Session, paths: JobPaths) -> None:
 
 
 def delete_ended(session: Session, paths: JobPaths) -> bool:
-    """Remove a job that has ended, or whose processes have all died.
+    """Remove the job at ``paths``, which must have ended, or whose processes must all have died.
 
     Returns:
         False if there is no such job, else True.
@@ -147,7 +147,7 @@ def delete_ended(session: Session, paths: JobPaths) -> bool:
 
 
 def job_names(session: Session) -> tuple[str, ...]:
-    """Return the names of all jobs in order, also of jobs that this session cannot open.
+    """Return the names of all jobs, sorted, including jobs that this session cannot open.
 
     Raises:
         CoordinationError: ZooKeeper is away.
@@ -198,19 +198,25 @@ def list_jobs(session: Session, names: Iterable[str] | None = None) -> tuple[Job
 
 
 def unknown_job(session: Session, paths: JobPaths) -> UnknownJob:
-    """Return the error to raise for a job that does not exist; it names the jobs that do."""
+    """Return the error to raise for a job that does not exist; its text names the jobs that do.
+
+    ``paths`` are those of the missing job.
+    """
     return UnknownJob(paths.name, job_names(session))
 
 
 def current_run(session: Session, paths: JobPaths) -> str | None:
-    """Return the token of the current start of the job, or None if there is no job."""
+    """Return the token that identifies the current start of a job, or None if there is no job.
+
+    ``paths`` are those of the job. Each start of a job of the same name has another token.
+    """
     names = session.read_all("read a job", [children(paths.run)])[0]
     tokens = [child for child in names or () if f"{paths.run}/{child}" != paths.creator]
     return tokens[0] if tokens else None
 
 
 def subtree(session: Session, paths: JobPaths) -> list[str]:
-    """Return the paths of all nodes of the job, children before their parents."""
+    """Return the paths of all nodes that the job at ``paths`` has, children before their parents."""
     found: list[str] = []
     level = [paths.root]
     while level:
@@ -222,11 +228,11 @@ def subtree(session: Session, paths: JobPaths) -> list[str]:
 
 
 def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
-    """Return the nodes of a dead or ended job of this name, children first; none without a job.
+    """Return the paths of all nodes of a dead or ended job, children first; none if there is no job.
 
-    The nodes are listed first, and whether the job lives is judged afterwards. If the job is
-    replaced in between, the new job is seen to live; if it is replaced later, the token of the
-    judged start is gone and nothing is removed.
+    The nodes are listed before it is judged whether the job lives. If the job is replaced in
+    between, the new job is seen to live; if it is replaced later, the token of the judged start is
+    gone, so the caller's transaction removes nothing.
 
     Raises:
         JobExists: the job has not ended, and one of its processes lives.
@@ -263,6 +269,11 @@ def _thin_out(session: Session, paths: JobPaths, old: list[str]) -> None:
 
     Their number is not bounded; the nodes that are left fit into one transaction.
 
+    Args:
+        session: The session to write with.
+        paths: The paths of the job.
+        old: The paths of all nodes of the old job.
+
     Raises:
         Refused: the job was started again or has changed.
     """
@@ -283,7 +294,18 @@ def _replace(
     policy: JobPolicy,
     transaction: TransactionRequest,
 ) -> None:
-    """Add to ``transaction`` the removal of the nodes ``old`` and the creation of a new job."""
+    """Add to ``transaction`` the removal of an old job and the creation of a new one.
+
+    Args:
+        paths: The paths of the job.
+        old: The paths of all nodes of the old job, children first; empty if there is none.
+        token: The token that identifies the new start of the job.
+        job: The record of the new job.
+        desired: The desired numbers of workers by host.
+        assigned: The assigned numbers of workers by host.
+        policy: The policy of the new job.
+        transaction: The transaction to add to.
+    """
     _delete(transaction, old)
     contents = {
         paths.job: encode(job.to_json()),
@@ -298,12 +320,12 @@ def _replace(
 def create_nodes(
     transaction: TransactionRequest, paths: JobPaths, token: str, contents: Mapping[str, bytes]
 ) -> None:
-    """Add to ``transaction`` the creation of all fixed nodes of a job and of its start.
+    """Add to ``transaction`` the creation of all fixed nodes of a job, and of its node ``run/<token>``.
 
     Args:
         transaction: The transaction to add to.
         paths: The paths of the job.
-        token: The token of this start of the job.
+        token: The token that identifies this start of the job.
         contents: The data of fixed nodes, by path; the other fixed nodes are created empty.
     """
     for path in paths.fixed:
@@ -312,13 +334,16 @@ def create_nodes(
 
 
 def _run_node(paths: JobPaths, nodes: list[str]) -> str | None:
-    """Return the node of the start of the job among ``nodes``, or None if it is not there."""
+    """Return the path of the job's node ``run/<token>`` among the paths ``nodes``; None without one."""
     runs = [p for p in nodes if p.startswith(f"{paths.run}/") and p != paths.creator]
     return runs[0] if runs else None
 
 
 def _delete(transaction: TransactionRequest, nodes: list[str], check: str | None = None) -> None:
-    """Add to ``transaction`` the removal of ``nodes``, if the node ``check`` still exists."""
+    """Add to ``transaction`` the removal of the nodes at the paths ``nodes``.
+
+    If ``check`` is the path of a node, the transaction fails unless that node still exists.
+    """
     if check is not None:
         transaction.check(check, -1)
     for path in nodes:
@@ -326,5 +351,5 @@ def _delete(transaction: TransactionRequest, nodes: list[str], check: str | None
 
 
 def _chunks(nodes: list[str]) -> list[list[str]]:
-    """Split ``nodes`` into lists that are short enough for one transaction each."""
+    """Split the paths ``nodes``, in order, into lists short enough for one transaction (``CHUNK``)."""
     return [nodes[start : start + CHUNK] for start in range(0, len(nodes), CHUNK)]

@@ -102,10 +102,10 @@ def start_local(
     takes it meanwhile.
 
     Args:
-        state_dir: The directory of the server's files; None is the one in the state directory of
-            edl.
-        environ: The environment variables in which to look for Java and ZooKeeper; None means those
-            of edl's configuration.
+        state_dir: The directory of the server's files; None: ``zookeeper`` in the state directory
+            of edl.
+        environ: The environment variables in which to look for Java and ZooKeeper; None: those of
+            this process.
         timeout_s: How long to wait for the server to answer, in seconds.
 
     Raises:
@@ -129,7 +129,9 @@ def start_local(
 
 
 def stop_local(state_dir: Path | None = None) -> bool:
-    """End the local ZooKeeper of ``state_dir``; its data and its port are kept.
+    """End the local ZooKeeper whose files are in ``state_dir``; keep its data and its port.
+
+    None for ``state_dir`` means ``zookeeper`` in the state directory of edl.
 
     Returns:
         Whether it was running.
@@ -147,7 +149,10 @@ def stop_local(state_dir: Path | None = None) -> bool:
 
 
 def local_status(state_dir: Path | None = None) -> LocalServer | None:
-    """Return the running local ZooKeeper of ``state_dir``, or None if there is none."""
+    """Return the running local ZooKeeper whose files are in ``state_dir``; None if it does not run.
+
+    None for ``state_dir`` means ``zookeeper`` in the state directory of edl.
+    """
     files = _ServerFiles(state_dir)
     process, port = files.process(), files.port()
     if process is None or not port:
@@ -158,9 +163,10 @@ def local_status(state_dir: Path | None = None) -> LocalServer | None:
 
 
 def find_local(state_dir: Path | None = None) -> str | None:
-    """Return the address of the running local ZooKeeper of ``state_dir``, or None.
+    """Return the address "127.0.0.1:PORT" of the running local ZooKeeper; None if it does not run.
 
-    The server is not asked, so it may not answer.
+    The server is not asked, so it may not answer. Its files are in ``state_dir``; None means
+    ``zookeeper`` in the state directory of edl.
     """
     files = _ServerFiles(state_dir)
     port = files.port()
@@ -214,13 +220,13 @@ class _ServerFiles:
     def process(self, search: bool = False) -> psutil.Process | None:
         """Return the process of the local ZooKeeper, or None if it does not run.
 
-        The process id is in a file. If another process has that id by now, its command line
-        differs, and it does not count.
+        The process id is in a file. If the id has gone to another process meanwhile, the command line
+        of that process differs, and it does not count.
 
         Args:
-            search: Whether to look among all processes, too, if the file does not help: a start may
-                have been killed before it wrote the file, and two servers on one directory destroy
-                its data.
+            search: Whether to look among all processes of the machine, too, if the file does not help:
+                a start may have been killed before it wrote the file, and two servers on one directory
+                destroy its data.
         """
         try:
             known = json.loads(self._pid_file.read_text())
@@ -249,7 +255,10 @@ class _ServerFiles:
         return port
 
     def launch(self, command: list[str]) -> psutil.Process | None:
-        """Start the server with ``command``, as nobody's child and in no terminal's session.
+        """Start the server with ``command``, detached: not as a child of this process or of a terminal.
+
+        Args:
+            command: The result of :func:`server_command`; the path of the configuration is appended.
 
         Returns:
             The process, or None if it has died already.
@@ -274,7 +283,7 @@ class _ServerFiles:
     def await_answer(
         self, process: psutil.Process | None, port: int, timeout_s: float, may_die: bool = False
     ) -> bool:
-        """Wait until ``process`` answers on ``port``.
+        """Wait until the ZooKeeper in ``process`` answers on ``port``.
 
         Args:
             process: The process of the server; None if it has died already.
@@ -283,7 +292,7 @@ class _ServerFiles:
             may_die: Whether to return False, rather than raise, if the process has died.
 
         Returns:
-            True once it answers; False if it died and ``may_die`` is set.
+            True if it answers; False if it died and ``may_die`` is set.
 
         Raises:
             CoordinationError: the process died or did not answer in time.
@@ -306,7 +315,7 @@ class _ServerFiles:
         )
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        """Return whether ``process`` is the running ZooKeeper of this directory."""
+        """Return whether ``process`` is the running ZooKeeper of this directory, by its command line."""
         try:
             command = process.cmdline()
             return MAIN in command and command[-1] == str(self.configuration) and _lives(process)
@@ -315,7 +324,9 @@ class _ServerFiles:
 
 
 def server_command(environ: Mapping[str, str], directory: Path) -> list[str]:
-    """Return the command that starts a ZooKeeper server; the configuration file is to follow.
+    """Return the command that starts a ZooKeeper server, without its last argument.
+
+    That argument is the path of the server's configuration file, which the caller appends.
 
     Args:
         environ: The environment variables; ``JAVA_HOME``, ``PATH`` and ``ZOOKEEPER_HOME`` count.
@@ -337,7 +348,8 @@ def server_command(environ: Mapping[str, str], directory: Path) -> list[str]:
 def _class_path(environ: Mapping[str, str]) -> str:
     """Return the Java class path of the ZooKeeper that is installed.
 
-    It is looked for in ``ZOOKEEPER_HOME`` if that is set, else in /opt and in Debian's package.
+    It is looked for in ``ZOOKEEPER_HOME`` (a variable of ``environ``) if that is set, else in /opt and
+    in Debian's package.
 
     Raises:
         CoordinationError: there is no ZooKeeper.
@@ -399,7 +411,10 @@ def _listens(process: psutil.Process, port: int) -> bool:
 
 
 def _ask(port: int) -> str:
-    """Return what the server on ``port`` answers to "srvr"; empty if it does not answer."""
+    """Return the answer of the server on local port ``port`` to ZooKeeper's command "srvr".
+
+    The text is empty if the server does not answer within ``ASK_S`` seconds.
+    """
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=ASK_S) as connection:
             connection.sendall(b"srvr")
@@ -412,7 +427,7 @@ def _ask(port: int) -> str:
 
 
 def _version(answer: str) -> str:
-    """Return the version of ZooKeeper in ``answer``, what a server said to "srvr".
+    """Return the version of ZooKeeper in ``answer``, a server's answer to ZooKeeper's command "srvr".
 
     It is empty if the answer is not that of a server that serves clients.
     """

@@ -1,4 +1,4 @@
-"""Write a job again that ZooKeeper has lost: the part of one process.
+"""Write a job again that ZooKeeper has lost: what one process of the job does for it.
 
 The rules on which process writes are in :mod:`edl.core.job.lost_job`.
 """
@@ -23,7 +23,7 @@ LOST = "ZooKeeper has lost the job; training goes on, and its processes write it
 
 
 class LostJob(ABC):
-    """One process's handling of a job that ZooKeeper may have lost; one thread calls it.
+    """What one process does about a job that ZooKeeper may have lost; one thread calls it.
 
     Args:
         store: The job in ZooKeeper, with this process's copy of it.
@@ -38,11 +38,11 @@ class LostJob(ABC):
         self._since: float | None = None
 
     def is_back(self) -> None:
-        """Note that ZooKeeper has the job, so that the next loss is handled from its beginning."""
+        """Note that the job was found in ZooKeeper, so the waiting times of the next loss begin anew."""
         self._since = None
 
     def handle(self, error: UnknownJob, name: str, step: int) -> bool:
-        """Write the job again, or wait until another process has written it.
+        """Write the job again if it is this process's turn; say whether the caller should try again.
 
         Call this method at each ``error`` until :meth:`is_back` can be called. After the job is
         written again, this process has to write its own nodes again, too.
@@ -50,11 +50,11 @@ class LostJob(ABC):
         Args:
             error: The error of the read or write that did not find the job.
             name: The name of this process, for the event.
-            step: The newest complete step, for the event.
+            step: The newest complete training step, for the event.
 
         Returns:
-            False if the job was removed or replaced, or must be taken for removed after
-            ``PATIENCE_S`` without success; True if the caller should go on and try again.
+            True if the caller should try its read or write again. False if the job was removed or
+            replaced, or was not found for ``PATIENCE_S`` seconds while no worker is known to train.
         """
         try:
             if not self._store.was_lost(error):
@@ -74,11 +74,14 @@ class LostJob(ABC):
 
     @abstractmethod
     def _trains(self, generation: Generation | None) -> bool:
-        """Return whether the ring still trains, as far as this process can know."""
+        """Return whether the ring still trains, as far as this process can know.
+
+        ``generation`` is the newest one that this process has read; None if it has read none.
+        """
 
     @abstractmethod
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
-        """Return whether this process is to write the job again now.
+        """Return whether it is this process's turn to write the job into ZooKeeper again.
 
         Args:
             generation: The newest generation that this process has read, if any.
@@ -87,7 +90,16 @@ class LostJob(ABC):
         """
 
     def _write(self, generation: Generation | None, name: str, step: int) -> bool:
-        """Write the job and the event of it; return False if another process was faster."""
+        """Write the job again, with an event that reports it.
+
+        Args:
+            generation: The newest generation that this process has read, if any; for the event.
+            name: The name of this process, for the event.
+            step: The newest complete training step, for the event.
+
+        Returns:
+            False if another process was faster, so that nothing was written; else True.
+        """
         number = 0 if generation is None else generation.number
         reason = f"ZooKeeper had lost the job and its events; {name} wrote it again"
         event = Event(time.time(), number, step, reason, JobRestoredDetails(name))
@@ -95,7 +107,7 @@ class LostJob(ABC):
 
 
 class WorkersLostJob(LostJob):
-    """The handling of a lost job by a worker.
+    """What a worker does about a lost job: in rank order, one of the workers writes it again.
 
     Attributes:
         own: The id of the worker; -1 until it has one.
@@ -104,11 +116,14 @@ class WorkersLostJob(LostJob):
     own = -1
 
     def _trains(self, generation: Generation | None) -> bool:
-        """Return whether this worker belongs to the job that it last read and is not evicted."""
+        """Return whether this worker belongs to the job, as last read, and is not evicted.
+
+        ``generation`` is the newest one that this worker has read; None if it has read none.
+        """
         return may_write(self.own, generation, self._store.copy.evicted)
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
-        """Return whether this worker's turn has come, and no other knows a newer generation.
+        """Return whether it is this worker's turn to write, and no other worker has a newer generation.
 
         Workers begin in rank order, see :func:`edl.core.job.lost_job.begins_s`. Only the answers of
         other workers of the same start of the job count.
@@ -116,7 +131,7 @@ class WorkersLostJob(LostJob):
         Args:
             generation: The newest generation that this worker has read, if any.
             missed_s: For how many seconds this worker has not found the job.
-            trains: Whether this worker belongs to the job.
+            trains: Whether this worker belongs to the job and is not evicted; if not, it never writes.
         """
         if not trains or missed_s < begins_s(self.own, generation):
             return False
@@ -134,16 +149,25 @@ class WorkersLostJob(LostJob):
 
 
 class LaunchersLostJob(LostJob):
-    """The handling of a lost job by a launcher, which writes it only if no worker is left.
+    """What a launcher does about a lost job: it writes the job again only if no worker answers.
 
     A worker that lives may know more about the job.
     """
 
     def _trains(self, generation: Generation | None) -> bool:
-        """Return whether a worker of the generation that this launcher last read answers."""
+        """Return whether a member of ``generation`` answers on its port.
+
+        ``generation`` is the newest one that this launcher has read; False is returned if it is None.
+        """
         members = () if generation is None else generation.members
         return bool(answering(members, self._store.nodes.run, self._probe_timeout_s))
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
-        """Return whether no worker answers, and the workers had ``LAUNCHER_S`` to write the job."""
+        """Return whether no worker answers, and the workers had ``LAUNCHER_S`` to write the job.
+
+        Args:
+            generation: The newest generation that this launcher has read; it does not count here.
+            missed_s: For how many seconds this launcher has not found the job.
+            trains: Whether a worker answers.
+        """
         return missed_s >= LAUNCHER_S and not trains
