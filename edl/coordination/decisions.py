@@ -73,9 +73,9 @@ class DecisionWriter:
     def carry_out(self, decision: MembershipDecision, events: Sequence[Event] = ()) -> None:
         """Write a membership decision and its events in one transaction.
 
-        A decision that changes nothing writes nothing, its events neither. If somebody else has changed
-        the desired numbers of workers since the decision was made, they are not overwritten, and an
-        error is raised.
+        A decision that changes nothing writes nothing, its events neither. If somebody else has
+        changed the desired numbers of workers since the decision was made, they are not
+        overwritten, and an error is raised.
 
         Args:
             decision: The decision, made on a snapshot of the job.
@@ -84,9 +84,10 @@ class DecisionWriter:
         Raises:
             LeadershipLost: the term is over; nothing was written.
             UnknownJob: the job does not exist.
-            CoordinationError: the decision's generation does not follow the newest one in ZooKeeper, or
-                the desired numbers have changed, or a request that it grants was withdrawn (nothing was
-                written: decide again), or ZooKeeper is away (unknown: read again).
+            CoordinationError: the decision's generation does not follow the newest one in
+                ZooKeeper, or the desired numbers have changed, or a request that it grants was
+                withdrawn (nothing was written: decide again), or ZooKeeper is away (unknown: read
+                again).
         """
         for _ in range(ATTEMPTS):
             writes = self._writes(decision)
@@ -111,7 +112,7 @@ class DecisionWriter:
         self._leadership.commit([Write(self._nodes.paths.status, status.to_json())])
 
     def put_policy(self, policy: JobPolicy, event: Event) -> None:
-        """Replace the policy of the job by ``policy``, and append the event that reports it to the log.
+        """Replace the policy of the job by ``policy``, and log the event that reports it.
 
         Raises:
             LeadershipLost, CoordinationError: as :meth:`Leadership.commit`.
@@ -139,8 +140,8 @@ class DecisionWriter:
 
         Raises:
             UnknownJob: the job does not exist.
-            CoordinationError: somebody else has changed the generation or the desired numbers of workers,
-                or has withdrawn a request that is granted, since the decision was made.
+            CoordinationError: somebody else has changed the generation or the desired numbers of
+                workers, or has withdrawn a request that is granted, since the decision was made.
         """
         paths = self._nodes.paths
         evicted = {worker: paths.evicted_worker(worker) for worker in decision.evict}
@@ -168,8 +169,8 @@ class DecisionWriter:
             read: The data and stat of the generation node, as just read.
 
         Raises:
-            CoordinationError: the number of ``new`` is not the number that was read + 1, or ``new`` was
-                decided in another term.
+            CoordinationError: the number of ``new`` is not the number that was read + 1, or ``new``
+                was decided in another term.
         """
         if new is None:
             return []
@@ -186,7 +187,7 @@ class DecisionWriter:
     def _sizes(
         self, change: DesiredChange | None, desired: Answer, assigned: Answer
     ) -> list[Write]:
-        """Return the writes of the new desired, and perhaps assigned, numbers of workers on each host.
+        """Return the writes of new desired, and perhaps assigned, numbers of workers by host.
 
         Args:
             change: The change to write; None: the list is empty.
@@ -232,7 +233,8 @@ class DecisionWriter:
 
         Args:
             answers: The requests, with the answer of the leader in each.
-            present: For each of ``answers``, in order, whether the node of the request still exists.
+            present: For each of ``answers``, in order, whether the node of the request still
+                exists.
 
         Raises:
             CoordinationError: the decision grants a request that was withdrawn meanwhile.

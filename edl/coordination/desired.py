@@ -133,9 +133,9 @@ def _changed(
 def _written(
     p: JobPaths, found: Mapping[str, Values], change: DesiredChange
 ) -> tuple[dict[str, Values], Event | None]:
-    """Return the new values of the nodes that ``change`` writes, by path, and the event that reports it.
+    """Return the new values of the nodes that ``change`` writes, and the event that reports it.
 
-    A change that changes nothing gives no values, and None for the event.
+    The values are by path. A change that changes nothing gives no values, and None for the event.
 
     Args:
         p: The paths of the job.

@@ -64,7 +64,7 @@ class Write:
 
 @dataclass(frozen=True)
 class _Term(Record):
-    """The field of the leader node that the election reads; the other fields are the leader's record.
+    """The field of the leader node that the election reads; the others are the leader's record.
 
     Attributes:
         term: The number of the newest term, from 1.
@@ -158,13 +158,12 @@ class Election:
         """Return this candidate's leadership, or None if it does not lead; start a term if need be.
 
         Args:
-            wake: Called when the answer may have changed, because this candidate's node or the
-                node before it is gone.
+            wake: Called when the answer may have changed, because this candidate's node or the node
+                before it is gone.
 
         Returns:
-            The same leadership as long as the term lasts. None if another candidate leads, and
-            if this object is no candidate (never entered, removed, session lost): see
-            :meth:`enter`.
+            The same leadership as long as the term lasts. None if another candidate leads, and if
+            this object is no candidate (never entered, removed, session lost): see :meth:`enter`.
 
         Raises:
             CoordinationError: ZooKeeper is away, or candidates come and go too fast.
@@ -250,14 +249,14 @@ class Election:
         return f"{self.candidate}-{self._token}-"
 
     def _no_election(self) -> CoordinationError:
-        """Return the error for an election whose nodes do not exist; used unless ``missing`` was given."""
+        """Return the default error for an election whose nodes do not exist (see ``missing``)."""
         return CoordinationError(
             f"there is no election at {self.path} with the leader in {self.leader_path}; "
             "create both nodes first"
         )
 
     def _candidates(self) -> list[str]:
-        """Return the names of all candidates' nodes, by sequence number: the leader's node comes first."""
+        """Return the names of all candidates' nodes by sequence number; the first node's leads."""
         names = self.session.read_all("read the election", [children(self.path)])[0]
         if names is None:
             raise self._missing()

@@ -19,8 +19,8 @@ _AT_ONCE = 500  # nodes read or removed in one go
 class EventNodes:
     """The event log of one job; events are numbered from 0.
 
-    After ZooKeeper had lost the job and it was written again, the numbers begin at a higher multiple
-    of ``edl.coordination.job_copy.NUMBERS``, so that no number is used twice.
+    After ZooKeeper had lost the job and it was written again, the numbers begin at a higher
+    multiple of ``edl.coordination.job_copy.NUMBERS``, so that no number is used twice.
     """
 
     def __init__(self, nodes: JobNodes) -> None:
@@ -43,7 +43,7 @@ class EventNodes:
         return self._first() + sequence(path)
 
     def read(self, after: int = -1) -> list[tuple[int, Event]]:
-        """Return the events with a number above ``after``, as pairs of number and event, oldest first.
+        """Return the events with a number above ``after``, as (number, event), oldest first.
 
         Raises:
             UnknownJob: there is no such job.
@@ -70,7 +70,7 @@ class EventNodes:
         return get(self._nodes.paths.events, ignore_changes)
 
     def _first(self) -> int:
-        """Return the number of the event with the sequence number 0; 0 in a job that was never lost."""
+        """Return the number at which the events begin; 0 in a job that was never lost."""
         paths = self._nodes.paths
         return first_of(paths.events, self._nodes.read(self._counter)[0])
 

@@ -44,8 +44,8 @@ class JobCopy:
         A job with a missing fixed node is being removed.
 
         Args:
-            fixed: The answer of each node of :attr:`JobPaths.describing` (data and stat, or None), by
-                path.
+            fixed: The answer of each node of :attr:`JobPaths.describing` (data and stat, or None),
+                by path.
             evicted: Path and data of each node of an evicted worker.
         """
         if None not in fixed.values():
@@ -100,8 +100,8 @@ class JobCopy:
     def _build(self, transaction: TransactionRequest, run: str, event: Event) -> None:
         """Add to ``transaction`` the creation of the job's nodes, its evictions and an event.
 
-        Worker ids continue after the highest known one. Event numbers continue at the next multiple of
-        ``NUMBERS``. So no number that the lost job has used is used again.
+        Worker ids continue after the highest known one. Event numbers continue at the next multiple
+        of ``NUMBERS``. So no number that the lost job has used is used again.
 
         Args:
             transaction: The transaction to add to.
@@ -118,7 +118,7 @@ class JobCopy:
         transaction.create(f"{paths.events}/e-", encode(event.to_json()), sequence=True)
 
     def _first_event(self) -> int:
-        """Return the number at which the job's events begin in the copy: 0 until the job is written again."""
+        """Return the number at which the copied events begin; 0 in a job that was never lost."""
         data = self._fixed.get(self._paths.events, b"")
         return int(decode(self._paths.events, data).get("first", 0))
 

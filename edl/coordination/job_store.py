@@ -101,8 +101,8 @@ class JobStore:
     def incarnation(self) -> tuple[int, int]:
         """A pair of counters that changes when ZooKeeper may have lost what this process wrote.
 
-        It holds the number of sessions that this process has opened, and how often the job was written
-        again after ZooKeeper had lost it.
+        It holds the number of sessions that this process has opened, and how often the job was
+        written again after ZooKeeper had lost it.
         """
         return self.session.epoch, self.copy.written_again
 
@@ -139,8 +139,8 @@ class JobStore:
         Args:
             wake: Called once for each node that was read and then changes, except status, events,
                 the discovered slots and the desired workers. A loss of the connection calls it,
-                too: read again then. It runs on kazoo's connection thread, so it must not block.
-                If it is given, only nodes that are new or have changed since the last snapshot are
+                too: read again then. It runs on kazoo's connection thread, so it must not block. If
+                it is given, only nodes that are new or have changed since the last snapshot are
                 read. None sets no watch, and all nodes are read.
         """
         p = self.paths
@@ -183,8 +183,8 @@ class JobStore:
         """Read what a worker that does not lead needs, with less load on ZooKeeper than a snapshot.
 
         Args:
-            wake: Called when the job, its generation, leader or policy or the evictions change;
-                for the rest as in :meth:`snapshot`.
+            wake: Called when the job, its generation, leader or policy or the evictions change; for
+                the rest as in :meth:`snapshot`.
         """
         p = self.paths
         news = (p.job, p.generation, p.leader, p.policy)
@@ -222,8 +222,8 @@ class JobStore:
         """Write a job that ZooKeeper has lost, as this process last read it, and append ``event``.
 
         Returns:
-            True if this call wrote the job; False if another process was faster, with this job or with
-            a new job of its name.
+            True if this call wrote the job; False if another process was faster, with this job or
+            with a new job of its name.
         """
         return self.copy.write(self.session, self.nodes.run, event)
 
@@ -289,13 +289,13 @@ class JobStore:
         """Set how many workers are desired on each host, and log an event that says why.
 
         The assigned workers (unless the launcher assigns by slot) and the event are written in the
-        same transaction. If a person asks for the change, a running `edl profile` leaves that size when
-        it ends, and the job's policy does not change it for the policy's ``hold_s`` seconds.
+        same transaction. If a person asks for the change, a running `edl profile` leaves that size
+        when it ends, and the job's policy does not change it for the policy's ``hold_s`` seconds.
 
         Args:
             change: Gets a copy of the present desired numbers of workers by host; returns the new
-                ones. It is called again when another process wrote meanwhile, and may raise an error
-                to change nothing.
+                ones. It is called again when another process wrote meanwhile, and may raise an
+                error to change nothing.
             by: Who asks for the change.
             why: A clause such as "edl scale", which begins the sentence of the event.
             terms: Whether slots are borrowed, or have to be given back.

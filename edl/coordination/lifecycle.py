@@ -1,8 +1,8 @@
 """Create, replace, list and remove jobs: each creation or removal of a job is one transaction.
 
-A replacement must never touch a job that another process has meanwhile started under the same
-name. So every start of a job has an identity, the node ``run/<token>``. A transaction that removes
-nodes of one start checks that this start is still the current one.
+A replacement must never touch a job that another process has meanwhile started under the same name.
+So every start of a job has an identity, the node ``run/<token>``. A transaction that removes nodes
+of one start checks that this start is still the current one.
 
 Only a session that knows the job's secret can read or write its nodes (see ``access``); any session
 can list the names of the jobs.
@@ -216,7 +216,7 @@ def current_run(session: Session, paths: JobPaths) -> str | None:
 
 
 def subtree(session: Session, paths: JobPaths) -> list[str]:
-    """Return the paths of all nodes that the job at ``paths`` has, children before their parents."""
+    """Return the paths of all nodes of the job at ``paths``, children before their parents."""
     found: list[str] = []
     level = [paths.root]
     while level:
@@ -228,7 +228,7 @@ def subtree(session: Session, paths: JobPaths) -> list[str]:
 
 
 def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
-    """Return the paths of all nodes of a dead or ended job, children first; none if there is no job.
+    """Return the paths of all nodes of a dead or ended job, children first; none without a job.
 
     The nodes are listed before it is judged whether the job lives. If the job is replaced in
     between, the new job is seen to live; if it is replaced later, the token of the judged start is
@@ -320,7 +320,7 @@ def _replace(
 def create_nodes(
     transaction: TransactionRequest, paths: JobPaths, token: str, contents: Mapping[str, bytes]
 ) -> None:
-    """Add to ``transaction`` the creation of all fixed nodes of a job, and of its node ``run/<token>``.
+    """Add to ``transaction`` the creation of a job's fixed nodes and of its node ``run/<token>``.
 
     Args:
         transaction: The transaction to add to.
@@ -334,7 +334,7 @@ def create_nodes(
 
 
 def _run_node(paths: JobPaths, nodes: list[str]) -> str | None:
-    """Return the path of the job's node ``run/<token>`` among the paths ``nodes``; None without one."""
+    """Return the path of the node ``run/<token>`` among the paths ``nodes``, None without one."""
     runs = [p for p in nodes if p.startswith(f"{paths.run}/") and p != paths.creator]
     return runs[0] if runs else None
 
@@ -351,5 +351,5 @@ def _delete(transaction: TransactionRequest, nodes: list[str], check: str | None
 
 
 def _chunks(nodes: list[str]) -> list[list[str]]:
-    """Split the paths ``nodes``, in order, into lists short enough for one transaction (``CHUNK``)."""
+    """Split the paths ``nodes``, in order, into lists of ``CHUNK``, one for each transaction."""
     return [nodes[start : start + CHUNK] for start in range(0, len(nodes), CHUNK)]

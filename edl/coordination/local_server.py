@@ -109,8 +109,8 @@ def start_local(
         timeout_s: How long to wait for the server to answer, in seconds.
 
     Raises:
-        CoordinationError: Java or ZooKeeper is not installed, or the server did not answer
-            in time; the message says what to install, or where the log is.
+        CoordinationError: Java or ZooKeeper is not installed, or the server did not answer in time;
+            the message says what to install, or where the log is.
     """
     files = _ServerFiles(state_dir)
     with files.lock():
@@ -177,7 +177,7 @@ class _ServerFiles:
     """The files of the local ZooKeeper in its state directory, and the process that uses them.
 
     Args:
-        state_dir: The directory; None is ``zookeeper`` in the state directory of edl.
+        state_dir: The directory; None: ``zookeeper`` in the state directory of edl.
     """
 
     def __init__(self, state_dir: Path | None) -> None:
@@ -220,13 +220,13 @@ class _ServerFiles:
     def process(self, search: bool = False) -> psutil.Process | None:
         """Return the process of the local ZooKeeper, or None if it does not run.
 
-        The process id is in a file. If the id has gone to another process meanwhile, the command line
-        of that process differs, and it does not count.
+        The process id is in a file. If the id has gone to another process meanwhile, the command
+        line of that process differs, and it does not count.
 
         Args:
-            search: Whether to look among all processes of the machine, too, if the file does not help:
-                a start may have been killed before it wrote the file, and two servers on one directory
-                destroy its data.
+            search: Whether to look among all processes of the machine, too, if the file does not
+                help: a start may have been killed before it wrote the file, and two servers on one
+                directory destroy its data.
         """
         try:
             known = json.loads(self._pid_file.read_text())
@@ -255,10 +255,11 @@ class _ServerFiles:
         return port
 
     def launch(self, command: list[str]) -> psutil.Process | None:
-        """Start the server with ``command``, detached: not as a child of this process or of a terminal.
+        """Start the server with ``command``, detached from this process and its terminal.
 
         Args:
-            command: The result of :func:`server_command`; the path of the configuration is appended.
+            command: The result of :func:`server_command`; the path of the configuration is
+                appended.
 
         Returns:
             The process, or None if it has died already.
@@ -315,7 +316,7 @@ class _ServerFiles:
         )
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        """Return whether ``process`` is the running ZooKeeper of this directory, by its command line."""
+        """Return whether ``process`` runs, with the command line of this directory's server."""
         try:
             command = process.cmdline()
             return MAIN in command and command[-1] == str(self.configuration) and _lives(process)
@@ -348,8 +349,8 @@ def server_command(environ: Mapping[str, str], directory: Path) -> list[str]:
 def _class_path(environ: Mapping[str, str]) -> str:
     """Return the Java class path of the ZooKeeper that is installed.
 
-    It is looked for in ``ZOOKEEPER_HOME`` (a variable of ``environ``) if that is set, else in /opt and
-    in Debian's package.
+    It is looked for in ``ZOOKEEPER_HOME`` (a variable of ``environ``) if that is set, else in /opt
+    and in Debian's package.
 
     Raises:
         CoordinationError: there is no ZooKeeper.
@@ -427,7 +428,7 @@ def _ask(port: int) -> str:
 
 
 def _version(answer: str) -> str:
-    """Return the version of ZooKeeper in ``answer``, a server's answer to ZooKeeper's command "srvr".
+    """Return the version of ZooKeeper in ``answer``, a server's answer to the command "srvr".
 
     It is empty if the answer is not that of a server that serves clients.
     """

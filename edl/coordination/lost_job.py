@@ -38,11 +38,11 @@ class LostJob(ABC):
         self._since: float | None = None
 
     def is_back(self) -> None:
-        """Note that the job was found in ZooKeeper, so the waiting times of the next loss begin anew."""
+        """Note that ZooKeeper has the job, so the times of a later loss count from its begin."""
         self._since = None
 
     def handle(self, error: UnknownJob, name: str, step: int) -> bool:
-        """Write the job again if it is this process's turn; say whether the caller should try again.
+        """Write the lost job again if it is this process's turn; say whether to try again.
 
         Call this method at each ``error`` until :meth:`is_back` can be called. After the job is
         written again, this process has to write its own nodes again, too.
@@ -123,7 +123,7 @@ class WorkersLostJob(LostJob):
         return may_write(self.own, generation, self._store.copy.evicted)
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
-        """Return whether it is this worker's turn to write, and no other worker has a newer generation.
+        """Return whether it is this worker's turn, and no other worker has a newer generation.
 
         Workers begin in rank order, see :func:`edl.core.job.lost_job.begins_s`. Only the answers of
         other workers of the same start of the job count.
@@ -131,7 +131,8 @@ class WorkersLostJob(LostJob):
         Args:
             generation: The newest generation that this worker has read, if any.
             missed_s: For how many seconds this worker has not found the job.
-            trains: Whether this worker belongs to the job and is not evicted; if not, it never writes.
+            trains: Whether this worker belongs to the job and is not evicted; if not, it never
+                writes.
         """
         if not trains or missed_s < begins_s(self.own, generation):
             return False
@@ -157,7 +158,8 @@ class LaunchersLostJob(LostJob):
     def _trains(self, generation: Generation | None) -> bool:
         """Return whether a member of ``generation`` answers on its port.
 
-        ``generation`` is the newest one that this launcher has read; False is returned if it is None.
+        ``generation`` is the newest one that this launcher has read; False is returned if it is
+        None.
         """
         members = () if generation is None else generation.members
         return bool(answering(members, self._store.nodes.run, self._probe_timeout_s))

@@ -31,7 +31,11 @@ R = TypeVar("R", bound=Record)
 
 
 class JobNodes:
-    """Access to the nodes of the job ``job_name`` through one session.
+    """Access to the nodes of one job through one session.
+
+    Args:
+        session: The ZooKeeper session to read and write with.
+        job_name: The name of the job, which need not exist yet.
 
     Raises:
         ConfigError: ``job_name`` cannot be the name of a job.
@@ -59,15 +63,22 @@ class JobNodes:
         return self._run
 
     def belong_to(self, run: str) -> None:
-        """Make this process belong to the start ``run`` of the job, which it has just created."""
+        """Make this process belong to a start of the job that it has just created.
+
+        Args:
+            run: The token that identifies the start; see :attr:`run`.
+        """
         self._run = run
 
     def unknown(self) -> UnknownJob:
-        """Return the error to raise when the job does not exist; it names the jobs that do."""
+        """Return the error for a job that does not exist; its text names the jobs that do."""
         return lifecycle.unknown_job(self.session, self.paths)
 
     def read(self, *issues: Any) -> list[Any]:
-        """Send all ``issues`` together and return their answers in order, None for a missing node.
+        """Send all ``issues`` together; return their answers in order, None for a missing node.
+
+        Args:
+            *issues: The reads, such as :func:`edl.coordination.reads.get` returns them.
 
         Raises:
             CoordinationError: ZooKeeper is away.
@@ -93,8 +104,8 @@ class JobNodes:
     ) -> dict[str, Any]:
         """Replace the value of the node at ``path`` by ``change(value)``, and return the new value.
 
-        ``change`` gets a copy. It is called again when another process wrote the node meanwhile,
-        and may raise an error to leave the node as it is.
+        ``change`` gets a copy of the present value, a JSON object. It is called again when another
+        process wrote the node meanwhile, and may raise an error to leave the node as it is.
 
         Raises:
             UnknownJob: the node does not exist.
@@ -195,7 +206,7 @@ class JobNodes:
         raise self.changed_too_often(path)
 
     def changed_too_often(self, path: str) -> CoordinationError:
-        """Return the error to raise when others changed ``path`` at each attempt to write it."""
+        """Return the error to raise when others changed the node ``path`` at each attempt."""
         return CoordinationError(f"{path} was changed by others {ATTEMPTS} times; try again")
 
     def _write(
@@ -204,7 +215,13 @@ class JobNodes:
         writes: Sequence[tuple[str, bytes, int]],
         event: Event | None,
     ) -> None:
-        """Add the ``writes`` (path, data, expected version) and ``event`` to a transaction."""
+        """Add writes and an event to a transaction.
+
+        Args:
+            transaction: The transaction to add to.
+            writes: Path, new data and expected version of each node to write.
+            event: The event to append to the job's log, if any.
+        """
         for path, data, version in writes:
             transaction.set_data(path, data, version)
         if event is not None:
@@ -215,7 +232,12 @@ class JobNodes:
     ) -> None:
         """Add to a transaction the creation of an ephemeral node, unless the job was replaced.
 
-        ``version`` is the version of the node to remove first; None if there is no such node.
+        Args:
+            transaction: The transaction to add to.
+            path: The path of the node.
+            data: The data of the node.
+            version: The version of an older node at ``path``, which is removed before; None: there
+                is none.
         """
         transaction.check(f"{self.paths.run}/{self.run}", -1)
         if version is not None:
@@ -224,36 +246,47 @@ class JobNodes:
 
 
 def content(path: str, answer: Any) -> dict[str, Any]:
-    """Return the JSON object in the answer to a read of ``path``; an empty one if it is None."""
+    """Return the JSON object of the node at ``path``.
+
+    Args:
+        path: The path of the node, for error messages.
+        answer: The data and stat of the node, as read; None without a node: the result is empty.
+    """
     return {} if answer is None else decode(path, answer[0])
 
 
 def first_of(path: str, answer: Any) -> int:
-    """Return the number at which the sequence of the node at ``path`` begins.
+    """Return the number at which the sequence of the children of the node at ``path`` begins.
 
     It is 0, except in a job that was written again after ZooKeeper had lost it.
 
     Args:
-        path: The path of the node.
-        answer: The answer to a read of the node, or None without a node.
+        path: The path of the node: that of events or of worker ids.
+        answer: The data and stat of the node, as read; None without a node.
     """
     return int(content(path, answer).get("first", 0))
 
 
 def record_or_none(kind: type[R], path: str, answer: Any) -> R | None:
-    """Return the record of type ``kind`` in the answer to a read of ``path``.
+    """Return the record that the node at ``path`` holds; None without a node, or if it is empty.
 
-    It is None if the node does not exist or is empty.
+    Args:
+        kind: The type of the record.
+        path: The path of the node.
+        answer: The data and stat of the node, as read; None without a node.
     """
     return record(kind, (path, answer[0])) if answer is not None and answer[0] else None
 
 
 def record(kind: type[R], node: Node) -> R:
-    """Return the record of type ``kind`` in a node, given as its path and data.
+    """Return the record that a node holds.
+
+    Args:
+        kind: The type of the record.
+        node: The path and the data of the node.
 
     Raises:
-        CoordinationError: the data is no such record; see
-            :meth:`edl.core.record.Record.from_json`.
+        CoordinationError: the data is no such record; see :meth:`edl.core.record.Record.from_json`.
     """
     found: R = _parsed(kind.from_json, node)
     return found
@@ -261,7 +294,14 @@ def record(kind: type[R], node: Node) -> R:
 
 @lru_cache(PARSED)
 def _parsed(parse: Callable[[Values], Any], node: Node) -> Any:
-    """Return ``parse`` of the JSON object in ``node``, from a cache if the node is as before."""
+    """Return ``parse(value)`` of the JSON object that a node holds.
+
+    The results of up to ``PARSED`` nodes are cached, by the path and the data of the node.
+
+    Args:
+        parse: Makes the result from the JSON object.
+        node: The path and the data of the node.
+    """
     return parse(decode(*node))
 
 

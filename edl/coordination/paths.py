@@ -69,7 +69,7 @@ def is_name(name: str) -> bool:
 
 
 class JobPaths:
-    """The paths of all ZooKeeper nodes of the job ``name``, as attributes and methods.
+    """The paths of all ZooKeeper nodes of the job called ``name``, as attributes and methods.
 
     Raises:
         ConfigError: ``name`` cannot be the name of a job.
@@ -133,7 +133,11 @@ class JobPaths:
         return f"{self.hosts}/{check_name('host', name)}"
 
     def slot(self, host: str, slot: int) -> str:
-        """Return the path of the node of the edl-worker in slot number ``slot`` of ``host``.
+        """Return the path of the node of the edl-worker process in a slot of horovodrun.
+
+        Args:
+            host: The name of the host.
+            slot: The number of the slot on the host.
 
         Raises:
             ConfigError: ``host`` cannot be the name of a host.
@@ -167,12 +171,15 @@ def sequence(node: str) -> int:
 
 
 def candidate_name(worker: int) -> str:
-    """Return the name under which worker number ``worker`` is a candidate in the election."""
+    """Return the name ``w<id>``, with which a worker is a candidate for the job's leadership.
+
+    ``worker`` is the id of the worker.
+    """
     return f"w{worker}"
 
 
 def candidate_worker(name: str) -> int:
-    """Return the id of the worker that is a candidate under ``name``.
+    """Return the id of the worker whose candidate's name in the election is ``name``.
 
     This is the inverse of :func:`candidate_name`.
     """

@@ -1,4 +1,7 @@
-"""Read and write the policy of a job, and what the job has learned of its sizes."""
+"""Read and write the policy of a job, and what the job has learned of its sizes.
+
+A size is a number of workers; what is learned is mainly the throughput of each size.
+"""
 
 from __future__ import annotations
 
@@ -52,22 +55,27 @@ class PolicyNodes:
         return JobPolicy.from_json(found[p.policy])
 
     def propose(self, policy: JobPolicy) -> JobPolicy:
-        """Make ``policy`` the policy of the job unless it has one; return the resulting policy."""
+        """Make ``policy``, the script's, the policy of the job unless the job has one already.
+
+        Returns:
+            The policy of the job after the call.
+        """
         return self.change(
             lambda now: now if now.text else policy, f"the script has a policy: {policy.source}"
         )
 
     def learned(self) -> ScalingProfile:
-        """Return what the job has learned of its sizes, an empty profile at first."""
+        """Return what the job has learned of its sizes; an empty profile if it is nothing."""
         path = self._nodes.paths.learned
         return (
             record_or_none(ScalingProfile, path, self._nodes.read(get(path))[0]) or ScalingProfile()
         )
 
     def put_learned(self, learned: ScalingProfile) -> None:
-        """Write ``learned``, from an earlier start of the job, unless this start has data itself.
+        """Write what an earlier start of the job learned, unless this start has measured a size.
 
-        A start that has measured the throughput of any size keeps what it has learned.
+        Args:
+            learned: The measured throughput of each size, and the state of the policy's size rule.
         """
         path = self._nodes.paths.learned
 

@@ -9,9 +9,10 @@ from edl.core.job.profile_hold import ProfileHold
 
 
 class ProfileNode:
-    """The nodes of one job that hold its profile, and the hold of the process that profiles it.
+    """The nodes of one job that hold its profile and its hold, the right to profile the job.
 
-    A profile is the throughput of the job by number of workers, measured by `edl profile`.
+    A profile is the throughput of the job by number of workers, measured by `edl profile`. The hold
+    is an ephemeral node of the process that profiles, so one process at a time does.
     """
 
     def __init__(self, nodes: JobNodes) -> None:
@@ -40,7 +41,7 @@ class ProfileNode:
             hold: The record to write; its ``token`` identifies the process that profiles.
 
         Returns:
-            False if another process profiles the job, else True.
+            False, with nothing written, if another process profiles the job; else True.
         """
         path = self._nodes.paths.profile_hold
         return self._nodes.put_ephemeral(path, hold, lambda held: held["token"] == hold.token)
@@ -51,7 +52,7 @@ class ProfileNode:
         return record_or_none(ProfileHold, path, self._nodes.read(get(path))[0])
 
     def release(self, token: str) -> None:
-        """Give up the right to profile the job; do nothing if the hold has another ``token``."""
+        """Give up the right to profile the job, if the process that ``token`` identifies has it."""
         hold = self.held()
         if hold is not None and hold.token == token:
             node = self._nodes.paths.profile_hold

@@ -1,4 +1,4 @@
-"""Describe requests about one node, which :meth:`Session.read_all` sends together."""
+"""Describe requests about one node each, which :meth:`Session.read_all` sends together."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Issue = Callable[[KazooClient], Any]
 
 
 def ignore_changes() -> None:
-    """Do nothing; the ``wake`` of a read whose answer is kept until the node changes.
+    """Do nothing: the ``wake`` of a read whose answer is kept until the node changes.
 
-    With this ``wake`` a node is watched, so it is read again only after a change, and nobody is
-    called when it changes.
+    With this ``wake`` a node is watched, so it is read again only after a change, but no code of
+    the caller runs at the change.
     """
 
 
@@ -31,9 +31,10 @@ _EXISTS = "exists_async"
 
 @dataclass(frozen=True)
 class Read:
-    """A read of one node; with a ``wake`` it sets a watch, and its answer may be kept.
+    """A read of one node, which :meth:`Session.read_all` can send.
 
-    The answer is kept until the watch fires, and not read again before that.
+    With a ``wake`` the read sets a watch, and its answer is kept: the node is not read again until
+    the watch fires.
 
     Attributes:
         method: The name of the asynchronous method of kazoo's client that reads.
@@ -55,7 +56,12 @@ class Read:
         return self.method == _EXISTS
 
     def __call__(self, client: KazooClient, watch: Callable[[object], None] | None = None) -> Any:
-        """Send the read on ``client`` and return the pending result; kazoo calls ``watch``."""
+        """Send the read and return kazoo's pending result.
+
+        Args:
+            client: The client to send it on.
+            watch: Called by kazoo when the watch of this read fires; None sets no watch.
+        """
         return getattr(client, self.method)(self.path, watch=watch)
 
 

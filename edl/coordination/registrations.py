@@ -16,7 +16,7 @@ from edl.errors import CoordinationError, UnknownJob, UsageError
 
 
 class MemberNodes:
-    """The nodes of the workers of a job, and of the evictions of workers."""
+    """The nodes of the workers of one job, and of the evictions of workers."""
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
@@ -44,12 +44,13 @@ class MemberNodes:
         return first_of(ids, answer) + sequence(path)
 
     def put(self, member: Member) -> None:
-        """Write the node of the worker ``member``, which lives as long as this session.
+        """Write the node of the worker that ``member`` describes; it lives as long as this session.
 
-        A node that an earlier session of the same attempt (``attempt_id``) left is replaced.
+        A node that an earlier session of the same start of the worker (``attempt_id``) left is
+        replaced.
 
         Raises:
-            CoordinationError: the id belongs to another attempt, or ZooKeeper is away.
+            CoordinationError: the id belongs to another start of a worker, or ZooKeeper is away.
             UnknownJob: the job was replaced by a new one of that name.
         """
 
@@ -64,7 +65,7 @@ class MemberNodes:
             )
 
     def remove(self, worker: int) -> None:
-        """Remove the nodes of the worker with the id ``worker`` as a member and as a candidate.
+        """Remove the member node and the candidate nodes of the worker with the id ``worker``.
 
         So no other candidate waits behind a dead one until its session ends. Nothing happens if
         there is no such node.
@@ -77,7 +78,10 @@ class MemberNodes:
         session.read_all("remove a member", [delete_node(node) for node in nodes])
 
     def forget_evicted(self, workers: Iterable[int]) -> None:
-        """Remove the eviction records of ``workers``, whose processes are gone for good."""
+        """Remove the eviction records of workers whose processes do not exist any more.
+
+        ``workers`` are the ids of the workers.
+        """
         evicted = [self._nodes.paths.evicted_worker(worker) for worker in workers]
         self._nodes.session.read_all("forget the evicted", [delete_node(path) for path in evicted])
 
@@ -89,7 +93,7 @@ class HostNodes:
         self._nodes = nodes
 
     def put(self, host: Host) -> None:
-        """Write the node of the agent on ``host``, which lives as long as this session.
+        """Write the node of the agent that ``host`` describes; it lives as long as this session.
 
         A node that an earlier session of the same agent left is replaced.
 
@@ -113,7 +117,7 @@ class HostNodes:
             )
 
     def ask_to_leave(self, name: str) -> bool:
-        """Ask the agent of host ``name`` to take the host out of the job.
+        """Ask the agent of the host called ``name`` to take the host out of the job.
 
         The request is lost if the session of the agent ends, because the agent then writes its node
         anew.
@@ -130,16 +134,16 @@ class HostNodes:
 
 
 class SlotNodes:
-    """The nodes of the edl-workers of a job that runs under horovodrun, one for each slot."""
+    """The nodes of the edl-worker processes of a job under horovodrun, one for each slot."""
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def put(self, slot: SlotRecord) -> None:
-        """Write the node of an edl-worker, which lives as long as this session.
+        """Write the node of the edl-worker that ``slot`` describes, which lives like this session.
 
-        The node of an earlier edl-worker in the same slot is replaced: the driver has one process
-        in a slot.
+        The node of an earlier edl-worker in the same slot is replaced: the driver of horovodrun has
+        one process in a slot.
 
         Raises:
             UnknownJob: the job was replaced by a new one of that name.

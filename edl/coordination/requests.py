@@ -41,7 +41,7 @@ class RequestNodes:
         return sequence(path)
 
     def get(self, number: int) -> Request:
-        """Return request ``number``; its ``done`` says whether the leader has answered it.
+        """Return the request with the number ``number``; its ``done`` says whether it was answered.
 
         Raises:
             CoordinationError: no request has that number, or ZooKeeper is away.
@@ -52,11 +52,11 @@ class RequestNodes:
         return request
 
     def cancel(self, number: int) -> Request | None:
-        """Withdraw request ``number``, so that the leader does not act on it.
+        """Withdraw the request with the number ``number``, so that the leader does not act on it.
 
         Returns:
             None if the request was withdrawn or does not exist; the request with its answer if the
-            leader answered first.
+            leader answered before.
 
         Raises:
             CoordinationError: ZooKeeper is away, or the request changed too often.
@@ -77,7 +77,10 @@ class RequestNodes:
         raise self._nodes.changed_too_often(path)
 
     def _read(self, number: int) -> tuple[Request | None, int]:
-        """Return request ``number`` and the version of its node; None and -1 without a node."""
+        """Return the request with the number ``number``, and the version of its node.
+
+        The result is (None, -1) if there is no such node.
+        """
         path = self._nodes.paths.request(number)
         answer = self._nodes.session.read_all("read a request", [get(path)])[0]
         if answer is None:

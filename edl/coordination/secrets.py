@@ -35,9 +35,9 @@ def new_secret() -> str:
 
 
 def announce(state: Path, job: str, secret: str) -> None:
-    """Add ``secret`` to the file of secrets of the name ``job``, before the job is created with it.
+    """Add ``secret`` to the stored secrets of ``job``, before the job is created with it.
 
-    If the process died between creating the job and writing its secret, nobody could open the job
+    If the secret were stored later and the process died in between, nobody could open the job
     again. The newest 64 secrets of a name are kept.
 
     Args:
@@ -68,7 +68,7 @@ def keep(state: Path, job: str, secret: str) -> Path:
 
 
 def candidates(state: Path, job: str, configured: str | None) -> list[str]:
-    """Return the secrets that may open ``job``, the likeliest first and each once.
+    """Return the stored secrets that may open ``job``, the likeliest first and each once.
 
     The order is: ``configured``, the newest one kept on this host, and up to 8 earlier ones of that
     name, from new to old.
@@ -76,7 +76,7 @@ def candidates(state: Path, job: str, configured: str | None) -> list[str]:
     Args:
         state: The state directory of edl.
         job: The name of the job.
-        configured: The secret in the configuration of this process, if there is one.
+        configured: The secret in the configuration of this process; None or empty: there is none.
     """
     directory = state / "jobs" / job
     kept = _lines(directory / "secret") + _lines(directory / "secrets")[::-1][:TRIED]
@@ -110,7 +110,10 @@ def read_file(path: Path) -> str:
 
 
 def _directory(state: Path, job: str) -> Path:
-    """Return the directory of the secrets of ``job`` in ``state``; create it if missing."""
+    """Return the directory with the secrets of ``job``; create it if missing.
+
+    ``state`` is the state directory of edl.
+    """
     path = state / "jobs" / job
     path.mkdir(parents=True, exist_ok=True)
     return path

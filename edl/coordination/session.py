@@ -94,13 +94,14 @@ class _QuietLog(logging.LoggerAdapter[logging.Logger]):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Return the message and its arguments unchanged."""
+        """Return the message ``msg`` and the arguments ``kwargs`` of a log call unchanged."""
         return msg, kwargs
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log a message of any level at DEBUG, without the credentials of a job.
+        """Log the message ``msg`` at DEBUG, whatever its level, without the credentials of a job.
 
-        Messages below DEBUG are dropped, because they show the session's password.
+        Messages below DEBUG are dropped, because they show the session's password. ``args`` are the
+        values for the format in ``msg``, and ``kwargs`` the options of a log call.
         """
         if level >= logging.DEBUG:  # below that, it shows the session's password
             shown = ("Auth(...)" if isinstance(one, Auth) else one for one in args)
@@ -108,12 +109,12 @@ class _QuietLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class _Client(KazooClient):  # type: ignore[misc]
-    """Kazoo's client, which also finds a ZooKeeper again that has come back without data.
+    """Kazoo's client, which also connects again to a ZooKeeper that has lost its data.
 
     A server refuses a client that has seen a newer transaction than the server has, for the server
     may only be behind. An emptied server would refuse the client for ever, and look as if it were
-    away. So when the session must be over by its time-out, this client says that it has seen
-    nothing.
+    away. So when the session must be over by its time-out, this client says that it has seen no
+    transaction.
 
     Attributes:
         granted_s: The session time-out that ZooKeeper granted, in seconds; None before the first
@@ -231,7 +232,7 @@ class Session:
         self._shut_once(self.request_timeout_s)
 
     def _shut_once(self, limit_s: float) -> None:
-        """Stop and close the client unless that was done, in at most ``limit_s`` seconds.
+        """Stop and close the client unless that was done, waiting at most ``limit_s`` seconds.
 
         If another thread closes it at this moment, wait for that thread.
         """
@@ -249,7 +250,7 @@ class Session:
 
     @property
     def client(self) -> _Client:
-        """The client of kazoo that has this session; calls to it may block long.
+        """The kazoo client that has this session; its calls may block for long.
 
         They raise kazoo's errors.
 
@@ -262,7 +263,7 @@ class Session:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection to ZooKeeper now.
+        """Whether there is a connection to ZooKeeper at present.
 
         It is False before start(), after close(), and while the connection is suspended or lost.
         """
@@ -270,9 +271,10 @@ class Session:
 
     @property
     def granted_s(self) -> float:
-        """The session time-out that ZooKeeper granted, in seconds; before that, the one asked for.
+        """The session time-out that ZooKeeper granted, in seconds.
 
-        A server grants what its ``minSessionTimeout`` and ``maxSessionTimeout`` allow.
+        Before the first connection it is the time-out that was asked for. A server grants what its
+        ``minSessionTimeout`` and ``maxSessionTimeout`` allow.
         """
         granted = None if self._client is None else self._client.granted_s
         return self.session_timeout_s if granted is None else granted
@@ -314,17 +316,20 @@ class Session:
         raise CoordinationError(f"the session did not end within {self.connect_timeout_s:g} s")
 
     def _has_ended(self, epoch: int) -> bool:
-        """Return whether session number ``epoch`` is over; wait for its end for at most 1 s."""
+        """Return whether session number ``epoch`` is over; wait at most 1 s for its end."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._closing or self._lost or self._epoch != epoch, _EXPIRING_S
             )
 
     def identify(self, *known: Access) -> None:
-        """Prove to ZooKeeper that this process knows the secrets of the jobs in ``known``.
+        """Prove to ZooKeeper that this process knows the secrets of some jobs.
 
         From then on the session may read and write these jobs. What it creates is closed to all
         sessions that do not know the last secret of ``known``.
+
+        Args:
+            *known: The identity of each job.
 
         Raises:
             CoordinationError: ZooKeeper is away.
@@ -343,7 +348,7 @@ class Session:
         self._listeners.append(fn)
 
     def call(self, what: str, issue: Issue, repeat: bool = False) -> Any:
-        """Send one request and return its answer, within ``request_timeout_s``.
+        """Send one request and return its answer, or raise an error after ``request_timeout_s``.
 
         The call waits for a connection while there is none.
 
@@ -391,7 +396,7 @@ class Session:
         return self._answers_to(what, issues, (NoNodeError, NoAuthError), True)
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
-        """Do all operations of a transaction, or none of them, and return their results in order.
+        """Do all operations of a transaction, or none of them; return their results in order.
 
         Args:
             what: What the transaction does, for error messages: "cannot <what>: ...".
@@ -424,12 +429,14 @@ class Session:
         absent: tuple[type[Exception], ...],
         repeat: bool,
     ) -> list[Any]:
-        """Send all requests together, and return their answers within ``request_timeout_s``.
+        """Send all requests together, and return their answers in order.
+
+        It takes at most ``request_timeout_s``; then an error is raised.
 
         Args:
-            what: What the requests do, for error messages.
+            what: What the requests do, for error messages: "cannot <what>: ...".
             issues: The requests.
-            absent: The errors for which an answer is None.
+            absent: The errors of kazoo for which an answer is None.
             repeat: Whether to send all requests again when the connection breaks.
 
         Raises:
@@ -457,7 +464,10 @@ class Session:
                 ) from error
 
     def _denied(self, what: str) -> AccessDenied:
-        """Return the error for a request that the secret of another job has closed."""
+        """Return the error for a request about a node of a job whose secret this session lacks.
+
+        ``what`` is what the request does, for the message "cannot <what>: ...".
+        """
         mine = self.access
         why = "this process has none" if mine is None else "that of this process is another"
         name = "" if mine is None else mine.job
@@ -465,14 +475,27 @@ class Session:
 
     @staticmethod
     def _answer(pending: Any, absent: tuple[type[Exception], ...], deadline: float) -> Any:
-        """Wait until ``deadline`` for a result; return None if it is an error of ``absent``."""
+        """Wait for the result of a request and return it.
+
+        Args:
+            pending: The pending result of kazoo.
+            absent: The errors for which the result is None.
+            deadline: Until when to wait, on the monotonic clock.
+
+        Raises:
+            KazooTimeoutError: there was no result in time.
+        """
         try:
             return pending.get(timeout=max(0.001, deadline - time.monotonic()))
         except absent:
             return None
 
     def _await_connection(self, what: str, deadline: float) -> KazooClient:
-        """Wait until ``deadline`` for a connection, and return the client.
+        """Wait for a connection to ZooKeeper, and return kazoo's client.
+
+        Args:
+            what: What the caller is about to do, for the message "cannot <what>: ...".
+            deadline: Until when to wait, on the monotonic clock.
 
         Raises:
             CoordinationError: there is no connection in time, or the session is closed.
@@ -493,7 +516,7 @@ class Session:
         return client
 
     def _on_state(self, state: str) -> None:
-        """Note a new state of the connection and call the listeners.
+        """Record the new ``state`` of the connection, kazoo's word for it, and call the listeners.
 
         kazoo calls this on its connection thread.
         """
@@ -524,12 +547,15 @@ _STATES: Mapping[str, str] = {
 
 
 def _prove(client: KazooClient, access: Access) -> Any:
-    """Start to prove the identity of ``access`` to ZooKeeper; return the pending result."""
+    """Begin to prove to ZooKeeper that this process has the identity ``access``.
+
+    Return kazoo's pending result.
+    """
     return client.add_auth_async("digest", access.credential)
 
 
 def _shut_within(client: KazooClient, limit_s: float) -> None:
-    """Stop and close ``client``, but leave it to a thread of its own after ``limit_s`` seconds.
+    """Stop and close ``client`` in a thread of its own; wait at most ``limit_s`` seconds.
 
     kazoo's stop() waits for a connection attempt under way, and for its threads without limit.
     """

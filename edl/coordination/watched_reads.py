@@ -27,7 +27,10 @@ UNKNOWN = object()  # no answer is kept
 
 
 class WatchedReads:
-    """The kept answers to the watched reads of one session; any thread may use it."""
+    """The answers to reads with a watch of one session, kept until the watch fires.
+
+    Any thread may use it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,7 +40,7 @@ class WatchedReads:
     def answers(
         self, issues: Sequence[Issue], ask: Callable[[Sequence[Issue]], list[Any]]
     ) -> list[Any]:
-        """Return the answers to ``issues`` in order, and send only reads without a kept answer.
+        """Return the answers to ``issues`` in order; send only those without a kept answer.
 
         Args:
             issues: The reads. The answer to a read with a ``wake`` is kept until its watch fires.
@@ -77,7 +80,7 @@ class WatchedReads:
             read.wake()
 
     def _watching(self, issue: Issue) -> Issue:
-        """Return ``issue`` as a request that sets a watch, if it is a read with a ``wake``."""
+        """Return ``issue``, so that it sets a watch when sent if it is a read with a ``wake``."""
         if _is_watched(issue):
             return partial(issue, watch=Watch(self, issue))
         return issue
@@ -93,13 +96,17 @@ class Watch:
     """The callback that kazoo calls when the watch of ``read`` fires.
 
     Two callbacks for equal reads are equal, so kazoo keeps one of them.
+
+    Attributes:
+        reads: The kept answers, from which that to ``read`` is dropped.
+        read: The read that has set the watch.
     """
 
     reads: WatchedReads = field(repr=False)
     read: Read
 
     def __call__(self, event: object) -> None:
-        """Tell ``reads`` that the watch of ``read`` has fired."""
+        """Drop the kept answer to ``read`` and call its ``wake``, whatever ``event`` is."""
         self.reads.fired(self.read)
 
 
