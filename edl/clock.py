@@ -14,7 +14,10 @@ from typing import Protocol
 
 
 class Condition(Protocol):
-    """A condition variable of a :class:`Clock`, with methods as in :class:`threading.Condition`."""
+    """A condition variable of a :class:`Clock`, on which its time-outs pass.
+
+    The methods are as in :class:`threading.Condition`.
+    """
 
     def __enter__(self) -> bool: ...
 

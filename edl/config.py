@@ -34,14 +34,15 @@ _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no"
 
 @dataclass(frozen=True)
 class Config:
-    """The resolved settings of one process.
+    """The resolved settings of one process; the comments at the fields explain them.
 
     Times are in seconds. A field is set by the environment variable ``EDL_`` + the field's name in
     capitals.
 
-    The first block says which job this process belongs to; the agent (``edl run``, ``edl join``)
-    sets it for the workers that it starts. Without ``job`` a script is a job of one worker and
-    needs no ZooKeeper.
+    The fields from ``job`` to ``secret`` say which job this process belongs to; the agent (``edl
+    run``, ``edl join``) sets them for the workers that it starts. Without ``job`` a script is a job
+    of one worker and needs no ZooKeeper. ``sizes`` and ``job_settings`` are what a job that this
+    process starts is asked to be.
     """
 
     job: str | None = None
@@ -113,9 +114,9 @@ class Config:
 
     @property
     def own_address(self) -> str:
-        """The address at which a worker listens and other workers reach it.
+        """The address at which this worker listens, and by which other workers reach it.
 
-        The launcher of the worker sets it; without a launcher the address is 127.0.0.1.
+        The launcher of the worker sets it; without a launcher it is 127.0.0.1.
         """
         return self.address or LOOPBACK
 
@@ -177,6 +178,13 @@ class HorovodSlot:
     """The slot that elastic ``horovodrun`` gives to a process that it starts.
 
     The values are as of the start of the process: later the driver may give it another rank.
+
+    Attributes:
+        address, port: of the key-value store of horovodrun's driver.
+        host: the name of the host, as the host discovery script prints it.
+        slot: Horovod's local rank when the process was started.
+        rank, size, local_size: as Horovod calls them.
+        interface: the network interface that the driver has chosen.
     """
 
     address: str  # of the driver's key-value store
@@ -190,7 +198,7 @@ class HorovodSlot:
 
     @property
     def driver(self) -> str:
-        """The driver's ``address:port``, which no other driver has while this one lives."""
+        """The driver's ``address:port``, which no other driver has while that driver lives."""
         return f"{self.address}:{self.port}"
 
 
@@ -235,7 +243,7 @@ def horovod_slot(environ: Mapping[str, str] | None = None) -> HorovodSlot | None
 
 
 def horovod_size() -> int:
-    """Return the number of workers that a launcher which is not elastic has put into HOROVOD_SIZE.
+    """Return HOROVOD_SIZE, the number of workers as a launcher that is not elastic has set it.
 
     Without that variable the number is 1.
 
@@ -267,9 +275,10 @@ def environment() -> dict[str, str]:
 
 
 def take_inherited_template() -> tuple[int, int] | None:
-    """Return the template process that this launcher has inherited, and forget it.
+    """Return the template process that this launcher has inherited; further calls return None.
 
-    A template is a process that has imported the framework and forks into workers.
+    A template is a process that has imported the framework and forks into workers. A launcher
+    inherits it from an earlier launcher whose process it replaces.
 
     Returns:
         The file descriptor of the template's socket and the template's process id; None if this
@@ -365,7 +374,7 @@ def _read_file(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _as_text(value: Any) -> str:
-    """Return a value of the settings file as text in the format of an environment variable.
+    """Return ``value``, from the settings file, in the format of an environment variable.
 
     A list becomes its items with commas between them.
     """

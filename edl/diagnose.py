@@ -70,9 +70,10 @@ class Phases:
     """The phases of one layer's growth (plateau, rise, saturation), by trained samples.
 
     Attributes:
-        rise: where the rise begins and the plateau ends; the first record, if there was no plateau;
-            None: the layer has not changed.
-        saturation: where the rise ends and the saturation begins; None: the rise has not ended.
+        rise: the number of samples at which the rise begins and the plateau ends; that of the first
+            record, if there was no plateau; None: the layer has not changed.
+        saturation: the number of samples at which the rise ends and the saturation begins; None:
+            the rise has not ended.
     """
 
     rise: float | None = None
@@ -149,6 +150,7 @@ class LayerBalance:
     def _measure(self) -> tuple[list[float], dict[int, tuple[Array, Array]]]:
         """Return n_i of all layers, and the two matrices of D_i of each pair that fits.
 
+        A pair is two neighbouring layers, and fits if the second can take the outputs of the first.
         The matrices, W_{i+1}^T W_{i+1} and W_i W_i^T, are in a dictionary by i (from 0), which is
         empty unless matrices are recorded.
         """
@@ -170,8 +172,8 @@ class LayerBalance:
             grams: the matrices of :meth:`_measure`.
 
         Returns:
-            The values of ``Row.residuals`` and ``Row.moves``; both are nan for a pair that does not
-            fit.
+            The pair's values of ``LayerRow.residuals`` and ``LayerRow.moves``; both are nan if the
+            sizes of the two matrices do not fit.
         """
         if pair not in grams or pair not in self._first:
             return math.nan, math.nan
@@ -242,7 +244,7 @@ class LayerBalance:
         return _parts(residuals, np.array([row.moves for row in self._rows]).max(axis=0))
 
     def phases(self) -> dict[str, Phases]:
-        """Return, by layer, when it left its plateau and when it was saturated.
+        """Return, by layer, the numbers of samples at which its plateau ended and it was saturated.
 
         :func:`phases_of` computes the phases.
 
@@ -265,7 +267,10 @@ class LayerBalance:
         _draw(self, Path(path))
 
     def _need_two(self, what: str) -> None:
-        """Raise a UsageError, which names the method ``what``, if there are fewer than two rows."""
+        """Raise a UsageError if there are fewer than two rows.
+
+        ``what`` is the name of the method that needs them, for the message.
+        """
         if len(self._rows) < 2:
             there = f"one, at {self._rows[0].samples:g} samples" if self._rows else "none"
             raise UsageError(
@@ -311,13 +316,13 @@ class LayerBalance:
 
     @property
     def _width(self) -> int:
-        """The number of numbers in a row of ``state_dict()["rows"]``."""
+        """The number of columns of the array ``state_dict()["rows"]``."""
         layers = len(self.names)
         return 1 + layers + (2 * (layers - 1) if self.matrices else 0)
 
 
 def phases_of(samples: Array, norms: Array) -> Phases:
-    """Find when the squared norm of a layer passes from plateau to rise, and to saturation.
+    """Find the numbers of samples at which a layer's squared norm begins to rise and is saturated.
 
     The rise lies between 10 % and 90 % of the change from the first record to the last, as rise
     times do. The part before it is a plateau if the norm changes there at less than half of the
@@ -342,11 +347,13 @@ def phases_of(samples: Array, norms: Array) -> Phases:
 
 
 def _crossing(samples: Array, done: Array, level: float, after: int) -> float:
-    """Return where the line between two neighbouring records passes ``level``, in samples.
+    """Return the number of samples at which the change between two records passes ``level``.
+
+    The line between the two neighbouring records is taken.
 
     Args:
         samples: the number of trained samples of each record.
-        done: the part of the whole change that is done in each record.
+        done: the fraction of the whole change that is done in each record.
         level: the value of ``done`` to find.
         after: the index of the later one of the two records.
     """
@@ -356,12 +363,12 @@ def _crossing(samples: Array, done: Array, level: float, after: int) -> float:
 
 
 def _follows(before: Array, after: Array) -> bool:
-    """Return whether the shapes let ``after`` take the outputs of ``before`` as its inputs."""
+    """Return whether the weights ``after`` can take the outputs of ``before`` as their inputs."""
     return before.ndim == after.ndim == 2 and after.shape[1] == before.shape[0]
 
 
 def _parts(values: Array, whole: Any) -> Array:
-    """Divide ``values`` by ``whole``, or by 1 where ``whole`` is 0, as nothing changed there."""
+    """Return ``values`` divided by ``whole``, or by 1 where ``whole`` is 0 (nothing changed)."""
     found: Array = values / np.where(np.asarray(whole) == 0.0, 1.0, whole)
     return found
 

@@ -52,7 +52,12 @@ class UsageError(EdlError):
 
 
 class ConfigError(UsageError):
-    """A setting has no usable value; ``setting`` is its name."""
+    """A setting has no usable value.
+
+    Args:
+        setting: the name of the setting.
+        message: what is wrong with it.
+    """
 
     def __init__(self, setting: str, message: str) -> None:
         super().__init__(message)
@@ -60,7 +65,7 @@ class ConfigError(UsageError):
 
 
 def some(names: Sequence[str]) -> str:
-    """Return the first FEW of ``names`` as one text, and how many more there are."""
+    """Return the first FEW of ``names``, with commas, and how many more there are, as a text."""
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return ", ".join(names[:FEW]) + more
 
@@ -135,7 +140,7 @@ class ZooKeeperUnreachable(CoordinationError):
 
 
 class LeadershipLost(CoordinationError):
-    """A leader's write was refused because the election node of its ``term`` is gone (fencing)."""
+    """A leader's write was refused, because the term with the number ``term`` is over (fencing)."""
 
     def __init__(self, term: int) -> None:
         super().__init__(f"the leader of term {term} has ended; its write was refused")
@@ -143,7 +148,7 @@ class LeadershipLost(CoordinationError):
 
 
 class RequestError(EdlError):
-    """The running job ``job`` did not do what was asked; the message says what is in force now."""
+    """The running job ``job`` did not do what was asked; the message says what is in force."""
 
     def __init__(self, job: str, message: str) -> None:
         super().__init__(message)
@@ -173,7 +178,9 @@ class RingError(EdlError):
 class RingBroken(RingError):
     """A collective failed, because a member of the ring is gone or has broken the ring on purpose.
 
-    ``generation`` is the number of the ring's generation, ``detail`` the cause.
+    Args:
+        generation: the number of the ring's generation.
+        detail: the cause.
     """
 
     def __init__(self, generation: int, detail: str) -> None:
@@ -183,7 +190,12 @@ class RingBroken(RingError):
 
 
 class RendezvousFailed(RingError):
-    """The ring of ``generation`` could not be built; ``detail`` is the cause."""
+    """The ring of a generation could not be built.
+
+    Args:
+        generation: the number of the generation.
+        detail: the cause.
+    """
 
     def __init__(self, generation: int, detail: str) -> None:
         super().__init__(f"the ring of generation {generation} could not be built: {detail}")
@@ -224,7 +236,12 @@ class JobStopped(JobError):
 
 
 class WorkerEvicted(JobError):
-    """The leader has evicted this worker, ``w<worker>``, from the job for ``reason``."""
+    """The leader has evicted this worker from the job.
+
+    Args:
+        worker: the id of the worker.
+        reason: why it was evicted.
+    """
 
     def __init__(self, worker: int, reason: str) -> None:
         super().__init__(f"worker w{worker} was evicted by the leader: {reason}")

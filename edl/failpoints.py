@@ -44,7 +44,7 @@ _listeners: list[Callable[[str], None]] = []
 
 
 def subscribe(listener: Callable[[str], None]) -> None:
-    """Call ``listener(name)`` at each point from now on, in the thread that passes the point."""
+    """Have ``listener(name)`` called at each point that is passed, in the thread that passes it."""
     _listeners.append(listener)
 
 
@@ -55,6 +55,6 @@ def unsubscribe(listener: Callable[[str], None]) -> None:
 
 
 def reached(name: str) -> None:
-    """Announce to all listeners that this worker is at the point ``name``, one of NAMES."""
+    """Call all listeners with ``name``, one of NAMES: the point that the worker has reached."""
     for listener in _listeners:
         listener(name)

@@ -55,7 +55,11 @@ class Schedule(ABC):
 
     @abstractmethod
     def _after_warmup(self, samples: float) -> float:
-        """Return the learning rate at ``samples`` trained samples, above ``warmup``."""
+        """Return the learning rate of an update after the warm-up.
+
+        ``samples`` is the number of samples that the job has trained with the update, above
+        ``warmup``.
+        """
 
     def _refuse(self, why: str) -> None:
         """Raise a UsageError whose message is the name of the schedule's class and ``why``."""
@@ -76,7 +80,7 @@ class Step(Schedule):
 
     Args:
         milestones: numbers of trained samples, in ascending order.
-        factor: above 0.
+        factor: the factor of the learning rate at each milestone, above 0.
     """
 
     milestones: Sequence[float]
@@ -115,7 +119,10 @@ class Budgeted(Schedule):
             )
 
     def _part(self, samples: float, since: float) -> float:
-        """Return the part (0 to 1) of the way from ``since`` to ``total`` done at ``samples``."""
+        """Return how far the training is from ``since`` to ``total``, as a fraction 0 to 1.
+
+        ``since`` and ``samples``, the present point, are numbers of trained samples.
+        """
         return min(1.0, (samples - since) / (self.total - since)) if self.total > since else 1.0
 
 
@@ -154,9 +161,10 @@ class Knee(Budgeted):
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Budgeted):
-    """A schedule that goes linearly from ``peak_lr`` after the warm-up to ``end_lr``.
+    """A schedule that goes linearly from ``peak_lr``, at the end of the warm-up, to ``end_lr``.
 
-    It reaches ``end_lr`` at ``total`` samples.
+    Args:
+        end_lr: the learning rate at ``total`` samples.
     """
 
     end_lr: float = 0.0
@@ -170,6 +178,9 @@ class Cosine(Budgeted):
     """A schedule that goes along half a cosine from ``peak_lr`` to ``end_lr``, after the warm-up.
 
     Source: Loshchilov and Hutter, ICLR 2017.
+
+    Args:
+        end_lr: the learning rate at ``total`` samples.
     """
 
     end_lr: float = 0.0
@@ -185,9 +196,9 @@ class OneCycle(Budgeted):
     Source: Smith and Topin, 2017. It needs no warm-up and refuses one.
 
     Args:
-        rise: the part of ``total``, between 0 and 1, during which the learning rate rises.
-        start: the first learning rate, as a factor of ``peak_lr``.
-        end: the last learning rate, as a factor of the first one.
+        rise: the fraction of ``total``, between 0 and 1, during which the learning rate rises.
+        start: the learning rate at 0 samples, as a factor of ``peak_lr``.
+        end: the learning rate at ``total`` samples, as a factor of the one at 0 samples.
     """
 
     rise: float = 0.3
@@ -305,7 +316,14 @@ class Scaling:
         return self._during(update, since, before, after)
 
     def _during(self, update: int, since: int, before: float, after: float) -> float:
-        """Return the factor at ``update`` in a ramp ``before`` → ``after`` begun at ``since``."""
+        """Return the factor of the learning rate at an update during a ramp, or after it.
+
+        Args:
+            update: the number of the update.
+            since: the number of the update at which the ramp began.
+            before: the factor before the ramp.
+            after: the factor after the ramp.
+        """
         part = min(1.0, max(0, update - since) / self.ramp) if self.ramp else 1.0
         return before + part * (after - before)
 

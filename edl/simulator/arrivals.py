@@ -26,12 +26,15 @@ at 1 a minute."""
 
 
 def times(pieces: Pieces, until_s: float, chance: random.Random) -> Iterator[float]:
-    """Yield the times of arrival before ``until_s`` in seconds, ascending from 0 on.
+    """Yield the times at which jobs are submitted, in seconds from 0, before ``until_s``.
+
+    The times are ascending.
 
     Args:
-        pieces: the seconds of each period and its arrivals a second; the periods follow one
-            another, over and over. At least one of them must last longer than 0 s.
-        until_s: the time at which arrivals end.
+        pieces: for each period, its seconds and the jobs a second that are submitted in it on
+            average; the periods follow one another, over and over. At least one of them must last
+            longer than 0 s.
+        until_s: the time in seconds at which submissions end.
         chance: the generator from which the times are drawn.
     """
     begun_s, owed = 0.0, chance.expovariate(1.0)
@@ -48,9 +51,10 @@ def times(pieces: Pieces, until_s: float, chance: random.Random) -> Iterator[flo
 
 
 def shape(text: str) -> Pieces:
-    """Return the rates of arrival that ``text`` names.
+    """Return the rates of submission that ``text`` names, as :func:`times` takes them.
 
-    The text is a key of ``SHAPES``, or a number of arrivals a minute, above 0 and at most 1000.
+    The text is a key of ``SHAPES``, or a number of jobs a minute, above 0 and at most 1000. The
+    result holds for each period its seconds and the jobs a second.
 
     Raises:
         UsageError: the text is neither.

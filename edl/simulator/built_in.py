@@ -19,11 +19,12 @@ POLLUX, JSA, MIX, VIRTUALFLOW = "pollux", "jsa", "mix", "virtualflow"
 
 @dataclass(frozen=True)
 class JobSet:
-    """The cluster, the interval and the costs that a set of jobs has by default.
+    """The cluster, the interval and the costs of a resize that a set of jobs has by default.
 
     Attributes:
         what: a description of the set, for lists.
-        nodes: the number of nodes; each has ``slots`` slots.
+        nodes: the number of nodes of the cluster.
+        slots: the number of slots of each node.
         interval_s: the seconds between two decisions; 0: a decision on every event.
         resize: the cost of each kind of change of a job's slots.
     """

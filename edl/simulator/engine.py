@@ -65,10 +65,11 @@ class Rules:
             node with another such job; from 0 to below 1.
         whole_seconds: whether the ends of epochs are rounded to whole seconds, as in Pollux'
             simulator; only with an interval.
-        speeds: the relative speed of each kind of node, where it is not 1; a job is as fast as its
-            slowest node.
+        speeds: the relative speed of a kind of node, by the name of the kind; 1 for kinds that are
+            not in it. A job is as fast as its slowest node.
         failures: the failures of nodes; None: nodes do not fail.
-        drop: whether a job for which there are no slots is rejected instead of waiting.
+        drop: whether a job is rejected, rather than waits, if the first decision after its arrival
+            gives it no slots.
     """
 
     interval_s: float = 60.0
@@ -95,15 +96,15 @@ def simulate(
     rules: Rules,
     on_time: OnTime | None = None,
 ) -> Result:
-    """Run all jobs to their ends under virtual time, and return what became of each of them.
+    """Run all jobs to their ends under virtual time, and return the times of each job.
 
     Args:
         jobs: the jobs to run, with times on the clock of the trace.
         nodes: the nodes of the cluster.
         policy: the policy that decides which slots each job has.
         rules: the rules by which time moves.
-        on_time: is called after each decision, with the time on the clock of the trace and the
-            number of jobs that have ended.
+        on_time: is called after each decision, with the time on the clock of the trace in seconds
+            and the number of jobs that have ended.
 
     Raises:
         UsageError: a job requests more slots than there are, two jobs have the same name, the step
@@ -133,13 +134,13 @@ def simulate(
 
 
 def _begin_s(jobs: Sequence[SubmittedJob], interval_s: float) -> float:
-    """Return the time of the trace at which the simulated clock is 0.
+    """Return the time on the clock of the trace, in seconds, at which the simulated clock is 0.
 
     A trace may have the clock of a computer, which counts the seconds since 1970. A float of that
     size cannot tell apart times that differ by less than a microsecond, so the simulated clock
-    begins later. The begin is a multiple of the interval (of a day, if there is none), at least one
-    interval before the first submission, and not below 0. So decisions come at the same times of
-    the trace as if the simulated clock began at 0.
+    begins later. The begin is a multiple of the interval ``interval_s`` between decisions (of a
+    day, if that is 0), at least one interval before the first submission, and not below 0. So
+    decisions come at the same times of the trace as if the simulated clock began at 0.
     """
     first_s = min((job.arrival_s for job in jobs), default=0.0)
     unit_s = interval_s or DAY_S
@@ -151,7 +152,12 @@ def _check_span(
 ) -> None:
     """Raise an error if nodes would fail more often during a trace than can be computed.
 
-    The limit is ``MOST_FAILURES`` expected failures between the begin and the last submission.
+    The limit is ``MOST_FAILURES`` expected failures between time 0 and the last submission.
+
+    Args:
+        jobs: the jobs of the trace, with times on the simulated clock.
+        nodes: the nodes of the cluster.
+        failures: the rates of failures; None: nodes do not fail, so nothing is checked.
 
     Raises:
         UsageError: more failures are expected.
@@ -186,7 +192,7 @@ def check_jobs(jobs: Sequence[SubmittedJob], nodes: Sequence[Node]) -> None:
 
 
 class _Simulation:
-    """The state of one simulation between two moves of time, for :func:`simulate`."""
+    """The state of one simulation, which :func:`simulate` advances from decision to decision."""
 
     def __init__(
         self,
@@ -196,7 +202,16 @@ class _Simulation:
         rules: Rules,
         begin_s: float = 0.0,
     ) -> None:
-        """Prepare a run at virtual time 0, which is ``begin_s`` in the clock of the trace."""
+        """Prepare a run at virtual time 0, which is ``begin_s`` in the clock of the trace.
+
+        Args:
+            jobs: the jobs to run, with times on the simulated clock.
+            nodes: the nodes of the cluster.
+            policy: the policy that decides which slots each job has.
+            rules: the rules by which time moves.
+            begin_s: the time in seconds on the clock of the trace at which the simulated clock is
+                0.
+        """
         self.policy, self.rules, self.nodes, self.begin_s = policy, rules, nodes, begin_s
         self.kinds = {node.name: node.kind for node in nodes}
         whole = rules.whole_seconds and rules.interval_s > 0
@@ -225,12 +240,12 @@ class _Simulation:
         return len(self.active) + len(self.coming)
 
     def move(self) -> None:
-        """Advance time and all jobs until a decision is due, or until a node fails or comes back.
+        """Advance time and all jobs until the next decision, or until a node fails or comes back.
 
-        Afterwards ``due`` says whether a decision is due.
+        Afterwards the attribute ``due`` says whether the policy is to be asked, by :meth:`decide`.
 
         Raises:
-            UsageError: jobs wait, and nothing can happen any more.
+            UsageError: jobs wait, and no later event is possible.
         """
         if self.rules.interference:
             self._let_interfere()
@@ -274,7 +289,7 @@ class _Simulation:
             self._refuse_to_wait()
 
     def _decision(self, cluster: ClusterState) -> Allocation:
-        """Return the policy's checked decision on ``cluster``; keep its state and its reasons.
+        """Return the policy's decision on ``cluster``; keep its state and its reasons.
 
         Raises:
             AssertionError: the decision breaks a rule (:mod:`edl.core.cluster.validity`).
@@ -286,7 +301,7 @@ class _Simulation:
         return decision
 
     def _place(self, job: Progress, decision: Allocation) -> None:
-        """Give ``job`` the batch and the slots that ``decision`` names for it.
+        """Give ``job`` the batch and the slots that the policy's ``decision`` names for it.
 
         A job without slots in the decision loses the slots that it has.
         """
@@ -332,7 +347,12 @@ class _Simulation:
             self.active.sort(key=lambda job: self.order[id(job)])
 
     def _fail_or_repair(self, node: str, up: bool) -> None:
-        """Mark ``node`` as up or down; if it goes down, take the slots of all jobs on it."""
+        """Mark a node as up or down; if it goes down, take the slots of all jobs on it.
+
+        Args:
+            node: the name of the node.
+            up: whether the node comes back (True) or fails (False).
+        """
         if up:
             self.down.discard(node)
             return
@@ -342,7 +362,10 @@ class _Simulation:
                 job.fail(self.now_s, self.rules.resize)
 
     def _let_interfere(self) -> None:
-        """Slow down each job on several nodes that shares a node with another such job."""
+        """Slow down each job on several nodes that shares a node with another such job.
+
+        All other jobs get their full speed back.
+        """
         spread = [job for job in self.active if len(job.placement) > 1]
         used = Counter(node for job in spread for node, _ in job.placement)
         for job in self.active:
@@ -350,12 +373,12 @@ class _Simulation:
             job.slow_down(self.rules.interference if beside else 0.0)
 
     def _speed(self, job: Progress) -> float:
-        """Return the speed of the slowest node that ``job`` is on; 1 if it has no slots."""
+        """Return the relative speed of the slowest node that ``job`` is on; 1 without slots."""
         speeds = self.rules.speeds
         return min((speeds.get(self.kinds[node], 1.0) for node, _ in job.placement), default=1.0)
 
     def _refuse_to_wait(self) -> None:
-        """Raise a UsageError that says how many jobs wait for ever, and the policy's reason."""
+        """Raise a UsageError that says how many jobs wait for ever, with the policy's reason."""
         names = [job.submission.name for job in self.active]
         why = f" ({names[0]} {self.reasons[names[0]]})" if names[0] in self.reasons else ""
         waiting = counted(len(names), "job")
@@ -419,7 +442,8 @@ class _QueueRun(_Simulation):
     def decide(self) -> None:
         """Start the waiting jobs to which the policy gives slots; with ``drop``, reject the others.
 
-        The policy is not asked if nothing has changed by which a job could start.
+        The policy is not asked if, since the last decision, no job has arrived or ended that could
+        let a job start.
         """
         if self.active or self.running:
             self.decisions += 1
@@ -459,7 +483,12 @@ class _QueueRun(_Simulation):
             count *= 2
 
     def _take(self, job: Progress, sign: int) -> None:
-        """Subtract the job's slots from the free slots of its nodes (``sign=-1``: add them)."""
+        """Subtract the job's slots from the free slots of its nodes, or add them.
+
+        Args:
+            job: the job, with its placement.
+            sign: 1: subtract, as the job starts; -1: add, as the job has ended.
+        """
         for name, count in job.placement:
             node = self.free[name]
             self.free[name] = replace(node, slots=node.slots - sign * count)

@@ -41,5 +41,10 @@ class Failures:
             heapq.heapreplace(coming, (at_s + self._after(chance[name], up), name, not up))
 
     def _after(self, chance: random.Random, up: bool) -> float:
-        """Draw the seconds until a node fails (if it is ``up``) or comes back."""
+        """Draw the seconds until a node fails or comes back.
+
+        Args:
+            chance: the generator of the node's random numbers.
+            up: whether the node is up, and so fails next, or down.
+        """
         return chance.expovariate(1 / (self.mean_up_s if up else self.mean_down_s))

@@ -1,11 +1,12 @@
-"""Compute finish-time fairness: a job's JCT divided by its time on its own share of the cluster.
+"""Compute finish-time fairness, rho: a job's completion time divided by its time on its own share.
 
-    rho = completion time / time on an isolated 1/N of the slots
+    rho = completion time / time in isolation on 1/N of the cluster's slots
 
-N is the mean number of jobs in the cluster while the job is there, itself included. A job is there
-when it has arrived and has neither ended nor been rejected (Themis, Mahajan et al., NSDI 2020,
-section 3; N as in the evaluation of Sia, SOSP 2023). With a rho up to 1 the job lost nothing by
-sharing. The largest rho of all jobs is the one of the job that was treated worst.
+A rho up to 1 means that the job lost nothing by sharing the cluster; a larger one is worse. The
+largest rho of all jobs is the one of the job that was treated worst. N is the mean number of jobs
+in the cluster while the job is there, itself included. A job is there when it has arrived and has
+neither ended nor been rejected (Themis, Mahajan et al., NSDI 2020, section 3; N as in the
+evaluation of Sia, SOSP 2023).
 
 In isolation, the job trains with the batch that its user asked for, on whole slots of as few nodes
 as possible, with at most as many slots as it may have. It begins at once, at no cost. If its share
@@ -28,7 +29,9 @@ from edl.simulator.work import SubmittedJob
 def with_isolated(
     submissions: Sequence[SubmittedJob], results: Sequence[JobResult], nodes: Sequence[Node]
 ) -> tuple[JobResult, ...]:
-    """Return the results with the isolated time of each job that was not rejected.
+    """Return the results, with ``isolated_s`` set for each job that was not rejected.
+
+    It is the time that the job would take in isolation, on its own share of the cluster.
 
     Args:
         submissions: the jobs as they were submitted.
@@ -46,9 +49,10 @@ def with_isolated(
 
 
 def mean_beside(results: Sequence[JobResult]) -> list[float]:
-    """Return for each job the mean number of jobs in the cluster while it is there; at least 1.
+    """Return for each job the mean number of jobs in the cluster from its arrival to its end.
 
-    The job itself counts. ``results`` has all jobs of the run; the means are in the same order.
+    The job itself counts, so the mean is at least 1. ``results`` has all jobs of the run; the means
+    are in the same order.
     """
     came, went = [np.sort([getattr(one, at) for one in results]) for at in ("arrival_s", "end_s")]
     times = np.unique(np.concatenate((came, went)))
@@ -63,9 +67,10 @@ def mean_beside(results: Sequence[JobResult]) -> list[float]:
 
 
 def isolated_s(job: SubmittedJob, share: float, slots_a_node: int) -> float:
-    """Return the seconds that ``job`` takes alone on its share of the cluster.
+    """Return the seconds that ``job`` would take alone on its share of the cluster.
 
-    It trains with the batch that its user asked for. The module has the other rules.
+    It trains with the batch that its user asked for. The docstring of the module has the other
+    rules.
 
     Args:
         job: the job as it was submitted.

@@ -12,7 +12,7 @@ from edl.simulator.work import SubmittedJob
 
 
 def same_s(at_s: float) -> float:
-    """Return the difference in seconds up to which two times around ``at_s`` count as equal.
+    """Return the tolerance in seconds within which two times near ``at_s`` count as equal.
 
     Times are sums of floats, so equal times may differ a little. The result is a microsecond, or at
     late times 4 times the resolution of a float there: to add less would change nothing.
@@ -21,10 +21,11 @@ def same_s(at_s: float) -> float:
 
 
 class Progress:
-    """The course of one submitted job under virtual time.
+    """The course of one submitted job under virtual time: its progress, slots, batch and history.
 
-    By the rules of Pollux' simulator (OSDI 2021 artifact), a change of slots first costs its
-    seconds. Then the job progresses at a rate that is constant within an epoch.
+    By the rules of Pollux' simulator (OSDI 2021 artifact), a change of slots first stops the job
+    for as long as the change costs. Then the job progresses at a rate that is constant within an
+    epoch.
 
     Args:
         submission: the job as it was submitted.
@@ -55,7 +56,7 @@ class Progress:
         self._seen: ClusterJob | None = None
 
     def view(self) -> ClusterJob:
-        """Return what a policy sees of the job now."""
+        """Return the job as a policy sees it, with its present batch, model and measurements."""
         if self._seen is None:
             one = self.submission
             self._seen = ClusterJob(
@@ -98,26 +99,37 @@ class Progress:
             self.batches.append(BatchChange(now_s, batch))
 
     def reject(self, now_s: float) -> None:
-        """End the job at ``now_s`` before it has begun, and mark it as dropped."""
+        """End the job before it has had slots, at the virtual time ``now_s``, as dropped."""
         self.dropped, self.end_s = True, now_s
 
     def slow_down(self, part: float) -> None:
-        """Reduce the job's speed by the fraction ``part``, until this is called again."""
+        """Reduce the job's speed by the fraction ``part`` (0 to below 1) of its full speed.
+
+        It holds until the next call; 0 gives the full speed back.
+        """
         if part != self.slowdown:
             self.slowdown, self._rate = part, None
 
     def fail(self, now_s: float, cost: ResizeCost) -> None:
-        """Take all slots of the job at ``now_s`` because one of its nodes has failed.
+        """Take all slots of the job because one of its nodes has failed.
 
         It keeps its progress, and has no slots until the next decision.
+
+        Args:
+            now_s: the virtual time.
+            cost: the seconds that each kind of change costs.
         """
         self._set(AllocationChange(now_s, SlotChange.FAILURE, ()), cost)
 
     def advance(self, now_s: float, seconds: float) -> None:
-        """Train the job for ``seconds`` from ``now_s`` on, or until it ends.
+        """Train the job for a time, or until it ends.
 
-        A pause for a change of slots passes first. If the job ends, ``end_s`` is set, and its slots
-        are idle until the next decision.
+        A pause for a change of slots passes before it trains. If the job ends, ``end_s`` is set,
+        and its slots are idle until the next decision.
+
+        Args:
+            now_s: the virtual time at which the period begins.
+            seconds: the length of the period.
 
         Raises:
             UsageError: the step time with these slots was not measured.
@@ -144,7 +156,7 @@ class Progress:
                 self.end_s = now_s
 
     def ends_after_s(self) -> float:
-        """Return the seconds until the job ends if nothing changes; infinite if it has no slots."""
+        """Return the seconds until the job ends if nothing changes; infinite without slots."""
         if not self._size:
             return float("inf")
         work, total_s, progress = self.submission.work, self._pause_s, self.progress
@@ -171,9 +183,13 @@ class Progress:
         )
 
     def _set(self, moment: AllocationChange, cost: ResizeCost) -> None:
-        """Change the job's slots as ``moment`` says, record it, and begin the pause that it costs.
+        """Change the job's slots, record the change, and begin the pause that it costs.
 
         If the job had slots and still has some, a pause that is not over is not shortened.
+
+        Args:
+            moment: the change.
+            cost: the seconds that each kind of change costs.
         """
         pending_s = self._pause_s if self.placement and moment.placement else 0.0
         self._pause_s = max(pending_s, cost.of(moment.change))
@@ -184,22 +200,26 @@ class Progress:
         self.history.append(moment)
 
     def _rate_now(self) -> float:
-        """Return the present progress a second; after a change, measure a step, too."""
+        """Return the job's present progress per second, in the unit of its work.
+
+        After a change of slots or batch, and in a new epoch, the job also measures a step.
+        """
         if self._rate is None:
             self._rate = self._rate_in(self.epoch)
             self._measure()
         return self._rate
 
     def _measure(self) -> None:
-        """Record the step time and the noise scale that the job measures in its configuration.
+        """Record the step time and the noise scale that the job measures with its slots and batch.
 
-        Of each combination of nodes, slots and local batch the first step time is kept.
+        Of each combination of nodes, slots and local batch, only the step time measured there at
+        first is kept.
         """
         work = self.submission.work
         step, self._noise_scale = work.observed(self._slots, self.batch, self.epoch)
         self._steps.setdefault((step.hosts, step.workers, step.batch), step)
 
     def _rate_in(self, epoch: int) -> float:
-        """Return the progress a second in an epoch, with the present slots, batch and slowdown."""
+        """Return the progress per second in ``epoch``, with the present slots and batch."""
         rate = self.submission.work.rate(self._slots, self.batch, epoch)
         return rate * (1.0 - self.slowdown) * self.speed

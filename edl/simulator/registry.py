@@ -1,4 +1,4 @@
-"""Register all policies that `edl simulate` knows: the product's, and the published ones."""
+"""Register all policies that `edl simulate` knows, by name: edl's own, and those of papers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ POLICIES: Registry = {
 
 
 def registered_policy(name: str, seed: int = 0, resize_s: float | None = None) -> ClusterPolicy:
-    """Return the policy that is registered as ``name``, of the product or published.
+    """Return the policy that is registered as ``name``, one of edl's own or one of a paper.
 
     Args:
         name: a key of :data:`POLICIES`.
         seed: the seed of a policy that draws random numbers; 0 keeps the registered seed.
-        resize_s: the seconds that the policy takes a change of a job's size to cost, if it has such
-            a parameter; None keeps the registered value.
+        resize_s: the seconds that the policy assumes a change of a job's size to cost, if it has
+            such a parameter; None keeps the registered value.
 
     Raises:
         UsageError: no policy is registered as ``name``.

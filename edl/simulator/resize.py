@@ -17,10 +17,10 @@ from edl.errors import UsageError
 class SlotChange(StrEnum):
     """The kind of a change of a job's slots.
 
-    ``START``: the job gets its first slots. ``RESTART``: it gets slots after it had none. ``JOIN``:
-    it keeps its slots and gets more. ``LEAVE``: it keeps only some of them. ``PREEMPT`` and
-    ``FAILURE``: it loses all slots, by a decision or because a node failed. ``MIGRATE``: any other
-    change.
+    ``START``: the job gets its first slots. ``RESTART``: it gets slots after it had lost all.
+    ``JOIN``: it keeps its slots and gets more. ``LEAVE``: it keeps only some of them. ``PREEMPT``
+    and ``FAILURE``: it loses all slots, by a decision or because a node failed. ``MIGRATE``: any
+    other change.
     """
 
     START = "start"  # the job gets its first slots
@@ -36,7 +36,8 @@ class SlotChange(StrEnum):
 class ResizeCost:
     """The cost of each kind of change of a job's slots, in seconds without training.
 
-    To lose all slots costs nothing at that time; the restart costs ``restart``.
+    The fields are named as the kinds of :class:`SlotChange`. To lose all slots has no cost of its
+    own: the restart after it costs ``restart``.
     """
 
     start: float = 30.0
@@ -62,7 +63,7 @@ class ResizeCost:
 
 
 def constant(seconds: float) -> ResizeCost:
-    """Return costs of ``seconds`` for every kind of change."""
+    """Return costs of ``seconds`` without training for every kind of change."""
     return ResizeCost(seconds, seconds, seconds, seconds, seconds)
 
 

@@ -29,7 +29,7 @@ class AllocationChange:
     reason: str = ""
 
     def figures(self) -> dict[str, Any]:
-        """Return the change as a dictionary that can be written as JSON."""
+        """Return the fields of the change by name, as a dictionary that can be written as JSON."""
         return {
             "at_s": self.at_s,
             "change": self.change.value,
@@ -52,7 +52,7 @@ class BatchChange:
     batch: int
 
     def figures(self) -> dict[str, Any]:
-        """Return the change as a dictionary that can be written as JSON."""
+        """Return the fields of the change by name, as a dictionary that can be written as JSON."""
         return {"at_s": self.at_s, "batch": self.batch}
 
 
@@ -61,9 +61,10 @@ class JobResult:
     """The result of a job that has ended, with virtual times in seconds on the clock of the trace.
 
     Attributes:
+        name: the name of the job.
         kind: the kind of job, as it was submitted.
         arrival_s: the time at which it was submitted.
-        start_s: the time at which it first had slots.
+        start_s: the time at which it was given its first slots.
         end_s: the time at which it ended, or was rejected.
         slot_s: the seconds during which it had slots, times the number of slots.
         history: all changes of its slots.
@@ -90,7 +91,7 @@ class JobResult:
         return self.end_s - self.arrival_s
 
     def later(self, seconds: float) -> JobResult:
-        """Return the same result on a clock that shows ``seconds`` more."""
+        """Return this result on a clock that is ``seconds`` ahead: all points in time are later."""
         if not seconds:
             return self
         return replace(
@@ -104,7 +105,10 @@ class JobResult:
 
     @property
     def finish_time_fairness(self) -> float:
-        """The JCT divided by the isolated time, or 0 if the isolated time is not known."""
+        """The job completion time divided by ``isolated_s``, the time on an own share of the cluster.
+
+        Up to 1 the job lost nothing by sharing; 0 if ``isolated_s`` is not known.
+        """
         return self.jct_s / self.isolated_s if self.isolated_s else 0.0
 
     @property
@@ -117,9 +121,10 @@ class JobResult:
         return max(0, given - 1)
 
     def figures(self, history: bool = False) -> dict[str, Any]:
-        """Return the job's times as a dictionary that can be written as JSON.
+        """Return the job's results as a dictionary that can be written as JSON.
 
-        With ``history`` it includes all changes of the job's slots and of its batch.
+        Args:
+            history: whether to include all changes of the job's slots and of its batch.
         """
         shown: dict[str, Any] = {
             "name": self.name,
@@ -156,7 +161,7 @@ class Result:
     def ended(self) -> list[JobResult]:
         """The results of the jobs that were not rejected.
 
-        Means and percentiles of the JCT are taken over these.
+        Means and percentiles of the job completion time (JCT) are taken over these.
         """
         return [job for job in self.jobs if not job.dropped]
 
@@ -172,20 +177,24 @@ class Result:
 
     @property
     def worst_finish_time_fairness(self) -> float:
-        """The largest finish-time fairness of the jobs that were not rejected; up to 1 is fair."""
+        """The largest finish-time fairness of the jobs that were not rejected.
+
+        Up to 1 no job lost anything by sharing the cluster; see :mod:`edl.simulator.fairness`.
+        """
         return max(job.finish_time_fairness for job in self.ended)
 
     def jct_percentile_s(self, percent: float) -> float:
-        """Return the JCT in seconds that ``percent`` percent of the jobs do not exceed.
+        """Return the job completion time that ``percent`` (0 to 100) percent of jobs do not exceed.
 
-        It is interpolated linearly between two jobs. Rejected jobs do not count.
+        It is in seconds, interpolated linearly between two jobs. Rejected jobs do not count.
         """
         return float(np.percentile([job.jct_s for job in self.ended], percent))
 
     def figures(self, history: bool = False) -> dict[str, Any]:
         """Return the summary and every job as a dictionary that can be written as JSON.
 
-        With ``history`` it includes all changes of each job's slots and batch.
+        Args:
+            history: whether to include all changes of each job's slots and batch.
         """
         return {
             "mean_jct_s": self.mean_jct_s,

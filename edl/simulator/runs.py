@@ -1,4 +1,4 @@
-"""Compute simulations that are described as values: one, or several in parallel processes."""
+"""Compute simulations that are described as objects: one, or several in parallel processes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ class SimulatedRun:
     Attributes:
         policy: the name of the policy.
         rules: the rules by which time moves.
-        nodes: the number of nodes; each has ``slots`` slots.
-        load, workload: the load and the number of a workload of Pollux. For the jobs of JSA they
-            hold the arrivals and the seed.
-        jobs: the jobs to simulate; empty: the workload of Pollux.
+        nodes: the number of nodes of the cluster.
+        slots: the number of slots of each node.
+        load: the load of a published workload of Pollux, like "1.0"; for drawn jobs (JSA's and
+            mixed ones) the rates of submission; empty: the jobs have neither.
+        workload: the number of a published workload of Pollux; for drawn jobs their seed.
+        jobs: the jobs to simulate; empty: the workload of Pollux that ``load`` and ``workload``
+            name.
         seed: the seed of the policy's random numbers.
         built_in: the name of the built-in set of jobs; empty: the jobs are from a trace.
     """
@@ -56,7 +59,9 @@ class RunOutcome(NamedTuple):
     """A simulation that was computed: its description, its result, and how long that took.
 
     Attributes:
-        took_s: the seconds that the computation took.
+        run: the description of the simulation.
+        result: the result of each job, and the number of decisions.
+        took_s: the seconds of real time that the computation took.
     """
 
     run: SimulatedRun
@@ -97,7 +102,8 @@ def do_all(
     Args:
         runs: the descriptions of the simulations.
         processes: the number of processes that compute at the same time.
-        tell: is called with a message whenever there is progress.
+        tell: is called with a message for people: with several processes after each simulation,
+            with one process after each decision of the policy.
 
     Raises:
         UsageError: a simulation cannot be computed; see :func:`do`.
@@ -125,8 +131,12 @@ def _leave_interrupts_to_the_parent() -> None:
 def _teller(run: SimulatedRun, what: str, tell: Callable[[str], None]) -> OnTime:
     """Return a function that passes the progress of a simulation to ``tell``, as a message.
 
-    The function takes the virtual time in seconds and the number of jobs that have ended. Each
-    message begins with ``what``.
+    The function takes the virtual time in seconds and the number of jobs that have ended.
+
+    Args:
+        run: the description of the simulation; it is not used.
+        what: the words with which each message begins.
+        tell: is called with each message.
     """
 
     def on_time(now_s: float, ended: int) -> None:

@@ -16,6 +16,7 @@ class TimedWork:
 
     Attributes:
         duration_s: the seconds that the work takes with ``slots`` slots.
+        slots: the number of slots for which the duration is known.
         parallel_fraction: the fraction of the work that more slots share, 0 to 1.
     """
 
@@ -29,25 +30,37 @@ class TimedWork:
         return 1
 
     def end_of(self, epoch: int) -> float:
-        """Return 1, the progress at the end of the only epoch."""
+        """Return 1, the progress at the end of the only epoch, whatever ``epoch`` is."""
         return 1.0
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """Return the progress a second on ``slots`` by Amdahl's law.
+        """Return the progress per second, a fraction of the whole work, by Amdahl's law.
 
-        Only the total number of slots counts, not their nodes, nor the batch.
+        Args:
+            slots: the number of the job's slots on each of its nodes; only the sum counts.
+            batch: the global batch; it does not count.
+            epoch: the epoch; it does not count.
         """
         return 1 / self.whole_s(sum(slots))
 
     def model(self, epoch: int, progress: float) -> TimedModel:
-        """Return the model that policies get of the job after ``progress``: it tells the truth."""
+        """Return the model of the job that policies get: it knows the true speed and what is left.
+
+        Args:
+            epoch: the epoch that the job is in; it does not count.
+            progress: the fraction of the work that is done, 0 to 1.
+        """
         return TimedModel(self, 1 - progress)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
-        """Return the step time that the job would measure, as one step of the whole work.
+        """Return the step time that the job would measure, the whole work being one step.
 
-        All of the step is computing, and each slot has an equal share of ``batch``. The noise scale
-        is None: not known.
+        All of the step is computing. The noise scale, the second value, is None: not known.
+
+        Args:
+            slots: the number of the job's slots on each of its nodes.
+            batch: the global batch in samples, of which each slot has an equal share.
+            epoch: the epoch; it does not count.
         """
         whole_s = self.whole_s(sum(slots))
         return StepTimeSample(sum(slots), len(slots), batch / sum(slots), whole_s, whole_s), None
@@ -63,9 +76,10 @@ class TimedWork:
 
 @dataclass(frozen=True)
 class TimedModel:
-    """The model that policies get of a :class:`TimedWork`: the truth, all work being one step.
+    """The model that policies get of a :class:`TimedWork`: its true speed, all work being one step.
 
     Attributes:
+        work: the work of the job.
         left: the fraction of the work that is left, 0 to 1.
     """
 
@@ -73,16 +87,18 @@ class TimedModel:
     left: float
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Return the seconds of the single step, which is the whole work, on ``slots``.
+        """Return the seconds of the single step, which is the whole work.
 
-        Only the total number of slots counts, not their nodes, nor the batch.
+        Args:
+            slots: the number of the job's slots on each of its nodes; only the sum counts.
+            batch: the global batch; it does not count.
         """
         return self.work.whole_s(sum(slots))
 
     def efficiency(self, batch: int) -> float:
-        """Return 1: a sample brings the same progress in any batch."""
+        """Return 1: a sample brings the same progress in any global ``batch``."""
         return 1.0
 
     def steps_left(self, batch: int) -> float:
-        """Return the fraction of the single step that is left, 0 to 1, with any batch."""
+        """Return the fraction of the single step that is left, 0 to 1; ``batch`` does not count."""
         return self.left

@@ -141,7 +141,13 @@ class _TraceLine:
         return replace(work(name, arrival_s, slots), weight=weight)
 
     def _timed(self, name: str, arrival_s: float, slots: int) -> SubmittedJob:
-        """Return a job of the duration in the row; its speed follows Amdahl's law."""
+        """Return the job of a row with a duration; its speed follows Amdahl's law.
+
+        Args:
+            name: the name of the job.
+            arrival_s: the time of submission, in seconds.
+            slots: the number of slots that its user requests.
+        """
         duration_s = self._number("duration_s")
         fraction = self._number("parallel_fraction", 1.0)
         if duration_s == 0:
@@ -153,7 +159,13 @@ class _TraceLine:
         return SubmittedJob(name, arrival_s, work, slots, least, most)
 
     def _measured(self, name: str, arrival_s: float, slots: int) -> SubmittedJob:
-        """Return a job of a measured application of Pollux, with the batch of the row."""
+        """Return the job of a row with an application that Pollux measured, and the row's batch.
+
+        Args:
+            name: the name of the job.
+            arrival_s: the time of submission, in seconds.
+            slots: the number of slots that its user requests.
+        """
         known, wanted = measured_applications(), self._text("application")
         if wanted not in known:
             raise UsageError(
@@ -181,10 +193,10 @@ class _TraceLine:
     def _limits(self, slots: int) -> tuple[int, int]:
         """Return the fewest and the most slots that a policy may give the job.
 
-        Both are ``slots``, the requested number, if the row does not say it.
+        Where the row has no limit, it is ``slots``, the number that the user requests.
 
         Raises:
-            UsageError: ``slots`` does not lie between them.
+            UsageError: ``slots`` does not lie between the limits.
         """
         least = self._whole("min_slots", slots)
         most = self._whole("max_slots", slots)
@@ -196,15 +208,15 @@ class _TraceLine:
         return least, most
 
     def _text(self, column: str) -> str:
-        """Return the text in ``column`` without blanks around it; empty if there is none."""
+        """Return the text in the column named ``column`` without blanks around it; "" if empty."""
         cell = self.cells.get(column)
         return cell.strip() if isinstance(cell, str) else ""
 
     def _number(self, column: str, default: float | None = None) -> float:
-        """Return the number in ``column``, 0 or more; ``default`` if the cell is empty.
+        """Return the number, 0 or more, in the column named ``column``; ``default`` without one.
 
         Raises:
-            UsageError: the cell is not such a number, or is empty without a default.
+            UsageError: the cell is not such a number, or is empty and ``default`` is None.
         """
         text = self._text(column)
         if not text and default is not None:
@@ -218,10 +230,10 @@ class _TraceLine:
         return number
 
     def _whole(self, column: str, default: int | None = None) -> int:
-        """Return the whole number in ``column``, 1 or more; ``default`` if the cell is empty.
+        """Return the whole number, 1 or more, in the column ``column``; ``default`` without one.
 
         Raises:
-            UsageError: the cell is not such a number, or is empty without a default.
+            UsageError: the cell is not such a number, or is empty and ``default`` is None.
         """
         number = self._number(column, default)
         if number != int(number) or number < 1:

@@ -10,7 +10,13 @@ from edl.simulator.results import JobResult, Result
 
 
 class SlotSpan(NamedTuple):
-    """A period in which a job had the same number of slots; with 0 slots it waited."""
+    """A period in which a job had the same number of slots; with 0 slots it waited.
+
+    Attributes:
+        from_s: the begin of the period, in seconds of virtual time.
+        to_s: its end.
+        slots: the number of slots.
+    """
 
     from_s: float
     to_s: float
@@ -18,7 +24,7 @@ class SlotSpan(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """The use of the cluster from ``at_s`` until the next change.
+    """The use of the cluster from one change to the next.
 
     Attributes:
         at_s: the begin, in seconds of virtual time.
@@ -50,9 +56,9 @@ def spans(job: JobResult) -> list[SlotSpan]:
 
 
 def levels(result: Result) -> list[Usage]:
-    """Return the slots in use and the number of waiting jobs, whenever one of them changes.
+    """Return the number of used slots and of waiting jobs at each time at which one changes.
 
-    The list begins at time 0 and is in order of time.
+    Each item holds until the next one; they are in order of time, and the first is at time 0.
     """
     used: Counter[float] = Counter()
     waiting: Counter[float] = Counter()

@@ -27,7 +27,7 @@ class JobWork(Protocol):
         """Return the progress at which epoch number ``epoch``, counted from 0, ends."""
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """Return the progress a second, above 0.
+        """Return the job's progress per second, above 0, in the unit of this kind of work.
 
         Args:
             slots: the number of the job's slots on each of its nodes.
@@ -39,12 +39,18 @@ class JobWork(Protocol):
         """
 
     def model(self, epoch: int, progress: float) -> TrainingModel:
-        """Return the model that policies get of a job after ``progress``, in epoch ``epoch``."""
+        """Return the model of the job's speed and remaining steps that policies get.
+
+        Args:
+            epoch: the epoch that the job is in, counted from 0.
+            progress: the job's progress, in the unit of this kind of work.
+        """
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
-        """Return the step time and the noise scale that the job itself would measure.
+        """Return the step time and the gradient noise scale that the job itself would measure.
 
-        Interference by other jobs is not part of them, as in the published simulator.
+        The noise scale is in samples; None: not known. Interference by other jobs is not part of
+        them, as in Pollux' simulator.
 
         Args:
             slots: the number of the job's slots on each of its nodes.
@@ -57,11 +63,18 @@ class JobWork(Protocol):
 class SubmittedJob:
     """A job as its user submits it, with the work that it really takes.
 
-    All fields but ``work`` and ``kind`` are as in :class:`edl.core.cluster.state.ClusterJob`.
-
     Attributes:
+        name: the name of the job.
+        arrival_s: the time of submission, in seconds.
         work: the work that the job has to do; policies do not see it.
+        requested_slots: the number of slots that its user requests.
+        min_slots, max_slots: the fewest and the most slots that a policy may give it.
+        batch: the global batch that its user requests, in samples.
+        batches: the smallest and the largest global batch that a policy may choose.
+        preemptible: whether a policy may take slots away from it.
+        local_batches: as in :class:`edl.core.cluster.state.ClusterJob`.
         kind: the kind of job (like the name of its application), for tables.
+        weight: its weight in policies that share slots by weight.
     """
 
     name: str
