@@ -277,8 +277,8 @@ def environment() -> dict[str, str]:
 def take_inherited_template() -> tuple[int, int] | None:
     """Return the template process that this launcher has inherited; further calls return None.
 
-    A template is a process that has imported the framework and forks into workers. A launcher
-    inherits it from an earlier launcher whose process it replaces.
+    A template is a process that has imported the framework and forks into workers. An environment
+    variable names the inherited one, and is removed.
 
     Returns:
         The file descriptor of the template's socket and the template's process id; None if this

@@ -105,7 +105,7 @@ class JobResult:
 
     @property
     def finish_time_fairness(self) -> float:
-        """The job completion time divided by ``isolated_s``, the time on an own share of the cluster.
+        """The job completion time divided by ``isolated_s``, the time on an own share of the slots.
 
         Up to 1 the job lost nothing by sharing; 0 if ``isolated_s`` is not known.
         """

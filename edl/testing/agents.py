@@ -13,11 +13,11 @@ MOST_WORKERS = 24  # that a job may start in all
 
 
 class HostedWorker(Protocol):
-    """A worker as the agent of its host sees it."""
+    """A worker of a loopback job as the agent of its host sees it."""
 
     @property
     def id(self) -> int:
-        """The number of the worker."""
+        """The id of the worker, an integer from 0."""
 
     @property
     def host(self) -> str:
@@ -33,7 +33,7 @@ class HostedJob(Protocol):
 
     @property
     def schedule(self) -> TaskScheduler:
-        """The virtual time of the job, and what runs in it."""
+        """The scheduler that runs all threads of the job, and has its virtual time."""
 
     @property
     def memory(self) -> MemoryJob:
@@ -44,21 +44,23 @@ class HostedJob(Protocol):
         """All workers that were started, those that have ended included."""
 
     def start_worker(self, host: str) -> None:
-        """Start one more worker on ``host``."""
+        """Start one more worker on the host called ``host``."""
 
     def kill(self, worker: int) -> None:
-        """End the process of ``worker`` as by SIGKILL."""
+        """End the process of the worker with the id ``worker``, as by SIGKILL."""
 
     def thaw(self, worker: int) -> None:
-        """Wake ``worker``, which is frozen, as by SIGCONT."""
+        """Wake the worker with the id ``worker``, which is frozen, as by SIGCONT."""
 
 
 class Agents:
     """The agents of all hosts of a loopback job, one for each host.
 
+    They are two actors of the job's schedule: one starts missing workers, one wakes frozen ones.
+
     Args:
         job: the job whose workers they start.
-        slots: the slots of each host.
+        slots: the number of slots that each host has.
         restart_s: how long the agents wait after the end of a worker before they start another one,
             in virtual seconds.
     """
@@ -77,27 +79,28 @@ class Agents:
         self.come()
 
     def come(self) -> None:
-        """Give each host for which workers are desired an agent from now on."""
+        """Give an agent to each host that has an entry in the desired numbers of workers."""
         memory = self._job.memory
         memory.agents |= dict.fromkeys(memory.hosts, self._slots)
 
     def want_fewer(self, host: str) -> None:
-        """Lower the desired number of workers on ``host`` by one, because one was refused.
+        """Lower the desired number of workers on ``host`` by one, after the job refused a worker.
 
-        Another worker on that host would be refused as well.
+        A refused worker has a state that differs from the others'; another one on that host would
+        be refused as well.
         """
         memory = self._job.memory
         memory.set_desired({**memory.hosts, host: memory.hosts[host] - 1})
 
     def see_end(self) -> None:
-        """Note that a worker's process has ended: new workers start after ``restart_s`` only."""
+        """Note that a worker's process has ended: the next worker starts ``restart_s`` later."""
         self._restart_at = self._job.schedule.now_s() + self._restart_s
 
     def _lacking(self) -> str | None:
-        """Return a host that has fewer workers than desired, or None if no worker may be started.
+        """Return the name of a host with fewer workers than desired, or None.
 
-        No worker is started if the job is over, ZooKeeper is away, or MOST_WORKERS were started.
-        Evicted workers, and workers that are to be replaced, do not count as there.
+        No worker may be started if the job is over, ZooKeeper is away, or MOST_WORKERS were
+        started. Workers that are evicted, or are to be replaced, do not count.
         """
         job, memory = self._job, self._job.memory
         current = memory.generation
@@ -120,7 +123,7 @@ class Agents:
         return None
 
     def _may_start(self) -> bool:
-        """Return whether a worker is missing and the pause after the last end of a worker is over.
+        """Return whether a worker is missing, and the pause since the last end of a worker is over.
 
         The hosts are searched again only after a change of the job's records.
         """
@@ -136,14 +139,15 @@ class Agents:
         self._job.start_worker(host)
 
     def _starts_at(self) -> float | None:
-        """Return the time of the next start of a worker; None if no worker is missing."""
+        """Return when the next worker is to be started, in virtual seconds; None: none is missing."""
         self._may_start()
         return self._restart_at if self._lacks[1] else None
 
     def _frozen(self) -> list[tuple[float, int]]:
-        """Return (time, worker) for each frozen worker, the earliest first.
+        """Return (time, worker's id) for each frozen worker, the earliest time first.
 
-        The time is when the worker is woken; 0 if the job is over, since the worker is killed then.
+        The time is when the worker is woken, in virtual seconds. It is 0 if the job is over: the
+        worker is killed at once.
         """
         if not (frozen := self._job.memory.frozen):
             return []
@@ -151,11 +155,11 @@ class Agents:
         return sorted((0.0 if over else self.thaws[worker], worker) for worker in frozen)
 
     def _may_wake(self) -> bool:
-        """Return whether a frozen worker is due to be woken, or killed."""
+        """Return whether a frozen worker's time to be woken, or killed, has come."""
         return any(at <= self._job.schedule.now_s() for at, _ in self._frozen()[:1])
 
     def _wake(self) -> None:
-        """Wake the frozen worker that is due first, or kill it if the job is over."""
+        """Wake the frozen worker whose time comes first; kill it if the job is over."""
         _, worker = self._frozen()[0]
         if self._job.memory.job.state.over:
             self._job.kill(worker)
@@ -163,5 +167,5 @@ class Agents:
             self._job.thaw(worker)
 
     def _wakes_at(self) -> float | None:
-        """Return when the next frozen worker is woken; None if none is frozen."""
+        """Return when the next frozen worker is woken, in virtual seconds; None: none is frozen."""
         return next((at for at, _ in self._frozen()), None)

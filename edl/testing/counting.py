@@ -65,7 +65,7 @@ class CountingModel:
         self.sum: Vector | None = None  # of the gradients that are accumulated
 
     def gradient(self, batch: Batch) -> Vector:
-        """Return the gradient of the mean loss over the samples of ``batch``."""
+        """Return the gradient of the mean loss over the samples of ``batch``, of shape (samples,)."""
         gradient: Vector = np.zeros(len(self.w))
         np.add.at(gradient, batch.items, 1.0 / batch.samples)
         return gradient
@@ -73,7 +73,9 @@ class CountingModel:
     def update(self, gradient: Vector) -> None:
         """Make a step of plain SGD with lr 1, and count the samples that the step has trained.
 
-        Sample counts that are no integers, or do not fit the weights, are noted in ``wrong``.
+        ``gradient`` is the mean gradient of the step. If a count that follows from it is no
+        integer, or does not fit the change of the weights, a message is added to the attribute
+        ``wrong``.
         """
         self.w = self.w - gradient
         change = self.before - self.w
@@ -91,18 +93,30 @@ class CountingModel:
     # --- what edl asks of a framework's copy of the state
 
     def end_batch(self, step: int, epoch: int) -> None:
-        """Do nothing: the model has no tracked objects that follow the end of a batch."""
+        """Do nothing: the model has no objects that follow the end of a batch.
+
+        Args:
+            step: the step; it does not count.
+            epoch: the epoch; it does not count.
+        """
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Take part in the broadcast of the state of ``root``; store it as ``receive`` says."""
+        """Take part in the broadcast of the job's state from one worker to all others.
+
+        Args:
+            ring: the ring on which the state is sent.
+            root: the rank of the worker that sends its state.
+            receive: whether this model takes the state that is sent.
+        """
         sent = self.exchange(ring, root)
         if receive is not Receive.NOTHING:
             self.restore(sent)
 
     def exchange(self, ring: Ring, root: int) -> dict[str, Vector]:
-        """Broadcast the state of ``root`` on ``ring`` and return it, by name.
+        """Broadcast the state of the worker with rank ``root`` on ``ring``, and return it.
 
-        The model itself is not changed, since the ring may break halfway.
+        The result has the arrays by name. The model itself is not changed, since the ring may break
+        halfway.
         """
         sent: dict[str, Vector] = {}
         for name, mine in self.capture().items():
@@ -111,11 +125,15 @@ class CountingModel:
         return sent
 
     def learning_rates(self) -> dict[str, float]:
-        """Return no learning rates: the model's is fixed at 1."""
+        """Return an empty dictionary: the model has no optimizer whose learning rate may change."""
         return {}
 
     def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
-        """Return digests, by name, of the parts of ``w`` and ``count`` that are in ``group``."""
+        """Return digests of the model's state, by the name of the part that each covers.
+
+        Args:
+            group: which parts of the arrays ``w`` and ``count`` are included, all by default.
+        """
         parts = StateArrays(lambda: {"w": self.w, "count": self.count}, lambda array: array.nbytes)
         return {
             part.name: of_array(part.value, part.start, part.stop) or 0
@@ -127,7 +145,7 @@ class CountingModel:
         return {name: getattr(self, name).copy() for name in ("w", "before", "count")}
 
     def restore(self, state: object) -> None:
-        """Set ``w``, ``before`` and ``count`` to the arrays in ``state``."""
+        """Set ``w``, ``before`` and ``count`` to those of ``state``, which :meth:`capture` returned."""
         assert isinstance(state, dict)
         vars(self).update(state)
 
@@ -143,9 +161,15 @@ class Shards:
         self._starts = [0, *accumulate(lengths)]
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[int]:
-        """Return up to ``count`` samples of ``shard`` from ``offset`` on, in every epoch the same.
+        """Return up to ``count`` samples of a shard, the same in every epoch.
 
         It is the method of :class:`edl.worker.stream_sampler.StreamReader`.
+
+        Args:
+            epoch: the epoch; it does not count.
+            shard: the index of the shard.
+            offset: the index of the sample in the shard to begin with.
+            count: the most samples to return; fewer are returned at the end of the shard.
         """
         start, stop = self._starts[shard : shard + 2]
         return [*range(start + offset, min(stop, start + offset + count))]
@@ -160,7 +184,11 @@ class TrainingData(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """The samples of a batch: of one worker's, or of all workers' if the source is aligned."""
+        """The samples of one worker's batch, or of all workers' together if the source is aligned.
+
+        In an aligned source the global batches have the same samples whatever the number of
+        workers.
+        """
 
     @property
     def shards(self) -> tuple[int, ...]:
@@ -192,8 +220,8 @@ def source_of(
 class CountingBatchSource:
     """The batches that a worker forms from its leases, as :class:`edl.framework.steps.BatchSource`.
 
-    The first batch appears loaded only when a caller that does not wait has asked LATE times; until
-    then a caller that does not wait gets padding batches.
+    To imitate slow loading, callers of :meth:`next` that do not wait get padding batches until they
+    have asked LATE times; then the data count as loaded.
 
     Args:
         worker: the worker that trains the batches.
@@ -210,16 +238,18 @@ class CountingBatchSource:
         self.batch: Batch | None = None  # whose data are in hand
 
     def restart(self) -> None:
-        """Discard the batches that were formed ahead."""
+        """Discard the batches that were formed ahead of need."""
         self._ahead.clear()
 
     def form_lost_again(self) -> None:
         """Do nothing: this source loses no samples that need to be formed into batches again."""
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Return the next batch, and whether it is a padding batch.
+        """Return the next batch, and whether it is a padding batch (of weight zero).
 
-        With ``waits`` false the caller does not wait for loading: at first it gets padding batches.
+        Args:
+            waits: whether to wait until data are loaded; if not, the result is a padding batch in
+                the first LATE calls.
         """
         worker = self._worker
         if not worker.warming_up:
@@ -238,8 +268,10 @@ class CountingBatchSource:
 def accumulated(worker: Worker, model: CountingModel, gradient: Vector) -> Vector:
     """Return the sum of the step's gradients so far, each weighted by the samples of its batch.
 
-    ``gradient`` is the gradient of the newest batch of ``worker``; the sum of the earlier ones is
-    ``model.sum``.
+    Args:
+        worker: the worker, with the newest batch open.
+        model: the model, whose ``sum`` is that of the earlier gradients.
+        gradient: the gradient of the newest batch.
     """
     loader = worker.loader
     batch_size = loader.progress.source.batch_size
@@ -254,7 +286,7 @@ class CountingNoise(NoiseMeter):
     """
 
     def _square(self, gradients: Looked) -> float:
-        """Return the sum of the squared norms of ``gradients``, each times its count."""
+        """Return the sum of squared norms over ``gradients``, pairs of a gradient and its weight."""
         return float(sum(times * (each @ each) for each, times in gradients))
 
 
@@ -265,7 +297,7 @@ def train_step(
     gradient: Vector,
     noise: CountingNoise | None = None,
 ) -> bool:
-    """Train one step as edl's frameworks do: send the gradient, wait for the records, apply.
+    """Train one step as edl's frameworks do: send the gradient, wait for the step records, update.
 
     If the ring breaks, the step is repeated on the next ring. The gradient is sent before any
     worker knows how many samples the step has.
@@ -306,6 +338,11 @@ def train_step(
 
 def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | None:
     """Return the mean gradient of the step's samples; None if the step has no samples.
+
+    Args:
+        worker: the worker, whose step record is sent with the gradient.
+        member: its place in the loopback ring.
+        local: the worker's own gradient, weighted by its samples.
 
     Raises:
         RingBroken: the ring failed, and its survivors have to complete the step.
@@ -380,7 +417,11 @@ class Counting:
         return Batching(self.batch_size, self.max_global_batch, micro_batch=micro)
 
     def __call__(self, one: LoopbackWorker) -> None:
-        """Train the model on the worker ``one``; leave a :class:`Counted` as its ``result``."""
+        """Train the model on a worker to the end, and leave a :class:`Counted` as its ``result``.
+
+        Args:
+            one: the worker of the loopback job that runs the script.
+        """
         worker = one.worker
         source, reader = source_of(self, self.prefetch_batches, self._batching)
         worker.attach_source(source, reader)
@@ -440,16 +481,21 @@ class Counting:
         )
 
     def _request_size(self, one: LoopbackWorker) -> None:
-        """Request a global batch within ``batch_range``, as a leader's policy does.
+        """Request another global batch within ``batch_range``, as a leader's policy does.
 
-        The request has no effect on a worker that does not lead.
+        Args:
+            one: the worker that requests it; the request has no effect if it does not lead.
         """
         least, most = self.batch_range
         if most:
             one.shared.request_batch(least + one.worker.step // 3 * 5 % (most - least + 1))
 
     def cost_s(self, one: LoopbackWorker) -> float:
-        """Return how long the next batch takes the worker ``one``, in virtual seconds."""
+        """Return how long the next batch takes a worker, in virtual seconds.
+
+        Args:
+            one: the worker; here all take ``step_s``. Tests override this method.
+        """
         return self.step_s
 
     def prove(self, results: Mapping[int, Counted]) -> None:
@@ -474,7 +520,13 @@ class Counting:
             assert result.steps == first.steps, f"w{worker} made {result.steps} steps"
 
     def _splits(self, source: Source, epoch: int, samples: npt.NDArray[np.int64]) -> bool:
-        """Return whether ``samples``, trained in one step, belong to several global batches."""
+        """Return whether a step's samples belong to several global batches of an aligned source.
+
+        Args:
+            source: the source, which says which samples form a global batch.
+            epoch: the epoch of the step.
+            samples: the samples that were trained in the step.
+        """
         order = source.order(epoch).at(0, self.samples)
         numbers = np.flatnonzero(np.isin(order, samples)) // self.batch_size
         return len({*numbers.tolist()}) > 1

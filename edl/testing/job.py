@@ -58,7 +58,7 @@ Status = dict[str, Any]
 def start_process(
     command: Sequence[str | Path], directory: Path, environment: Mapping[str, str], output: Path
 ) -> subprocess.Popen[bytes]:
-    """Start ``command`` in a session of its own, and return the process.
+    """Start ``command`` in an operating-system session of its own, and return the process.
 
     Args:
         command: the program and its arguments.
@@ -150,10 +150,13 @@ class Run:
         self._begin([*verb, sys.executable, Path(script).absolute(), *arguments])
 
     def throttle(self, how: Throttle) -> None:
-        """Slow down the steps of the job from now on, as ``how`` says.
+        """Slow down the steps of the job, from the next one on.
 
         This works for scripts that call :func:`edl.testing.throttle.throttle_step`, or run under
         that module.
+
+        Args:
+            how: the rule for how long each step sleeps.
         """
         how.put(self._throttled)
 
@@ -162,13 +165,22 @@ class Run:
         self._throttled.unlink(missing_ok=True)
 
     def _begin(self, command: Sequence[str | Path]) -> None:
-        """Start an agent, whose end counts as the end of the job, and watch the job from now on."""
+        """Start an agent whose end counts as the end of the job, and begin to watch the job.
+
+        ``command`` is the agent's program and its arguments.
+        """
         self._follow(self._spawn(command, self._output))
 
     def _spawn(
         self, command: Sequence[str | Path], output: Path, **environment: str
     ) -> subprocess.Popen[bytes]:
-        """Start a process of the job in the background with more ``environment``; return it."""
+        """Start a process of the job in the background, and return it.
+
+        Args:
+            command: the program and its arguments.
+            output: the file to which its output is appended.
+            **environment: environment variables, in addition to those of the job.
+        """
         return self.start_process(command, self.directory, self.environment | environment, output)
 
     def _follow(self, agent: subprocess.Popen[bytes]) -> None:
@@ -182,7 +194,7 @@ class Run:
         self._watcher.start()
 
     def edl(self, verb: str, *arguments: str) -> str:
-        """Run the command ``edl <verb>`` on this job, and return its standard output.
+        """Run the command ``edl <verb>`` with ``arguments`` on this job; return its output.
 
         The command must succeed: an AssertionError shows its error output otherwise.
         """
@@ -191,7 +203,11 @@ class Run:
         return done.stdout
 
     def try_edl(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run the command ``edl <verb>`` on this job; return its result even if it fails."""
+        """Run the command ``edl <verb>`` with ``arguments`` on this job, which may fail.
+
+        Returns:
+            The completed process, with its exit code, output and error output as text.
+        """
         return subprocess.run(
             [*self.there, EDL, verb, self.name, *arguments],
             capture_output=True,
@@ -204,8 +220,8 @@ class Run:
     def scale(self, np: int) -> None:
         """Set the desired number of workers to ``np``, as ``edl scale`` does.
 
-        This method, and the questions below, start no process of ``edl`` where ZooKeeper can be
-        reached from here.
+        Where ZooKeeper can be reached from here, this method and those that read the job's status
+        or events start no process of ``edl``.
         """
         if self.there:
             self.edl("scale", "--np", str(np))
@@ -252,7 +268,7 @@ class Run:
             time.sleep(LOOK_S)  # the job is not written down yet, or ZooKeeper is not there
 
     def _look(self, store: JobStore) -> None:
-        """Read the status of the job once, and store it in ``_newest``.
+        """Read the status of the job once from ``store``, and keep it in ``_newest``.
 
         While ZooKeeper is away, the error is added to the last known status.
         """
@@ -315,7 +331,7 @@ class Run:
                     self._newest = json.loads(line)
 
     def look_again(self) -> None:
-        """Forget the last status, and watch the job with a new session.
+        """Forget the last status, and watch the job with a new ZooKeeper session.
 
         It is for tests in which the ZooKeeper that was watched has been replaced by another one.
         """
@@ -340,7 +356,7 @@ class Run:
         return found
 
     def workers(self, script: Path) -> set[int]:
-        """Return the process ids of the processes that run ``script`` (not of what they start)."""
+        """Return the ids of the processes that run ``script``, without those of their children."""
         agent = self._process.pid if self._process is not None else None
         found = {p.pid: p for p in self.processes() if p.pid != agent}
         return {
@@ -348,7 +364,7 @@ class Run:
         }
 
     def describe(self, what: str) -> str:
-        """Return a message that ``what`` went wrong in this job, with the end of its output."""
+        """Return the message that ``what`` went wrong in this job, with the end of its output."""
         return f"job {self.name}: {what}\n--- output ---\n{self.output()[-6000:]}"
 
     def close(self) -> None:
@@ -367,12 +383,12 @@ class Run:
 
 
 def status_of(store: JobStore) -> Status:
-    """Return the status of a job as ``edl status --json`` prints it."""
+    """Return the status of the job in ``store`` as ``edl status --json`` prints it."""
     return _as_json(job_status(store.snapshot(), store.session.hosts).to_json())
 
 
 def events_of(store: JobStore) -> list[dict[str, Any]]:
-    """Return the events of a job as ``edl events --json`` prints them, the oldest first."""
+    """Return the events of the job in ``store`` like ``edl events --json``, the oldest first."""
     return [_as_json(flat(event)) for _, event in store.events.read()]
 
 
@@ -393,9 +409,9 @@ class Job(Run):
         """Wait until the job's status fulfils ``condition``, and return that status.
 
         Args:
-            condition: is called with each new status.
+            condition: is called with each new status; the wait ends when its result is true.
             what: the thing waited for, for messages.
-            timeout_s: how long to wait.
+            timeout_s: how long to wait, in seconds.
 
         Raises:
             AssertionError: the job ended before, or the time is over.
@@ -429,7 +445,11 @@ class Job(Run):
         return self.wait_for_step(then["step"] + 1, timeout_s)
 
     def wait_for_step(self, step: int, timeout_s: float = WAIT_S) -> Status:
-        """Wait until the job has completed ``step`` steps, and return its status."""
+        """Wait until the job has completed ``step`` steps, and return its status.
+
+        Raises:
+            AssertionError: the job ended before, or ``timeout_s`` seconds are over.
+        """
         return self.wait(lambda now: now["step"] >= step, f"step {step}", timeout_s)
 
     def end(self, timeout_s: float = 120.0) -> int:
@@ -458,7 +478,7 @@ class Job(Run):
         return psutil.Process(self.members(name)[name]["pid"])
 
     def members(self, *names: str) -> dict[str, Any]:
-        """Return the entries of all workers in the status, by name, once ``names`` are among them.
+        """Return all workers' entries in the status, by name, once those of ``names`` are there.
 
         On a busy machine a session may end and be opened again at any time, so a name may be
         missing for a while.

@@ -51,16 +51,16 @@ class LoopbackWorker:
         slot: the number of its slot on the host.
         worker: the :class:`edl.worker.worker.Worker` that the thread runs.
         member: its place in the loopback network.
-        schedule: the virtual time of the job.
-        coordinator: its part in the job's membership.
+        schedule: the scheduler of the job, which has its virtual time.
+        coordinator: what connects the worker with the records of the job, in place of ZooKeeper.
         shared: the state that its training thread and its daemon share.
         result: what the script leaves here at its end.
         model: the model that the script trains.
-        points: the number of points that the worker has passed.
+        points: the number of points (see :class:`PassedPoint`) that the worker has passed.
         fails_next: whether its next collective fails.
         task: the thread of the worker.
         ended: whether its process is gone.
-        error: the exception that ended its script.
+        error: the exception that ended its script; None: the script has not ended by one.
     """
 
     id: int
@@ -90,7 +90,13 @@ class LoopbackWorker:
 
 
 class PassedPoint(NamedTuple):
-    """A record that a worker has passed a point: a failpoint, or a moment of a collective."""
+    """A record that a worker has passed a point: a failpoint, or a moment of a collective.
+
+    Attributes:
+        worker: the number of the worker.
+        number: the number of the point among all points that the worker has passed, from 1.
+        name: the name of the failpoint (:mod:`edl.failpoints`), or the collective and its phase.
+    """
 
     worker: int
     number: int  # its how many-th point
@@ -99,7 +105,13 @@ class PassedPoint(NamedTuple):
 
 @dataclass
 class _Orders:
-    """The actions that a test has ordered, by points of workers and after steps."""
+    """The actions that a test wants carried out during a run.
+
+    Attributes:
+        at_points: by (worker, number of its point), the actions when the worker passes that point.
+        after_steps: (number of steps, action), in order: each action when a worker has completed so
+            many steps.
+    """
 
     at_points: dict[tuple[int, int], list[Act]] = field(default_factory=dict)
     after_steps: list[tuple[int, Act]] = field(default_factory=list)
@@ -176,11 +188,17 @@ class LoopbackJob:
     # --- what is to happen
 
     def at(self, worker: int, point: int, act: Act) -> None:
-        """Call ``act`` when ``worker`` passes its ``point``-th point, in the worker's thread."""
+        """Have an action carried out when a worker passes one of its points, in its thread.
+
+        Args:
+            worker: the number of the worker.
+            point: the number of the point, as in :class:`PassedPoint`.
+            act: the action, which gets this job.
+        """
         self._orders.at_points.setdefault((worker, point), []).append(act)
 
     def after_step(self, step: int, act: Act) -> None:
-        """Call ``act`` when the first worker has completed ``step`` steps."""
+        """Have ``act(job)`` called when the first worker has completed ``step`` steps."""
         self._orders.after_steps.append((step, act))
         self._orders.after_steps.sort(key=lambda order: order[0])
 
@@ -195,18 +213,18 @@ class LoopbackJob:
         self._agents.come()
 
     def drain(self, worker: int) -> None:
-        """Request that ``worker`` leaves the job and is not replaced, as ``edl drain`` does."""
+        """Request that worker number ``worker`` leaves for good, as ``edl drain`` does."""
         self.memory.ask(RequestKind.DRAIN, worker)
 
     def replace(self, worker: int) -> None:
-        """Request, as a leader's policy does, that another worker replaces ``worker``.
+        """Request, as a leader's policy does, that a new worker replaces worker number ``worker``.
 
         The new worker enters the ring in the same switch in which the old one leaves.
         """
         self.memory.ask(RequestKind.REPLACE, worker)
 
     def terminate(self, worker: int) -> None:
-        """Ask ``worker`` to leave, as SIGTERM does.
+        """Ask worker number ``worker`` to leave, as SIGTERM does.
 
         It leaves at the next switch, or at once when it is not in the ring.
         """
@@ -227,7 +245,7 @@ class LoopbackJob:
     # --- faults
 
     def kill(self, worker: int) -> None:
-        """End the process of ``worker``, as SIGKILL does."""
+        """End the process of worker number ``worker``, as SIGKILL does."""
         one = self.workers[worker]
         if one.ended:
             return
@@ -236,7 +254,7 @@ class LoopbackJob:
         self.schedule.kill(one.task)
 
     def freeze(self, worker: int, seconds: float = FROZEN_S) -> None:
-        """Freeze ``worker``, as SIGSTOP does, and wake it after so many virtual ``seconds``.
+        """Freeze worker number ``worker``, as SIGSTOP does, and wake it after virtual ``seconds``.
 
         A frozen worker does nothing, and its connections stay open. If it is still frozen at the
         end of the job, its agent kills it.
@@ -252,7 +270,7 @@ class LoopbackJob:
         self.schedule.freeze(one.task)
 
     def thaw(self, worker: int) -> None:
-        """Let the frozen ``worker`` go on, as SIGCONT does."""
+        """Let worker number ``worker``, which is frozen, go on, as SIGCONT does."""
         one = self.workers[worker]
         if one.ended or worker not in self.memory.frozen:
             return
@@ -263,21 +281,24 @@ class LoopbackJob:
         self.schedule.thaw(one.task)
 
     def cut(self, worker: int) -> None:
-        """Break the connections of the ring of ``worker``; no process ends."""
+        """Break the ring connections of worker number ``worker``; no process ends."""
         if not self.workers[worker].ended:
             self.network.member(worker).cut()
 
     def fail(self, worker: int) -> None:
-        """Make the next collective or rendezvous of ``worker`` fail, at least on this worker."""
+        """Make the next collective or rendezvous fail on worker number ``worker``, at least."""
         self.workers[worker].fails_next = True
 
     def delay(self, worker: int, seconds: float = 5.0) -> None:
-        """Let ``worker`` sleep for virtual ``seconds``; do nothing if called in another thread."""
+        """Let worker number ``worker`` sleep for virtual ``seconds``.
+
+        Nothing happens if the method is called in another thread than that worker's.
+        """
         if self.workers[worker].task is self.schedule.current:
             self.schedule.sleep(seconds)
 
     def expire(self, worker: int) -> None:
-        """End the ZooKeeper session of ``worker``, which then opens another one."""
+        """End the ZooKeeper session of worker number ``worker``, which then opens another one."""
         self.memory.drop_session(worker)
 
     def disconnect(self, seconds: float) -> None:
@@ -316,7 +337,7 @@ class LoopbackJob:
 
     @property
     def results(self) -> dict[int, Any]:
-        """The results, by worker, of the scripts that came to their end."""
+        """What the script left as ``result``, by worker, of scripts that came to their end."""
         return {one.id: one.result for one in self.workers if one.result is not None}
 
     @property
@@ -372,7 +393,7 @@ class LoopbackJob:
         self._of[one.task] = one
 
     def _live(self, one: LoopbackWorker) -> None:
-        """Run a worker from its start to its end, in its thread."""
+        """Run the worker ``one`` from its start to its end; this is what its thread does."""
         try:
             try:
                 one.worker.start()
@@ -393,7 +414,10 @@ class LoopbackJob:
                 self._end(one)
 
     def _end(self, one: LoopbackWorker) -> None:
-        """Record that a worker's process is gone, and whether the job's state is lost with it."""
+        """Record that the process of the worker ``one`` is gone.
+
+        If no other worker has the job's state, that is recorded, too (``state_lost``).
+        """
         one.ended = True
         left = [other for other in self.workers if not other.ended]
         if not any(other.holds_state for other in left) and (
@@ -413,6 +437,9 @@ class LoopbackJob:
     def _moment(self, moment: CollectivePoint) -> None:
         """Pass a moment of a collective as a point, and let the collective fail if a test wants it.
 
+        Args:
+            moment: the worker, the name of the collective, and the phase that it has reached.
+
         Raises:
             CollectiveFailed: :meth:`fail` was called for the worker.
         """
@@ -427,7 +454,8 @@ class LoopbackJob:
     def _point(self, name: str) -> None:
         """Pass the point ``name`` in the thread of a worker.
 
-        The actions that are due there are carried out, and then other tasks may run.
+        The actions that a test has ordered for it are carried out, and then other tasks may run.
+        Nothing happens outside of the workers' threads.
         """
         task = self.schedule.current
         if task is None:
@@ -447,6 +475,10 @@ def _check_state(job: LoopbackJob, new: Generation) -> None:
     """Assert that a generation does not begin the job anew while a working member holds its state.
 
     A worker that is evicted, frozen or ended does not count as working.
+
+    Args:
+        job: the job.
+        new: the generation that was just decided.
     """
     if new.number == 1 or not new.members or {*new.joined} != {*new.worker_ids}:
         return

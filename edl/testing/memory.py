@@ -48,17 +48,17 @@ LIMITS = Limits(
 
 
 class MemoryJob:
-    """The records of one job that ZooKeeper would hold, and the part of its leader.
+    """The records of one job that ZooKeeper would hold, and what its leader does with them.
 
     Args:
         job: the record of the job.
         hosts: the desired number of workers by host; the assigned number is the same.
-        schedule: the virtual time of the job.
+        schedule: the scheduler of the job, which has its virtual time.
         network: the loopback network of its rings.
 
     Attributes:
-        gone: by worker, when its process ended without leaving the job.
-        frozen: by worker, when its process was frozen.
+        gone: by worker, when its process ended without leaving the job, in virtual seconds.
+        frozen: by worker, when its process was frozen, in virtual seconds.
     """
 
     def __init__(
@@ -97,17 +97,25 @@ class MemoryJob:
     # --- writes
 
     def changed(self, news: bool = False) -> None:
-        """Count a change of the records; with ``news``, one that daemons have to read."""
+        """Count a change of the records.
+
+        Args:
+            news: whether daemons have to read the change: that of leader, generation, evictions or
+                state.
+        """
         self.changes += 1
         self.news += news
 
     def put_member(self, member: Member) -> None:
-        """Write the record of a worker."""
+        """Write ``member``, the record of a worker, in place of an older one."""
         self.nodes[member.id] = member
         self.changed()
 
     def remove_member(self, worker: int) -> None:
-        """Delete the record of ``worker``; a job that is stopping ends with its last worker."""
+        """Delete the record of the worker with the id ``worker``.
+
+        A job that is stopping ends with its last worker.
+        """
         if self.nodes.pop(worker, None) is not None:
             self.changed()
         if not self.nodes and self.job.state is JobState.STOPPING:
@@ -119,7 +127,12 @@ class MemoryJob:
         self.changed()
 
     def ask(self, kind: str, worker: int) -> None:
-        """Add a request of ``kind``, such as to drain ``worker``."""
+        """Add a request for a worker to the records.
+
+        Args:
+            kind: the kind of request, such as to drain.
+            worker: the id of the worker that it is about.
+        """
         number = len(self.requests) + len(self.answered)
         self.requests[number] = Request(kind, worker, number)
         self.changed()
@@ -139,13 +152,13 @@ class MemoryJob:
     # --- the election
 
     def campaign(self, worker: int) -> None:
-        """Add ``worker`` to the candidates for the leadership."""
+        """Add the worker with the id ``worker`` to the candidates for the leadership."""
         if worker not in self._candidates:
             self._candidates.append(worker)
             self._elect()
 
     def resign(self, worker: int) -> None:
-        """Remove ``worker`` from the candidates; the next one leads."""
+        """Remove worker number ``worker`` from the candidates; if it led, the next one does."""
         if worker in self._candidates:
             self._candidates.remove(worker)
             self._elect()
@@ -186,11 +199,14 @@ class MemoryJob:
         return not self.away and bool(ended) and ended[0][0] <= self.schedule.now_s()
 
     def _expire(self) -> None:
-        """End the session that has run out first."""
+        """End the ZooKeeper session whose time-out came first."""
         self.drop_session(self._ended()[0][1])
 
     def _expires_at(self) -> float | None:
-        """Return when the next session runs out; None if none does, or ZooKeeper is away."""
+        """Return when the next session runs out, in virtual seconds.
+
+        None: no session will, or ZooKeeper is away.
+        """
         ended = self._ended()
         return ended[0][0] if ended and not self.away else None
 
@@ -221,7 +237,10 @@ class MemoryJob:
         return self.changes != seen or self.schedule.now_s() >= at + LOOK_S
 
     def _looks_at(self) -> float | None:
-        """Return when the leader decides again without a change; None if no leader can act."""
+        """Return when the leader decides again without a change, in virtual seconds.
+
+        None: there is no leader that can act.
+        """
         return self._looked[1] + LOOK_S if self._leads else None
 
     def _look(self) -> None:
@@ -273,9 +292,11 @@ class MemoryJob:
 class MemoryCoordinator:
     """The :class:`edl.worker.coordinator.Coordinator` of one worker, with the job in memory.
 
+    It is what connects a training thread with the job; here it also acts as the worker's daemon.
+
     Args:
         job: the records of the job.
-        member: the first record of the worker.
+        member: the record with which the worker registers.
         shared: the state that the worker's training thread and daemon share.
         ring: the ring of the worker.
     """
@@ -307,11 +328,11 @@ class MemoryCoordinator:
 
     @property
     def away(self) -> bool:
-        """Whether no worker reaches ZooKeeper now."""
+        """Whether ZooKeeper is away: no worker reaches it at present."""
         return self._job.away
 
     def last_step(self) -> int:
-        """Return 0 for the last reported step, since a loopback job saves no checkpoints."""
+        """Return 0, as if no step had been reported: a loopback job saves no checkpoints."""
         return 0  # nothing is saved here
 
     def put_saved(self, directory: str, step: int) -> None:
@@ -321,7 +342,7 @@ class MemoryCoordinator:
     # --- called by the training thread
 
     def start(self) -> tuple[Member, Generation | None]:
-        """Register the worker; return its record, and the job's generation if it has one."""
+        """Register the worker; return its record and the newest generation, if there is one."""
         self._shared.worker = self._member.id
         self._job.put_member(self._member)
         self._open = True
@@ -337,12 +358,12 @@ class MemoryCoordinator:
         self._job.remove_member(self._member.id)
 
     def resign(self) -> None:
-        """Take no more part in the ring and in elections, from the daemon's next turn on."""
+        """Leave the ring's membership and the elections, from the next turn of the daemon on."""
         self._resigned = True
         self._dirty = True
 
     def script_of_job(self) -> ScriptOfJob:
-        """Return what is known of the script of the workers in the ring."""
+        """Return the job's record of the script that the workers in the ring run."""
         return self._job.script
 
     def campaign(self) -> None:
@@ -357,39 +378,63 @@ class MemoryCoordinator:
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> None:
-        """Report a new ``stage`` of the worker, and the other values that are not None."""
+        """Report a new stage of the worker, and the other values that are not None.
+
+        Args:
+            stage: the stage of the worker, such as ready or training.
+            generation: the generation whose ring the worker is in.
+            newest_generation: the newest generation that the worker knows.
+            fits: as in the record :class:`edl.core.records.Member`.
+        """
         self._change(self._member.at(stage, generation, newest_generation, fits))
 
     def report_broken(self, failure: RingFailure) -> None:
-        """Report that a ring failed, and what was complete then."""
+        """Report that a ring failed.
+
+        Args:
+            failure: the ring, and what the worker had completed when it failed.
+        """
         self._change(replace(self._member, broken=failure))
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
-        """Report how the job ended; the first report counts, and ``event`` is logged with it."""
+        """Report how the job ended, unless another report came before.
+
+        Args:
+            end: the end of the job.
+            event: is logged with it; None: no event.
+        """
         self._ends.append((end, event))
         self._dirty = True
 
     def release_others(self, generation: Generation | None) -> None:
-        """Note that the worker's script has ended while its ring was that of ``generation``.
+        """Note that the worker's script has ended, so that no other worker waits for it for ever.
 
-        The daemon cuts that ring when another worker waits there for this one. None: it does not.
+        The daemon breaks the connections of the worker's ring when another worker waits there for
+        this one.
+
+        Args:
+            generation: the generation of that ring; None: there is none, and nothing is broken.
         """
         self._ended_in = 0 if generation is None else generation.number
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all reports are written; return False if ``timeout_s`` is over before."""
+        """Wait until the daemon has written all reports, for at most ``timeout_s`` seconds.
+
+        Returns:
+            Whether all reports are written.
+        """
         with self._written:
             return self._written.wait_for(lambda: not self._dirty, timeout_s)
 
     def _change(self, member: Member) -> None:
-        """Take ``member`` as the worker's record, which the daemon writes at its next turn."""
+        """Make ``member`` the worker's record, which the daemon writes at its next turn."""
         self._member = member
         self._dirty = True
 
     # --- the daemon's thread
 
     def _is_due(self) -> bool:
-        """Return whether the daemon has something to write, to read or to cut, and is able to."""
+        """Return whether the daemon can act, and has to write, to read, or to break a ring."""
         job, worker = self._job, self._member.id
         if not self._open or job.away or worker in job.gone or worker in job.frozen:
             return False
@@ -409,7 +454,7 @@ class MemoryCoordinator:
         return FOR_NUMBERS if member.is_missed_in("edl.exchange") else ""
 
     def _turn(self) -> None:
-        """Act as the daemon once: write pending reports, read news, and cut the ring if need be."""
+        """Act as the daemon once: write reports, read changes, and break a ring if need be."""
         job, worker = self._job, self._member.id
         if self.leave_requested:
             self.leave_requested = False
@@ -468,14 +513,14 @@ class MemoryCoordinator:
         self._shared.job_is(job.job.state, job.job.reason)
 
     def _must_cut(self) -> bool:
-        """Return whether the daemon has to cut the ring now.
+        """Return whether the daemon is to break the connections of the worker's ring at once.
 
-        It has to if :meth:`_wants_cut` says so and CUT_S have passed since the last cut.
+        It is if :meth:`_wants_cut` says so and CUT_S seconds have passed since it last did.
         """
         return self._job.schedule.now_s() >= self._cut_after and self._wants_cut()
 
     def _wants_cut(self) -> bool:
-        """Return whether the ring has lost a member, or is being built although it is outdated."""
+        """Return whether the ring has an evicted member, or is being built but outdated."""
         number, members = self._ring.membership
         if number == 0 or not (self._job.evicted or self._ring.is_building):
             return False
@@ -483,7 +528,10 @@ class MemoryCoordinator:
         return lost or (self._ring.is_building and number < self._newest)
 
     def _cuts_at(self) -> float | None:
-        """Return when the daemon cuts the ring next; None if it need not, or cannot act."""
+        """Return when the daemon breaks the ring's connections next, in virtual seconds.
+
+        None: it need not, or cannot act.
+        """
         stands_still = self._member.id in {*self._job.gone, *self._job.frozen}
         wants = self._open and not stands_still and not self._job.away and self._wants_cut()
         return self._cut_after if wants else None

@@ -2,15 +2,16 @@
 
 ::
 
-    schedule = Schedule(Random(seed))
+    schedule = TaskScheduler(Random(seed))
     schedule.start("w0", lambda: train(...))
     schedule.run()
 
 A task (a thread of the schedule) runs until it waits, with the schedule as its
-:class:`edl.clock.Clock`, or reaches a :meth:`Schedule.pause`. Then the :class:`Random` chooses the
-task or actor that runs next. The virtual time stands still while a task or actor can run, and jumps
-to the next deadline when none can. So the same seed gives the same run, nothing sleeps in real
-time, and a run in which all tasks wait for ever ends at once with a table of what each waits for.
+:class:`edl.clock.Clock`, or reaches a :meth:`TaskScheduler.pause`. Then the :class:`Random` chooses
+the task or actor that runs next. The virtual time stands still while a task or actor can run, and
+jumps to the next deadline when none can. So the same seed gives the same run, nothing sleeps in
+real time, and a run in which all tasks wait for ever ends at once with a table of what each waits
+for.
 
 An *actor* is a :class:`BackgroundTask` that acts beside the tasks and never waits: a daemon, a
 leader, an agent.
@@ -50,17 +51,18 @@ class Random:
         self._rate = self._random.choice(INTERRUPTIONS) if self._random is not None else 0.0
 
     def interrupts(self) -> bool:
-        """Return whether a task that could go on lets others run now."""
+        """Draw whether a task that could go on has to let others run at this point."""
         return self._random is not None and self._random.random() < self._rate
 
     def below(self, limit: int) -> int:
-        """Return a random integer from 0 to ``limit`` - 1."""
+        """Return a random integer from 0 to ``limit`` - 1; always 0 with seed 0."""
         return 0 if self._random is None or limit < 2 else int(self._random.random() * limit)
 
     def pick(self, ones: Sequence[BackgroundTask | Task]) -> int:
         """Return the index, in ``ones``, of the task or actor that runs next.
 
-        Each name has a random weight from 1/32 to 1, so some run more often than others.
+        Each name has a random weight from 1/32 to 1, so some run more often than others. With seed
+        0 the index is 0.
         """
         chance = self._random
         if chance is None or len(ones) < 2:
@@ -83,10 +85,11 @@ class BackgroundTask:
     """An actor of a schedule: a function that is called whenever its condition holds.
 
     Attributes:
-        name: the name by which it gets its weight.
-        ready: whether ``act`` may be called now.
+        name: the name of the actor; :meth:`Random.pick` gives each name a weight.
+        ready: returns whether ``act`` may be called.
         act: does one piece of work, without waiting.
-        due: when ``ready`` will become true if nothing happens before; None: at no known time.
+        due: returns when ``ready`` will become true if nothing happens before, in virtual seconds;
+            None: at no known time.
         starts: whether ``act`` may start tasks; then the schedule does not end before it is due.
     """
 
@@ -103,9 +106,17 @@ class Task:
 
     Attributes:
         name: the name of the thread.
+        thread: the thread itself.
         go: a lock that the thread takes to run; its release gives the turn to the thread.
+        condition: the condition variable that the task waits for; None: it waits for none.
+        predicate: what must be true for the wait to end; None: any notification ends it.
+        seen: the number of notifications of ``condition`` that the task has looked at.
+        woken: whether the last of them ends the wait.
         wake_at: when the wait of the task times out, in virtual seconds; None: never.
         why: what the task waits for, for people.
+        killed: whether the task is to end by :class:`Killed`.
+        frozen: whether the task may not run until it is thawed.
+        done: whether the task has ended.
         error: the exception that ended the task; None: it has not ended by one.
     """
 
@@ -168,20 +179,22 @@ class _Condition:
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait until ``predicate()`` is true, for at most ``timeout`` virtual seconds.
 
+        With None as ``timeout``, wait for ever.
+
         Returns:
             The last value of the predicate: False after a time-out.
         """
         return predicate() or self._schedule.wait(self, predicate, timeout) or predicate()
 
     def notify_all(self) -> None:
-        """Note a notification; the tasks that wait for it become ready."""
+        """Make all tasks ready that wait for this condition and whose predicate is true."""
         self.notified += 1
 
 
 class TaskScheduler:
-    """A scheduler that runs one thread at a time, and the clock of all that runs in it.
+    """A scheduler that runs one thread at a time, and the clock of all threads that run in it.
 
-    The module explains how it works.
+    The docstring of the module explains how it works.
 
     Args:
         chance: chooses which task or actor runs next.
@@ -189,8 +202,8 @@ class TaskScheduler:
 
     Attributes:
         tasks: all tasks that were started.
-        actors: what acts beside the tasks; append to it to add one.
-        current: the task that runs now; None while an actor acts.
+        actors: the actors that act beside the tasks; append to it to add one.
+        current: the task that runs at present; None while an actor acts.
         decisions: the number of choices made so far.
     """
 
@@ -233,10 +246,10 @@ class TaskScheduler:
         Args:
             condition: the condition variable.
             predicate: must be true after the notification; None: any notification ends the wait.
-            timeout: in virtual seconds; None: for ever.
+            timeout: the longest wait, in virtual seconds; None: for ever.
 
         Returns:
-            False after a time-out.
+            True after a notification, False after a time-out.
         """
         task = self._own()
         task.condition, task.predicate, task.seen = condition, predicate, condition.notified
@@ -253,7 +266,7 @@ class TaskScheduler:
     def start(self, name: str, function: Callable[[], None]) -> Task:
         """Add a task that calls ``function`` in a thread of its own, and return the task.
 
-        It begins to run when the schedule chooses it.
+        It begins to run when the schedule chooses it. ``name`` is the name of the task, for people.
         """
         task = Task(name)
         task.go.acquire()
@@ -274,7 +287,7 @@ class TaskScheduler:
             self._give_way(task)
 
     def kill(self, task: Task) -> None:
-        """Raise :class:`Killed` in ``task``, now or where it waits.
+        """Raise :class:`Killed` in ``task``: at once if it is the running one, else where it waits.
 
         Each later wait of the task raises it again.
         """
@@ -295,7 +308,7 @@ class TaskScheduler:
         task.frozen = False
 
     def fail(self, error: BaseException) -> None:
-        """End :meth:`run` now by raising ``error``; the first error counts."""
+        """Make :meth:`run` end by raising ``error``, unless an earlier error is to be raised."""
         self._failure = self._failure or error
 
     def run(self) -> None:
@@ -319,7 +332,10 @@ class TaskScheduler:
     # --- who is next
 
     def _live(self, task: Task, function: Callable[[], None]) -> None:
-        """Run ``function`` in the thread of ``task``, then give the turn to the next task."""
+        """Run ``function`` in the thread of ``task``, then give the turn to the next task.
+
+        An exception that ends the function is stored in the task.
+        """
         task.go.acquire()
         try:
             if not task.killed:
@@ -363,7 +379,7 @@ class TaskScheduler:
             raise Killed(task.name)
 
     def _resume(self, task: Task) -> None:
-        """Give the turn to ``task``."""
+        """Give the turn to ``task``: its thread runs from here on."""
         self.current = task
         task.go.release()
 
@@ -372,7 +388,7 @@ class TaskScheduler:
 
         Args:
             running: the task that asks, which goes on unless the choice interrupts it; None: no
-                task does.
+                task asks, as the one that ran has ended or waits.
 
         Returns:
             The task whose turn it is; None when all tasks are done.
@@ -406,7 +422,7 @@ class TaskScheduler:
             actors[picked].act()
 
     def _will_start(self) -> bool:
-        """Return whether an actor that starts tasks will be due later."""
+        """Return whether an actor that may start tasks has a time at which it is due."""
         return any(a.starts and a.due() is not None for a in self.actors)
 
     def _pass_time(self) -> None:
@@ -425,7 +441,7 @@ class TaskScheduler:
             raise ScheduleError(f"no end after {self._now_s:.0f} s: {self.table()}")
 
     def table(self) -> str:
-        """Describe in one line what each task waits for, for people."""
+        """Return one line that says what each task waits for, for people."""
         rows = []
         for task in self.tasks:
             state = "done" if task.done else "frozen" if task.frozen else f"waits for {task.why}"

@@ -4,8 +4,8 @@ A test that scales a job and kills its workers needs a job that lasts meanwhile,
 too; after that the rest of the training should take no time. So each step sleeps until the test
 calls :meth:`edl.testing.job.Job.hurry`. A :class:`Throttle` says how long each step sleeps.
 
-The script calls :func:`step` in each of its steps. A script that does not call it can be run by
-this module::
+The script calls :func:`throttle_step` in each of its steps. A script that does not call it can be
+run by this module::
 
     train = str(Path("train.py").absolute())
     with started(tmp_path, zookeeper.hosts, throttle.SCRIPT, train, np=2, max_np=3,
@@ -59,18 +59,22 @@ class Throttle:
         return alone_s + self.each_s * (size - 1)
 
     def put(self, file: Path) -> None:
-        """Write this throttle to ``file``, which slows down the jobs that were given that path."""
+        """Write this throttle to ``file``; jobs that have its path in their environment obey it."""
         file.write_text(f"{self.step_s} {self.steps} {self.later_s} {self.each_s}")
 
     @classmethod
     def read(cls, text: str) -> Throttle:
-        """Return the throttle that :meth:`put` wrote as ``text``."""
+        """Return the throttle in ``text``, the contents of a file that :meth:`put` has written."""
         step_s, steps, later_s, each_s = text.split()
         return cls(float(step_s), int(steps), float(later_s), float(each_s))
 
 
 def throttle_step() -> None:
-    """Sleep for as long as the test wants this step to take; return at once during a warm-up."""
+    """Sleep for as long as the test wants this step to take; return at once during a warm-up.
+
+    The test's throttle is in a file; without the file, and once the file is removed, no step
+    sleeps.
+    """
     name = config.environment().get(FILE)
     if name is None or process.is_warming_up():
         return
@@ -85,7 +89,7 @@ def throttle_step() -> None:
 
 
 def _between_steps(failpoint: str) -> None:
-    """Call :func:`step` at the failpoint ``boundary``, between two steps of the script."""
+    """Call :func:`throttle_step` if ``failpoint`` is ``boundary``, which lies between two steps."""
     if failpoint == "boundary":
         throttle_step()
 

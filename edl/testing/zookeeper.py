@@ -52,7 +52,7 @@ class Server:
         number: its number in an ensemble.
         peers: the ``server.N`` lines of an ensemble; empty: it is a standalone server.
         enter: words before its command, to run it somewhere else (in a network namespace).
-        inside: calls a function in a place from which the server can be reached.
+        inside: takes a function that asks the server, and calls it where the server can be reached.
 
     Attributes:
         hosts: "address:port", for EDL_ZOOKEEPER.
@@ -86,7 +86,11 @@ class Server:
         self.kill()
 
     def start(self, wait: bool = True) -> None:
-        """Start the server, with the data it had if it ran before; ``wait`` until it serves."""
+        """Start the server, with its earlier data if it has run before.
+
+        Args:
+            wait: whether to return only when it serves clients.
+        """
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -121,7 +125,7 @@ class Server:
             self._process.wait(10)
 
     def forget(self) -> None:
-        """Delete all that the server has written, as a container without a volume loses it.
+        """Delete all data that the server has written, as a container without a volume loses them.
 
         The server must not be running.
         """
@@ -181,7 +185,7 @@ def ensemble(directory: Path, size: int) -> Iterator[tuple[Server, ...]]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ``count`` TCP ports of 127.0.0.1 that no process uses now."""
+    """Return ``count`` TCP ports of 127.0.0.1 on which no process listens at present."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
