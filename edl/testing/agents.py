@@ -139,7 +139,7 @@ class Agents:
         self._job.start_worker(host)
 
     def _starts_at(self) -> float | None:
-        """Return when the next worker is to be started, in virtual seconds; None: none is missing."""
+        """Return when the next worker is to be started, in virtual seconds; None for never."""
         self._may_start()
         return self._restart_at if self._lacks[1] else None
 

@@ -65,7 +65,7 @@ class CountingModel:
         self.sum: Vector | None = None  # of the gradients that are accumulated
 
     def gradient(self, batch: Batch) -> Vector:
-        """Return the gradient of the mean loss over the samples of ``batch``, of shape (samples,)."""
+        """Return the gradient of the mean loss over the samples of ``batch``, by sample."""
         gradient: Vector = np.zeros(len(self.w))
         np.add.at(gradient, batch.items, 1.0 / batch.samples)
         return gradient
@@ -145,7 +145,7 @@ class CountingModel:
         return {name: getattr(self, name).copy() for name in ("w", "before", "count")}
 
     def restore(self, state: object) -> None:
-        """Set ``w``, ``before`` and ``count`` to those of ``state``, which :meth:`capture` returned."""
+        """Set ``w``, ``before`` and ``count`` to those in ``state``, a result of ``capture``."""
         assert isinstance(state, dict)
         vars(self).update(state)
 
@@ -286,7 +286,7 @@ class CountingNoise(NoiseMeter):
     """
 
     def _square(self, gradients: Looked) -> float:
-        """Return the sum of squared norms over ``gradients``, pairs of a gradient and its weight."""
+        """Return the sum of squared norms over ``gradients``, pairs of gradient and weight."""
         return float(sum(times * (each @ each) for each, times in gradients))
 
 

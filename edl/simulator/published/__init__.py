@@ -1,1 +1,1 @@
-"""Hold the results of papers that edl is compared with: their policies, workloads and answers."""
+"""Hold what edl is compared with: policies, workloads and results that papers published."""

@@ -1,4 +1,4 @@
-"""Read the JCTs that Pollux' artifact published, and compare a run with them.
+"""Read the job completion times (JCTs) that Pollux' artifact published, to compare runs with.
 
 Tiresias and Optimus are deterministic in Pollux' artifact, so each job must end in the same second.
 """
@@ -19,7 +19,7 @@ EXPERIMENT = "jobload"  # the experiment with the policies at the loads, at an i
 
 @dataclass(frozen=True)
 class JctComparison:
-    """The comparison of a run's JCTs with the published JCTs of the same jobs.
+    """The comparison of a run's job completion times (JCTs) with the published ones.
 
     Attributes:
         jobs: the number of jobs.
@@ -41,7 +41,7 @@ class JctComparison:
 
 @cache
 def _all() -> Mapping[tuple[str, int], Mapping[str, float]]:
-    """Return all published JCTs in seconds, by (run, workload) and by the name of the job.
+    """Return all published job completion times in seconds, by (run, workload) and by job name.
 
     A run is named after its policy and its load, like "tiresias-1.0".
     """
@@ -54,12 +54,12 @@ def _all() -> Mapping[tuple[str, int], Mapping[str, float]]:
 
 
 def answers(policy: str, load: str, workload: int) -> Mapping[str, float]:
-    """Return the published JCT of each job in seconds, by the job's name.
+    """Return the published completion time of each job in seconds, by the job's name.
 
     Args:
         policy: the name of the policy.
         load: the load, like "1.0".
-        workload: the number of the workload.
+        workload: the number of the workload, 1 to 8.
 
     Raises:
         UsageError: nothing was published for that policy, load and workload.
@@ -74,17 +74,19 @@ def answers(policy: str, load: str, workload: int) -> Mapping[str, float]:
 
 
 def compare(result: Result, published: Mapping[str, float]) -> JctComparison:
-    """Compare the JCTs of a run with the published ones of the same jobs.
+    """Compare the job completion times of a run with the published ones of the same jobs.
 
-    ``published`` has the JCT of each job in seconds, by its name.
+    Args:
+        result: the result of the run.
+        published: the published completion time of each job in seconds, by its name.
     """
     return compare_times({job.name: job.jct_s for job in result.jobs}, published)
 
 
 def compare_times(ours: Mapping[str, float], published: Mapping[str, float]) -> JctComparison:
-    """Compare the JCTs in ``ours`` with the JCTs in ``published``, job by job.
+    """Compare the job completion times in ``ours`` with those in ``published``, job by job.
 
-    Both have the JCT of each job in seconds, by its name, and must have the same jobs.
+    Both have the completion time of each job in seconds, by its name, and must have the same jobs.
     """
     assert ours.keys() == published.keys()
     differing = tuple(

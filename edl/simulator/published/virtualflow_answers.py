@@ -1,4 +1,4 @@
-"""Read when VirtualFlow's 20 jobs ended on 8 real GPUs, with both of the authors' schedulers."""
+"""Read when VirtualFlow's 20 jobs ended on 8 real GPUs, with the authors' two schedulers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class MeasuredEnds(NamedTuple):
     Both are in seconds from the start of the authors' run.
 
     Attributes:
-        priority_end_s: the end with the scheduler by priority.
-        weighted_end_s: the end with the scheduler by weighted fair shares.
+        priority_end_s: the end of the job with the scheduler by priority.
+        weighted_end_s: the end of the job with the scheduler by weighted fair shares.
     """
 
     priority_end_s: float

@@ -1,4 +1,4 @@
-"""Decide about slots as papers do, for comparison with the product's policies.
+"""Hold the cluster policies of papers, for comparison with edl's own policies.
 
 Each policy is in a file of its own.
 """

@@ -35,7 +35,7 @@ class AfsL:
     """The cluster policy ``afs_l``: each slot goes to the job where it is worth most (AFS-L)."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation in which each slot was given to the job where it is worth most."""
+        """Return the allocation of slots to the jobs in ``cluster`` by the rule of the module."""
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
         largest = cluster.per_node
@@ -52,6 +52,7 @@ class JobShare:
     """The slots that one job has been given so far, and the effect of giving it more.
 
     Attributes:
+        job: the job.
         slots_a_node: the slots of the largest node.
         slots: the number of slots that the job has been given so far.
         step_s: the seconds of a step with these slots; infinite without slots.
@@ -74,15 +75,15 @@ class JobShare:
         self._look_ahead()
 
     def take(self) -> None:
-        """Give the job the next ``more`` slots, and compute what it would be given after them."""
+        """Give the job ``more`` additional slots, and compute what it would be given after them."""
         self.slots += self.more
         self.step_s = self.next_s
         self._look_ahead()
 
     def fits(self, left: int) -> bool:
-        """Return whether the job may have more slots and would be faster with them.
+        """Return whether the job may have its next ``more`` slots and would be faster with them.
 
-        The ``left`` slots that are free must be enough for it.
+        ``left`` is the number of free slots; there must be enough of them.
         """
         within = self.slots + self.more <= self.most
         return within and self.more <= left and self.next_s < self.step_s
@@ -96,17 +97,26 @@ class JobShare:
 
     @property
     def first_length_s(self) -> float:
-        """The seconds until the job's end with the slots that it would have next."""
+        """The seconds until the job's end with the next ``more`` slots, too.
+
+        It decides between jobs that have no slots yet.
+        """
         return self.job.model.steps_left(self.job.batch) * self.next_s
 
     @property
     def gain_of_next(self) -> float:
-        """The gain of the next slots as a fraction of the speed with them: (p' - p) / p'."""
+        """The gain of the next slots as a fraction of the speed with them.
+
+        With the speed p at present and p' with the next slots it is (p' - p) / p'.
+        """
         return 1 - self.next_s / self.step_s
 
     @property
     def gain_of_now(self) -> float:
-        """The gain of the next slots as a fraction of the present speed: (p' - p) / p."""
+        """The gain of the next slots as a fraction of the present speed.
+
+        With the speed p at present and p' with the next slots it is (p' - p) / p.
+        """
         return self.step_s / self.next_s - 1
 
     def reason(self) -> str:
@@ -121,7 +131,7 @@ class JobShare:
         return f"has {slots}: {self.length_s:.0f} s are left, one more is worth {faster:.1f} %"
 
     def _look_ahead(self) -> None:
-        """Compute how many slots the job would be given next, and the step time with them."""
+        """Compute ``more``, the slots that the job would be given next, and ``next_s``."""
         self.more = 1 if self.slots else self.job.min_slots
         wanted = self.slots + self.more
         self.next_s = math.inf
@@ -130,9 +140,10 @@ class JobShare:
 
 
 def give(shares: Sequence[JobShare], left: int) -> None:
-    """Give ``left`` slots to jobs, one by one, each to the preferred job.
+    """Give ``left`` slots to jobs, each to the job that :func:`preferred` chooses.
 
-    ``shares`` are changed in place. Slots stay free if no job would be faster with more.
+    ``shares``, the jobs with the slots that they have, are changed in place. Slots stay free if no
+    job would be faster with more.
     """
     while left:
         candidates = [one for one in shares if one.fits(left)]

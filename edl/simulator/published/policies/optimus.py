@@ -29,9 +29,10 @@ class Optimus:
     """The cluster policy ``optimus``: each slot goes to the job that saves most time by it."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation in which each slot beyond the minima saves most time.
+        """Return the allocation of slots to the jobs in ``cluster`` by the rule of the module.
 
-        Each job gets its minimum first, while slots last; the other jobs wait.
+        Each job gets its minimum, while slots last; the other jobs wait. Each slot beyond the
+        minima goes to the job that saves most time by it.
         """
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
@@ -52,10 +53,14 @@ class Optimus:
 
 
 def gain_s(job: ClusterJob, slots: int, slots_a_node: int) -> float:
-    """Return the seconds that one slot more than ``slots`` saves the job.
+    """Return the seconds that one more slot saves a job until its end.
 
-    The result is 0 if the job may not have more slots. The slots lie on as few nodes of
-    ``slots_a_node`` slots as possible.
+    The result is 0 if the job may not have more slots.
+
+    Args:
+        job: the job.
+        slots: the number of slots that the job has without the additional one.
+        slots_a_node: the slots of a node; the job lies on as few nodes as possible.
     """
     if slots >= job.most_slots(job.batch):
         return 0.0
@@ -97,8 +102,11 @@ def _reasons(
 ) -> dict[str, str]:
     """Return the sentence that says why each job has its slots or waits, by the job's name.
 
-    ``gains`` has the seconds that one more slot would save; jobs that are not in ``sizes`` may not
-    be preempted.
+    Args:
+        jobs: all jobs.
+        sizes: the number of slots of each job that may be resized, by name; the others may not be
+            preempted.
+        gains: the seconds that one more slot would save each job that has slots, by name.
     """
     reasons = {}
     for job in jobs:

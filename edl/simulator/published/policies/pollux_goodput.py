@@ -51,7 +51,8 @@ class Shapes:
     """The combinations of a number of nodes and a number of slots that a job may have.
 
     Attributes:
-        room: the slots of the largest node, of the two largest nodes together, and so on.
+        room: the slots of the largest node, of the two largest nodes together, and so on: the most
+            slots on 1, 2, ... nodes.
         most: the most slots that the job may have.
     """
 
@@ -73,8 +74,10 @@ class Shapes:
 class Choices:
     """The speedup of a job, and the batch that reaches it, by numbers of nodes and of slots.
 
-    Both arrays have the shape (nodes + 1, slots + 1). Entries of combinations that are not possible
-    are 0.
+    Attributes:
+        speedups: the goodput with the best batch, divided by the goodput on a fair share of the
+            slots; shape (nodes + 1, slots + 1), 0 for combinations that are not possible.
+        batches: the best global batch in samples, in the same shape; 0 where it is not possible.
     """
 
     speedups: Vector
@@ -116,10 +119,15 @@ def choices(
 
 
 def efficiency(noise_scale: float | None, smallest: int, batch: Vector) -> Vector:
-    """Return the statistical efficiency of each batch in ``batch``, relative to the smallest batch.
+    """Return the statistical efficiency of each global batch, relative to the smallest batch.
 
-    It is what a sample is worth compared with one in the batch ``smallest``. Without a noise scale
-    a larger batch is worth no more than the smallest one.
+    It is what a sample is worth compared with one in the smallest batch, at most 1.
+
+    Args:
+        noise_scale: the gradient noise scale in samples. None: it is not known, and a larger batch
+            brings no more progress than the smallest; infinite: a sample is worth 1 in every batch.
+        smallest: the smallest batch, in samples.
+        batch: the batches, in samples.
     """
     if noise_scale is not None and math.isinf(noise_scale):
         return np.ones_like(batch)
@@ -146,9 +154,14 @@ def _best(
 
 @lru_cache(maxsize=TABLES)
 def _candidates(model: StepTime, limits: BatchLimits, shapes: Shapes) -> tuple[Vector, Vector]:
-    """Return the batches to try and their throughputs for each combination of ``shapes``.
+    """Return the batches to try, and their throughputs in samples a second.
 
-    Both arrays have one column for each combination. The result is cached.
+    The result of :func:`_evaluated` for all combinations of nodes and slots is cached.
+
+    Args:
+        model: the fitted step time.
+        limits: the limits of the job's batches.
+        shapes: the combinations; both arrays have one column for each.
     """
     return _evaluated(model, limits, *shapes.pairs())
 

@@ -64,6 +64,13 @@ class Pollux:
 
     Between decisions it keeps the fitted models, how often each job was moved, and the last
     population of the search.
+
+    Attributes:
+        population: the number of states that survive each generation of the search.
+        generations: the largest number of generations.
+        patience: the number of generations without a fitter state after which the search ends.
+        move_s: the seconds that a change of a job's slots is assumed to cost; D in the module.
+        seed: the seed of the search.
     """
 
     population: int = setting(100, "states of the genetic search", least=2)
@@ -73,7 +80,10 @@ class Pollux:
     seed: int = setting(0, "of the search")
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation that the search found fittest, with the best batch of each job."""
+        """Return the fittest allocation that the search found for the jobs in ``cluster``.
+
+        It has the best batch of each job, too.
+        """
         if not cluster.jobs or not cluster.nodes:
             return Allocation(
                 {}, {job.name: "waits: no node is up" for job in cluster.jobs}, cluster.state
@@ -125,11 +135,11 @@ class Pollux:
     def _penalty(
         self, job: ClusterJob, present: Placements, now_s: float, moves: Mapping[str, int]
     ) -> float:
-        """Return the factor by which the job's speedup is multiplied if its slots change.
+        """Return the factor, 0 to 1, by which a job's speedup is multiplied if its slots change.
 
         Args:
             job: the job.
-            present: the slots that jobs have now.
+            present: the slots that jobs have at present, by name.
             now_s: the time of the decision, in seconds.
             moves: how often each job was moved before, by its name.
         """
@@ -140,7 +150,12 @@ class Pollux:
 
 
 def _retuned(job: ClusterJob, batches: Mapping[str, int]) -> bool:
-    """Return whether the job gets another batch than it has; ``batches`` are by the job's name."""
+    """Return whether a job gets another batch than it has.
+
+    Args:
+        job: the job.
+        batches: the new batch of each job that has slots, in samples, by the job's name.
+    """
     return batches.get(job.name, job.batch) != job.batch
 
 
@@ -170,13 +185,15 @@ def _models(jobs: Sequence[ClusterJob], before: Mapping[str, Sequence[float]]) -
 def _choices(
     jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placements, models: Models
 ) -> list[Choices]:
-    """Return what each job gains by each number of slots and nodes, in the order of ``jobs``.
+    """Return the speedups and the best batches of each job, in the order of ``jobs``.
+
+    They are by the numbers of slots and nodes.
 
     Args:
         jobs: all jobs.
         nodes: the nodes that are up.
-        present: the slots that jobs have now.
-        models: the step-time models of the jobs that have trained.
+        present: the slots that jobs have at present, by name.
+        models: the step-time models of the jobs that have trained, by name.
     """
     room = tuple(accumulate(sorted((node.slots for node in nodes), reverse=True)))
     fair = math.ceil(total(nodes) / len(jobs))
@@ -191,9 +208,14 @@ def _choices(
 
 
 def _most(job: ClusterJob, present: Placements) -> int:
-    """Return the most slots that the job may have now, at least those that it has.
+    """Return the most slots that a job may have after this decision.
 
-    It may have twice the most slots that it has tried, within its limits.
+    It may have twice the most slots that it has tried, within its limits, and at least those that
+    it has.
+
+    Args:
+        job: the job.
+        present: the slots that jobs have at present, by name.
     """
     tried = max((step.workers for step in job.steps), default=0)
     most = min(max(BEYOND * tried, job.min_slots), job.most_slots(job.batches[1]))
@@ -201,7 +223,13 @@ def _most(job: ClusterJob, present: Placements) -> int:
 
 
 def _state(jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placements) -> Counts:
-    """Return the slots in ``present`` as an array (jobs, nodes), without nodes that are down."""
+    """Return the number of slots of each job on each node, as an array (jobs, nodes).
+
+    Args:
+        jobs: the jobs, in the order of the rows.
+        nodes: the nodes that are up, in the order of the columns; others are left out.
+        present: the slots that jobs have at present, by name.
+    """
     column = {node.name: at for at, node in enumerate(nodes)}
     state = np.zeros((len(jobs), len(nodes)), np.int16)
     for row, job in enumerate(jobs):
@@ -212,7 +240,9 @@ def _state(jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placement
 
 
 def _carried(notes: PolicyState, jobs: Sequence[ClusterJob], nodes: Sequence[Node]) -> Counts:
-    """Return the last population, with rows and columns for the present jobs and nodes.
+    """Return the population of the last search, fitted to the present jobs and nodes.
+
+    It is an array (states, jobs, nodes).
 
     Args:
         notes: the policy's state after its last decision.
@@ -264,13 +294,13 @@ def _moves(
     allocation: Placements,
     moves: Mapping[str, int],
 ) -> dict[str, int]:
-    """Return how often each job that has started was given other slots since, by its name.
+    """Return how often each started job was given other slots after its start, by its name.
 
     Args:
         jobs: all jobs.
-        present: the slots that jobs have until now.
-        allocation: the slots that jobs have from now on.
-        moves: the result of the last decision.
+        present: the slots that jobs have until this decision, by name.
+        allocation: the slots that jobs have from this decision on, by name.
+        moves: the result of this function at the last decision.
     """
     counts = {}
     for job in jobs:

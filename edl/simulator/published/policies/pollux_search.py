@@ -52,8 +52,8 @@ class Problem:
     """The input of a search; jobs are rows, in the order in which they go first.
 
     Attributes:
-        slots: the slots of each node.
-        present: the state in force.
+        slots: the number of slots of each node.
+        present: the state in force: the number of slots of each job on each node.
         speedups: the speedup of each job by numbers of nodes and of slots: (jobs, nodes, slots).
         penalties: the factor of each job, 0 to 1, by which its speedup is multiplied if its row
             changes.
@@ -99,12 +99,12 @@ class SearchBudget:
 def search(
     problem: Problem, first: Counts, effort: SearchBudget, chance: np.random.Generator
 ) -> tuple[Counts, Counts]:
-    """Search for the fittest state, and return it with the last population.
+    """Search for the fittest state; return it, and the population of the last generation.
 
     Args:
         problem: the input of the search.
-        first: states to begin with. The result is at least as fit as the fittest of them, once they
-            are made valid.
+        first: the states to begin with, in shape (states, jobs, nodes). The result is at least as
+            fit as the fittest of them, once they are made valid.
         effort: the limits of the search.
         chance: the generator of the random numbers.
     """
@@ -130,19 +130,24 @@ def search(
 
 
 def by_job(of: Counts | Mask) -> Order:
-    """Return the sum of ``of`` over the nodes for each job, in shape (states, jobs).
+    """Return the sum of an array over the nodes for each job, in shape (states, jobs).
 
-    The shape of ``of`` is (states, jobs, nodes). The sums are exact up to 2^24. They are computed
-    as a matrix product, which is fast.
+    The sums are exact up to 2^24. They are computed as a matrix product, which is fast.
+
+    Args:
+        of: the array, in shape (states, jobs, nodes).
     """
     sums = of.astype(np.float32) @ np.ones(of.shape[2], np.float32)
     return sums.astype(np.int64)
 
 
 def by_node(of: Counts | Mask) -> Order:
-    """Return the sum of ``of`` over the jobs for each node, in shape (states, nodes).
+    """Return the sum of an array over the jobs for each node, in shape (states, nodes).
 
-    The shape of ``of`` is (states, jobs, nodes). The sums are exact up to 2^24.
+    The sums are exact up to 2^24.
+
+    Args:
+        of: the array, in shape (states, jobs, nodes).
     """
     sums = np.ones(of.shape[1], np.float32) @ of.astype(np.float32)
     return sums.astype(np.int64)
@@ -153,7 +158,11 @@ def repaired(problem: Problem, states: Counts, chance: np.random.Generator) -> C
 
     In a valid state fixed rows are the present ones, two jobs on several nodes share no node, each
     job has 0 slots or from its fewest to its most, and no node gives more slots than it has.
-    ``chance`` draws the nodes on which a job with too many slots loses some.
+
+    Args:
+        problem: the input of the search.
+        states: the states, in shape (states, jobs, nodes).
+        chance: the generator that draws the nodes on which a job with too many slots loses some.
     """
     states[:, problem.fixed] = problem.present[problem.fixed]
     _separate(problem, states)
@@ -173,9 +182,9 @@ def repaired(problem: Problem, states: Counts, chance: np.random.Generator) -> C
 
 
 def with_starts(problem: Problem) -> Counts:
-    """Return the present state with slots added for jobs that have none, while there is room.
+    """Return the present state of ``problem``, with slots added for jobs that have none.
 
-    Each such job gets its fewest slots, on the nodes with most free slots.
+    Each such job gets its fewest slots, on the nodes with most free slots, while there is room.
     """
     state = problem.present.copy()
     for job in np.nonzero(~state.any(axis=1))[0].tolist():
@@ -192,6 +201,10 @@ def with_starts(problem: Problem) -> Counts:
 
 def surviving(values: Vector, count: int) -> tuple[Order, Vector]:
     """Choose at most ``count`` states that survive, by their fronts and their crowding distances.
+
+    Args:
+        values: the fitness and the utility of each state, in shape (states, 2).
+        count: the largest number of survivors.
 
     Returns:
         The indices of the survivors, and the crowding distance of each.
@@ -226,10 +239,14 @@ def fronts(values: Vector) -> Order:
 
 
 def _apart(values: Vector, front: Order) -> Vector:
-    """Return the crowding distance of each state: the distance between its neighbours in its front.
+    """Return the crowding distance of each state: that between its two neighbours in its front.
 
     The distance is the sum over fitness and utility, each as a fraction of the range in the front.
     It is infinite at the two ends of a front.
+
+    Args:
+        values: the fitness and the utility of each state, in shape (states, 2).
+        front: the number of the front of each state, as :func:`fronts` returns it.
     """
     order = np.lexsort((values[:, 1], values[:, 0], front))
     ordered, group = values[order], front[order]
@@ -246,7 +263,13 @@ def _apart(values: Vector, front: Order) -> Vector:
 
 
 def _children(problem: Problem, parents: Counts, chance: np.random.Generator) -> Counts:
-    """Return two children of each two parents, mutated and made valid."""
+    """Return two children of each two successive ``parents``, mutated and made valid.
+
+    Args:
+        problem: the input of the search.
+        parents: an even number of states, in shape (states, jobs, nodes).
+        chance: the generator of the random numbers.
+    """
     pairs, jobs = len(parents) // 2, parents.shape[1]
     point = chance.integers(0, jobs, size=pairs)
     point[chance.random(pairs) >= CROSSED] = 0
@@ -261,8 +284,13 @@ def _chosen(values: Vector, apart: Vector, count: int, chance: np.random.Generat
     """Return the indices of an even number of parents, at least ``count``.
 
     Each parent won against another random state: it beat that state in fitness and utility or, if
-    neither beats the other, has the larger crowding distance. ``values`` has fitness and utility of
-    all states, and ``apart`` their crowding distances.
+    neither beats the other, has the larger crowding distance.
+
+    Args:
+        values: the fitness and the utility of each state, in shape (states, 2).
+        apart: the crowding distance of each state.
+        count: the smallest number of parents.
+        chance: the generator of the random numbers.
     """
     wanted = 2 * (count + count % 2)
     rounds = -(-wanted // len(values))
@@ -278,6 +306,11 @@ def _mutate(problem: Problem, states: Counts, chance: np.random.Generator) -> No
     """Mutate ``states`` at random, in place.
 
     Some rows are set to the present ones, some slots are taken away, and free slots are given.
+
+    Args:
+        problem: the input of the search.
+        states: the states, in shape (states, jobs, nodes).
+        chance: the generator of the random numbers.
     """
     count, jobs, _ = states.shape
     drawn = chance.random((2, count, jobs))
@@ -300,9 +333,13 @@ def _mutate(problem: Problem, states: Counts, chance: np.random.Generator) -> No
 
 
 def _separate(problem: Problem, states: Counts) -> None:
-    """Where jobs on several nodes share a node, take the slots there from all but the first job.
+    """Where jobs on several nodes share a node, take the slots there from all but one of them.
 
-    ``states`` are changed in place. Fixed jobs keep their slots.
+    The job that comes first in the order of rows keeps them. Fixed jobs keep their slots.
+
+    Args:
+        problem: the input of the search.
+        states: the states, in shape (states, jobs, nodes), which are changed in place.
     """
     used = states > 0
     spread = used & (by_job(used) > 1)[:, :, None]
@@ -316,7 +353,10 @@ def _separate(problem: Problem, states: Counts) -> None:
 
 
 def _cut(rows: Counts, most: Order | Counts) -> Counts:
-    """Return the rows with entries reduced from the end until each sum is at most ``most``."""
+    """Return ``rows`` with entries reduced from the end until no sum is above ``most``.
+
+    ``most`` has the largest sum of each row.
+    """
     sums = np.minimum(rows.cumsum(axis=1, dtype=np.int64), most[:, None])
     kept: Counts = np.diff(sums, axis=1, prepend=0).astype(np.int16)
     return kept

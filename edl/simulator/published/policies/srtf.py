@@ -20,7 +20,7 @@ class Srtf:
     """The cluster policy ``srtf``: shortest remaining time first, with preemption."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation that serves the jobs in order of their remaining time.
+        """Return the allocation that serves the jobs in ``cluster`` by their remaining time.
 
         Each job gets the slots that it requested, while slots last.
         """

@@ -40,7 +40,7 @@ class VirtualFlow:
     """
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation that admits jobs and shares the slots by weight."""
+        """Return the allocation of slots to the jobs in ``cluster`` by the rules of the module."""
         fixed, slots = cluster.fixed, cluster.slots
         running = _survivors(_running(cluster), fixed, slots)
         admitted, sizes = list(running), weighted_shares(running, fixed, slots) or {}
@@ -80,8 +80,10 @@ def weighted_shares(
 ) -> dict[str, int] | None:
     """Return the number of slots of each job by name, in proportion to weights, in powers of two.
 
+    Rules 1 to 3 of the module say how.
+
     Args:
-        jobs: the jobs that share; the first wins ties.
+        jobs: the jobs that share; an earlier job wins ties.
         fixed: the slots of jobs whose number may not change, by name, among ``jobs`` or not.
         slots: the number of slots of all nodes.
 
@@ -113,8 +115,8 @@ def weighted_shares(
 def _round(jobs: Sequence[ClusterJob], slots: int) -> dict[str, int]:
     """Return the share of each job by its weight, rounded down to a power of two, by name.
 
-    It is rule 1 of the module: while the sum exceeds ``slots``, shares are halved, the lightest job
-    first.
+    It is rule 1 of the module: while the sum exceeds the number ``slots`` to share, shares are
+    halved, the lightest job first.
     """
     weights = sum(job.weight for job in jobs)
     given = {job.name: max(_least(job), _power_below(slots * job.weight / weights)) for job in jobs}
@@ -127,7 +129,7 @@ def _round(jobs: Sequence[ClusterJob], slots: int) -> dict[str, int]:
 
 
 def _least(job: ClusterJob) -> int:
-    """Return the smallest share that a job may have.
+    """Return the smallest share of the slots that ``job`` may have.
 
     It is its minimum rounded up to a power of two, or the number of slots that it requested if that
     is less.
@@ -147,7 +149,7 @@ def _by_weight(jobs: Iterable[ClusterJob]) -> list[ClusterJob]:
 
 
 def _running(cluster: ClusterState) -> list[ClusterJob]:
-    """Return the jobs that have slots, in the order in which they were admitted."""
+    """Return the jobs in ``cluster`` that have slots, in the order in which they were admitted."""
     have = {job.name: job for job in cluster.jobs if job.name in cluster.present}
     known = [have.pop(name) for name in cluster.state.get("order", ()) if name in have]
     return known + _by_weight(have.values())
@@ -159,7 +161,7 @@ def _survivors(
     """Return the running jobs that can keep slots: all, or the heaviest if there are too few slots.
 
     Args:
-        running: the running jobs.
+        running: the jobs that have slots, in the order in which they were admitted.
         fixed: the slots of jobs whose number may not change, by name; such jobs always stay.
         slots: the number of slots of all nodes.
     """

@@ -1,1 +1,1 @@
-"""Make the jobs that papers submitted, from published measurements where the papers have them."""
+"""Make the jobs of published evaluations, from published measurements where there are any."""

@@ -49,9 +49,12 @@ class Timed(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """The measured time of a step on many nodes, by the numbers of nodes and slots.
+    """The measured time of a step on many nodes; how the slots lie on the nodes is not known.
 
-    How the slots lie on the nodes is not known. The times are as in :class:`Timed`.
+    Attributes:
+        nodes: the number of nodes.
+        slots: the number of slots on all nodes together.
+        local_batch, step_s, sync_s: as in :class:`Timed`.
     """
 
     nodes: int
@@ -63,7 +66,7 @@ class Scaled(NamedTuple):
 
 @dataclass(frozen=True)
 class Validation:
-    """The measurements of a training with one batch, epoch by epoch.
+    """The measurements of one training with one batch, epoch by epoch.
 
     Attributes:
         batch: the global batch, in samples.
@@ -82,7 +85,7 @@ class Validation:
 class Application:
     """A measured application: its step times, and the progress of its steps, by interpolation.
 
-    The module has the rules.
+    The docstring of the module has the rules.
 
     Args:
         name: the name of the application.
@@ -193,6 +196,8 @@ class Application:
     def gain(self, batch: int, epoch: int) -> float:
         """Return the progress of a step of ``batch`` samples, in steps of the initial batch.
 
+        ``epoch`` is the number of the epoch, from 0.
+
         Raises:
             UsageError: the batch is outside of what was measured.
         """
@@ -202,7 +207,7 @@ class Application:
     def observed(
         self, slots: tuple[int, ...], batch: int, epoch: int
     ) -> tuple[StepTimeSample, float]:
-        """Return a step of this batch as the job itself times it, and its noise scale in samples.
+        """Return a step as the job itself times it, and the gradient noise scale in samples.
 
         An infinite noise scale says that the gradients are nothing but noise.
 
@@ -221,7 +226,9 @@ class Application:
         return StepTimeSample(sum(slots), len(slots), local, step_s, step_s - sync_s), scale
 
     def steps_at(self, batch: int, epoch: int) -> float:
-        """Return the steps of ``batch`` samples from the first epoch to the end of ``epoch``.
+        """Return the number of steps of ``batch`` samples until the end of epoch ``epoch``.
+
+        They count from the begin of the training; epochs are numbered from 0.
 
         Raises:
             UsageError: the batch is outside of what was measured.
@@ -233,9 +240,10 @@ class Application:
         return self._steps[key]
 
     def parts(self, slots: tuple[int, ...], local_batch: int) -> tuple[float, float]:
-        """Return the seconds of a step without accumulation, and of its synchronisation.
+        """Return the seconds of a step without accumulation, and those of its synchronisation.
 
-        Placements that are rotations of one another count as the same.
+        The second number is included in the first. Placements that are rotations of one another
+        count as the same.
 
         Args:
             slots: the number of slots on each node.
@@ -263,7 +271,8 @@ class Application:
     def _gradients(self, batch: int, epoch: int) -> tuple[float, float]:
         """Return the squared norm of the gradient, and its variance in the initial batch.
 
-        Both are of the given epoch, interpolated between the measured batches around ``batch``.
+        Both are interpolated between the measured batches around ``batch``, in epoch number
+        ``epoch``.
         """
         smaller, larger = self._around(batch)
         sqr = _between(batch, smaller.batch, larger.batch, smaller.grad_sqr, larger.grad_sqr, epoch)
@@ -271,7 +280,7 @@ class Application:
         return sqr, var
 
     def _around(self, batch: int) -> tuple[Validation, Validation]:
-        """Return the trainings with the two measured batches around ``batch``.
+        """Return the measured trainings with the two nearest batches, below and above ``batch``.
 
         Both are the same if the batch itself was measured.
 
@@ -293,6 +302,11 @@ class Application:
 
         The times are interpolated between all measurements. They are NaN outside of what was
         measured.
+
+        Args:
+            nodes: the number of nodes.
+            slots: the number of slots on all nodes together.
+            local_batch: the samples that each slot trains.
         """
         if self._interpolator is None:
             coordinates = [point[:3] for point in self._points]
@@ -322,11 +336,15 @@ def interpolator() -> Any:
 
 
 def _points(timed: Sequence[Timed], scaled: Sequence[Scaled]) -> list[tuple[float, ...]]:
-    """Return the points to interpolate: (nodes, slots, local batch, step_s, sync_s) of each.
+    """Return the measurements to interpolate, as (nodes, slots, local batch, step_s, sync_s).
 
     Placements with the same numbers are one point, with the mean of their times. The points are in
     the published order, which decides how a set of points on one sphere is triangulated; the
     measurements have many such sets.
+
+    Args:
+        timed: the step times that were measured by placement.
+        scaled: the step times that were measured by numbers of nodes and slots.
     """
     alike: dict[tuple[int, int, int], list[Timed]] = defaultdict(list)
     for one in timed:
@@ -345,8 +363,11 @@ def _points(timed: Sequence[Timed], scaled: Sequence[Scaled]) -> list[tuple[floa
 def _along(measured: Sequence[Timed], local_batch: int) -> tuple[float, float] | None:
     """Return the seconds of a step and of its synchronisation, linear in the local batch.
 
-    ``measured`` has the measurements on one placement, in ascending order of the local batch. The
-    result is None if ``local_batch`` lies outside of them.
+    The result is None if ``local_batch`` lies outside of the measurements.
+
+    Args:
+        measured: the measurements on one placement, in ascending order of the local batch.
+        local_batch: the samples that each slot trains.
     """
     batches = [one.local_batch for one in measured]
     if not batches[0] <= local_batch <= batches[-1]:
@@ -369,7 +390,7 @@ def _between(
     high: Sequence[float],
     epoch: int,
 ) -> float:
-    """Return the value in an epoch for ``batch``, linear between two measured batches.
+    """Return a value for ``batch`` in an epoch, linear between two measured batches.
 
     Args:
         batch: the batch, from ``smaller`` to ``larger``.

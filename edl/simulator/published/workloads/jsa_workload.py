@@ -37,6 +37,7 @@ class Kind:
     """A kind of job, and its model of a step.
 
     Attributes:
+        name: the name of the kind.
         weights: the number of weights that an allreduce sums up.
         start_s: the seconds that each part of a step takes, whatever its samples.
         sample_s: the seconds that each sample of a slot adds.
@@ -62,7 +63,8 @@ class Kind:
     def computing_s(self, slots: int, batch: int) -> float:
         """Return the seconds that the slowest slot computes in a step of ``batch`` samples.
 
-        A share that does not fit into the slot is computed in parts.
+        The samples are divided among ``slots`` slots. A share that does not fit into a slot is
+        computed in parts.
         """
         share = math.ceil(batch / slots)
         return self.start_s * math.ceil(share / self.local_batch) + self.sample_s * share
@@ -81,6 +83,7 @@ class Samples:
     """The work of a job: a number of samples, each worth the same in any batch.
 
     Attributes:
+        kind: the kind of job, which has its speed.
         count: the number of samples.
     """
 
@@ -93,21 +96,35 @@ class Samples:
         return 1
 
     def end_of(self, epoch: int) -> float:
-        """Return the number of samples, which is the progress at the end of the only epoch."""
+        """Return the number of all samples, the progress at the end of the only ``epoch``."""
         return self.count
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """Return the samples a second on ``slots``; only the total number of slots counts."""
+        """Return the progress in samples a second.
+
+        Args:
+            slots: the number of the job's slots on each of its nodes; only the sum counts.
+            batch: the global batch, in samples.
+            epoch: the epoch; it does not count.
+        """
         return batch / self.kind.step_s(sum(slots), batch)
 
     def model(self, epoch: int, progress: float) -> SamplesModel:
-        """Return the model that policies get of the job after ``progress`` samples."""
+        """Return the model that policies get of the job after ``progress`` samples.
+
+        The single ``epoch`` does not count.
+        """
         return SamplesModel(self.kind, self.count - progress)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
         """Return the step time that the job would measure, and an infinite noise scale.
 
         The noise scale is infinite because a larger batch loses no progress here.
+
+        Args:
+            slots: the number of the job's slots on each of its nodes.
+            batch: the global batch, in samples.
+            epoch: the epoch; it does not count.
         """
         count, kind = sum(slots), self.kind
         step_s, computing_s = kind.step_s(count, batch), kind.computing_s(count, batch)
@@ -116,9 +133,10 @@ class Samples:
 
 @dataclass(frozen=True)
 class SamplesModel:
-    """The model that policies get of a job of :class:`Samples`: the truth.
+    """The model that policies get of a job of :class:`Samples`: its true speed and work.
 
     Attributes:
+        kind: the kind of job, which has its speed.
         left: the number of samples that are left.
     """
 
@@ -126,11 +144,14 @@ class SamplesModel:
     left: float
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Return the seconds of a step of ``batch`` samples; only the sum of ``slots`` counts."""
+        """Return the seconds of a step of ``batch`` samples on ``slots``, the slots on each node.
+
+        Only the sum of the slots counts.
+        """
         return self.kind.step_s(sum(slots), batch)
 
     def efficiency(self, batch: int) -> float:
-        """Return 1: a sample brings the same progress in any batch."""
+        """Return 1: a sample brings the same progress in any global ``batch``."""
         return 1.0
 
     def steps_left(self, batch: int) -> float:
@@ -139,9 +160,15 @@ class SamplesModel:
 
 
 def job_of_kind(name: str, arrival_s: float, kind: Kind, duration_s: float) -> SubmittedJob:
-    """Return a job of ``kind`` that takes ``duration_s`` seconds on one slot that is fully used.
+    """Return a job that takes a given time on one slot that is fully used.
 
     Its user requests just that slot; an elastic policy may give it up to 10.
+
+    Args:
+        name: the name of the job.
+        arrival_s: the time of submission, in seconds.
+        kind: the kind of job.
+        duration_s: the seconds that the job takes on that slot.
     """
     work = Samples(kind, duration_s * kind.local_batch / kind.step_s(1, kind.local_batch))
     return SubmittedJob(

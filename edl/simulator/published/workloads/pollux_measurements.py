@@ -34,7 +34,7 @@ def pollux_rows(table: str) -> Iterator[Row]:
 
 @cache
 def measured_applications() -> dict[str, Application]:
-    """Return all applications that were measured, by name.
+    """Return all applications that Pollux' authors measured, by name.
 
     They are read once, and then kept.
     """
@@ -56,7 +56,7 @@ def measured_applications() -> dict[str, Application]:
 
 
 def _times(row: Row) -> tuple[float, float]:
-    """Return the step time and the synchronisation time of a row, in seconds."""
+    """Return the step time and the synchronisation time of a measured ``row``, in seconds."""
     return float(row["step_time"]), float(row["sync_time"])
 
 

@@ -1,4 +1,4 @@
-"""Make the jobs of Pollux' published workloads: six applications, with slots and batch as tuned.
+"""Make the jobs of Pollux' published workloads, of six applications, with tuned slots and batches.
 
 Each load has eight workloads of 8 hours of submissions. Load 1.0 is 160 jobs; load 0.5 is half as
 many, and so on. Load "realistic" has other slots and batches. The workloads ran on 16 nodes of 4
@@ -29,13 +29,22 @@ UNTUNED = "ncf"
 
 @dataclass(frozen=True)
 class Oracle:
-    """The model that policies get of a job: the measurements themselves, at the epoch it is in."""
+    """The model that policies get of a job: the measurements themselves, at the epoch it is in.
+
+    Attributes:
+        application: the measured application that the job trains.
+        epoch: the number of the epoch that the job is in, from 0.
+    """
 
     application: Application
     epoch: int
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Return the measured seconds of a step of ``batch`` samples, with ``slots`` on each node.
+        """Return the measured seconds of a step.
+
+        Args:
+            slots: the number of the job's slots on each of its nodes.
+            batch: the global batch, in samples.
 
         Raises:
             UsageError: the placement with that batch is outside of what was measured.
@@ -43,9 +52,10 @@ class Oracle:
         return self.application.predicted_step_s(slots, batch)
 
     def efficiency(self, batch: int) -> float:
-        """Return the measured statistical efficiency of a global batch in this epoch.
+        """Return the measured statistical efficiency of the global batch ``batch`` in this epoch.
 
-        It is relative to the initial batch: what a sample brings, divided by what it brings there.
+        It is the progress of a sample in this batch, divided by that of a sample in the initial
+        batch.
         """
         return self.application.gain(batch, self.epoch) * self.application.batches[0] / batch
 
@@ -63,7 +73,11 @@ class Oracle:
 
 @dataclass(frozen=True)
 class ApplicationWork:
-    """The work of a job of a measured application; progress is in steps of the initial batch."""
+    """The work of a job of a measured application; progress is in steps of the initial batch.
+
+    Attributes:
+        application: the measured application that the job trains.
+    """
 
     application: Application
 
@@ -92,12 +106,19 @@ class ApplicationWork:
     def model(self, epoch: int, progress: float) -> Oracle:
         """Return the model that policies get of the job: the measurements, at epoch ``epoch``.
 
-        ``progress`` within the epoch does not matter.
+        ``progress`` within the epoch does not count.
         """
         return Oracle(self.application, epoch)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
-        """Return the step time and the noise scale that the job would measure.
+        """Return the step time and the gradient noise scale that the job would measure.
+
+        The noise scale is in samples.
+
+        Args:
+            slots: the number of the job's slots on each of its nodes.
+            batch: the global batch, in samples.
+            epoch: the number of the epoch, from 0.
 
         Raises:
             UsageError: the placement with that batch is outside of what was measured.
@@ -141,8 +162,8 @@ def pollux_jobs(load: str, workload: int) -> list[SubmittedJob]:
     """Return the jobs of one published workload, in the order of submission.
 
     Args:
-        load: one of LOADS.
-        workload: one of WORKLOADS.
+        load: one of LOADS: the rate of submissions relative to 160 jobs, or "realistic".
+        workload: the number of the workload at that load, one of WORKLOADS (1 to 8).
     """
     known = measured_applications()
     return [
