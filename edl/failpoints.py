@@ -44,17 +44,17 @@ _listeners: list[Callable[[str], None]] = []
 
 
 def subscribe(listener: Callable[[str], None]) -> None:
-    """Have ``listener(name)`` called at each point that is passed, in the thread that passes it."""
+    """Have ``listener(name)`` called at each failpoint passed, in the thread that passes it."""
     _listeners.append(listener)
 
 
 def unsubscribe(listener: Callable[[str], None]) -> None:
-    """Stop calling ``listener`` at points; do nothing if it is not subscribed."""
+    """Stop calling ``listener`` at failpoints; do nothing if it is not subscribed."""
     if listener in _listeners:
         _listeners.remove(listener)
 
 
 def reached(name: str) -> None:
-    """Call all listeners with ``name``, one of NAMES: the point that the worker has reached."""
+    """Call all listeners with ``name``, one of NAMES: the failpoint that the worker has reached."""
     for listener in _listeners:
         listener(name)

@@ -450,10 +450,10 @@ def _is_free(port: int) -> bool:
 
 
 def _free_port() -> int:
-    """Return a random port of ``PORTS`` that is free.
+    """Return a random port of ``PORTS`` on which no process of this machine listens.
 
     Raises:
-        CoordinationError: none of them is free.
+        CoordinationError: there is no such port.
     """
     for port in random.sample(PORTS, len(PORTS)):
         if _is_free(port):

@@ -171,7 +171,7 @@ def sequence(node: str) -> int:
 
 
 def candidate_name(worker: int) -> str:
-    """Return the name ``w<id>``, with which a worker is a candidate for the job's leadership.
+    """Return ``w<id>``, the name of a worker as a candidate for the job's leadership.
 
     ``worker`` is the id of the worker.
     """

@@ -58,7 +58,7 @@ class ResizeCost:
 
     @property
     def resize_s(self) -> float:
-        """The seconds that policies take a resize to cost: the mean of ``join`` and ``leave``."""
+        """The seconds that policies assume a resize to cost: the mean of ``join`` and ``leave``."""
         return (self.join + self.leave) / 2
 
 

@@ -70,7 +70,10 @@ class TimedWork:
         return self.duration_s * self._time(slots) / self._time(self.slots)
 
     def _time(self, slots: int) -> float:
-        """Return the time of the work on ``slots`` slots, relative to one slot (Amdahl's law)."""
+        """Return the time of the work on ``slots`` slots, as a fraction of that on one slot.
+
+        It follows Amdahl's law.
+        """
         return 1 - self.parallel_fraction + self.parallel_fraction / slots
 
 

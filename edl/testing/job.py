@@ -230,7 +230,7 @@ class Run:
             resize(store, lambda _: np)
 
     def status(self) -> Status:
-        """Return what ``edl status --json`` prints."""
+        """Return the status of the job, the JSON object that ``edl status --json`` prints."""
         if self.there:
             status: Status = json.loads(self.edl("status", "--json"))
             return status

@@ -442,9 +442,10 @@ class MemoryCoordinator:
         return fresh or self._must_cut() or bool(self._needed_for())
 
     def _needed_for(self) -> str:
-        """Return what others wait for in the ring in which the worker's script has ended.
+        """Return what other workers wait for from this one, after its script has ended.
 
-        It is FOR_GRADIENTS, FOR_NUMBERS, or empty if no other worker waits.
+        Only the ring counts in which the script ended. The result is FOR_GRADIENTS, FOR_NUMBERS (an
+        exchange of numbers between steps), or empty if no other worker waits.
         """
         if not self._ended_in or self._ring.membership[0] != self._ended_in:
             return ""
@@ -497,7 +498,10 @@ class MemoryCoordinator:
             self._written.notify_all()
 
     def _read(self) -> None:
-        """Read the leader, evictions, the newest generation and the job's state for the worker."""
+        """Read the records for the worker's training thread, into the state that both share.
+
+        These are the leader, evictions, the newest generation and the state of the job.
+        """
         job, worker = self._job, self._member.id
         self._seen = job.news
         self._shared.leads(job.leader)

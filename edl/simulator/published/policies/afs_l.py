@@ -157,7 +157,10 @@ def give(shares: Sequence[JobShare], left: int) -> None:
 
 
 def preferred(one: JobShare, other: JobShare) -> JobShare:
-    """Return which of two candidates gets the next slot; ``one`` if they are equal."""
+    """Return which of two jobs gets the next slot by the rule of the module; ``one`` if equal.
+
+    ``one`` is the winner among the jobs so far, ``other`` the next job.
+    """
     if not one.slots and not other.slots:
         return other if other.first_length_s < one.first_length_s else one
     a, b = (other, one) if other.length_s < one.length_s else (one, other)

@@ -239,10 +239,10 @@ def fronts(values: Vector) -> Order:
 
 
 def _apart(values: Vector, front: Order) -> Vector:
-    """Return the crowding distance of each state: that between its two neighbours in its front.
+    """Return the crowding distance of each state: that of its two neighbours from each other.
 
-    The distance is the sum over fitness and utility, each as a fraction of the range in the front.
-    It is infinite at the two ends of a front.
+    The neighbours are in the same front. The distance is the sum over fitness and utility, each as
+    a fraction of the range in the front. It is infinite at the two ends of a front.
 
     Args:
         values: the fitness and the utility of each state, in shape (states, 2).

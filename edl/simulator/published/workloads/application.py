@@ -128,7 +128,10 @@ class Application:
         self._rates: dict[tuple[tuple[int, ...], int, int], float] = {}
 
     def end_of(self, epoch: int) -> float:
-        """Return the progress at the end of epoch number ``epoch``, counted from 0."""
+        """Return the progress at the end of epoch ``epoch``, in steps of the initial batch.
+
+        Epochs are counted from 0.
+        """
         return self._ends[epoch]
 
     def split(self, slots: int, batch: int, always: bool = False) -> tuple[int, int]:
