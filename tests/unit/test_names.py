@@ -103,7 +103,8 @@ def test_one_name_means_one_thing() -> None:
 def test_a_private_word_has_a_row_in_the_glossary() -> None:
     known = {singular(word) for word in standard_terms()}
     known |= {singular(word) for term in glossary() for word in re.split(r"[ -]", term)}
-    unknown = {word: name for name in CLASSES for word in words(name) if singular(word) not in known}
+    used = {word: name for name in CLASSES for word in words(name)}
+    unknown = {word: name for word, name in used.items() if singular(word) not in known}
     assert not unknown, (
         f"{unknown}: in no row of the glossary ({GLOSSARY.name}). Take the word that PyTorch, "
         f"Horovod, ZooKeeper or Kubernetes has; if that is it, add it to {STANDARD_TERMS.name}. A "
