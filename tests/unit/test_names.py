@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 EDL = ROOT / "edl"
 GLOSSARY = ROOT / "docs" / "explanation" / "concepts.md"
 STANDARD_TERMS = Path(__file__).with_name("standard_terms.txt")
-TREES = {
-    str(path.relative_to(EDL)): ast.parse(path.read_text(encoding="utf-8"))
-    for path in sorted(EDL.rglob("*.py"))
-}
-CLASSES = sorted(
-    {node.name for tree in TREES.values() for node in ast.walk(tree) if type(node) is ast.ClassDef}
-)
 
 # Folders whose modules may share a name, because it is one idea there: the two bindings and what
 # they have in common, and a verb from its command to its decision.
@@ -56,6 +50,22 @@ REPLACED = {
 }
 
 
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return each module of the package by its path in it."""
+    return {
+        str(path.relative_to(EDL)): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(EDL.rglob("*.py"))
+    }
+
+
+@cache
+def classes() -> set[str]:
+    """Return the names of all classes."""
+    nodes = (node for tree in trees().values() for node in ast.walk(tree))
+    return {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+
+
 def words(name: str) -> list[str]:
     """Return the words of a name, in lower case: of CamelCase or of snake_case."""
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
@@ -80,7 +90,7 @@ def glossary() -> list[str]:
 def public_names() -> dict[str, list[str]]:
     """Each public class and function at the top of a module: its name -> the files that have it."""
     found: dict[str, list[str]] = defaultdict(list)
-    for file, tree in TREES.items():
+    for file, tree in trees().items():
         kinds = (ast.ClassDef, ast.FunctionDef)
         names = {node.name for node in tree.body if isinstance(node, kinds)}
         for name in names:
@@ -103,7 +113,7 @@ def test_one_name_means_one_thing() -> None:
 def test_a_private_word_has_a_row_in_the_glossary() -> None:
     known = {singular(word) for word in standard_terms()}
     known |= {singular(word) for term in glossary() for word in re.split(r"[ -]", term)}
-    used = {word: name for name in CLASSES for word in words(name)}
+    used = {word: name for name in classes() for word in words(name)}
     unknown = {word: name for word, name in used.items() if singular(word) not in known}
     assert not unknown, (
         f"{unknown}: in no row of the glossary ({GLOSSARY.name}). Take the word that PyTorch, "
@@ -128,7 +138,7 @@ def test_each_word_of_the_glossary_is_in_use(term: str) -> None:
 def test_standard_terms_are_in_use_and_in_order() -> None:
     terms = standard_terms()
     assert terms == sorted(set(terms))
-    used = {singular(word) for name in CLASSES for word in words(name)}
+    used = {singular(word) for name in classes() for word in words(name)}
     assert not [term for term in terms if singular(term) not in used]
     own = {singular(word) for term in glossary() for word in re.split(r"[ -]", term)}
     assert not own & set(terms), "a word of the glossary is not the field's"
@@ -137,7 +147,7 @@ def test_standard_terms_are_in_use_and_in_order() -> None:
 def test_no_replaced_word_comes_back() -> None:
     back = [
         f"{file}: {node.name} ({REPLACED[singular(word)]})"
-        for file, tree in TREES.items()
+        for file, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef | ast.FunctionDef)
         for word in words(node.name)
