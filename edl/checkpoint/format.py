@@ -14,9 +14,9 @@ checksums. ``payload_sha256`` is the checksum of the data. ``sha256`` is the che
 header, computed with zeros in its own place. :mod:`edl.checkpoint.safetensors` writes the container
 format.
 
-No pickle is involved: a person who can write into the directory can at most spoil the numbers. The
-state is made of dicts, lists, tuples, text, bytes, numbers, None, NumPy arrays and, for a
-framework's own arrays, :class:`Blob`.
+No pickle is involved, so a changed file can spoil the numbers but cannot run code. The state is made
+of dicts, lists, tuples, text, bytes, numbers, None, NumPy arrays and, for a framework's own arrays,
+:class:`Blob`.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class PackedState:
 
     Attributes:
         tree: the containers and plain values as JSON values, with a name in place of each array.
-        blobs: the arrays by these names.
+        blobs: the arrays, by the names that stand in ``tree``.
     """
 
     tree: Any
@@ -394,7 +394,15 @@ def _read_header(path: Path, file: BinaryIO) -> _CheckpointHeader:
 
 
 def _parsed(text: bytes) -> _CheckpointHeader:
-    """Return the header that ``text``, the first bytes of a checkpoint with LENGTH, holds."""
+    """Parse the header of a checkpoint file.
+
+    Args:
+        text: the first bytes of the file: LENGTH and the whole header.
+
+    Raises:
+        ValueError: if the header is no valid JSON.
+        KeyError: if an entry of the header is missing.
+    """
     tensors = json.loads(text[LENGTH.size :])
     metadata = tensors.pop(METADATA)
     about = json.loads(metadata["manifest"])
@@ -409,11 +417,11 @@ def _parsed(text: bytes) -> _CheckpointHeader:
 
 
 def _decode(value: Any, blobs: Mapping[str, Blob]) -> Any:
-    """Return the state, or the part of it, that :func:`_encode` has turned into ``value``.
+    """Return a state, or a value in it, from its form in JSON: the inverse of :func:`_encode`.
 
     Args:
-        value: JSON values.
-        blobs: the arrays by the names that stand in ``value``.
+        value: the JSON values that :func:`_encode` returned.
+        blobs: the arrays by the names that stand in ``value`` in their place.
 
     Raises:
         ValueError: if ``value`` is of an unknown kind.

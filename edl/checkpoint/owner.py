@@ -31,11 +31,12 @@ class Owner:
     generation: int
 
     def replaced_by(self, newest: Owner) -> str:
-        """Return why the job goes on in another ring than this one; empty if it does not.
+        """Return why this ring may not write into the directory any more; empty if it may.
+
+        It may not if ``newest`` belongs to another start of the job or has a higher generation.
 
         Args:
-            newest: the ring that has claimed the directory last. If it belongs to another start of
-                the job, that start began later.
+            newest: the ring that has claimed the directory last.
         """
         if newest.run != self.run:
             return (

@@ -118,9 +118,9 @@ class Checkpoints:
     """An object that saves and restores one worker's state. Only the training thread may use it.
 
     Args:
-        config: the settings.
-        log: writes an event to the job's log, given its details, the step and the reason; called
-            from the writing thread, too.
+        config: the settings: the directory, the interval, and more.
+        log: writes an event to the job's log, called as ``log(details, step, reason)``; called from
+            the thread that writes a checkpoint, too.
         saved: called with the directory and the step when a checkpoint is written (from the writing
             thread) or was restored.
         learned: returns the job's scaling profile (its measured throughput at each number of
@@ -168,7 +168,7 @@ class Checkpoints:
             ) from error
 
     def take_over(self, generation: int) -> None:
-        """Claim the directory of checkpoints for the ring that begins; older rings save no more.
+        """Claim the directory of checkpoints for this worker's new ring; older rings save no more.
 
         Args:
             generation: the number of the ring's generation.
@@ -336,16 +336,17 @@ class Checkpoints:
     def hasten(self) -> None:
         """Make a save due at the next boundary between two steps, however new the newest one is.
 
-        This has no effect before the first :meth:`save_if_due`, so only on a worker that saves.
+        It has no effect on a worker that has not called :meth:`save_if_due` yet: only rank 0, which
+        saves, calls that method.
         """
         self._due_at = -math.inf if self._due_at is not None else None
 
     def _age_of_newest(self) -> float:
         """Return how old the newest checkpoint is, in seconds, for a worker that has become rank 0.
 
-        The result is from 0 to ``every_s``. If each new rank 0 counted from its own beginning, no
-        worker would save if each of them lived for less than ``every_s``. A difference between the
-        hosts' clocks may shift one save by as much, and by ``every_s`` at most.
+        The result is from 0 to ``every_s`` and decides when the new rank 0 saves next. If it waited
+        ``every_s`` from its own beginning, a job would never save whose workers all live for less
+        than that. The clocks of two hosts may differ; this shifts one save, by ``every_s`` at most.
         """
         if self._last_step >= 0:  # this worker has read it, or written it
             return 0.0
@@ -357,7 +358,7 @@ class Checkpoints:
         return min(max(0.0, age_s), self._config.every_s)
 
     def save_last(self, at: CheckpointPosition, replica: Durable, timeout_s: float) -> str:
-        """Save the state before the job ends, unless that is done, and wait until it is written.
+        """Save the state before the job ends, unless this step's checkpoint exists; wait for it.
 
         Args:
             at: the job's position.
@@ -380,7 +381,7 @@ class Checkpoints:
         """Wait, for at most ``timeout_s`` seconds, until no checkpoint is being written.
 
         Returns:
-            Whether that is so; False if the time has passed before.
+            True if no checkpoint is being written; False if one still was when the time was up.
         """
         if self._writing is not None:
             self._writing.join(max(0.0, timeout_s))
@@ -439,7 +440,7 @@ class Checkpoints:
         self._writing.start()
 
     def _failed(self, step: int, why: str) -> None:
-        """Log that the checkpoint of step number ``step`` was not written, and remember why.
+        """Log that a checkpoint was not written; keep the reason, for :meth:`save_last` to return.
 
         Args:
             step: the number of the step.
@@ -500,7 +501,7 @@ _OTHER = {
 
 
 def _check_source(found: Checkpoint, source: Source) -> None:
-    """Check that a checkpoint's ledger means the same samples as it would in this script.
+    """Check that the sample numbers in a checkpoint's ledger mean the same samples in this script.
 
     Size, seed, shuffling and files of the data set must be equal. The batch size may differ.
 

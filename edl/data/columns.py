@@ -92,7 +92,8 @@ class ArrayDataset(Dataset[Any]):
 
     Args:
         kind: the kind of the data's files, such as ``npy``, for messages.
-        parts: the parts of the data set; each has as many rows in every column.
+        parts: the parts of the data set, a file or several read side by side; in one part all
+            columns have the same number of rows.
         columns: for each part its columns, in the order of ``names``.
         names: the keys of the records, which are dicts then; None: a record is a value if there is
             one column, else a tuple.
@@ -186,7 +187,8 @@ def check_types(mine: Mapping[str, RowType], first: Mapping[str, RowType]) -> No
     Args:
         mine: the type and shape of each column's rows in the part, by the column's name for the
             error message.
-        first: the same of the first part, with the columns in the same order.
+        first: the type and shape of each column's rows in the first part, by name, with the columns
+            in the same order as in ``mine``.
 
     Raises:
         DataError: if a column differs; the message names it in both parts.

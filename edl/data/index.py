@@ -67,7 +67,8 @@ class Index:
     Attributes:
         arrays: arrays of integers by name, each of one dimension, such as the first byte of each
             record; their meaning depends on the kind of file.
-        facts: other results by name, as JSON values; their meaning depends on the kind of file.
+        facts: other results by name, as JSON values, such as the types of the columns; their
+            meaning depends on the kind of file.
         skipped: the byte ranges of the file that are left out.
     """
 
@@ -170,8 +171,8 @@ def _made(path: str, kind: str, stamp: Stamp, make: Callable[[str, int], Index])
     Args:
         path: the file.
         kind: the kind of file and its options, for the log.
-        stamp: the size and modification time of the file before.
-        make: as for :func:`index_of`.
+        stamp: the size and modification time of the file before it is read.
+        make: makes the index of the file, given its path and its size in bytes.
 
     Raises:
         DataError: if the file cannot be read, or has changed.

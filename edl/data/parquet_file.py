@@ -181,9 +181,9 @@ class _RowGroup:
         self.values = {name: _values(table.column(name)) for name in table.column_names}
 
     def check(self) -> None:
-        """Convert every value that PyArrow holds to Python, to raise the error of one that fails.
+        """Convert every value that PyArrow holds to Python; drop the results.
 
-        Some dates of Parquet do not exist in Python.
+        This raises PyArrow's error for a value that Python cannot represent, such as some dates.
         """
         for values in self.values.values():
             if isinstance(values, _Objects):
@@ -442,7 +442,10 @@ class _Objects(Sequence[Any]):
         return self._array[row].as_py()
 
     def check(self) -> None:
-        """Convert all values once, to raise the error of a value that does not exist in Python."""
+        """Convert all values to Python once and drop the results.
+
+        This raises the error of a value that Python cannot represent, such as some dates.
+        """
         self._array.to_pylist()
 
 
@@ -489,7 +492,10 @@ def _arrow() -> Any:
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """Return the exception types of PyArrow for a damaged file, or a value that Python lacks."""
+    """Return the types of the exceptions that reading a row group with PyArrow may raise.
+
+    It raises them for a damaged file, or for a value, such as a date, that Python cannot represent.
+    """
     return _arrow().ArrowException, OSError, ValueError, OverflowError
 
 

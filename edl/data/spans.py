@@ -14,10 +14,10 @@ STARTS, LENGTHS = "starts", "lengths"  # of the records' bytes in the file
 
 
 class SpanDataset(Dataset[Record]):
-    """A data set whose records are spans of bytes in files, each of which is indexed before.
+    """A data set whose records are spans of bytes in files: the base class for text and TFRecords.
 
-    The base class of text and TFRecord data sets. It takes 16 bytes of memory for each record;
-    processes that are forks share them.
+    The constructor indexes every file: it finds where each record begins, and its length. This
+    takes 16 bytes of memory for each record; processes that are forks share them.
 
     Args:
         kind: the kind of the files, for the index and for messages.
@@ -25,7 +25,8 @@ class SpanDataset(Dataset[Record]):
         parse: a function of a decoded record that returns what the script sees; None: the record
             itself.
         on_error: ``"error"``: damaged records are an error. ``"skip"``: they are left out.
-        options: further options on which the index of a file depends, as text.
+        options: a text that names the options on which the index of a file depends, besides
+            ``kind`` and ``on_error``; part of the cached index's key.
         make: makes the index of a file, given its path and its size in bytes.
 
     Raises:

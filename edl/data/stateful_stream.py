@@ -25,8 +25,8 @@ HEAD = 4  # samples that tell whether a set goes on where it was
 class Stateful(Protocol):
     """The interface of an iterable data set whose position can be saved and loaded.
 
-    It is torchdata's: the state that a data set has after n samples lets another one begin with
-    sample n + 1.
+    It is torchdata's interface: a second copy of the data set that loads the state of the first one
+    after n samples yields sample n + 1 next.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -55,7 +55,7 @@ class _Mark:
 
 
 class StatefulStream(ShardReader):
-    """An iterable data set as a stream that all workers read; each trains its own samples of it.
+    """A stream of an iterable data set: all workers read all samples, and each trains its own.
 
     Some states of the data set are kept, so that a worker that has to read an earlier sample, or
     joins later, need not begin at the first sample. They are a tracked object, so newcomers and

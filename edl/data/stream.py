@@ -80,7 +80,8 @@ class ShardReader(ABC):
         Args:
             epoch: the epoch, from 0.
             shard: the index of the shard.
-            offset: the number of the sample that is wanted next, counted in the shard from 0.
+            offset: the number of the sample that the caller wants first, counted in the shard from
+                0.
         """
 
     @abstractmethod
@@ -90,7 +91,7 @@ class ShardReader(ABC):
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
         """Return some samples of a shard, in order.
 
-        This is the protocol ``stream_sampler.Reader``.
+        The method is the interface :class:`edl.worker.stream_sampler.StreamReader`.
 
         Args:
             epoch: the epoch, from 0.
@@ -181,12 +182,13 @@ class Stream(ShardReader):
 
 
 def refuse_in_stream(what: str) -> None:
-    """Raise UsageError if the code of a stream has called a function that differs between workers.
+    """Raise a UsageError if this thread is reading a stream of the script; else do nothing.
 
-    Outside of the reading of a stream nothing happens. All workers must read the same samples.
+    Functions whose result differs between workers, such as ``edl.rank()``, call this first, because
+    all workers must read the same samples from a stream.
 
     Args:
-        what: the function that was called, such as ``edl.rank()``.
+        what: the function that was called, for the error message.
     """
     if getattr(_here, "reading", False):
         raise UsageError(
@@ -197,9 +199,9 @@ def refuse_in_stream(what: str) -> None:
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Let :func:`refuse_in_stream` raise in this thread during the ``with`` block.
+    """Mark this thread as reading a stream of the script during the ``with`` block.
 
-    The code of a stream runs in the block.
+    Within the block, :func:`refuse_in_stream` raises an error.
     """
     before = getattr(_here, "reading", False)  # a stream may read another one
     _here.reading = True

@@ -152,7 +152,7 @@ def _length_at(file: BinaryIO, offset: int, size: int) -> tuple[int, str]:
 
     Args:
         file: the open file.
-        offset: the position in bytes.
+        offset: the file's position in bytes, where the record begins.
         size: the size of the file in bytes.
 
     Returns:
@@ -183,5 +183,10 @@ def _is_sound(file: BinaryIO, length: int) -> bool:
 
 
 def _stored(framed: bytes, length: int) -> int:
-    """Return the masked CRC that comes after the data in ``framed``, its first ``length`` bytes."""
+    """Return the masked CRC-32C that is stored behind the data of a record.
+
+    Args:
+        framed: the data and, behind them, the 4 bytes of the checksum.
+        length: the number of bytes of the data.
+    """
     return int.from_bytes(framed[length : length + FOOTER_BYTES], "little")
