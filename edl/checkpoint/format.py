@@ -14,7 +14,7 @@ checksums. ``payload_sha256`` is the checksum of the data. ``sha256`` is the che
 header, computed with zeros in its own place. :mod:`edl.checkpoint.safetensors` writes the container
 format.
 
-No pickle is involved, so a changed file can spoil the numbers but cannot run code. The state is made
+No pickle is involved: a forged file can spoil the numbers, but cannot run code. The state is made
 of dicts, lists, tuples, text, bytes, numbers, None, NumPy arrays and, for a framework's own arrays,
 :class:`Blob`.
 """
@@ -63,7 +63,7 @@ class Manifest:
         framework: the name of the script's framework.
         source: the description of the training data: total (samples), seed, shuffle, batch_size and
             more.
-        ledger: the ledger, as JSON values.
+        ledger: the ledger (which samples of the epoch are done, leased and free), as JSON values.
         saved_at: the wall clock's time in seconds since 1970, for people.
         learned: the job's scaling profile (its measured throughput at each number of workers), as
             JSON values; empty: none, or not known.

@@ -159,9 +159,9 @@ class StatefulStream(ShardReader):
         return taken
 
     def _go_on(self, state: Any) -> tuple[list[Any], Iterator[Any]]:
-        """Load ``state`` into the data set; return its next samples and an iterator over the rest.
+        """Load ``state`` into the data set; return its next samples, and an iterator over more.
 
-        There are :data:`HEAD` next samples, or fewer at the end.
+        The first result is a list of :data:`HEAD` samples, or fewer at the end of the data.
 
         Args:
             state: a state of the data set; None: leave its position as it is.

@@ -18,9 +18,10 @@ Weights = TypeVar("Weights")
 
 
 class JobBalance(LayerBalance):
-    """A record of how a model's layers grow, by the number of samples that the whole job trained.
+    """A record of the norms of a model's layers, by the number of samples that the job has trained.
 
-    It does what :class:`LayerBalance` does, with the job's sample count, and without warm-ups.
+    The constructor and all measures are those of :class:`edl.diagnose.LayerBalance`. Only
+    :meth:`record` differs: it counts the samples of all workers, and skips warm-ups.
     """
 
     def record(self, samples: float | None = None) -> None:

@@ -61,7 +61,9 @@ _STATE_IS_OURS = (
 
 @dataclass
 class Plain:
-    """A wrapper of an attribute of an elastic state that is copied and sent whole, of any type.
+    """A wrapper of one attribute of an elastic state, such as a number or a list.
+
+    The marked attribute is copied by :mod:`copy` and sent as a pickle, not as separate tensors.
 
     Attributes:
         value: the attribute itself.
@@ -76,6 +78,9 @@ class State(ABC):
     Newcomers get the attributes, and :meth:`commit` and :meth:`restore` save and reset them. Only
     the attributes that are given to the constructor are shared. Any other attribute is each
     worker's own. Each framework defines how the attributes are copied and sent.
+
+    Args:
+        **attributes: the attributes by name, with their first values.
     """
 
     def __init__(self, **attributes: Any) -> None:
@@ -177,7 +182,10 @@ class State(ABC):
             self._put(values)
 
     def renew(self) -> None:
-        """Save the attributes at the beginning of a new ring, and list them anew for digests."""
+        """Save the attributes at the beginning of a new ring, for :meth:`restore`.
+
+        Also drop the list of their values, so the next :meth:`digests` makes it anew.
+        """
         self._compared.forget()
         self.save()
 
@@ -187,11 +195,12 @@ class State(ABC):
         self._began = time.monotonic()
 
     def _pass(self, commit: bool) -> None:
-        """Handle a commit or a check: save the attributes if asked to; raise if a switch is due.
+        """Do the work of :meth:`commit` and :meth:`check_host_updates`.
 
-        All workers come to the same calls. A newcomer in its warm-up saves nothing; it raises to
-        leave the wrapped function after an update, at its second call, or when the function has run
-        for :data:`WARM_UP_S` seconds.
+        Save the attributes if asked to, agree with all workers whether to switch to another ring,
+        and raise if so. All workers must call this at the same point. A newcomer in its warm-up
+        saves nothing; it raises to leave the wrapped function after an update, at its second call
+        of this method, or when the function has run for :data:`WARM_UP_S` seconds.
 
         Args:
             commit: whether to save in any case; else the attributes are saved only if a switch is
@@ -284,7 +293,7 @@ class State(ABC):
 
         Args:
             values: the attributes, as :meth:`_values` returns them. The copy may use the memory of
-                the copy that the call before returned.
+                the copy that the previous call returned.
         """
 
     @abstractmethod
@@ -412,9 +421,10 @@ def _enlist(state: State, state_name: str) -> Worker:
 
 
 def _warm_up(worker: Worker, state: State, train: Callable[[], Any]) -> None:
-    """Call ``train`` on a newcomer before it joins, until it made an update, to load all it needs.
+    """Call ``train`` on a newcomer before it joins, until it has made an update; undo the update.
 
-    Then restore the state from before. The state's own ``save()`` and ``restore()`` are used.
+    The first update is slow, because libraries are loaded and graphs are built in it. The state is
+    saved before by its own ``save()``, and set back afterwards by its own ``restore()``.
 
     Args:
         worker: the newcomer.
@@ -432,9 +442,9 @@ def _warm_up(worker: Worker, state: State, train: Callable[[], Any]) -> None:
 
 @contextlib.contextmanager
 def _training(state: State, worker: Worker) -> Iterator[None]:
-    """Mark the wrapped function as running on ``worker`` during the ``with`` block.
+    """Mark the script's training function as running on ``worker`` during the ``with`` block.
 
-    Only within the block, commits of ``state`` let workers join and leave.
+    Only within the block do commits of ``state`` let workers join and leave.
     """
     global _running
     state.trains(worker)

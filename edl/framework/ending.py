@@ -99,6 +99,9 @@ class ScriptExit(SystemExit):
     The interpreter does not tell exit handlers the exit code. If no ``except`` catches this
     exception, Python drops it after the last frame of the script has gone; at that moment its code
     is recorded as the code of the process.
+
+    Args:
+        *arguments: the arguments of SystemExit: an exit code, a message, or nothing.
     """
 
     def __init__(self, *arguments: object) -> None:
@@ -162,9 +165,10 @@ def say_ended(word: str = ENDED) -> None:
 
 
 def say_refused() -> None:
-    """Tell the launcher, if there is one, that starting this refused worker again would not help.
+    """Tell the launcher, if there is one, that this worker ends because the job has refused it.
 
-    Call this before the other workers see that this process is gone.
+    The launcher then does not start the worker again. Call this before the other workers can see
+    that this process is gone.
     """
     if _armed:
         say_ended(EXITING)
@@ -204,7 +208,10 @@ class Closing:
         self._trains_in: tuple[int, threading.Thread] | None = None
 
     def start(self) -> None:
-        """Begin to watch for the end of this process; call this in the training thread."""
+        """Register exit handlers that call ``script_ended`` and ``close``.
+
+        Also start the thread that limits their time. Call this in the training thread.
+        """
         self._trains_in = os.getpid(), threading.current_thread()
         threading.Thread(target=self._watch, name="edl-ending", daemon=True).start()
         atexit.register(self._run)
@@ -258,11 +265,11 @@ class _AfterHandlers:
 
 
 def _last() -> None:
-    """Prepare the end of the interpreter: the exit handler of edl that runs last.
+    """Tell the launcher that the script has ended, and make the interpreter's end short.
 
-    It tells the launcher that the script has ended, unless Python still waits for processes of
-    :mod:`multiprocessing`. It does nothing in a process that is no worker. It is registered when
-    edl is imported, so exit handlers that were registered earlier run after it.
+    This is the last of edl's exit handlers to run. The launcher is not told if Python still waits
+    for processes of :mod:`multiprocessing`. Nothing happens in a process that is no worker. The
+    handler is registered when edl is imported, so handlers that were registered earlier run later.
     """
     if not _armed:
         return

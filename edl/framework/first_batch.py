@@ -50,12 +50,11 @@ class FirstBatch:
         self._thread.join()
 
     def may_form(self) -> bool:
-        """Return whether the framework may form one more batch: False only after :meth:`discard`.
+        """Return whether the framework's loader may form one more batch; False after a discard.
 
-        The framework calls this whenever it is about to form a batch. Which samples a further batch
-        has depends on the steps that are trained while the first batch is loaded. So a framework
-        that wants a further batch in this object's thread waits here until :meth:`take` or
-        :meth:`discard` is called.
+        The loader calls this before it forms a batch, which :class:`FirstBatch` cannot see. In this
+        object's thread the call waits until :meth:`take` or :meth:`discard`, because the samples of
+        a second batch depend on the steps that are trained while the first batch is loaded.
         """
         if threading.current_thread() is self._thread:
             self._come.set()

@@ -84,8 +84,8 @@ def divided(modules: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
 
     Returns:
         The names of the modules that come from Python or from installed packages; and a dict of the
-        script's own modules, from name to file. Files of the second kind may have changed when the
-        next worker starts.
+        script's own modules, from name to file. They are listed apart because their files may have
+        changed when the next worker starts.
     """
     roots = tuple(f"{root}{os.sep}" for root in _roots())
     installed: list[str] = []

@@ -38,7 +38,10 @@ Losses = Callable[[Sequence[float]], list[float]]  # at the points e, see edl.co
 
 
 class Probe(Protocol):
-    """A framework's copy of one update of the model, kept as long as it may be measured."""
+    """The interface of a framework's copy of one update: the weights before and after it.
+
+    The copy is kept until the loss is evaluated at points between and beyond these weights.
+    """
 
     @property
     def holds(self) -> bool:
@@ -55,7 +58,9 @@ class Probe(Protocol):
 
 
 class Tuner:
-    """One worker's part in tuning the job's learning rate (see :mod:`edl.core.policy.lr_tuner`).
+    """A tuner of the job's learning rate: one on each worker, all in equal states.
+
+    It keeps and measures updates; the rules are in :mod:`edl.core.policy.lr_tuner`.
 
     Args:
         tuning: the settings that the script gave to ``edl.LRTuner``.
@@ -78,11 +83,15 @@ class Tuner:
 
     @property
     def measures(self) -> bool:
-        """Whether the last update is kept, to measure its losses in the batch of the next one."""
+        """Whether the loss along the last update will be measured in the batch of the next one."""
         return self._state.measures
 
     def rate(self, update: Update) -> float:
-        """Return the learning rate with which the optimizer makes the update ``update``."""
+        """Return the learning rate with which the optimizer makes an update.
+
+        Args:
+            update: the update: its number, and the samples trained before and after it.
+        """
         return self._tuning.rate_at(self._state, update.after)
 
     def snapshot(self) -> dict[str, Any]:
@@ -105,7 +114,7 @@ class Tuner:
 
         Args:
             worker: the worker that this process is.
-            update: the coming update.
+            update: the coming update: its number, and the samples trained before and after it.
         """
         missed = worker.loader.step_input.completed_by_peers  # the others' update is in the model
         if worker.warming_up or missed or not self._is_due(update):

@@ -24,8 +24,9 @@ LARGE = 4096  # numbers
 class NoiseMeter(ABC):
     """A meter of gradient norms on one worker, for a script with one optimizer.
 
-    The meter reads one eighth of a large gradient and counts it eight times, because to compute the
-    norms for Adam costs as much as some steps. The eighths are read in turn.
+    The gradient noise scale (:mod:`edl.core.step.noise_scale`) is computed from the norms. Of a
+    large gradient only one eighth is read, and counted eight times, because the norms of all of it
+    would cost as much as some steps. Each measured step reads another eighth.
 
     If there are several workers, a worker measures its own gradients and the mean of all. A worker
     that is alone measures the gradients of two consecutive steps and their mean, so it keeps those
@@ -52,9 +53,10 @@ class NoiseMeter(ABC):
         return loader.progress.noise.is_due(loader.progress.step) or self._follows
 
     def show(self, own: Callable[[], Looked], mean: Callable[[], Looked]) -> None:
-        """Measure the gradients of the open step, after the allreduce and before they are changed.
+        """Measure the gradients of the open step, and add the norms to the worker's noise estimate.
 
-        Both functions return pairs: a part of a gradient, flat, and how often it counts.
+        Call this after the allreduce, before clipping or the optimizer changes the gradients. Both
+        functions return pairs: a flat slice of a gradient, and how often the slice counts.
 
         Args:
             own: returns this worker's own gradients, which :meth:`_own_factor` scales.
@@ -97,13 +99,13 @@ class NoiseMeter(ABC):
         return self._kept[0] + 1 == loader.progress.step
 
     def _alone(self, own: Looked) -> None:
-        """Measure a lone worker's gradients together with those of the step before.
+        """Measure a lone worker's gradients together with its gradients of the step before.
 
-        If those were not kept, or their step had another number of samples, keep ``own`` for the
-        next step.
+        If the earlier gradients were not kept, or their step had another number of samples, only
+        keep ``own``, for the next step.
 
         Args:
-            own: this worker's gradients: pairs of a flat part, and how often it counts.
+            own: this worker's gradients: pairs of a flat slice, and how often the slice counts.
         """
         loader, unit = self._worker.loader, self._unit()
         step, samples = loader.progress.step, loader.step_input.samples

@@ -109,7 +109,7 @@ def _end_at_prompt(worker: Worker) -> bool:
     """End the job of ``worker`` if it was begun at a Python prompt without a launcher.
 
     Returns:
-        Whether the job was such a job, and is ended.
+        True if the job was ended; False if it has a launcher, or Python runs a script.
     """
     global _worker, _replica, _elastic_state
     if worker.is_shared or not hasattr(sys, "ps1"):
@@ -343,9 +343,12 @@ def _refuse_child() -> None:
 def _let_others_repair(registers_at_s: float | None) -> None:
     """Wait before this worker registers, so that the other workers can repair their ring.
 
+    The launcher sets the time when it starts a worker in place of one that has died. The wait takes
+    at most :data:`REGISTERS_WITHIN_S` seconds.
+
     Args:
-        registers_at_s: the time to wait for, in seconds of the monotonic clock, but for at most
-            :data:`REGISTERS_WITHIN_S` seconds; None: there is nothing to repair, do not wait.
+        registers_at_s: the time until which to wait, in seconds of the monotonic clock; None: do
+            not wait.
     """
     early_s = (registers_at_s or 0.0) - time.monotonic()
     time.sleep(min(max(0.0, early_s), REGISTERS_WITHIN_S))
@@ -442,10 +445,10 @@ def speak_in_sentences() -> None:
 
 
 def _own_log() -> OwnLog | None:
-    """Guard the output of this worker to its log file, as :func:`guard_output` says.
+    """Let writes to this worker's log file never fail, even on a full disk.
 
     Returns:
-        The log; None if the launcher has named no log file.
+        The guard of the log file; None if the launcher has named no log file.
     """
     if not (path := config.log_of_worker()):
         return None

@@ -52,8 +52,9 @@ NOTHING = Weights(Averaging.NONE)
 class Branch(IntEnum):
     """The branch that a TensorFlow graph takes after the gradients of a step were exchanged.
 
-    ``SKIP``: apply nothing. ``APPLY``: apply the averages. ``AGAIN``: send the local gradients once
-    more. ``SHOW``: measure the averages for the gradient noise scale, then apply them.
+    ``SKIP``: make no update. ``APPLY``: update with the averages. ``AGAIN``: send the local
+    gradients, weighted or in a new ring. ``SHOW``: measure the averages for the gradient noise
+    scale, then update with them.
     """
 
     SKIP = 0  # nothing is applied
@@ -107,7 +108,8 @@ class ReductionOrder:
 class StepReduction:
     """One optimizer's part of each step of a worker: how its gradients are reduced and applied.
 
-    The batch, its step record and the end of the step are the worker's.
+    The object lives as long as the optimizer. What all optimizers of a script share (the batch, the
+    step record, the end of the step) is in ``worker``.
 
     Args:
         worker: the worker that this process is.
@@ -117,11 +119,11 @@ class StepReduction:
             only optimizer.
 
     Attributes:
-        weights: the factors that the gradients are multiplied by.
+        weights: the factors that the gradients of the open step are multiplied by.
         cannot_repair: why this script cannot repair a ring inside a step; empty if it can.
         number: the number of this optimizer in the script, from 0.
-        repeat: a function that reduces once more the gradients of this optimizer that were reduced
-            in the open step.
+        repeat: a function that reduces this optimizer's gradients of the open step again, in a new
+            ring.
     """
 
     def __init__(
@@ -238,7 +240,7 @@ class StepReduction:
     # --- a framework that calls back
 
     def begin(self) -> bool:
-        """Return whether the graph shall send its gradients at once, as they are, without a factor.
+        """Return whether TensorFlow's graph shall send its gradients at once, without a factor.
 
         That is the case if all batches are full and the ring is intact. If the result is True, the
         caller calls :meth:`sending` next.
@@ -247,7 +249,7 @@ class StepReduction:
         return weights is not None and weights.averaging is Averaging.PLAIN
 
     def end(self, received: Callable[[], None]) -> Branch:
-        """Return the branch that the graph takes, after it has sent its gradients or sent nothing.
+        """Return the branch that TensorFlow's graph takes, after it has sent gradients or nothing.
 
         Args:
             received: a function that raises RingBroken unless all sent gradients have come back.
@@ -277,9 +279,10 @@ class StepReduction:
     # --- the end of a step
 
     def apply(self) -> bool:
-        """Record this optimizer's turn to update the model; return whether to make the update.
+        """Record that this optimizer comes to its update; return whether it shall make the update.
 
-        False if the step was dropped, or if other workers had completed it.
+        False if the step was dropped because no worker has samples, or if other workers had
+        completed it.
         """
         applies = self.step.state is StepState.REDUCED
         self._on(StepEvent.APPLY)
@@ -312,7 +315,10 @@ class StepReduction:
     # --- decisions
 
     def _catch_up(self) -> None:
-        """Begin the step that the worker has begun, or count its further batch in the open step."""
+        """Compute the weights for the worker's newest batch.
+
+        If the batch begins a new step, first begin that step for this optimizer.
+        """
         loader = self._worker.loader
         if self._changes == loader.changes:
             return
@@ -378,10 +384,10 @@ class StepReduction:
         self.reopen()
 
     def interrupted(self) -> None:
-        """Mark this optimizer's gradients to be sent again, because another one repaired the ring.
+        """Mark this optimizer's gradients to be sent again in a new ring.
 
-        The other one is another optimizer of the script. Gradients that were being sent in the
-        broken ring are lost.
+        The StepReduction of another optimizer of the script calls this after it has repaired the
+        ring. Gradients that were being sent in the broken ring are lost.
         """
         self._forget()
         loader = self._worker.loader
@@ -404,10 +410,10 @@ class StepReduction:
             self._on(StepEvent.SUPERSEDE)
 
     def _unsent(self) -> None:
-        """Decide a step in which no gradient was sent, by the weights of its step records.
+        """Decide what becomes of a step in which this worker sent no gradient.
 
-        A worker that is alone keeps its local gradients. If no worker has samples, the step is
-        dropped.
+        If the worker is alone, its local gradients are the mean. If no worker has samples, the step
+        is dropped. The agreed weights say which of these holds.
         """
         agreed = self.weights.agreed
         if agreed is not None and agreed.averaging is Averaging.LOCAL:
@@ -423,9 +429,9 @@ class StepReduction:
         self._reached()
 
     def _reached(self) -> None:
-        """Stop the timer of this step's reduction if the step is decided.
+        """Stop the timer of this step's reduction if the gradients are averaged or not needed.
 
-        A newcomer that warms up has no timer to stop.
+        It runs on if the ring broke. A newcomer that warms up has no timer to stop.
         """
         if self.step.state in DECIDED and not self._worker.warming_up:
             self._worker.loader.timer.reduce()

@@ -242,7 +242,7 @@ class FrameworkReplica(ABC):
     def things(self) -> dict[str, Trackable]:
         """Return by name the tracked objects that have ``state_dict()`` and ``load_state_dict()``.
 
-        Here these are all tracked objects.
+        These are all tracked objects, unless a subclass leaves out objects that it sends as arrays.
         """
         return self._tracked
 
@@ -270,8 +270,8 @@ class FrameworkReplica(ABC):
 
         Args:
             states: the state of each tracked object, by name.
-            receive: the part of the job's state that this worker takes over: a resync, or anything
-                else.
+            receive: why this worker takes the states over: ``Receive.RESYNC`` (its state differed
+                from the job's), or any other value to load them all.
 
         Raises:
             UsageError: if the states are of other objects than this worker tracks.

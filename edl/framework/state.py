@@ -47,7 +47,7 @@ class Trackable(Protocol):
         """Return the state of the object."""
 
     def load_state_dict(self, state: Any) -> Any:
-        """Take over ``state``, which such an object has returned from :meth:`state_dict`."""
+        """Take over ``state``, the result of :meth:`state_dict` of an object of the same type."""
 
 
 class Arrays(Protocol[Array]):

@@ -17,8 +17,9 @@ class StepWeights:
         number: the number of the optimizer in the script, from 0.
 
     Attributes:
-        agreed: the weights that follow from the step records of all workers; None: the records are
-            not there yet, or are of a broken ring.
+        agreed: the factors before and after the average, from the step records (numbers of samples
+            and batches) of all workers; None: the records are not there yet, or are of a broken
+            ring.
         sends_early: whether gradients may be sent in this step before the records have arrived.
         sent: the factor for the gradients that this worker sends; 0 without samples.
         part: with accumulated gradients, the factor for the gradients of the present batch before
@@ -40,9 +41,9 @@ class StepWeights:
 
     @property
     def local_scale(self) -> float:
-        """The factor that makes local gradients the mean, where no gradients are sent.
+        """The factor that turns a lone worker's gradients into the mean over its samples.
 
-        It is 1 in a step in which gradients are sent.
+        It is 1 in a step in which gradients are sent to other workers.
         """
         if self.agreed is None or self.agreed.averaging is not Averaging.LOCAL:
             return 1.0
@@ -65,9 +66,11 @@ class StepWeights:
         self.sends_early = early and self.sent > 0 and not alone
 
     def agree(self) -> Weights:
-        """Wait for the step records of all workers, and return the weights that follow from them.
+        """Wait for the step records of all workers; return the factors that follow from them.
 
-        A newcomer that warms up does not wait; its own gradient is the mean.
+        A step record has the numbers of samples and batches of a worker in the step. The result is
+        stored in ``agreed``, too. A newcomer that warms up does not wait; its own gradient is the
+        mean.
 
         Raises:
             RingBroken: if the ring is broken.

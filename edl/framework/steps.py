@@ -18,7 +18,11 @@ from edl.worker.worker import Worker
 
 
 class BatchSource(Protocol):
-    """The interface of a queue of batches that are formed from the leases and not trained yet."""
+    """The interface of a queue of batches that are not trained yet.
+
+    The batches are formed from the samples that this worker has leased. Each framework implements
+    the interface for its loader or data set.
+    """
 
     def restart(self) -> None:
         """Drop all batches in the queue, because this worker's leases have changed."""
@@ -274,7 +278,8 @@ class BatchSteps:
     def _others_train(self) -> bool:
         """Return whether the next step has samples even if this newcomer trains a padding batch.
 
-        That is so if the state source, which is no newcomer, holds samples for a whole batch.
+        That is so if the state source (a worker that has the job's state, and so is no newcomer)
+        has leased samples for a whole batch.
         """
         root, loader = self._worker.steps.state_source, self._worker.loader
         source = loader.progress.source
@@ -302,7 +307,11 @@ class BatchSteps:
         worker.loader.begin(batch, padding and not worker.warming_up)
 
     def _within(self, epoch: int) -> Iterator[int]:
-        """Yield the number ``epoch`` once; end the last batch when the script has left its loop."""
+        """Yield ``epoch`` once, for the script to train it; then end the epoch's last batch.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+        """
         self._in_epoch, self._came_to_end = True, False
         self._feed.restart()
         yield epoch

@@ -24,10 +24,11 @@ Place = tuple[int, int]  # step, epoch
 
 
 class TrackedCopies:
-    """Copies of a worker's small tracked objects, made at the last two places between batches.
+    """Copies of a worker's small tracked objects, made each time the script asks for a batch.
 
-    A place is a pair of step and epoch. A large object, such as an average of all weights, is not
-    copied, because the script computes it from the weights, which all workers share.
+    A copy belongs to a place, a pair of step and epoch; the copies of the last two places are kept.
+    A large object, such as an average of all weights, is not copied, because the script computes it
+    from the weights, which all workers share.
     """
 
     def __init__(self) -> None:
