@@ -358,7 +358,9 @@ class Checkpoints:
         return min(max(0.0, age_s), self._config.every_s)
 
     def save_last(self, at: CheckpointPosition, replica: Durable, timeout_s: float) -> str:
-        """Save the state before the job ends, unless this step's checkpoint exists; wait for it.
+        """Save the state before the job ends, and wait until it is written.
+
+        Nothing is saved if this worker has written the checkpoint of this step already.
 
         Args:
             at: the job's position.

@@ -128,7 +128,7 @@ def arrange(
     Args:
         positional: the columns that were given without names.
         named: the columns that were given with names.
-        function: the name of the function, for the error message.
+        function: the name of the function, such as ``edl.data.npy``, for the error message.
 
     Returns:
         The columns in order; and their names in the same order, or None if they have no names.

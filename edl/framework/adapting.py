@@ -1,8 +1,8 @@
 """Let a script say how the number of workers of its job is decided.
 
 A script may give its job a policy with :func:`policy`. Or it may name a function with
-:func:`on_interval`: each worker calls that function regularly, and the returned numbers change the
-size.
+:func:`on_interval`: each worker calls that function regularly, and it returns how many workers to
+add or remove.
 """
 
 from __future__ import annotations

@@ -57,13 +57,13 @@ class ByteRange:
 
 
 class StateArrays:
-    """A list of all values in a training state, by which one part of the state is read at a time.
+    """A list of all values in a training state, to read one group of its bytes at a time.
 
-    The state is cut by bytes into groups (:class:`edl.core.step.state_check.StateGroup`), and
-    :meth:`within` reads one of them. Listing the values again for each group would cost more than
-    the digest of the group. So the list is renewed for group 0 only, and for a group that has
-    values other than arrays, because a script changes such a value by putting another one in its
-    place. An array is looked up in its container each time.
+    The bytes of the state are cut into groups (:class:`edl.core.step.state_check.StateGroup`), and
+    :meth:`within` returns the values of one group. To list the values for every group would cost
+    more than the digests. So the list is renewed only for group 0, and for a group with values
+    other than arrays, because a script replaces such values. An array is looked up in its container
+    each time.
 
     Args:
         state: a function that returns the containers of the state.

@@ -78,7 +78,7 @@ class Tuner:
 
     @property
     def reason(self) -> str:
-        """The last decision about the learning rate with its reason, as a sentence."""
+        """A sentence with the tuner's last decision about the learning rate, and the reason."""
         return self._state.reason
 
     @property

@@ -197,7 +197,10 @@ class StepReduction:
             return averages
 
     def sending(self) -> None:
-        """Record that a gradient is being sent; with the first one send the step record, too."""
+        """Record that gradients of this step are being sent; call this with the first of them.
+
+        The call also sends this worker's step record, unless it was sent before.
+        """
         if self.step.state is not StepState.SENDING:
             self._worker.loader.announce()
             self._on(StepEvent.SEND)

@@ -85,7 +85,7 @@ class FrameworkReplica(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return the whole shared state as it is now, without copying its arrays."""
+        """Return the present state of model, optimizer and tracked objects; copy no array."""
 
     @abstractmethod
     def load(self, state: dict[str, Any], receive: Receive) -> None:
