@@ -74,9 +74,10 @@ class Verbs(TyperGroup):
 
 @cache
 def command_named(name: str) -> Any:
-    """Import the command of that name, add the options that all commands share, and return it.
+    """Import the command ``name`` of edl, add the options that all commands share, and return it.
 
-    If its module has a dictionary ``COMMAND``, that holds further arguments for typer.
+    The module of a command may have a dictionary ``COMMAND`` with further arguments for typer's
+    decorator ``command``.
     """
     module, attribute = VERBS[name]
     imported = import_module(f"edl.cli.{module}")
@@ -94,7 +95,7 @@ def command_named(name: str) -> Any:
 
 
 def _take_old_options(command: Any) -> None:
-    """Add the old names of options to ``command``, a command of typer, as hidden options.
+    """Add the option names of earlier versions of edl to ``command``, a command of typer, hidden.
 
     An old name sets the environment variable of the setting that the new name sets.
     """

@@ -82,12 +82,14 @@ def _kept(job: Job) -> Curve:
 
 
 def _measure(job: Job, order: tuple[int, ...], steps: int, timeout_s: float) -> Curve:
-    """Profile the job, and restore its size even if a signal ends this process meanwhile.
+    """Profile the job, and return the measured points.
+
+    The number of workers from before the profile is restored even if a signal ends this process.
 
     Args:
         job: the job.
-        order: the numbers of workers to measure.
-        steps: the number of steps measured with each.
+        order: the numbers of workers to measure, in this order.
+        steps: the number of steps measured with each number.
         timeout_s: the time in seconds for each number to be reached and measured.
     """
     to_end = (signal.SIGTERM, signal.SIGHUP)
@@ -108,8 +110,8 @@ def _interrupt(number: int, _: object) -> None:
 def profile_table(curve: Curve) -> Table:
     """Return the points of a profile as a table for people.
 
-    A row has a number of workers, the throughput, the seconds of a step, the speed-up and the
-    efficiency. ``curve`` is the profile.
+    A row has a number of workers, the throughput, the seconds of a step, and the speed-up and the
+    efficiency relative to the smallest number of workers. ``curve`` is the profile.
     """
     taken = datetime.fromtimestamp(curve.taken).strftime("%Y-%m-%d %H:%M")
     title = f"job {curve.job}, {taken}"

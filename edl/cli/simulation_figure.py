@@ -45,8 +45,8 @@ def check_runs(count: int) -> None:
 def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
     """Return a figure with a Gantt chart of each run's jobs, and three charts of all runs below.
 
-    These show the slots in use and the number of waiting jobs over time, and the distribution of
-    the completion times. ``outcomes`` are the runs with their results.
+    The three charts show the slots in use over time, the number of waiting jobs over time, and the
+    distribution of the completion times. ``outcomes`` are the runs with their results.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter

@@ -68,7 +68,10 @@ class JobOptions:
 
 
 def job_set(name: str | None, trace_file: Path | None, compared: bool) -> JobSet:
-    """Return the default cluster, interval and costs of the jobs that the user has chosen.
+    """Return the defaults that `edl simulate` has for the chosen jobs.
+
+    These are the cluster (nodes and slots), the seconds between two decisions of the policy, and
+    what each change of a job's slots costs.
 
     Args:
         name: the name of a built-in set of jobs; None if there is a trace file.
@@ -99,11 +102,11 @@ def seeds_of(text: str, built_in: str | None) -> list[int]:
     """Return the seeds in ``text``, the value of ``--seed``, like "0", "1,3" or "0..2".
 
     ``built_in`` is the name of the set of jobs; None for a trace. Several seeds are allowed only
-    for sets whose jobs are drawn by seed.
+    for sets whose jobs are drawn at random from a seed.
 
     Raises:
-        UsageError: ``text`` has no such form, a seed is negative, or there are several seeds for
-            jobs that are not drawn.
+        UsageError: ``text`` is not of that form, a seed is negative, or there are several seeds for
+            jobs that are not drawn at random.
     """
     seeds = _numbers(text, "seed")
     if min(seeds) < 0:
@@ -152,7 +155,7 @@ def runs_of(jobs: JobOptions, setup: Setup) -> list[SimulatedRun]:
 
     Raises:
         UsageError: an option has an impossible value, a trace cannot be read, or the speed of the
-            jobs was not measured on nodes with that number of slots.
+            jobs was not measured on nodes with as many slots as ``setup`` says.
     """
     if jobs.trace_file is not None:
         return _alike(setup, _of_trace(jobs.trace_file, setup))
@@ -168,10 +171,11 @@ def runs_of(jobs: JobOptions, setup: Setup) -> list[SimulatedRun]:
 
 
 def check_comparable(runs: Sequence[SimulatedRun]) -> None:
-    """Raise an error unless published results exist for these runs, with the same settings.
+    """Raise an error unless published results exist for ``runs``, with the same settings.
 
     Raises:
-        UsageError: nothing was published for a run, or its cluster or its rules differ.
+        UsageError: nothing was published for a run, or its cluster, its interval between decisions
+            or its cost of a change of slots differs from the published one.
     """
     rules = Rules(pollux_workload.INTERVAL_S, pollux_workload.RESIZE, whole_seconds=True)
     published = rules, pollux_workload.NODES, pollux_workload.SLOTS
@@ -185,12 +189,12 @@ def check_comparable(runs: Sequence[SimulatedRun]) -> None:
 
 
 def _alike(setup: Setup, jobs: Sequence[SubmittedJob], built_in: str = "") -> list[SimulatedRun]:
-    """Return a simulation of the same jobs for each policy.
+    """Return one simulation of the same ``jobs`` for each policy in ``setup``.
 
     Args:
-        setup: the settings that all simulations share.
+        setup: the settings that all simulations share; its first seed is used.
         jobs: the jobs.
-        built_in: the name of a built-in set of jobs; empty for a trace.
+        built_in: the name of the built-in set that the jobs are; empty for a trace.
     """
     (seed, *_) = setup.seeds
     return [
@@ -214,7 +218,7 @@ def _of_trace(path: Path, setup: Setup) -> list[SubmittedJob]:
 
     Raises:
         UsageError: the file cannot be read, or the speed of a job was not measured on nodes with
-            that number of slots.
+            as many slots as those of the cluster.
     """
     jobs = trace.read_trace(path, setup.nodes * setup.slots)
     if any(job.kind in measured_applications() for job in jobs):
@@ -232,7 +236,7 @@ def _drawn(
 
     Args:
         built_in: the name of the built-in set of jobs.
-        draw: returns the jobs of an arrival rate and a seed.
+        draw: called with an arrival rate (its text in ``arrivals``) and a seed; returns the jobs.
         arrivals: the arrival rates, by name or in jobs a minute, separated by commas.
         setup: the settings that all simulations share.
     """
@@ -254,7 +258,11 @@ def _of_pollux(loads: str, workloads: str, setup: Setup) -> list[SimulatedRun]:
     Args:
         loads: the loads, separated by commas, like "0.5,1.0".
         workloads: the numbers of the workloads, like "6", "1,3" or "1..8".
-        setup: the settings that all simulations share.
+        setup: the settings that all simulations share; its first seed is used.
+
+    Raises:
+        UsageError: there is no such load or workload, or the speed of the jobs was not measured on
+            nodes with as many slots as ``setup`` says.
     """
     chosen = [_load(text) for text in loads.split(",")]
     numbers = _numbers(workloads, "workload", pollux_workload.WORKLOADS)
@@ -296,11 +304,11 @@ def _numbers(text: str, what: str, known: Sequence[int] = ()) -> list[int]:
 
     Args:
         text: the text.
-        what: what the numbers stand for, such as "seed", for the message.
+        what: what the numbers stand for, such as "seed", for the error message.
         known: the numbers that are allowed; empty for any.
 
     Raises:
-        UsageError: the text has no such form, or a number is not allowed.
+        UsageError: the text is not of that form, or a number is not allowed.
     """
     try:
         numbers: list[int] = []

@@ -59,7 +59,7 @@ def figures(outcome: RunOutcome, comparison: JctComparison | None, history: bool
 
 
 def results_table(done: Sequence[Done]) -> Table:
-    """Return a table with a row for each run, and one for all runs of a policy at a load.
+    """Return a table with a row for each run, and one that sums up all runs of a policy at a load.
 
     ``done`` has a pair for each run: the run with its result, and the comparison with published
     completion times (None if there is none).
@@ -84,11 +84,12 @@ def results_table(done: Sequence[Done]) -> Table:
 
 
 def _cells(group: Sequence[Done]) -> list[str]:
-    """Return the cells of a row that summarises one run or several, without the names of the run.
+    """Return the number cells of a table row that sums up one simulated run or several.
 
-    The numbers of jobs, the resizes and the computing time are summed. Finish-time fairness is the
-    worst of the runs, every other value their mean. ``group`` has a pair for each run: the run with
-    its result, and its comparison.
+    The numbers of jobs, of resizes and of published times that were matched, and the computing
+    time, are summed over the runs. Finish-time fairness is the worst of the runs; every other value
+    is their mean. ``group`` has a pair for each run: the run with its result, and its comparison
+    with published completion times (None if there is none).
     """
     results = [outcome.result for outcome, _ in group]
     jobs = sum(len(result.jobs) for result in results)

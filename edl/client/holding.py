@@ -97,7 +97,9 @@ class HeldSize:
     # --- while it is held
 
     def take(self, np: int) -> None:
-        """Make ``np`` the desired number of workers of the job, until the next call or the end.
+        """Make ``np`` the desired number of workers of the job.
+
+        The number lasts until the next call of this method, or until :meth:`give_back`.
 
         Raises:
             Superseded: a user has requested another size, or hosts or workers came or left.
@@ -221,7 +223,7 @@ class HeldSize:
     def _standing(self, stands: Placement) -> str:
         """Return a sentence for the user about the number of workers after the profile.
 
-        ``stands`` are the workers by host that are desired then.
+        ``stands`` has the workers by host that are desired after the profile.
         """
         now, before, name = sum(stands.values()), sum(self.before.values()), self._job.name
         if self._fate is HoldState.ASKED:

@@ -97,7 +97,7 @@ class Job:
     def scale_out(self, n: int = 1, timeout_s: float | None = None) -> Resize:
         """Raise the desired number of workers by ``n``, at least 1.
 
-        The other arguments, the result and the errors are those of :meth:`scale`.
+        ``timeout_s``, the result and the errors are those of :meth:`scale`.
         """
         more = whole(n, least=1)
         return self._resize(lambda now: now + more, timeout_s)
@@ -106,8 +106,7 @@ class Job:
         """Lower the desired number of workers by ``n``, at least 1.
 
         The workers with the highest ranks on the last host by name leave; :meth:`drain` removes a
-        particular worker. The other arguments, the result and the errors are those of
-        :meth:`scale`.
+        particular worker. ``timeout_s``, the result and the errors are those of :meth:`scale`.
         """
         fewer = whole(n, least=1)
         return self._resize(lambda now: now - fewer, timeout_s)

@@ -32,7 +32,7 @@ def has_finished(session: Session, own: Access, on_message: OnMessage = ignore) 
     Args:
         session: the ZooKeeper session; afterwards it belongs to that job, if there is one.
         own: the name of the job and this host's secret.
-        on_message: called with a sentence when there is something to wait for.
+        on_message: called with a sentence for the user when the wait begins.
 
     Raises:
         AccessDenied: a job of that name runs, or has finished, with another secret.
@@ -92,8 +92,9 @@ def _present(session: Session, own: Access) -> Job | None:
 def _check_ours(session: Session, own: Access) -> None:
     """Raise AccessDenied if the session has opened the job with another secret than this host's.
 
-    The job's own processes cannot read what this host would write there with its secret: they would
-    think that ZooKeeper had lost the job. ``own`` has the name of the job and this host's secret.
+    This host would write nodes of the job in ZooKeeper with its own secret. The job's processes
+    could not read them, and would think that ZooKeeper had lost the job. ``own`` has the name of
+    the job and this host's secret.
     """
     if session.access != own:
         raise AccessDenied(

@@ -80,7 +80,10 @@ class _MigrationProgress:
     generations: dict[int, Generation] = field(default_factory=dict)
 
     def look(self, now: Snapshot) -> None:
-        """Add the workers' hosts and the generation in ``now``, a snapshot of the job's records."""
+        """Add the generation and the workers' hosts in ``now`` to ``generations`` and ``hosts``.
+
+        ``now`` is a snapshot of the job's records.
+        """
         generation = now.generation
         if generation is not None:
             self.generations[generation.number] = generation
@@ -150,7 +153,9 @@ def _is_short(asked: Move, desired: Placement, stands: MigrationStatus) -> bool:
 def _take_back(
     store: JobStore, asked: Move, stands: MigrationStatus, given: list[Placement]
 ) -> Placement:
-    """Desire on the old host again the workers that have not moved; return the desired workers.
+    """Let the workers that have not moved stay on the old host; return the desired workers by host.
+
+    Only the numbers of desired workers in the job's records are changed.
 
     Args:
         store: the records of the job.

@@ -35,8 +35,8 @@ class Explanation:
         verdicts: for a hill-climbing rule, whether more workers pay, for each pair of sizes; empty
             for other rules.
         says: the newest sentence of the leader about the policy.
-        modelled: for the rule ``goodput``, the goodput that its model expects at each number of
-            workers, in samples/s; empty for other rules.
+        modelled: for the rule ``goodput``, the goodput (throughput times statistical efficiency)
+            that its model expects at each number of workers, in samples/s; empty for other rules.
     """
 
     policy: JobPolicy
@@ -219,7 +219,10 @@ def stands(policy: JobPolicy) -> str:
 
 
 def _check_any(store: JobStore, policy: JobPolicy) -> None:
-    """Raise a UsageError if ``policy`` is empty: the job ``store`` has none."""
+    """Raise a UsageError if ``policy`` is empty, because then the job has none.
+
+    ``store`` has the records of the job, whose name is in the message.
+    """
     if not policy.text:
         raise UsageError(
             f"job {store.name} has no policy; give it one with `edl policy {store.name} set FILE`"

@@ -34,8 +34,8 @@ def profile(
 ) -> Curve:
     """Measure the throughput of a job with each number of workers in ``sizes``.
 
-    Each measured point is stored with the job, and the result has them all. For more see
-    :meth:`edl.client.job.Job.profile`. The message of an error says which sizes were measured.
+    Each measured point is stored with the job, and the result has them all. For the errors see
+    :meth:`edl.client.job.Job.profile`; their messages say which sizes were measured.
 
     Args:
         store: the records of the job.

@@ -196,7 +196,8 @@ def prepare(session: Session, name: str, secret: str | None = None) -> Submissio
             under that name, if this user has it, or else a new one.
 
     Returns:
-        The name and the secret, and what there is of earlier jobs of that name.
+        The name and the secret of the new job, the secrets of earlier jobs of that name, and
+        whether ZooKeeper has a job of that name that one of these secrets opens.
 
     Raises:
         CoordinationError: ZooKeeper is away.
@@ -241,9 +242,9 @@ def create(
 
 
 def _events_of(store: JobStore) -> str:
-    """Return the events of the job ``store``, which may be replaced, as lines of JSON.
+    """Return the events of a job that may be replaced, as lines of JSON.
 
-    The result is empty if the events cannot be read.
+    ``store`` has the records of the job. The result is empty if the events cannot be read.
     """
     try:
         return "".join(f"{json.dumps(flat(event))}\n" for _, event in store.events.read(-1))

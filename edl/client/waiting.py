@@ -48,7 +48,12 @@ def ignore(_message: str) -> None:
 class Messages:
     """A callable that passes messages on to ``on_message``, and keeps the newest one in ``last``.
 
-    ``last`` is empty until there is a message.
+    Args:
+        on_message: called with each message, a sentence for the user about the progress of a
+            request.
+
+    Attributes:
+        last: the newest message; empty until there is one.
     """
 
     def __init__(self, on_message: OnMessage = ignore) -> None:
@@ -56,7 +61,7 @@ class Messages:
         self.last = ""
 
     def __call__(self, message: str) -> None:
-        """Pass ``message`` on, and keep it in ``last``."""
+        """Pass ``message``, a sentence for the user, to ``on_message``, and keep it in ``last``."""
         self.last = message
         self._on_message(message)
 

@@ -33,8 +33,8 @@ BUILD = "run `edl build-horovod`"
 class CheckResult(enum.Enum):
     """The result of one check of the machine.
 
-    OK: all is as it should be. LIMITED: edl works, but something that it promises is lost. FAILED:
-    edl does not work.
+    OK: all is as it should be. LIMITED: edl works, but not everything that it promises holds, as
+    the row of the report says. FAILED: edl does not work.
     """
 
     OK = "ok"
@@ -62,7 +62,7 @@ class Check:
 def checks() -> Iterator[Check]:
     """Run all checks of this machine, and yield a row for each.
 
-    The order is that in which a user would repair what they find.
+    The rows come in the order in which a user should act on their remedies.
     """
     yield _python()
     yield _import_name(_providers("edl"))
@@ -187,10 +187,10 @@ def _import_failure(module: str) -> str:
 
 
 def _patches(applied: frozenset[str]) -> Iterator[Check]:
-    """Yield a row for each of edl's patches that the installed Horovod lacks and that is missed.
+    """Yield a row for each patch of edl that the installed Horovod lacks and needs at run time.
 
-    A patch is missed if edl cannot promise something at run time without it. If there is none, one
-    row says so. ``applied`` are the names of the patches with which Horovod was built.
+    Patches that matter only for the build of Horovod are left out. If no patch is lacking, one row
+    says so. ``applied`` are the names of the patches with which Horovod was built.
     """
     missing = [
         patch for patch in horovod_patches.patches() if patch.lost and patch.name not in applied
@@ -206,8 +206,8 @@ def _patches(applied: frozenset[str]) -> Iterator[Check]:
 def _build_tools(needless: bool) -> Iterator[Check]:
     """Yield rows about the tools that compile Horovod.
 
-    If ``needless`` is True, none of them is FAILED: Horovod is installed with edl's patches
-    already.
+    ``needless`` says that Horovod is installed with edl's patches already: then no row is FAILED,
+    even if a tool is missing.
     """
     worst = CheckResult.OK if needless else CheckResult.FAILED
     for tool in toolchain.tools():

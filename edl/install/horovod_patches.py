@@ -138,9 +138,9 @@ def _read(path: Path) -> Patch:
 
 
 def _missing_xla_headers(source: Path, include: Path) -> tuple[str, ...]:
-    """Return the headers of XLA, a compiler of TensorFlow, that Horovod's source needs in vain.
+    """Return the headers of XLA, a compiler of TensorFlow, that Horovod's source includes in vain.
 
-    These are the headers that the source includes and the folder lacks.
+    The folder ``include`` does not have them, so Horovod cannot be built with XLA.
 
     Args:
         source: the folder of Horovod's source.

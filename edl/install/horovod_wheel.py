@@ -100,7 +100,7 @@ class Recipe:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables with which Horovod builds this recipe."""
+        """The environment variables that make Horovod's build follow this recipe."""
         return {
             f"HOROVOD_WITH{'' if self.torch else 'OUT'}_PYTORCH": "1",
             f"HOROVOD_WITH{'' if self.tensorflow else 'OUT'}_TENSORFLOW": "1",
@@ -419,8 +419,9 @@ class _Build:
     def _environment(self, tools: Path) -> dict[str, str]:
         """Return the environment variables of the build, with the build's own tools first on PATH.
 
-        HOROVOD_ variables of the user are left out: the recipe has those that count. ``tools`` is
-        the folder of the tools.
+        The user's variables whose names begin with HOROVOD_ are left out, and those of the recipe
+        are
+        added. ``tools`` is the folder of the tools.
         """
         env = {k: v for k, v in config.environment().items() if not k.startswith("HOROVOD_")}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tools), env.get("PYTHONPATH"))))

@@ -19,9 +19,14 @@ _PERCENT = re.compile(r"\[\s*(\d{1,3})%\]")  # make's, in CMake's makefiles
 class CommandFailed(Exception):
     """The error that a command ended with an exit code other than 0.
 
-    Attributes:
+    Args:
+        command: the words of the command, of which the message has the first six.
         code: the exit code.
         tail: the last lines of the output, at most 401.
+
+    Attributes:
+        code: the exit code.
+        tail: the last lines of the output.
     """
 
     def __init__(self, command: Sequence[str], code: int, tail: Sequence[str]) -> None:
@@ -113,10 +118,11 @@ def _stream(
         command: the words of the command.
         log: the file of the log.
         env: the environment variables of the command.
-        on_percent: called with each percentage of progress in the output, 0 to 100.
+        on_percent: called with the progress, 0 to 100, each time the output reports it.
 
     Raises:
         CommandFailed: the command ended with an exit code other than 0.
+        OSError: the command could not be started.
     """
     tail: list[str] = []
     with log.open("a", encoding="utf-8") as sink:

@@ -56,7 +56,13 @@ class _Note(NamedTuple):
 
 
 class _Tail:
-    """A reader of one worker's log that knows the prefix of its lines and its progress bar."""
+    """A reader of one worker's log that knows the prefix of its lines and its progress bar.
+
+    Args:
+        path: the path of the log.
+        slot: the number of the worker's slot, for the prefix until the worker has a name.
+        from_now: whether to skip the present content of the log.
+    """
 
     def __init__(self, path: Path, slot: int, from_now: bool) -> None:
         self.path = path
@@ -170,7 +176,7 @@ class Output:
             self._tails[attempt_id] = _Tail(path, slot, from_now)
 
     def name(self, attempt_id: str, name: str) -> None:
-        """Show ``[name]`` before each further line of a worker, where ``[slot N]`` was shown.
+        """Show ``[name]`` in place of ``[slot N]`` before each further line of a worker.
 
         Args:
             attempt_id: the id of the worker's start attempt.
@@ -294,8 +300,9 @@ class Output:
     def _is_news(self, line: str) -> bool:
         """Return whether a worker's line is to be shown, because no worker has printed it before.
 
-        Only lines that begin with "edl: " are compared; any other is news. When all workers are
-        refused, each prints the same sentence of edl, and it is shown once.
+        Only lines that begin with "edl: " are compared; any other is shown. If edl refuses to start
+        all
+        workers for the same reason, each prints the same sentence, and it is shown once.
         """
         if not line.startswith(_OF_EDL):
             return True
@@ -326,10 +333,13 @@ class Output:
 
 
 class _Logging(logging.Handler):
-    """A logging handler that passes log records to ``put`` as lines of the agent.
+    """A logging handler that passes each log record, as a formatted text, to ``put``.
 
     After :meth:`take_over` it replaces the root logger's handlers that write to a stream;
     :meth:`give_back` restores them.
+
+    Args:
+        put: called with the text of a log record; shows it as a line of the agent.
     """
 
     def __init__(self, put: Callable[[str], None]) -> None:

@@ -53,16 +53,16 @@ ONE_SIGNAL_S = 0.5  # timeout(1) sends a signal to its command, and then to its 
 class Supervisor(ABC, Generic[State]):
     """The base class of a launcher: it starts, watches and ends worker processes of one job.
 
-    ``run()`` returns the exit code of the launcher. A subclass decides (:meth:`_decide`), ends
-    (:meth:`_finish`), shows lines to the user (:meth:`_say`), and follows sources other than its
-    workers: requests of users or of a driver (:meth:`_follow`), and signals
+    ``run()`` returns the exit code of the launcher. A subclass decides which workers to start and
+    end (:meth:`_decide`), shows how the job ends (:meth:`_finish`), shows lines to the user
+    (:meth:`_say`), and carries out requests of users or of a driver (:meth:`_follow`) and signals
     (:meth:`_handle_signal`). In all methods ``snapshot`` is the newest copy of the job's records in
     ZooKeeper, and ``now`` is the monotonic clock in seconds.
 
     Args:
         store: the records of the job; its session is open.
         workers: starts and ends the worker processes.
-        own: what the launcher knows when it starts, such as its host, its limits, and its token, a
+        own: the state of the launcher at its start, such as its host, its limits, and its token, a
             random id that begins the ids of its start attempts.
         command: the command that the worker processes run.
         stack_signal: the number of the signal that makes a worker write the stacks of its threads;
@@ -117,7 +117,10 @@ class Supervisor(ABC, Generic[State]):
             self._workers.close()
 
     def on_change(self) -> None:
-        """Begin the next turn of the loop at once, with new records; any thread may call this."""
+        """Begin the next turn of the loop at once, and read the job's records again in it.
+
+        Any thread may call this.
+        """
         self._changed.set()
         self._wake.set()
 
@@ -272,10 +275,11 @@ class Supervisor(ABC, Generic[State]):
         return True
 
     def _look(self, snapshot: Snapshot, now: float) -> None:
-        """Update what this launcher knows by new records of the job; record how its workers ended.
+        """Update this launcher's state from new records of the job; record how its workers ended.
 
-        The ends are recorded as events. It also asks workers that may be frozen whether they run.
-        ``snapshot`` has the job's records; ``now`` is the monotonic clock, in seconds.
+        The ends are recorded as events. The method also asks workers that may be frozen whether
+        they
+        run. ``snapshot`` has the job's records; ``now`` is the monotonic clock, in seconds.
         """
         own = self._own
         self._own = own = replace(own, processes=observe(own.processes, snapshot, now))

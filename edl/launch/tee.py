@@ -17,8 +17,12 @@ _REST_S = 2.0  # for the last output of a child; a process that it started may h
 class Tee:
     """A thread that copies ``source`` to ``target`` and keeps the last ``KEPT`` lines.
 
-    ``source`` is the pipe of a child's standard error. The thread begins with :meth:`start`. If
-    ``target`` can no longer be written to, it reads on, so that the child is not blocked.
+    The thread begins with :meth:`start`. If ``target`` can no longer be written to, it reads on, so
+    that the child process that writes to ``source`` is not blocked.
+
+    Args:
+        source: the pipe from which a child's standard error can be read.
+        target: the file, open for writing, that gets the same bytes.
     """
 
     def __init__(self, source: IO[bytes], target: IO[bytes]) -> None:
@@ -31,7 +35,7 @@ class Tee:
         self._thread.start()
 
     def finish(self) -> str:
-        """Return the line of the output that best explains why the child has ended.
+        """Return the line of the child's output that best explains why the child has ended.
 
         To be called once the child has ended. It waits up to ``_REST_S`` seconds for the rest of
         the output, because a process that the child started may still hold the pipe open.

@@ -139,7 +139,10 @@ class Driver:
         self.ask()
 
     def ask(self) -> None:
-        """Begin a round: all slots ask for their ranks, and the driver assigns them again."""
+        """Begin a round: all slots ask the driver for their ranks, and it assigns the slots again.
+
+        The call does not wait; the thread of this object notifies the other slots.
+        """
         self._hosts_changed.set()
 
     def begin_no_round(self) -> None:
@@ -289,8 +292,9 @@ class Driver:
         A refused connection is noted, because it may mean that the driver has ended (:attr:`gone`).
 
         Args:
-            method: the function that sends the request, a GET or a PUT, and returns status and
-                body.
+            method: sends the request, a GET or a PUT: called with the driver's address and port,
+                the
+                ``words`` and a time-out in seconds, it returns status and body.
             words: the path, and for a PUT the body to send.
 
         Returns:
@@ -309,7 +313,7 @@ class Driver:
 
 
 def read_identity(address: str, port: int) -> dict[str, str] | None:
-    """Return the identity of the job that the driver of horovodrun at that port runs.
+    """Return the identity of the job that a driver of horovodrun runs.
 
     Args:
         address: the IP address of the driver.
@@ -317,7 +321,7 @@ def read_identity(address: str, port: int) -> dict[str, str] | None:
 
     Returns:
         The name, the secret and the ZooKeeper servers of the job, under the keys ``job``,
-        ``secret`` and ``zookeeper``; None if the driver has no job yet, or there is no driver.
+        ``secret`` and ``zookeeper``; None if the driver has no job yet, or no driver has that port.
     """
     identity = _fetched(address, port)
     return identity if _is_identity(identity) else None

@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 class LateStart:
-    """The check that decides once whether the driver must assign its slots again.
+    """A check, made once, whether horovodrun's driver must be asked to assign its slots again.
 
-    The driver must if a change of hosts came before its rank 0 had registered, because it notifies
-    no process of such a change. Only the process that was started as rank 0 decides so.
+    The driver must be asked if hosts changed before its rank 0 had registered, because it notifies
+    no process of such a change. Only the process that was started as rank 0 makes the check.
 
     Args:
         driver: the client of the driver that started this process.

@@ -76,7 +76,10 @@ class Launcher:
         )
 
     def may_limit_resets(self) -> bool:
-        """Return whether horovodrun may have been given --reset-limit, also shortened to --res."""
+        """Return whether horovodrun may have been given --reset-limit, also shortened to --res.
+
+        That option limits how often the driver assigns its slots again.
+        """
         return any(word.startswith("--res") for word in self.command)
 
     def identity(self) -> dict[str, str] | None:

@@ -24,8 +24,8 @@ class SlotWorkers(Workers):
     Args:
         command: the command of the training process.
         cwd: its working directory.
-        environment: its variables; each start attempt gets some in addition.
-        logs: the directory for the files of stacks.
+        environment: its environment variables; each start attempt gets some variables in addition.
+        logs: the directory for the files into which workers write the stacks of their threads.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class TemplateError(Exception):
-    """The error that no more workers can be forked from this template process."""
+    """The error that this template process can fork no more workers; another one may be started."""
 
 
 class TemplateRefused(TemplateError):
