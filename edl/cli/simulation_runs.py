@@ -288,6 +288,8 @@ def _of_pollux(loads: str, workloads: str, setup: Setup) -> list[SimulatedRun]:
 def _load(text: str) -> str:
     """Return the name of the load of Pollux's workloads that ``text`` means: "1" is "1.0".
 
+    Pollux is the paper that published the workloads.
+
     Raises:
         UsageError: there is no such load.
     """

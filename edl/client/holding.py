@@ -143,10 +143,14 @@ class HeldSize:
         self._held = replace(self._held, last=desired)
 
     def _keep(self) -> None:
-        """Raise Superseded if a user has requested another size, or another profile holds the job.
+        """Check that this profile still holds the job's number of workers.
 
-        If the node that marks the job as held was lost with an expired session, it is written
-        again.
+        A node in ZooKeeper marks the job as held. If it was lost with an expired session, this
+        profile
+        writes it again.
+
+        Raises:
+            Superseded: a user has requested another size, or another profile holds the job.
         """
         hold = self._store.profile.held()
         if hold is None:  # gone with a lost session

@@ -51,7 +51,7 @@ class UnresponsiveWorkers:
     def look(
         self, processes: Sequence[Process], snapshot: Snapshot, now: float
     ) -> tuple[Process, ...]:
-        """Ask the suspect workers over HTTP whether they run; note in each process since when not.
+        """Ask suspect workers over HTTP whether they run; return since when each has not answered.
 
         Suspect is a worker whose session has ended or that was evicted. The call takes up to
         ``ASK_TIMEOUT_S`` seconds. It also records, as events, the files of stacks that

@@ -60,7 +60,8 @@ class _Tail:
 
     Args:
         path: the path of the log.
-        slot: the number of the worker's slot, for the prefix until the worker has a name.
+        slot: the number of the worker's slot, which gives the lines their colour, and their prefix
+            until the worker has a name.
         from_now: whether to skip the present content of the log.
     """
 
@@ -319,9 +320,9 @@ class Output:
             self._guard(lambda: _write(sys.stderr, f"{line}\n"))
 
     def _guard(self, write: Callable[[], None]) -> None:
-        """Call ``write``; once the terminal or pipe has been closed, do nothing.
+        """Call ``write``, which writes to the terminal or pipe; do nothing once that is closed.
 
-        The error by which ``write`` reports that is not raised.
+        The error that ``write`` raises when the terminal or pipe has been closed is caught.
         """
         if self._gone:
             return

@@ -308,7 +308,7 @@ class Supervisor(ABC, Generic[State]):
             yield event
 
     def _alone(self, now: float) -> int | None:
-        """Do a turn without ZooKeeper: the workers train on, and the launcher changes nothing.
+        """Do a turn of the loop while ZooKeeper is away: workers train on, and nothing is changed.
 
         ``now`` is the monotonic clock, in seconds.
 

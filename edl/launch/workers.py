@@ -278,7 +278,10 @@ class Workers:
             self.template.disable("a worker that was forked from it failed before its first step")
 
     def ended_scripts(self) -> dict[str, ScriptEnd]:
-        """Return how scripts have ended whose processes still run, by id of the start attempt."""
+        """Return how the scripts of workers whose processes still run have ended.
+
+        The result has an entry, by id of the start attempt, for each script that has ended.
+        """
         ends = {attempt_id: script_end(one.pid) for attempt_id, one in self._running.items()}
         return {attempt_id: end for attempt_id, end in ends.items() if end is not None}
 

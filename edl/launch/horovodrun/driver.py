@@ -146,9 +146,9 @@ class Driver:
         self._hosts_changed.set()
 
     def begin_no_round(self) -> None:
-        """Forbid this process to begin another round of requests for ranks.
+        """Forbid this process to begin another round, an exchange of all slots with the driver.
 
-        A round that has begun goes on.
+        A round that has begun goes on. In a round all slots ask for their ranks.
         """
         self._begins.clear()
 
@@ -242,7 +242,7 @@ class Driver:
                 self.answers = self._ask()  # to ask again would count twice
 
     def _publish_identity(self) -> bool:
-        """Put the job's identity into the driver's store if that is still to be done.
+        """Put the job's identity into the driver's store, unless it is there already.
 
         Returns:
             True if it is there or there is none to publish; False if it must be tried again.

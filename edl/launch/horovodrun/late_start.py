@@ -37,11 +37,13 @@ class LateStart:
         self._since: float | None = None
 
     def has_missed_hosts(self, snapshot: Snapshot, now: float) -> bool:
-        """Return True at most once: if the driver may know of hosts that it does not use yet.
+        """Return whether to ask the driver to assign its slots again, for hosts that it missed.
 
-        The answer is False until all slots of the driver's first assignment have been taken, and is
-        decided then. If the driver has made another assignment before that, it has used the newest
-        hosts, and the answer stays False.
+        The answer is True at most once. It is False until all slots of the driver's first
+        assignment
+        have been taken, and is decided then. If the driver has made another assignment before that,
+        it
+        has used the newest hosts, and the answer stays False.
 
         Args:
             snapshot: the job's records.

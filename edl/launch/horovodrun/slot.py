@@ -233,11 +233,12 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._driver.ask()
 
     def _see_lost_slots(self, snapshot: Snapshot, now: float) -> None:
-        """Find edl-workers that have died; let the driver assign the slots again if that helps.
+        """Find edl-workers that have died, and correct the assignment of slots.
 
-        The assigned number of workers becomes 0 on a host if all its edl-workers have died and the
-        driver no longer uses it. ``snapshot`` has the job's records; ``now`` is the monotonic
-        clock, in seconds.
+        The driver is asked to assign the slots again if enough hosts without dead edl-workers are
+        left, or if too few workers are left to train in any case. The assigned number of workers
+        becomes 0 on a host if all its edl-workers have died and the driver no longer uses it.
+        ``snapshot`` has the job's records; ``now`` is the monotonic clock, in seconds.
         """
         lost_slots, size = self._lost_slots, self._word.size
         if snapshot.job.state.over or not self._counts:
@@ -255,10 +256,11 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- signals
 
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
-        """Carry out a signal: end the worker, and later desire one worker less on this host.
+        """End the worker after a signal, and later lower the host's desired number of workers by 1.
 
-        The desired number is lowered only after ``shutdown_s`` seconds, because a horovodrun that
-        is about to end sends signals too, and would assign the slots again.
+        The number is lowered only after ``shutdown_s`` seconds, because a horovodrun that is about
+        to
+        end sends signals too, and would assign the slots again.
 
         Args:
             snapshot: the job's records; None while ZooKeeper is away.

@@ -44,7 +44,7 @@ class TemplateError(Exception):
 
 
 class TemplateRefused(TemplateError):
-    """The error that no worker can be forked from any template process with these imports."""
+    """The error that workers with the imports of this job cannot be forked from any template."""
 
 
 def why_none(command: Sequence[str], search_path: str | None) -> str:
