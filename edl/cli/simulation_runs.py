@@ -217,8 +217,8 @@ def _of_trace(path: Path, setup: Setup) -> list[SubmittedJob]:
     ``setup`` has the cluster on which they are to run.
 
     Raises:
-        UsageError: the file cannot be read, or the speed of a job was not measured on nodes with
-            as many slots as those of the cluster.
+        UsageError: the file cannot be read, or the speed of a job was not measured on nodes with as
+            many slots as those of the cluster.
     """
     jobs = trace.read_trace(path, setup.nodes * setup.slots)
     if any(job.kind in measured_applications() for job in jobs):

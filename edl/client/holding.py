@@ -146,8 +146,7 @@ class HeldSize:
         """Check that this profile still holds the job's number of workers.
 
         A node in ZooKeeper marks the job as held. If it was lost with an expired session, this
-        profile
-        writes it again.
+        profile writes it again.
 
         Raises:
             Superseded: a user has requested another size, or another profile holds the job.

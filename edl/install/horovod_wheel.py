@@ -420,8 +420,7 @@ class _Build:
         """Return the environment variables of the build, with the build's own tools first on PATH.
 
         The user's variables whose names begin with HOROVOD_ are left out, and those of the recipe
-        are
-        added. ``tools`` is the folder of the tools.
+        are added. ``tools`` is the folder of the tools.
         """
         env = {k: v for k, v in config.environment().items() if not k.startswith("HOROVOD_")}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tools), env.get("PYTHONPATH"))))

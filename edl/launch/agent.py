@@ -265,9 +265,9 @@ class Agent(Supervisor[AgentState]):
         Args:
             given_up: the slot, the reason, and the workers by host that are desired without it.
             snapshot: the job's records by which this was decided. If the desired workers have
-                changed
-                since, nothing is done, and the next turn of the agent's loop decides about the slot
-                again. A later request for more workers on this host may use the slot again.
+                changed since, nothing is done, and the next turn of the agent's loop decides about
+                the slot again. A later request for more workers on this host may use the slot
+                again.
         """
         before, fewer = snapshot.desired.hosts, given_up.desired
         why = f"slot {given_up.slot} of host {self._host.name} is disabled"

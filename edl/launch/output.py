@@ -75,11 +75,11 @@ class _Tail:
         self._rest = b""
 
     def lines(self, finish: bool) -> Iterator[list[str]]:
-        """Yield lists of the complete lines that the worker has added to its log since last time.
+        """Yield the complete lines that a worker has added to its log since the last call.
 
-        There is one list for each chunk of the log that was read. If ``finish`` is False, about
-        ``_ROUND_BYTES`` are read at most. If it is True, everything is read, and the last line is
-        included even if it is not complete.
+        There is a list of lines for each chunk of the log that was read. If ``finish`` is False,
+        about ``_ROUND_BYTES`` are read at most. If it is True, everything is read, and the last
+        line is included even if it is not complete.
         """
         left = _ROUND_BYTES
         while (finish or left > 0) and (chunk := self._reader.read(_CHUNK_BYTES)):
@@ -302,8 +302,7 @@ class Output:
         """Return whether a worker's line is to be shown, because no worker has printed it before.
 
         Only lines that begin with "edl: " are compared; any other is shown. If edl refuses to start
-        all
-        workers for the same reason, each prints the same sentence, and it is shown once.
+        all workers for the same reason, each prints the same sentence, and it is shown once.
         """
         if not line.startswith(_OF_EDL):
             return True

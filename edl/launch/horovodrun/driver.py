@@ -293,8 +293,7 @@ class Driver:
 
         Args:
             method: sends the request, a GET or a PUT: called with the driver's address and port,
-                the
-                ``words`` and a time-out in seconds, it returns status and body.
+                the ``words`` and a time-out in seconds, it returns status and body.
             words: the path, and for a PUT the body to send.
 
         Returns:

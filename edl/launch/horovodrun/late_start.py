@@ -40,10 +40,8 @@ class LateStart:
         """Return whether to ask the driver to assign its slots again, for hosts that it missed.
 
         The answer is True at most once. It is False until all slots of the driver's first
-        assignment
-        have been taken, and is decided then. If the driver has made another assignment before that,
-        it
-        has used the newest hosts, and the answer stays False.
+        assignment have been taken, and is decided then. If the driver has made another assignment
+        before that, it has used the newest hosts, and the answer stays False.
 
         Args:
             snapshot: the job's records.

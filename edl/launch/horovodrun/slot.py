@@ -259,8 +259,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         """End the worker after a signal, and later lower the host's desired number of workers by 1.
 
         The number is lowered only after ``shutdown_s`` seconds, because a horovodrun that is about
-        to
-        end sends signals too, and would assign the slots again.
+        to end sends signals too, and would assign the slots again.
 
         Args:
             snapshot: the job's records; None while ZooKeeper is away.
