@@ -16,6 +16,8 @@ _BAR = 16  # characters
 class LiveLine:
     """The status line of a job: epoch, progress, samples/s, world size, generation and step.
 
+    A generation is one ring of workers that trains; generations are numbered.
+
     Args:
         job: the name of the job.
     """
@@ -31,7 +33,7 @@ class LiveLine:
     def render(self) -> Text:
         """Return the status line for the newest records of the job that :meth:`update` got.
 
-        Before the first generation it says how many workers are ready.
+        Until the job has its first ring of workers, the line says how many workers are ready.
         """
         snapshot = self._snapshot
         if snapshot is None or snapshot.generation is None:

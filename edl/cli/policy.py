@@ -102,8 +102,8 @@ def _show(found: Explanation, whole: bool, as_json: bool) -> None:
 
     Args:
         found: the policy, with the measurements of the job.
-        whole: whether the text has tables of measured numbers of workers and of slow workers, and
-            not the policy's own text. Without effect on JSON.
+        whole: whether to print tables of the measured throughput by number of workers, and of the
+            workers' times, instead of the text of the policy. Without effect on JSON.
         as_json: whether to print JSON instead of text for people.
     """
     if as_json:

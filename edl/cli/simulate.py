@@ -217,7 +217,9 @@ def simulate(
 def _show(
     runs: Sequence[SimulatedRun], processes: int, compared: bool, history: bool, as_json: bool
 ) -> list[Done]:
-    """Simulate ``runs``; print each as JSON once it has ended, or a table when all have.
+    """Simulate ``runs``; print each as JSON once it has ended, or one table of all runs at the end.
+
+    With ``compared``, sentences about the differing completion times follow the table.
 
     Args:
         runs: the runs to simulate.

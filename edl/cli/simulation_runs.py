@@ -30,9 +30,9 @@ class Setup:
     """The settings that all simulations of one `edl simulate` share, whatever their jobs.
 
     Attributes:
-        policies: the names of the policies; each simulates all jobs.
+        policies: the names of the policies; all jobs are simulated once with each policy.
         rules: the rules of the simulation, such as the cost of a change of slots.
-        nodes: the number of nodes.
+        nodes: the number of nodes of the cluster.
         slots: the number of slots of each node.
         seeds: the seeds, at least one; several only for jobs that are drawn at random.
     """

@@ -86,14 +86,15 @@ def _stop_here(job: str | None, timeout_s: float | None, away: ZooKeeperUnreacha
 
 
 def _ask(store: JobStore, timeout_s: float, limits: ClientLimits = USUAL) -> None:
-    """Write into the job's record that the job is to stop; repeat that while ZooKeeper is away.
-
-    Writing it again does no harm.
+    """Write into the job's record that the job is to stop; try again while ZooKeeper is away.
 
     Args:
         store: the records of the job.
-        timeout_s: the time in seconds after which ZooKeeper's CoordinationError is raised.
+        timeout_s: the time in seconds after which the error is raised.
         limits: has the time between two tries.
+
+    Raises:
+        CoordinationError: ZooKeeper is away for longer than ``timeout_s``.
     """
     deadline = time.monotonic() + timeout_s
     while True:

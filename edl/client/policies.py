@@ -80,7 +80,8 @@ def _written(policy: JobPolicy) -> PolicyFile:
 def switch_off(store: JobStore) -> JobPolicy:
     """Switch the policy of the job off, and return it as it is stored then.
 
-    The job keeps its size, and the text of the policy stays stored.
+    The job keeps its size, and the text of the policy stays stored. ``store`` has the records of
+    the job.
 
     Raises:
         UsageError: the job has no policy, the policy is off already, or the job is over.
@@ -99,7 +100,7 @@ def switch_off(store: JobStore) -> JobPolicy:
 def resume(store: JobStore) -> JobPolicy:
     """Let a policy decide again that was switched off or held by a user's request.
 
-    The result is the policy as it is stored then.
+    ``store`` has the records of the job. The result is the policy as it is stored then.
 
     Raises:
         UsageError: the job has no policy, the policy is in force, or the job is over.
@@ -117,6 +118,8 @@ def resume(store: JobStore) -> JobPolicy:
 
 def explain(store: JobStore) -> Explanation:
     """Return the policy of the job, what it decides at present, and the data behind that.
+
+    ``store`` has the records of the job.
 
     Raises:
         UsageError: the job has no policy.

@@ -66,8 +66,8 @@ def _plain(
 ) -> None:
     """Run a command, and print a line of progress every ``PLAIN_PERIOD_S`` seconds.
 
-    This is for a ``console`` that is no terminal. The arguments and errors are those of
-    :func:`run_logged`.
+    This is for a ``console`` that is no terminal. The arguments (command, its description, log
+    file, environment, console) and the errors are those of :func:`run_logged`.
     """
     start = time.monotonic()
     state = {"percent": -1}
@@ -98,7 +98,8 @@ def _live(
 ) -> None:
     """Run a command, and show a progress bar on the terminal.
 
-    The arguments and errors are those of :func:`run_logged`.
+    The arguments (command, its description, log file, environment, console) and the errors are
+    those of :func:`run_logged`.
     """
     columns = (SpinnerColumn(), TextColumn(what), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:

@@ -70,7 +70,7 @@ def worker_ended(store: JobStore, process: Process, host: str, snapshot: Snapsho
 
 
 def slot_disabled(store: JobStore, host: str, slot: int, reason: str, snapshot: Snapshot) -> None:
-    """Record as an event that no more workers are started in a slot.
+    """Record as an event that a host starts no more workers in one of its slots.
 
     Args:
         store: the records of the job.
@@ -83,7 +83,9 @@ def slot_disabled(store: JobStore, host: str, slot: int, reason: str, snapshot: 
 
 
 def no_template(store: JobStore, host: str, why: str, snapshot: Snapshot) -> None:
-    """Record as an event that a host starts its workers without a template.
+    """Record as an event that a host has no template, a process that forks workers.
+
+    The host then starts each worker by ``exec``.
 
     Args:
         store: the records of the job.

@@ -192,7 +192,10 @@ class Workers:
         self._running.clear()
 
     def log_of(self, attempt_id: str) -> Path:
-        """Return the path of the log of a worker, by the id of its start attempt."""
+        """Return the path of the log of a worker.
+
+        ``attempt_id`` is the id of the worker's start attempt, which names its log.
+        """
         return self._logs / f"{attempt_id}.log"
 
     def name(self, attempt_id: str, name: str) -> None:
@@ -229,7 +232,10 @@ class Workers:
         return self._logs / f"{attempt_id}.trained"
 
     def pid_of(self, attempt_id: str) -> int | None:
-        """Return the pid of a worker, by the id of its start attempt; None if it does not run."""
+        """Return the pid of a worker; None if the worker does not run.
+
+        ``attempt_id`` is the id of the worker's start attempt.
+        """
         process = self._running.get(attempt_id)
         return process.pid if process is not None else None
 

@@ -146,9 +146,9 @@ class Driver:
         self._hosts_changed.set()
 
     def begin_no_round(self) -> None:
-        """Forbid this process to begin another round, an exchange of all slots with the driver.
+        """Forbid this process to begin another round, in which all slots ask for their ranks.
 
-        A round that has begun goes on. In a round all slots ask for their ranks.
+        A round that has begun goes on.
         """
         self._begins.clear()
 

@@ -67,7 +67,10 @@ def why_none(command: Sequence[str], search_path: str | None) -> str:
 
 
 def _is_own_interpreter(program: str) -> bool:
-    """Return whether ``program`` is this process's Python interpreter, in the same environment."""
+    """Return whether ``program`` is the Python interpreter that runs this process.
+
+    An interpreter of another virtual environment is not, even if it is the same file.
+    """
     mine, theirs = Path(sys.executable), Path(program).absolute()
     same_place = mine.parent.resolve() == theirs.parent.resolve()
     return same_place and mine.resolve() == theirs.resolve()

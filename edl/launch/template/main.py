@@ -89,7 +89,8 @@ def serve(descriptor: int, imports: str) -> dict[str, Any]:
 def _fork_at_orders(control: socket.socket, launcher: int) -> dict[str, Any]:
     """Fork a worker at each order of the launcher; return the order in the new worker.
 
-    The template process itself does not return: it exits once the socket is closed.
+    An order is the launcher's message that describes one worker. The template process itself does
+    not return: it exits once the socket is closed.
 
     Args:
         control: the socket to the launcher.
