@@ -27,7 +27,7 @@ class LiveLine:
         self._snapshot: Snapshot | None = None
 
     def update(self, snapshot: Snapshot) -> None:
-        """Make ``snapshot``, the newest copy of the job's records, what :meth:`render` shows."""
+        """Store ``snapshot``, the newest copy of the job's records, which :meth:`render` shows."""
         self._snapshot = snapshot
 
     def render(self) -> Text:

@@ -153,7 +153,7 @@ def run(
 class RunCommand(TyperCommand):
     """The command `edl run`, which accepts ``--resume`` without a value and ``--resume=auto``.
 
-    An option of typer has a value always or never.
+    Typer by itself supports only options that always or never have a value.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -135,7 +135,7 @@ def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimit
 def _check_host(now: Snapshot, name: str) -> None:
     """Raise a UsageError if the host cannot be drained.
 
-    That is so if it is not in the job, or if horovodrun places the job's workers.
+    A host that is not in the job cannot, nor can a host of a job whose workers horovodrun places.
 
     Args:
         now: the newest snapshot of the job's records.

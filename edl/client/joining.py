@@ -26,11 +26,11 @@ LIMITS = SupervisorLimits()
 def has_finished(session: Session, own: Access, on_message: OnMessage = ignore) -> bool:
     """Return whether a job that was started with this host's secret has finished.
 
-    If the job is stopping, the function waits until it has ended: it cannot be joined while it
-    stops, and can be started again after its end.
+    If the job is stopping, the function waits until it has ended, or has had the time that a stop
+    may take: it cannot be joined while it stops, and can be started again after its end.
 
     Args:
-        session: the ZooKeeper session; afterwards it belongs to that job, if there is one.
+        session: the ZooKeeper session; afterwards it has proved the secret of that job.
         own: the name of the job and this host's secret.
         on_message: called with a sentence for the user when the wait begins.
 
@@ -51,7 +51,7 @@ def same_job(session: Session, own: Access, spec: JobSpec) -> tuple[JobStore, Sn
     """Return the records, and a snapshot of them, of a running job that the same command started.
 
     Args:
-        session: the ZooKeeper session; afterwards it belongs to that job.
+        session: the ZooKeeper session; afterwards it has proved the secret of that job.
         own: the name of the job and this host's secret.
         spec: the specification that this host would create. ``np`` and ``resume`` may differ.
 
@@ -72,7 +72,7 @@ def _present(session: Session, own: Access) -> Job | None:
     """Return the record of the job that ``own`` names, or None if there is no such job.
 
     Args:
-        session: the ZooKeeper session; afterwards it belongs to that job.
+        session: the ZooKeeper session; afterwards it has proved the secret of that job.
         own: the name of the job and this host's secret.
 
     Raises:

@@ -217,7 +217,8 @@ def create(
 ) -> CreatedJob:
     """Create a job, or replace one that has ended or whose processes are all dead.
 
-    The session then belongs to that job. The job counts as alive while the session lasts.
+    Afterwards the session has proved the job's secret. The job counts as alive while the session
+    lasts, even without agents and workers.
 
     Args:
         session: the session in which ``submission`` was prepared.

@@ -223,7 +223,7 @@ def _build_tools(needless: bool) -> Iterator[Check]:
 def _zookeeper() -> Iterator[Check]:
     """Yield rows about the configured ZooKeeper server and the programs that a local one needs.
 
-    If a setting of edl is invalid, the only row says so.
+    If the settings of edl are invalid, there is only one row, which has the error.
     """
     try:
         settings = config.load()

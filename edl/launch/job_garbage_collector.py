@@ -30,7 +30,7 @@ END_S = 2.0  # and so long is waited for it
 class JobGarbageCollector:
     """A context manager that removes old ended jobs from ZooKeeper on entry, and then every hour.
 
-    A thread of its own does the work, so entering does not wait.
+    A thread of its own does the work, so entering does not wait. Leaving stops the thread.
 
     Args:
         store: the records of the agent's own job, which is never removed. Its session is used to

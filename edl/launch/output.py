@@ -429,5 +429,8 @@ def wrapped(line: str, width: int, indent: int) -> str:
 
 
 def as_shown(line: bytes) -> str:
-    """Return a line as a terminal would show it: only the last state of a progress bar is left."""
+    """Return a line of a log as text, as a terminal would show it.
+
+    Only the last state of a progress bar is left. ``line`` has the bytes of the line.
+    """
     return line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]

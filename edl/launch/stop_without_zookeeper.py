@@ -52,10 +52,10 @@ class StopWithoutZooKeeper:
     def begin(
         self, last: Snapshot | None, living: Sequence[Process], cause: str, now: float
     ) -> None:
-        """Tell the workers on this host that the job ends; they tell the rest of their ring.
+        """Tell the workers on this host that the job ends; they tell all other workers of the ring.
 
         Nothing is done if they were told before. If no worker can be told, the user is shown a
-        sentence that says so, and :attr:`begun` stays False.
+        sentence about that, and :attr:`begun` stays False.
 
         Args:
             last: the newest snapshot of the job's records; None if they were never read.

@@ -179,8 +179,8 @@ class Supervisor(ABC, Generic[State]):
     def _say(self, text: str, for_all: bool = False) -> None:
         """Show the sentence ``text`` to the user.
 
-        If ``for_all`` is True, the other launchers of the job have the same sentence to show, so
-        one of them is enough.
+        If ``for_all`` is True, all launchers of the job have this sentence to show, and a subclass
+        may let only one of them do it.
         """
 
     @abstractmethod

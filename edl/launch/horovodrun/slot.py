@@ -212,10 +212,11 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
         """Let the driver assign the slots again if it has missed a change of hosts.
 
-        The driver misses a change that it finds while its rank 0 starts. The change is visible here
-        only if `edl-discover` is used: the result of another discovery script is known to the
-        driver alone, except at the start (:class:`~edl.launch.horovodrun.late_start.LateStart`).
-        ``snapshot`` has the job's records; ``now`` is the monotonic clock, in seconds.
+        The driver misses a change that it finds while its rank 0 starts. This process sees the
+        change only if `edl-discover` is used: the result of another discovery script is known to
+        the driver alone, except at the start
+        (:class:`~edl.launch.horovodrun.late_start.LateStart`). ``snapshot`` has the job's records;
+        ``now`` is the monotonic clock, in seconds.
         """
         if not snapshot.desired.hosts:
             if self._late_start.has_missed_hosts(snapshot, now):
@@ -349,7 +350,7 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _asked(self) -> bool:
         """Return whether the driver waits for this slot to ask for its rank.
 
-        If it does not wait, the slot is also forbidden to ask.
+        If it does not wait, the slot is also forbidden to ask, so that this process may end.
         """
         if self._driver.asked():
             return True
