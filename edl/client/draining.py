@@ -87,7 +87,7 @@ def _cancel(store: JobStore, number: int, worker: int) -> tuple[Request | None, 
     Args:
         store: the records of the job.
         number: the number of the request.
-        worker: the number of the worker, for the sentence.
+        worker: the number of the worker, for the returned sentence.
 
     Returns:
         The request if the leader has answered it already, else None; and a sentence for the user:

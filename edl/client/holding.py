@@ -82,7 +82,7 @@ class HeldSize:
 
     @property
     def kept(self) -> bool:
-        """Whether another request has changed the desired workers, so that its change is kept."""
+        """Whether another request has changed the desired workers, so that its change stays."""
         return self._fate is not HoldState.OURS
 
     def _taken(self) -> str:

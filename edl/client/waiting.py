@@ -26,7 +26,7 @@ class ClientLimits:
         discovery_s: how long to wait for `edl-discover` to say how many workers are desired.
         restore_s: how long to try to restore the size of a job that was profiled.
         agent_gone_s: how long a host without an agent may be the target of a migration.
-        log_s: how long to wait for a switch to be in the event log.
+        log_s: how long to wait until a switch to another ring is in the event log.
         settle_s: how long a stopping job must be without host and worker to count as ended.
     """
 

@@ -210,11 +210,11 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._changed.set()
 
     def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
-        """Let the driver assign the slots again if it has missed a change of hosts.
+        """Ask the driver to assign the slots again if it has missed a change of hosts.
 
-        The driver misses a change that it finds while its rank 0 starts. This process sees the
-        change only if `edl-discover` is used: the result of another discovery script is known to
-        the driver alone, except at the start
+        The driver misses a change that it finds while its rank 0 starts. With `edl-discover` the
+        change is in the job's records. Only the driver knows the result of another discovery
+        script; then the driver is asked at most once, after the start
         (:class:`~edl.launch.horovodrun.late_start.LateStart`). ``snapshot`` has the job's records;
         ``now`` is the monotonic clock, in seconds.
         """
@@ -287,7 +287,7 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _look_who_reads(self, now: float) -> None:
         """Forbid this slot to ask the driver for its rank once the ssh that started it has ended.
 
-        The ssh reads this process's output. The driver takes the end of that ssh for the end of
+        That ssh reads this process's output. The driver takes the end of the ssh for the end of
         this process, and would count a request of this slot as another slot's. ``now`` is the
         monotonic clock, in seconds.
         """
