@@ -1,6 +1,6 @@
-"""Decide what a job's policy decides: the number of workers, the batches, the learning rate.
+"""Choose a job's number of workers, its batches, its learning rate, and help for slow workers.
 
-A policy also decides what is done about slow workers. All of this is pure functions.
+A job's policy file says which of these are chosen, and how. All functions here are pure.
 
 A size rule chooses the number of workers; each rule has a module of its own. A rule is called with
 an observation of the job (:mod:`edl.core.policy.observation`), the state that it returned the last

@@ -62,9 +62,10 @@ def best_global_batch(now: Observation, size: int) -> tuple[int, float]:
 def choose_batch(now: Observation) -> BatchDecision:
     """Return the global batch to use next with the present workers, and why.
 
-    Another batch is chosen if its goodput is better by at least :data:`LEAST_GAIN`. The present
-    batch also stays while workers join or leave, and while its steps or the noise scale are not
-    measured. If only one batch was measured, twice that batch is chosen, to be measured.
+    Another batch is chosen if its goodput is better by at least the fraction :data:`LEAST_GAIN`;
+    else the present one stays. It also stays while workers join or leave, and while its steps or
+    the noise scale are not measured. If only one batch was measured, twice that batch is chosen, to
+    be measured.
 
     Args:
         now: the observed job; its ``batching`` must leave the choice of the batch to the job.
@@ -118,10 +119,14 @@ def _goodputs(now: Observation, size: int, batches: Sequence[int]) -> list[float
 def _candidates(now: Observation, batching: Batching, size: int) -> list[int]:
     """Return the global batches, in samples, that are compared for ``size`` workers.
 
-    These are up to :data:`CANDIDATES` batches over the range that ``batching`` allows, each larger
-    than the one before by the same factor, and the batch that ``size`` workers have anyway. None of
-    the former gives a worker more than :data:`BEYOND` times the largest batch that was measured in
-    ``now``, the observed job.
+    These are the batch that ``size`` workers have anyway, and up to :data:`CANDIDATES` batches over
+    the allowed range, each larger than the one before by the same factor. None of the latter gives
+    a worker more than :data:`BEYOND` times the largest measured batch.
+
+    Args:
+        now: the observed job, with the batches that were measured.
+        batching: how the job's batches are chosen, with the range of the allowed ones.
+        size: the number of workers.
     """
     least, most = (max(size, one) for one in batching.batch_range)
     known = max([batching.of_all(now.np) * now.step_batches / now.np, *now.batches_seen])

@@ -5,9 +5,9 @@ training are
 
     T_k = elapsed + left / R_k        C_k = price * (worker time so far + k * left / R_k)
 
-where ``left`` is the number of samples still to train, and the worker time so far is the sum of the
-times that all workers have been there. d workers more than k pay when the utility U of the time
-grows by more than the cost:
+where ``left`` is the number of samples still to train, and the worker time so far is the sum, over
+all workers, of the time that each has spent in the job. d more workers than k pay when the utility
+U of the time grows by more than the cost:
 
     U(T_(k+d)) - U(T_k)  >  C_(k+d) - C_k        (AutoScaling, MLSys 2020)
 
@@ -66,9 +66,9 @@ class Cost(HillClimbing):
     def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
         """Return whether ``more`` workers in place of ``fewer`` are worth their price, and why.
 
-        With a utility they are if it grows by more than the cost. Without a utility they are if the
-        training would end earlier, its cost stays within ``max_cost``, and ``fewer`` workers would
-        miss the deadline or there is none. ``now`` is the observed job.
+        If a utility is set, they are worth it if the utility grows by more than the cost. Otherwise
+        they are if the training would end earlier, its cost stays within ``max_cost``, and
+        ``fewer`` workers would miss the deadline or there is none. ``now`` is the observed job.
         """
         if now.left is None:
             return SizeComparison(fewer, more, False, UNKNOWN_END)

@@ -18,8 +18,9 @@ _NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 class CustomRule:
     """A size rule that the user has written: a function of a module.
 
-    It is called as ``function(observation, state, now_s)`` and returns a size, a reason and a
-    state.
+    The function is called with the observed job, the state that it returned the last time, and the
+    seconds since training began, as in :meth:`edl.core.policy.observation.Rule.__call__`. It
+    returns a number of workers, a reason and a new state.
 
     Attributes:
         module: the name of the module.

@@ -47,7 +47,7 @@ class PolicyFile:
     Attributes:
         text: the text of the file, for processes that read it later.
         size: the rule for the number of workers; None: only people change this number.
-        hold_s: for how many seconds a number of workers stays that a person has asked for, before
+        hold_s: for how many seconds a number of workers that a person has asked for stays, before
             the rule may change it.
         stragglers: the rule for slow workers; None: nothing is done about them.
         data_wait: the fraction of a step's time that workers may wait for data; above it the job
@@ -74,8 +74,8 @@ class PolicyFile:
     def of_script(self) -> tuple[Batching | None, LearningRate | None]:
         """The pair of the parsed tables [batch] and [learning_rate]; None for a missing table.
 
-        A script follows these tables from its beginning, so no later policy of the job may change
-        them.
+        A script follows these tables from its start. So if the job gets another policy later, its
+        tables must be the same.
         """
         return self.batch, self.learning_rate
 

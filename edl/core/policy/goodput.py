@@ -38,12 +38,12 @@ class Goodput:
     every_s: float = setting(30.0, "between two decisions")
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """Return the size with the largest goodput by ``now.model``, why, and the new state.
+        """Return the number of workers with the largest goodput, why, and the rule's new state.
 
         ``now`` is the observed job, ``state`` the rule's last state, ``now_s`` the time in seconds
-        since training began (:class:`edl.core.policy.observation.Rule`). The size does not change
-        without a model, while a change of the workers is not complete, or within ``every_s`` of the
-        last decision.
+        since training began (:class:`edl.core.policy.observation.Rule`). Goodput is computed by
+        ``now.model``, a model of the throughput. The size does not change without a model, while a
+        change of the workers is not complete, or within ``every_s`` of the last decision.
         """
         if now.awaits:
             return Suggestion(now.np, f"stays at {now.np}: the last change is under way", state)
@@ -80,11 +80,12 @@ class Goodput:
         return sorted({*sizes, now.np})
 
     def _choice(self, now: Observation, table: Mapping[int, float]) -> tuple[int, str]:
-        """Return the size to take, and why, given the goodput of each size in ``table``.
+        """Return the number of workers to have, and why, given the goodput of each in ``table``.
 
         The size of ``now``, the observed job, stays if the gain is below ``least_gain``, or if the
-        change would cost more time than it saves until the end. A smaller size is taken if no size
-        gains enough and its goodput is the same within :data:`ALIKE`.
+        change would cost more time than it saves until the end of the training. But if no size
+        gains enough, and a smaller size has the same goodput within the fraction :data:`ALIKE`, the
+        smaller size is chosen.
         """
         mine = table[now.np]
         best = max(table, key=lambda np: (table[np], -np))

@@ -50,17 +50,18 @@ class SizeComparison:
 class HillClimbing:
     """A size rule that searches for the number of workers by trying.
 
-    More workers *pay* if what they bring is worth it; a subclass says by which measure
-    (:meth:`compare`).
+    More workers *pay* if they bring enough; by which measure is for a subclass to decide in
+    :meth:`compare`.
 
     Attributes:
         every_steps: the number of steps between two decisions.
         add: how many workers more, or fewer, are tried at once.
-        passes: the number of comparisons, from the smallest size on, of which one that does not pay
-            makes the rule try a smaller size.
-        staying_steps: the steps for which a larger size is measured before it is given up.
-        settled_s: how long a size that was found is kept until the search begins again, in seconds;
-            twice as long after each search, up to 8 times as long.
+        passes: how many comparisons of the smallest sizes count: if one of these does not pay, the
+            rule tries a smaller size.
+        staying_steps: the steps for which a larger size is measured before it is judged not to pay.
+        settled_s: how long the result of the first search is kept until the next search begins, in
+            seconds; the result of each later search is kept twice as long, up to 8 times this
+            value.
     """
 
     every_steps: int = setting(10, "steps between two decisions", least=1)
@@ -148,7 +149,9 @@ class HillClimbing:
         return np, why, found
 
     def _search(self, now: Observation) -> tuple[int, str, bool]:
-        """Return the next size as AutoScaling chooses it, from all measurements in ``now.seen``.
+        """Return the next size to have, by the rules of AutoScaling (see the module).
+
+        ``now`` is the observed job; all its measured throughputs (``now.seen``) count.
 
         Returns:
             the size, the reason, and whether the search has ended (see :meth:`_choice`).
@@ -173,7 +176,8 @@ class HillClimbing:
     def _first(self, now: Observation, np: int) -> tuple[int, str, bool]:
         """Return a size to try beside ``np``, the only one that was measured in ``now``.
 
-        The size above ``np`` is preferred to the one below. For the tuple see :meth:`_choice`.
+        The size above ``np`` is preferred to the one below. The result is a tuple as in
+        :meth:`_choice`.
         """
         another = self._above(now, np) or self._below(now, np)
         if another is None:
@@ -183,8 +187,9 @@ class HillClimbing:
     def _settled(self, now: Observation, failed: SizeComparison) -> tuple[int, str, bool]:
         """Return the smaller size of ``failed``, the first comparison that does not pay.
 
-        If the larger size was measured in too few steps, return that one, to measure it longer.
-        ``now`` is the observed job. For the tuple see :meth:`_choice`.
+        If the larger size was measured in fewer than ``staying_steps`` steps, return the larger
+        size, to measure it longer. ``now`` is the observed job. The result is a tuple as in
+        :meth:`_choice`.
         """
         steps = now.seen[failed.more].steps
         if steps < self.staying_steps and failed.more <= now.most:

@@ -72,12 +72,13 @@ class Parabola:
 
 
 def fitted(at: Sequence[float], losses: Sequence[float]) -> Parabola:
-    """Return the parabola with the least squared error for at least 3 points (e, loss).
+    """Return the parabola of the loss that fits at least 3 measured losses best (least squares).
 
-    If all losses are equal, ``r2`` is 0, because such losses say nothing.
+    If all losses are equal, the parabola's ``r2`` is 0, because equal losses say nothing.
 
     Args:
-        at: the points e (:func:`points`).
+        at: the points at which the losses were measured: point e is an update with (1 + e) times
+            the learning rate (:func:`points`).
         losses: the loss at each point.
     """
     powers = np.vander(np.asarray(at, dtype=np.float64), 3, increasing=True)
@@ -92,16 +93,19 @@ def fitted(at: Sequence[float], losses: Sequence[float]) -> Parabola:
 
 
 def highest_that_holds(least: float, high: float) -> float:
-    """Return the factor for the learning rate, while exploring, from where the loss is least.
+    """Return the factor that leads the learning rate towards the highest at which no loss grows.
 
-    The result leads towards the highest rate at which the loss does not grow. A rate above twice
-    the one with the least loss is lowered to twice that one: beyond, a parabola is higher than
-    without an update. A rate below half of the one with the least loss is raised to half of that
-    one: there the loss falls 3/4 as far as it can, and a higher rate would be too much for the
-    momentum that builds up after the change. A rate between the two stays (factor 1).
+    The tuner uses this in its first phase, *exploring* (:mod:`edl.core.policy.lr_tuner`). Compared
+    with the rate at which the loss is least, the present rate may be:
+
+    - More than twice as high: it is lowered to twice that rate, because beyond twice that rate a
+      parabola is higher than without an update.
+    - Lower than half: it is raised to half of that rate. There the loss falls 3/4 as far as it can;
+      a higher rate would be too much for the momentum that builds up after the change.
+    - Between the two: it stays (factor 1).
 
     Args:
-        least: the factor of the learning rate at which the loss is least.
+        least: the factor of the present learning rate at which the loss is least.
         high: the largest factor that was measured; the result does not exceed it.
     """
     if least > 2.0:
@@ -112,12 +116,14 @@ def highest_that_holds(least: float, high: float) -> float:
 def lowest_loss(least: float, high: float) -> float:
     """Return the factor that lowers the learning rate to the one with the least loss; at most 1.
 
-    This is used while exploiting.
+    The tuner uses this in its second phase, *exploiting* (:mod:`edl.core.policy.lr_tuner`), in
+    which the rate only falls.
 
     Args:
         least: the factor of the learning rate at which the loss is least; a factor below
             :data:`LOWEST` counts as that.
-        high: not used; it is there because :func:`highest_that_holds` has it.
+        high: not used; the parameters are those of :func:`highest_that_holds`, so that the tuner
+            can call either function.
     """
     return min(1.0, max(least, LOWEST))
 
@@ -140,17 +146,21 @@ class FitResult:
 def judge_learning_rate(at: Sequence[float], curves: Sequence[Curve], explores: bool) -> FitResult:
     """Return by which factor the learning rate should change, from the losses of several batches.
 
-    A change is believed if the parabola explains the mean losses (:data:`LEAST_R2`), and if the
-    batches agree on its direction by :data:`SURE` standard errors of the mean:
+    The result is a change only if a parabola explains the mean losses (R squared of at least
+    :data:`LEAST_R2`), and if the batches agree on the direction by :data:`SURE` standard errors of
+    the mean:
 
-    - To a higher rate: the loss falls at the present rate (a1 < 0, see :class:`Parabola`).
+    - To a higher rate: the loss falls at the present rate (the slope a1 of the parabola is
+      negative).
     - To a lower rate while exploring: the loss is higher with the update than without.
     - To a lower rate while exploiting: the loss rises at the present rate (a1 > 0).
 
     Args:
-        at: the points e (:func:`points`); the first is -1, and one is 0.
+        at: the points at which the losses were measured (:func:`points`): the first is -1, no
+            update; one is 0, the update as it was made.
         curves: for each of 2 or more batches, its losses at these points.
-        explores: whether the tuner explores; else it exploits (:mod:`edl.core.policy.lr_tuner`).
+        explores: whether the tuner is in its first phase, exploring, and looks for the highest
+            usable rate; else it is in the second, exploiting, and looks for the lowest loss.
     """
     finite = [all(abs(loss) < HUGE for loss in losses) for losses in zip(*curves, strict=True)]
     if not finite[0]:
@@ -188,7 +198,8 @@ def judge_learning_rate(at: Sequence[float], curves: Sequence[Curve], explores: 
 def standard_errors(values: Sequence[float]) -> float:
     """Return how many standard errors the mean of ``values`` is away from 0.
 
-    The result is negative if the mean is; its size is at most 1e9. There must be 2 or more values.
+    The result has the sign of the mean, and lies between -1e9 and 1e9. There must be 2 or more
+    values.
     """
     n = len(values)
     mean = math.fsum(values) / n

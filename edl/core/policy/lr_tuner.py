@@ -3,8 +3,8 @@
 The rule is LRTuner's (Iyer and others, arXiv 2105.14526) as far as it is known; see
 docs/adr/0020-a-learning-rate-tuned-while-training.md:
 
-- **explore**, for a part of the samples (half of them, as in Knee): take the highest learning rate
-  at which the loss does not grow.
+- **explore**, for a part of the samples (half of them, as in the Knee schedule, JMLR 24, 2023):
+  take the highest learning rate at which the loss does not grow.
 - **exploit**, until the end: take the learning rate that minimises the loss, never above the
   present one, and never above Knee's straight line to 0. This line is what is left if nothing can
   be measured.
@@ -65,13 +65,14 @@ class TunerState:
 
     Attributes:
         rate: the learning rate that was decided on last.
-        peak: the learning rate at the end of exploring; the straight line to 0 begins there.
+        peak: the learning rate at the end of the first phase (exploring); from this rate a straight
+            line falls to 0 at the end of training, which later rates do not exceed.
         next_at: the number of trained samples from which on the next update is measured.
         measures: whether the last update is being measured; its losses come with the next update.
-        reach: the round measures up to this many times the learning rate.
+        reach: the largest multiple of the learning rate for which the round measures the loss.
         curves: the losses of each update that this round has measured, at :func:`points`.
         spent_s: how long all measurements took so far, in seconds.
-        wait: the number of updates between the last round and the next.
+        wait: how many updates pass between the last round and the next.
         decided_at: the trained samples at the end of the last round.
         reason: the reason of the last round's decision.
         loss: the largest loss without an update that the last round has measured; None: unknown.
@@ -133,14 +134,17 @@ class MeasuredUpdate:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The settings of a learning-rate tuner; its methods are the rules of the tuner.
+    """The settings of a learning-rate tuner, with the rules of the tuner as methods.
 
-    The methods are pure: they return the next state or a decision.
+    The tuner first *explores*: it looks for the highest rate at which the loss does not grow. Then
+    it *exploits*: it lowers the rate to where the loss is least, and at most to a straight line
+    that ends at 0. The methods are pure: they return the next state or a decision.
 
     Attributes:
         total: the number of samples of the whole training.
-        explore: the number of samples, from the beginning, for which the tuner explores.
-        share: the fraction of the time of all updates that measurements may take.
+        explore: the number of samples, from the beginning of training, for which the tuner
+            explores.
+        share: the time that all measurements may take, as a fraction of the time of all updates.
         least: the smallest learning rate to decide on; the straight line to 0 passes below it.
         most: the largest learning rate to decide on.
     """
@@ -204,11 +208,12 @@ class Tuning:
     def measured(self, state: TunerState, now: MeasuredUpdate) -> TunerState:
         """Return the tuner's state after a measured update.
 
-        The round goes on, or ends with a decision.
+        The round, a series of measured updates, goes on or ends with a decision about the learning
+        rate.
 
         Args:
             state: the state of the tuner before.
-            now: what was measured.
+            now: the measurement of that update.
         """
         if now.step_s <= 0:  # all workers are new, and nobody knows yet
             return replace(state, measures=False, next_at=now.samples)
@@ -231,13 +236,13 @@ class Tuning:
         return replace(state, next_at=at)
 
     def _checked(self, state: TunerState, now: MeasuredUpdate) -> TunerState:
-        """Return the tuner's state after a check that has found no much higher loss.
+        """Return the tuner's state after a check that found no much higher loss than before.
 
         A check is the measurement after a step up, or after going back from one.
 
         Args:
             state: the state of the tuner before.
-            now: what was measured.
+            now: the measured update.
         """
         loss = state.loss
         if loss is None and now.losses is not None and _highest(now.losses) < HUGE:
@@ -249,13 +254,13 @@ class Tuning:
     def _stepped_back(self, state: TunerState, now: MeasuredUpdate, losses: Curve) -> TunerState:
         """Return the tuner's state with the learning rate that it had before the last step up.
 
-        This is done when the loss has become much higher. Without a step up before, the rate is
-        halved.
+        This is called when the loss has become much higher. If the rate has not been raised before,
+        the rate is halved instead.
 
         Args:
             state: the state of the tuner before.
-            now: what was measured.
-            losses: the losses in ``now``.
+            now: the measured update.
+            losses: the losses in ``now``, at :func:`edl.core.policy.lr_fit.points`.
         """
         before = self.rate_at(state, now.samples)
         rate = self._limited(state.back if 0 < state.back < before else before / 2.0)
@@ -338,7 +343,10 @@ class Tuning:
         )
 
     def _explores(self, now: MeasuredUpdate) -> bool:
-        """Return whether the tuner still explored when the update ``now`` was measured."""
+        """Return whether the tuner was in its first phase when the update ``now`` was measured.
+
+        In this phase it explores: it looks for the highest rate at which the loss does not grow.
+        """
         return now.samples <= self.explore
 
     def _limited(self, rate: float) -> float:
@@ -346,10 +354,10 @@ class Tuning:
         return min(max(rate, self.least), self.most)
 
     def _least_factor(self, state: TunerState, samples: float) -> float:
-        """Return the smallest factor by which an exploiting round may change the learning rate.
+        """Return the smallest factor by which a round of the second phase may change the rate.
 
-        It gets smaller with the samples since the last decision, so that exploiting divides the
-        rate by no more than :data:`FALL` altogether.
+        The factor gets smaller with the samples since the last decision, so that all rounds of this
+        phase (exploiting) together divide the learning rate by no more than :data:`FALL`.
 
         Args:
             state: the state of the tuner.
@@ -359,15 +367,15 @@ class Tuning:
         return float(FALL ** (-since / (self.total - self.explore)))
 
     def _affordable_at(self, state: TunerState, now: MeasuredUpdate, updates: int) -> float:
-        """Return the number of trained samples from which on more updates may be measured.
+        """Return after how many trained samples there is time to measure more updates.
 
-        All measurements together may take ``share`` of the training time. A fraction :data:`EARLY`
-        of that may be used at once, the rest evenly over the training.
+        All measurements together may take the fraction ``share`` of the training time. A fraction
+        :data:`EARLY` of that time is available at once, the rest grows evenly over the training.
 
         Args:
             state: the state of the tuner.
             now: the last measured update; the next ones are expected to cost as much.
-            updates: how many more updates are to be measured.
+            updates: the number of updates to measure.
         """
         whole_s = self.share * self.total * now.step_s / now.batch
         part = ((state.spent_s + updates * now.cost_s) / whole_s - EARLY) / (1.0 - EARLY)

@@ -61,7 +61,7 @@ def alike(batch: float, other: float) -> bool:
     """Return whether two batches, in samples, have about the same size.
 
     Sizes that differ by a factor of up to :data:`ALIKE` are the same, because the last batch of an
-    epoch is smaller. An unknown size (0) matches any other.
+    epoch is smaller than the others. An unknown size (0) matches any other.
     """
     least, most = sorted((batch, other))
     return most <= ALIKE * least or least <= 0
@@ -90,13 +90,14 @@ class Observation:
     Attributes:
         np: the number of workers that train.
         sizes: the sizes that the job may have.
-        slots: the number of workers for which there is room; None: any number.
-        steps: the complete steps with these workers; the first after a change does not count.
+        slots: the number of workers for which the hosts have room; None: any number.
+        steps: the number of complete steps with the present workers; the first step after a change
+            of the workers does not count.
         seen: the throughput by number of workers, as far as it was measured.
         awaits: whether a change of the workers was asked for and is not complete yet.
         elapsed_s: the seconds since training began, pauses included.
-        worker_s: the sum over all workers of the seconds that each has been there, which is what is
-            paid for.
+        worker_s: the sum, over all workers, of the seconds that each has spent in the job; this
+            time is paid for.
         left: the number of samples still to train until the end; None: unknown.
         size_changes: for each worker, how many workers more, or fewer, its script asks for.
         data_part: the fraction of a step's time that workers wait for their data, on average.
@@ -154,7 +155,7 @@ class Suggestion(NamedTuple):
     Attributes:
         np: the number of workers that the rule wants.
         reason: why, in a sentence.
-        state: the rule's state, which it is given at its next call.
+        state: the rule's new state, with which the rule is called the next time.
     """
 
     np: int

@@ -67,8 +67,8 @@ def made(
         given: the keys and values of a table of a policy file; the key of a setting ``x_s``, a
             time, is ``x``.
         table: the name of the table, for messages.
-        what: what has these settings, for messages.
-        others: keys that are allowed in the table and are not settings of ``kind``.
+        what: a noun for the owner of these settings, for messages.
+        others: further keys that the table may have, which are no settings of ``kind``.
         lines: the lines of the file, for messages.
 
     Raises:

@@ -11,10 +11,10 @@ from edl.core.step.noise_scale import UNKNOWN, NoiseScale
 
 @dataclass(frozen=True)
 class RingReport:
-    """What the step records of one ring's last steps say, for the job's policy.
+    """A summary of the step records of one ring's last steps, for the job's policy.
 
     Attributes:
-        care: what is to be done about slow workers.
+        care: the measures against slow workers: smaller batches, or replacement.
         times: the step times of each worker.
         size_changes: for each worker, how many workers more, or fewer, its script asks for.
         is_timed: whether the script trains with edl's loaders, so that the workers' times are

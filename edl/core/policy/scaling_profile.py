@@ -65,12 +65,13 @@ class ScalingProfile(Record):
     def with_reading(
         self, before: ProgressSample | None, now: ProgressSample, hosts: int = 1
     ) -> ScalingProfile:
-        """Return the profile with what was trained between two readings of one worker's progress.
+        """Return the profile with the throughput between two readings of one worker's progress.
 
-        If the two readings are of two rings of different sizes, the profile learns what the change
-        has cost. The first reading of a ring is taken after its first step, which therefore does
-        not count. Time between two epochs, where a script evaluates or saves, does not count
-        either.
+        A reading has the numbers of steps and samples that the worker has counted, and the time. If
+        the two readings are of two rings of different sizes, the result has the cost of the change
+        (``change_s``) instead. The first reading of a ring is taken after its first step, which
+        therefore does not count. Time between two epochs, where a script evaluates or saves, does
+        not count either.
 
         Args:
             before: the earlier reading; None: there is none.
@@ -104,7 +105,8 @@ class ScalingProfile(Record):
     def with_curve(self, curve: Curve) -> ScalingProfile:
         """Return the profile with the throughputs that `edl profile` has measured, in ``curve``.
 
-        A number of workers that the profile already knows keeps its throughput.
+        ``curve`` has the throughput of some numbers of workers. A number of workers that the
+        profile already knows keeps its throughput.
         """
         learned, known = self, {np for np, _ in self.seen}
         for point in curve.points:
@@ -176,8 +178,8 @@ class ScalingProfile(Record):
         """Return the profile with the seconds that a change of the number of workers has cost.
 
         The cost is the time between two readings, before and after the change, that was not spent
-        on complete steps. The profile stays if both rings have the same size or the usual step time
-        is unknown.
+        on complete steps. The profile is returned unchanged if both rings have the same size or the
+        usual step time is unknown.
 
         Args:
             before: the last reading of the old ring.
@@ -212,12 +214,13 @@ class ScalingProfile(Record):
     def _with(self, np: int, more: SizeMeasurement) -> ScalingProfile:
         """Return the profile with one more measurement of ``np`` workers.
 
-        A measurement with a similar batch is combined with it; those with other batches stay in
-        ``by_batch``, which keeps its last :data:`KEPT` entries.
+        If the profile has a measurement of ``np`` workers with a similar batch, the two are
+        combined. Measurements with other batches stay in ``by_batch``, which has at most
+        :data:`KEPT` entries, the last ones.
 
         Args:
             np: the number of workers.
-            more: the measurement.
+            more: the new measurement.
         """
         seen, entries = dict(self.seen), [*self.by_batch]
         known = [

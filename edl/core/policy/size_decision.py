@@ -1,4 +1,7 @@
-"""Decide the size that a job wants: the answer of its rule, within what people and hosts allow."""
+"""Decide the size that a job wants: the answer of its size rule, within the limits of the job.
+
+The limits are the allowed sizes, the room on the hosts, and the requests of people.
+"""
 
 from __future__ import annotations
 

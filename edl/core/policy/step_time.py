@@ -326,9 +326,10 @@ class Objective:
         return values
 
     def reweigh(self, inner: Vector) -> None:
-        """Set the weights of the errors so that the sum of squares has the slope of the loss.
+        """Set the weights of the errors so that the sum of squares has the loss's slope.
 
-        The slope is that at the parameters ``inner``.
+        The loss is the error L of the module; its derivatives are taken at the parameters ``inner``
+        (see :class:`Objective`).
         """
         self._weights = [self._weight(errors) for errors in self._differences(self.values(inner))]
 
@@ -336,7 +337,8 @@ class Objective:
         """Return the vector whose sum of squares is minimised, for the parameters ``inner``.
 
         It has the weighted errors of the compute times, then those of the step times, and the roots
-        of the three penalties. The errors are those of the logarithms of the times.
+        of the three penalties. The errors are the differences of the logarithms of the predicted
+        and the measured times. For ``inner`` see :class:`Objective`.
         """
         values = self.values(inner)
         compute, step = self._differences(values)
@@ -344,7 +346,7 @@ class Objective:
         return np.concatenate([*weighted, _penalties(values)])
 
     def derivatives(self, inner: Vector) -> Vector:
-        """Return the derivatives of :meth:`errors` (rows) by the inner parameters (columns)."""
+        """Return the derivatives of :meth:`errors` (rows) by the items of ``inner`` (columns)."""
         values = self.values(inner)
         compute, reduce = self._floored_parts(values)
         batch, near, far, more = self.setups
@@ -444,8 +446,9 @@ def _first(
 ) -> Vector:
     """Return the seven parameters that a search starts from.
 
-    Those that are not fitted cost nothing. With one local batch alpha_c is not fitted, and takes a
-    share of the compute time.
+    The parameters that are not fitted are times of almost 0. But alpha_c, the compute time that
+    does not depend on the batch, takes a share of the compute time if it is not fitted, because
+    only one local batch was measured.
 
     Args:
         setups: the measured steps.

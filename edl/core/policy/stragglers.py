@@ -96,7 +96,7 @@ class StragglerReport:
 
 
 class Mitigation(NamedTuple):
-    """What is to be done about slow workers, and the findings behind it.
+    """The measures against slow workers, and the findings on which they are based.
 
     Attributes:
         shares: the fraction of a whole batch that each slow worker gets, by worker number; 1 is all
@@ -126,9 +126,10 @@ class Stragglers:
         forgets: the fraction of a known speed that is forgotten with each step.
         slow_below: the speed below which a worker is a straggler.
         least_share: the smallest fraction of a batch; a straggler that would get less is replaced.
-        patience_steps: the number of steps for which a worker has to be slow before it is treated.
+        patience_steps: the number of steps for which a worker has to be slow before it gets a
+            smaller batch or is replaced.
         replaces: whether another worker takes the place of a straggler, where a slot is free.
-        again_s: the time until a host gets another replacement, in seconds.
+        again_s: the time between two replacements of slow workers on one host, in seconds.
     """
 
     forgets: float = setting(0.1, "of what was known of a speed, each step", least=0.0, most=1.0)
@@ -150,7 +151,7 @@ class Stragglers:
 
         Args:
             times: the step times of each worker.
-            state: the state in the last result; empty at the first call.
+            state: the ``state`` of the result of the last call; empty at the first call.
         """
         times = [one for one in times if one.samples > 0 and one.own_s > 0]
         if len(times) < 3:

@@ -34,7 +34,8 @@ class Throughput(HillClimbing):
     def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
         """Return whether ``more`` workers in place of ``fewer`` pay, and why.
 
-        They do if their marginal share exceeds ``threshold``. ``now`` is the observed job, in which
+        They pay if each additional worker brings more than the fraction ``threshold`` of the
+        throughput of each old one (:func:`marginal_share`). ``now`` is the observed job, in which
         both numbers of workers were measured.
         """
         share = marginal_share(now, fewer, more)
@@ -65,7 +66,7 @@ def marginal_share(now: Observation, fewer: int, more: int) -> float:
 
 
 def ordinal(number: int) -> str:
-    """Return the worker with this ``number`` in words: "a 5th worker", "a 21st worker"."""
+    """Return a phrase for the ``number``-th worker of a job: "a 5th worker", "a 21st worker"."""
     ending = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     text = str(number)
     article = "an" if text.startswith("8") or number in (11, 18) else "a"
