@@ -1,7 +1,7 @@
 """Decide which fault ``edl chaos`` causes, when, and on which worker.
 
-An order is an action and a target, with or without a step. The action is an option such as
-``--kill``; its value is the target and the step::
+An order is an action and a target, with or without a step of the job. The action is an option such
+as ``--kill``; the option's value is the target and the step::
 
     leader            w3            worker           newcomer
     leader@step=40    w3@step=100   worker@step=60
@@ -88,10 +88,10 @@ class Plan:
     Attributes:
         orders: the faults to cause.
         seed: the seed of all random choices.
-        every_s: the mean pause between two faults without a step, in seconds, which then go on;
-            None: each is caused once.
+        every_s: the orders without a step are repeated, with pauses of this mean, in seconds; None:
+            each of them is carried out once.
         count: the number of faults after which to end; None: any number.
-        duration_s: for how many seconds to go on; None: without a limit.
+        duration_s: for how many seconds faults are caused; None: without a limit.
         freeze_s: for how many seconds a worker is frozen.
     """
 
@@ -158,7 +158,8 @@ class ObservedWorker:
     Attributes:
         id: the number of the worker.
         in_ring: whether the worker is a member of the present ring.
-        here: whether the worker's process is on this host, and is known to be that of this worker.
+        here: whether the worker's process runs on the host of ``edl chaos`` and has the worker's
+            launch token, so that it can get a signal.
         trained: whether the worker has completed a step in the present ring.
     """
 
@@ -180,8 +181,8 @@ def choose_worker(
     Args:
         order: the action and its target.
         workers: all workers of the job.
-        leader: the number of the worker that leads; None if none does.
-        random: chooses among several workers that fit.
+        leader: the number of the worker that leads the job; None: no worker does.
+        random: draws one of several workers that match the target.
 
     Returns:
         the number of the worker, or None if no worker can be chosen at present; and the reason.

@@ -87,9 +87,10 @@ class Chaos:
     Args:
         store: the job's records in ZooKeeper.
         plan: the faults to cause.
-        limit_s: for how many seconds the job may recover from a fault, and ZooKeeper may not
-            answer.
-        note: is called with a line of text whenever an order has to wait.
+        limit_s: how long the job may take to recover from a fault, and how long ZooKeeper may fail
+            to answer, in seconds.
+        note: a function that is called with a line of text for the user whenever an order has to
+            wait.
     """
 
     def __init__(
@@ -105,14 +106,14 @@ class Chaos:
         self._said = ""
 
     def run(self) -> Iterator[Fault]:
-        """Cause faults until the plan is done or the job over; yield each with its outcome.
+        """Cause the plan's faults until all are done or the job is over; yield each with outcome.
 
         Workers that are still frozen at the end are woken.
 
         Raises:
             UsageError: the job is over already, or does not allow an action because it was started
                 without ``edl run --chaos``.
-            CoordinationError: ZooKeeper does not answer for longer than the limit.
+            CoordinationError: ZooKeeper does not answer for longer than ``limit_s``.
         """
         snapshot = self._snapshot()
         if snapshot.job.state is not JobState.RUNNING:
@@ -168,7 +169,7 @@ class Chaos:
     def _strike(self, order: Order, snapshot: Snapshot) -> Fault | None:
         """Carry out ``order`` on a worker of the job and wait for the recovery.
 
-        ``snapshot`` is what ZooKeeper holds of the job.
+        ``snapshot`` has the job's records in ZooKeeper.
 
         Returns:
             the fault with its outcome; None if no worker can be chosen or the worker did not
@@ -231,8 +232,8 @@ class Chaos:
     ) -> Snapshot | None:
         """Wait until the job trains again after a fault, or has finished.
 
-        The job trains again when all members have entered the ring and it has then completed STEPS
-        more steps.
+        The job trains again when all members have entered the ring and it has then completed
+        :data:`STEPS` more steps.
 
         Args:
             order: the order that was carried out.
@@ -242,7 +243,7 @@ class Chaos:
 
         Returns:
             the snapshot that shows the recovery; None if the job failed, or did not recover within
-            the limit.
+            ``limit_s``.
         """
         deadline = time.monotonic() + self._limit_s
         base: tuple[int, int] | None = None  # generation and step when the ring was whole again
@@ -304,8 +305,8 @@ class Chaos:
     def _events_of(self, generation: int, seen: int) -> list[Event]:
         """Return the events after number ``seen``, once the switch to ``generation`` is among them.
 
-        The event of the switch is logged two steps after the switch. The method waits PARTS_S
-        seconds for it at most.
+        The event of the switch is logged two steps after the switch. The method waits at most
+        :data:`PARTS_S` seconds for that event, and then returns without it.
         """
         deadline = time.monotonic() + PARTS_S
         while True:
@@ -332,9 +333,10 @@ class Chaos:
         return workers
 
     def _step(self, snapshot: Snapshot) -> int:
-        """Return the job's step: that in the status, or that of a ring member's own report.
+        """Return the job's newest step, by its status or by the report of a ring member.
 
-        The larger one counts. ``snapshot`` is what ZooKeeper holds of the job, its status included.
+        The larger number counts. ``snapshot`` has the job's records in ZooKeeper, its status
+        included.
         """
         members = snapshot.generation.worker_ids if snapshot.generation else ()
         for member in snapshot.members:
@@ -371,11 +373,11 @@ class Chaos:
 def _settled(snapshot: Snapshot, action: Action, worker: int, generation: int) -> bool:
     """Return whether the ring is complete again after a fault.
 
-    All members of the newest generation must have entered it. After CUT it must be newer than the
-    one before the fault; after KILL and TERM the worker must not be a member of it.
+    All members of the newest generation must have entered it. After CUT this generation must be
+    newer than that before the fault; after KILL and TERM the worker must not be a member of it.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
+        snapshot: the job's records in ZooKeeper.
         action: the kind of the fault.
         worker: the number of the worker that had the fault.
         generation: the job's generation before the fault.
@@ -461,10 +463,10 @@ def _opened(member: Member) -> Iterator[int]:
 
 
 def slowest_parts(events: list[Event]) -> dict[str, float]:
-    """Return the parts of the longest stall in a switch: name of the part -> its seconds.
+    """Return the parts of the longest stall of a worker in a switch: part's name -> seconds.
 
-    It is the stall of one worker in the switch events among ``events``; workers that were new in
-    the ring do not count, unless they were alone in it. The result is empty without such an event.
+    The stalls are those in the switch events among ``events``. Workers that were new in the ring do
+    not count, unless one was alone in it. The result is empty if no event tells of a stall.
     """
     slowest: dict[str, float] = {}
     for event in events:

@@ -9,7 +9,7 @@ from edl.core.events import Event, SwitchDetails, SwitchParts
 
 
 def cost(event: Event) -> str:
-    """Return the cost of a switch in words, or an empty text if ``event`` is of another kind.
+    """Return the time that a switch has cost, in words; empty if ``event`` is of another kind.
 
     After a planned switch the text says how long each worker stood still. After a repair it also
     says the longest time in which a worker completed no step, and the parts of that time.

@@ -1,4 +1,4 @@
-"""Hold the specification of a job: its launcher writes it once, all workers and agents read it.
+"""Define the specification of a job: its launcher writes it once, workers and agents read it.
 
 Settings of a machine or a process (addresses, ZooKeeper, the slot) are in :mod:`edl.config`.
 """
@@ -139,15 +139,16 @@ class JobSettings(Record):
 
     @property
     def repair_timeout_s(self) -> float:
-        """The seconds that survivors of a broken ring wait for a live worker without a report."""
+        """The seconds that survivors of a broken ring wait for the report of a live worker."""
         return max(self.switch_timeout_s, self.elastic_timeout_s)
 
 
 @dataclass(frozen=True)
 class JobSpec(Record):
-    """The specification of a job: what the process that started the job was asked for.
+    """The specification of a job: its command, its numbers of workers and its settings.
 
-    This process is `edl run`, or the first `edl-worker` of horovodrun.
+    It comes from the process that started the job: `edl run`, or the first `edl-worker` of
+    horovodrun.
 
     Attributes:
         command: the command line of each worker.
@@ -166,8 +167,8 @@ class JobSpec(Record):
     def differences(self, other: JobSpec) -> dict[str, tuple[object, object]]:
         """Return the values in which this specification differs from ``other``.
 
-        Both are of one job, from two processes that start it. ``np`` and ``resume`` are not
-        compared: only the process that starts the job first uses them.
+        Both specify the same job; they come from two processes that were started for it. ``np`` and
+        ``resume`` are not compared: only the process that starts the job first uses them.
 
         Returns:
             a mapping from the name of each value that differs to the pair (value here, value in

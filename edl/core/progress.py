@@ -1,7 +1,7 @@
-"""Hold the progress of a job's training: what each worker counts, and what the leader publishes.
+"""Define the progress of a job's training: the workers' counts and the leader's report.
 
-A field that both have is declared once, in :class:`JobProgress`. `make docs` generates the table of
-`edl status --json` from this module and from :mod:`edl.core.status`.
+A field that is in both is declared once, in :class:`JobProgress`. `make docs` generates the table
+of `edl status --json` from this module and from :mod:`edl.core.status`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class WorkerProgress(JobProgress):
         size: the number of workers in that ring.
         samples_total: the number of samples that all workers have trained since this worker joined.
         counted_at: when the step ended, in seconds of the worker's monotonic clock; other processes
-            get it unchanged, and compare it only with that of another step.
+            get this time unchanged, and may only subtract it from that of another step.
         updated_at: when the step ended, in seconds of the monotonic clock of the process that holds
             this object (:meth:`for_others`).
     """
@@ -115,10 +115,10 @@ class WorkerProgress(JobProgress):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStatus(JobProgress):
-    """The record at the node ``status``: how far the training is, and what it waits for.
+    """The record at ZooKeeper's node ``status``: a job's progress, and the reason if it waits.
 
-    The leader writes this record. Together with the rest of what ZooKeeper knows of the job, it
-    makes a :class:`edl.core.status.JobStatus`.
+    The leader writes this record. With the other records of the job in ZooKeeper, it makes a
+    :class:`edl.core.status.JobStatus`. Each field says its meaning where it is declared.
     """
 
     samples_per_s: Annotated[float, "of all workers together, over the last 3 s"] = 0.0
@@ -142,7 +142,7 @@ class TrainingStatus(JobProgress):
     def of(cls, progress: JobProgress, **more: Any) -> TrainingStatus:
         """Return the status of a job that has made ``progress``.
 
-        ``more`` has the fields of the status that are no progress, by name.
+        ``more`` has values by name for the fields of the status that ``progress`` lacks.
         """
         counted = {field.name: getattr(progress, field.name) for field in fields(JobProgress)}
         return cls(**counted, **more)

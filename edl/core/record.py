@@ -16,8 +16,8 @@ class Record:
     """A base class for frozen dataclasses that are written as JSON values and read from them.
 
     Attributes:
-        RENAMED: the names of fields that an older edl wrote -> their names now. This also renames
-            the fields of records within this record.
+        RENAMED: the names of fields that an older edl wrote -> their present names; used in
+            reading. It also applies to the fields of records within this record.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {}
@@ -32,8 +32,8 @@ class Record:
         """Return the record that JSON ``values`` describe.
 
         Unknown fields, which a newer edl has written, are ignored. Types are checked strictly,
-        except that an integer is accepted for a float. A record in a field is read by its type: its
-        own ``from_json`` is not called.
+        except that an integer is accepted for a float. A field that is itself a record is read by
+        the same rules, without a call of its own ``from_json``.
 
         Raises:
             CoordinationError: a field is missing or has the wrong type.

@@ -1,7 +1,7 @@
-"""Hold the records of a job: plain values, which are JSON on the wire.
+"""Define the records of a job in ZooKeeper: plain values, which are written as JSON.
 
-``coordination`` stores the records in ZooKeeper, :mod:`edl.core.job.membership` decides with them,
-the daemon and the agent act on them, and the CLI shows them.
+``coordination`` stores the records in ZooKeeper, :mod:`edl.core.job.membership` makes the leader's
+decisions from them, the workers and agents act on them, and the CLI shows them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edl.core.sizes import Sizes
 
 
 class Stage(StrEnum):
-    """The stage of a worker in its life; a worker only moves down this list.
+    """The stage of a worker in its life; a worker moves from each stage only to a later one.
 
     - ``PREPARING``: it starts, or trains its warm-up batch.
     - ``READY``: it may be taken into the next generation.
@@ -63,14 +63,15 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True)
 class Job(Record):
-    """The record of a job at the node ``job``: what was asked for (``spec``), and the job's state.
+    """The record of a job at ZooKeeper's node ``job``: the job's specification and its state.
 
-    A job that horovodrun started has a ``driver``, which sets the number of workers on each host:
-    :class:`Assigned` follows the driver, and :class:`Desired` is what the driver is asked for.
+    In a job that horovodrun started, horovodrun's driver sets the number of workers on each host:
+    the record :class:`Assigned` has the driver's numbers, and :class:`Desired` those that the
+    driver is asked for.
 
     Attributes:
         name: the name of the job.
-        spec: what the job was asked to be when it started.
+        spec: the specification with which the job was started.
         state: the state of the job.
         reason: why the job is in this state.
         created: when the job was created, in seconds since 1970; only shown to people.
@@ -122,8 +123,8 @@ class RequestedBy(StrEnum):
     """The party that set the desired number of workers.
 
     ``PERSON``: a person or a program. ``LAUNCHER``: a host came or left, or a slot was disabled.
-    ``PROFILE``: `edl profile` measures other sizes. ``POLICY``: the job's policy. ``LEADER``: a
-    worker that a signal or a drain took out is not replaced.
+    ``PROFILE``: `edl profile` measures other sizes. ``POLICY``: the job's policy. ``LEADER``: the
+    leader, because a worker that left after a signal or a drain is not replaced.
     """
 
     PERSON = "person"  # a person, or a program, chose a size or moves workers; a profile keeps it
@@ -196,9 +197,9 @@ class Desired(_Placed):
 class Assigned(_Placed):
     """The record of the number of workers that each launcher keeps on its host, at ``assigned``.
 
-    The ring follows this record. An agent keeps as many workers as are desired, so ``desired`` and
-    ``assigned`` are written together. The driver of horovodrun decides by itself; then this record
-    holds what `edl-worker` heard from the driver.
+    The leader makes the ring's members follow this record. In a job of `edl run` the numbers are
+    those of the record ``desired``, and the two are written together. In a job of horovodrun they
+    are the numbers that its driver has told to `edl-worker`.
 
     Attributes:
         hosts: the assigned number of workers, by host.
@@ -301,8 +302,8 @@ class Member(Record):
         stage: the stage of the worker.
         generation: the generation of the ring that the worker is in; 0: none yet.
         broken: the worker's report that its ring has failed, if it has.
-        newest_generation: of a newcomer: the generation that it has noted without entering, so that
-            it waits for a later one; 0: none.
+        newest_generation: of a newcomer: the newest generation that it will not enter any more,
+            because it waits for a later one; 0: none.
         fits: of a newcomer: the number of calls of Keras' `fit` before the one for which it is
             ready.
     """
@@ -435,8 +436,9 @@ class Generation(Record):
     def after(self, before: Generation | None) -> Generation:
         """Return this generation with its ``began_with``, given the generation ``before`` it.
 
-        It is that of ``before``; if an older edl wrote ``before``, it is the size of ``before``. If
-        ``before`` is None, this generation is the job's first, and ``began_with`` is its own size.
+        ``began_with`` is copied from ``before``; if an older edl wrote ``before``, it is the size
+        of ``before``. If ``before`` is None, this generation is the job's first, and ``began_with``
+        is its own size.
         """
         size = len(self.members) if before is None else before.began_with or len(before.members)
         return replace(self, began_with=size)
@@ -453,7 +455,7 @@ class Generation(Record):
     def knows(self, worker: int) -> bool:
         """Return whether ``worker`` is a member, or was a member of the ring before (``previous``).
 
-        No worker waits for a worker that is neither.
+        The other workers wait for no worker that is neither.
         """
         return any(member.id == worker for member in (*self.members, *self.previous))
 
@@ -509,7 +511,7 @@ class Leader(Record):
 class JobPolicy(Record):
     """The policy of a job, by which it chooses its own size, at the node ``policy``.
 
-    A leader may only switch the policy off.
+    Of this record a leader only changes ``off``, to switch the policy off.
 
     Attributes:
         text: the text of the policy file; empty: the job has no policy.

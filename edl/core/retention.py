@@ -21,12 +21,13 @@ class Retention:
     time_s: float
 
     def is_due(self, known: int, hourly: bool) -> bool:
-        """Return whether to read all jobs in ZooKeeper, to look for those beyond the limits.
+        """Return whether to read all jobs in ZooKeeper and remove those beyond the limits.
 
         Args:
-            known: the number of jobs of this user. Outside the hourly search all jobs are read only
-                if this number exceeds ``jobs``, so that not each of many short jobs reads all.
-            hourly: whether this is the hourly search.
+            known: the number of jobs of this user in ZooKeeper. Unless ``hourly`` is set, the
+                result is True only if this number exceeds ``jobs``, because to read all jobs at the
+                end of each of many short ones would take long.
+            hourly: whether this is the call that is made once an hour.
         """
         return hourly or known > self.jobs
 

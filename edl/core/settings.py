@@ -1,4 +1,4 @@
-"""Declare each setting once, as a field of a frozen dataclass, and check its values.
+"""Declare each setting of edl once, as a field of a frozen dataclass, and check its value.
 
 The declaration gives the setting's name in the environment (``EDL_`` and the field in capitals) and
 in ``edl.toml`` (the field), its option of `edl run`, if there is one, and its row in

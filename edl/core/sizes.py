@@ -1,9 +1,9 @@
-"""Decide how many workers a job may have: all rules about its size, in one value.
+"""Decide how many workers a job may have, by all rules about its size.
 
 A switch is *planned* only to an allowed size: from ``min_np`` to ``max_np``, one of ``sizes`` if
 any are given, and a multiple of ``size_step``. A crash is not planned: the ring goes on with any
-size of at least ``min_np``, and returns to an allowed size with its replacements, or by giving up
-surplus workers.
+size of at least ``min_np``, and returns to an allowed size when replacements join, or when surplus
+workers leave.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Sizes(Record):
         Args:
             others: the number of workers on other hosts.
             np: the largest number to return.
-            has: the number that the host has at present, which is returned if no larger number is
-                allowed.
+            has: the number of workers that the host has at present, which is returned if no larger
+                number is allowed.
         """
         fitting = (n for n in range(np, has, -1) if self.allows(others + n))
         return next(fitting, has)

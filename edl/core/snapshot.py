@@ -1,4 +1,4 @@
-"""Hold all that ZooKeeper knows of a job, for the decisions that are made from it."""
+"""Define the snapshot of all records of a job in ZooKeeper, from which edl makes decisions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from edl.core.records import (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that ZooKeeper knows of a job, read at about one time.
+    """All records of a job in ZooKeeper, read at about one time.
 
     Attributes:
         job: the record of the job.
@@ -41,7 +41,7 @@ class Snapshot:
         leader: the leader; None: no worker leads.
         requests: the requests that the leader has not answered, by number.
         evicted: the number of each evicted worker -> why.
-        status: what the leader reports of the training.
+        status: the progress of the training, as the leader reports it.
         slots: the records of the `edl-worker` processes, by host and slot; empty without
             horovodrun.
         policy: the job's policy.
@@ -78,7 +78,7 @@ class Snapshot:
     def switched(self) -> bool:
         """Whether a member of the newest generation has entered it.
 
-        Then the ring of that generation was built, with all of its members.
+        If so, the ring of that generation was built, with all of its members.
         """
         new = self.generation
         if new is None:
@@ -116,16 +116,16 @@ class Snapshot:
     def available(self) -> tuple[Host, ...]:
         """The records of the hosts that have slots.
 
-        These are hosts with an agent, and hosts that `edl-discover` has reported.
+        These are hosts with an agent and, under horovodrun, hosts that `edl-discover` has reported.
         """
         return (*self.hosts, *as_hosts(self.discovered))
 
     def present_in(self, desired: Mapping[str, int]) -> frozenset[str]:
-        """Return the names of the hosts that are present, given a newer ``desired``.
+        """Return the names of the hosts that are not gone, given a newer ``desired``.
 
         ``desired`` maps each host to its desired number of workers. A host for which more workers
         are desired than in this snapshot counts as present, because it has joined after the
-        snapshot.
+        snapshot. For the other hosts see :attr:`present`.
         """
         before = self.desired.hosts
         return self.present | {name for name, n in desired.items() if n > before.get(name, 0)}
@@ -135,8 +135,8 @@ class Snapshot:
         """The names of the hosts that are not gone.
 
         A host is gone when it has no agent, no worker in ZooKeeper and no member in the newest
-        generation. All three are needed, because the sessions of a host may end, all at once, while
-        the ring goes on.
+        generation. One of these signs alone proves little, because all ZooKeeper sessions of a host
+        may end at once while its ring goes on.
         """
         members = self.generation.members if self.generation else ()
         return frozenset(
@@ -151,7 +151,7 @@ class Snapshot:
         """Return the numbers of evicted workers whose eviction records may be deleted.
 
         These workers are not in ZooKeeper, and are members neither of the newest generation nor of
-        the ring before it. The ``keep`` workers with the largest numbers are left out.
+        the ring before it. The ``keep`` evicted workers with the largest numbers are left out.
         """
         here = {member.id for member in self.members}
         gone = sorted(

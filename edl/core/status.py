@@ -40,7 +40,7 @@ class MemberStatus(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus(TrainingStatus):
-    """The status of a job: what its leader reports, and what ZooKeeper knows of the job."""
+    """The status of a job: its leader's report, and its other records in ZooKeeper."""
 
     job: Annotated[str, "its name"]
     state: Annotated[
@@ -149,9 +149,9 @@ def _disabled_slots(snapshot: Snapshot) -> dict[str, str]:
 def _reason(snapshot: Snapshot) -> str:
     """Return the reason of the job's state, as the status shows it.
 
-    This is the reason in the job's record, if there is one. Else, if no process of the job is
-    alive, it says so; otherwise it is the leader's reason. ``snapshot`` is what ZooKeeper holds of
-    the job.
+    This is the reason in the job's record, if there is one; else, if no process of the job is
+    alive, a sentence that says so; else the leader's reason. ``snapshot`` has the job's records in
+    ZooKeeper.
     """
     job = snapshot.job
     if job.state.over or job.reason:

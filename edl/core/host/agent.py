@@ -49,7 +49,8 @@ class AgentLimits(SupervisorLimits):
 
     Attributes:
         former_s: how long an agent of this host that was killed may keep its ZooKeeper session.
-        former_sessions: the same for an agent of another host, which may live, in session timeouts.
+        former_sessions: the same for an agent of another host, which may still live; a multiple of
+            the session timeout.
     """
 
     former_s: float = 60.0  # for the session of an agent that was killed here to end
@@ -58,7 +59,7 @@ class AgentLimits(SupervisorLimits):
 
 @dataclass(frozen=True)
 class AgentState(SupervisorState):
-    """What an agent knows besides ZooKeeper's records, such as its processes and limits.
+    """An agent's own state, which is not in ZooKeeper, such as its processes and time limits.
 
     Attributes:
         limits: the time limits of the agent.
@@ -75,8 +76,8 @@ def decide_agent(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorD
     The decision always has a reason, and may be to do nothing.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what the agent knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the agent's own state, such as its processes and time limits.
         now: the time by the agent's monotonic clock, in seconds.
     """
     decision = as_the_job_ends(snapshot, own, now)
@@ -88,8 +89,8 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision
     """Return the decision that keeps as many workers running as are assigned to the host.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what the agent knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the agent's own state, such as its processes and time limits.
         now: the time by the agent's monotonic clock, in seconds.
     """
     wanted = snapshot.assigned.hosts.get(own.host, 0)
@@ -142,7 +143,7 @@ def _places(
         lacking: the number of workers to start.
         slots: the number of slots of the host; None: no limit is known.
         occupied: the slots that have a running worker.
-        own: what the agent knows of its processes.
+        own: the agent's own state; its processes are used.
     """
     last = {p.slot: p for p in sorted(own.processes, key=lambda p: p.started)}
     used_up = {slot for slot, process in last.items() if process.used_up}

@@ -101,8 +101,8 @@ class Headlines:
     def _take(self, event: Event, wanted: int) -> list[str]:
         """Return the lines that ``event`` completes.
 
-        An event whose line has to wait for other events is kept. ``wanted`` is the number of
-        workers that the job should have.
+        An event whose line has to wait for other events is kept for a later call. ``wanted`` is the
+        number of workers that the job should have.
         """
         details = event.details
         if isinstance(details, EndedDetails) and event.kind is EventKind.WORKER_FAILED:
@@ -139,7 +139,7 @@ class Headlines:
         return []
 
     def _generation(self, event: Event, details: GenerationDetails) -> list[str]:
-        """Keep a new generation, until the event of its switch says what the switch has cost.
+        """Keep the event of a new generation, until the event of its switch has the times.
 
         Args:
             event: the event of the new generation.
@@ -163,7 +163,7 @@ class Headlines:
         return [*lines, _line(event)]
 
     def _switched(self, event: Event, details: SwitchDetails, wanted: int) -> list[str]:
-        """Return the line about the generation whose ring was just built, with the switch's cost.
+        """Return the line about the generation whose ring was just built, with the time it took.
 
         The result is empty if that generation was shown already.
 
@@ -182,11 +182,11 @@ class Headlines:
         return [_line(planned) + _stood_still(details.workers)]
 
     def _crash(self, wanted: int, seconds: float | None) -> list[str]:
-        """Return the lines about a crash: its causes, the workers that go on, the replacements.
+        """Return the lines about the last crash: causes, workers that go on, replacements.
 
         Args:
             wanted: the number of workers that the job should have.
-            seconds: for how many seconds no step was completed; None: unknown.
+            seconds: for how many seconds the job completed no step; None: unknown.
         """
         repair, causes = self._repair, self._causes
         left = self._left or [*causes]

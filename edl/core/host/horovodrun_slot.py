@@ -1,7 +1,7 @@
 """Decide what `edl-worker` does next, which keeps one slot of a job that horovodrun started.
 
 `edl-worker` runs between the driver of horovodrun and the training process, because the driver
-takes the end of a process that it started for more than that: if one fails, its whole host is
+draws conclusions from the end of a process that it started: if one fails, its whole host is
 blacklisted; if one succeeds, the job ends. So `edl-worker` ends only when the driver should see an
 end. The rules, in order:
 
@@ -21,9 +21,9 @@ end. The rules, in order:
    too often is disabled: this process stays, because the driver would bar its host, but starts no
    worker any more. With fewer than ``min_np`` slots left the job has failed.
 
-When another `edl-worker` has died, with its host or by kill -9, the driver knows it, but acts only
-when all others ask it to place the slots anew: then it bars the whole host. :func:`abandoned` finds
-such slots, and :func:`after_loss` decides what is best.
+When an `edl-worker` has died, with its host or by kill -9, the driver knows it, but acts only when
+all other `edl-worker` processes ask it to place the slots again: then it bars the whole host.
+:func:`abandoned` finds such slots, and :func:`after_loss` decides whether to ask the driver.
 """
 
 from __future__ import annotations
@@ -71,22 +71,30 @@ class SlotLimits(SupervisorLimits):
     The driver is that of horovodrun.
 
     Attributes:
-        release_s: for the driver to take the slot back, after `edl-worker` was asked to end.
-        barred_s: for the worker to end on a host that the driver bars; the driver leaves 5 s.
-        unseen_s: for an `edl-worker` whose ssh ended with horovodrun to see the end of horovodrun.
-        removal_s: for a removal to be complete before the driver may decide again.
-        freed_s: after that, for the driver to see that the process of the slot has ended.
-        follow_s: for the driver to carry out what is desired; after that it may have missed it.
-        discover_s: for an `edl-discover`, if there is one, to say what is desired.
-        move_s: for the `edl-worker` processes that the driver starts on other hosts to report.
-        round_s: for the driver to answer a slot that has asked it, once the job is over.
-        shutdown_s: for horovodrun to end: it sends SIGTERM, and SIGKILL after 5 s.
-        given_up_s: SIGTERM this soon after an answer of the driver comes from the driver itself.
-        orphan_s: for an `edl-worker` whose output has no reader; the end of horovodrun is noticed
-            earlier.
-        abandoned_s: a slot that has no `edl-worker` for this long has lost it.
-        overdue_s: a slot whose `edl-worker` has not come by then has none.
-        turn_s: between two `edl-worker` processes that would do the same for all.
+        release_s: the time for the driver to take the slot back, after `edl-worker` was asked to
+            end.
+        barred_s: the time for the worker to end on a host that the driver bars; the driver kills it
+            after 5 s.
+        unseen_s: the time for an `edl-worker` whose ssh ended with horovodrun to see the end of
+            horovodrun.
+        removal_s: the time for a removal of a slot to be complete, before the driver may decide
+            again.
+        freed_s: after a removal, the time for the driver to see that the slot's process has ended.
+        follow_s: the time for the driver to carry out what is desired; later, it may have missed
+            it.
+        discover_s: the time for an `edl-discover`, if there is one, to say what is desired.
+        move_s: the time for `edl-worker` processes that the driver starts on other hosts to report.
+        round_s: the time for the driver to answer a slot that has asked it, once the job is over.
+        shutdown_s: the time for horovodrun to end: it sends SIGTERM, and SIGKILL after 5 s.
+        given_up_s: a SIGTERM within this time after an answer of the driver is taken for the
+            driver's.
+        orphan_s: the time after which an `edl-worker` whose output has no reader takes its ssh for
+            ended; the end of horovodrun is noticed earlier.
+        abandoned_s: a slot that had an `edl-worker` and has none for this long has lost it.
+        overdue_s: the time for the `edl-worker` of a newly assigned slot to start; later, it counts
+            as missing.
+        turn_s: how much longer each next `edl-worker` waits, so that only one asks the driver for
+            all.
     """
 
     release_s: float = 30.0
@@ -108,15 +116,16 @@ class SlotLimits(SupervisorLimits):
 
 @dataclass(frozen=True)
 class SlotState(SupervisorState):
-    """What an `edl-worker` knows besides ZooKeeper's records, such as its slot and processes.
+    """The own state of an `edl-worker`, which is not in ZooKeeper: its slot, processes, limits.
 
     Attributes:
         limits: the time limits.
         slot: the number of the slot on its host.
         removed: whether the driver has taken the slot back.
-        ending_since: when this process was asked to end; None: it was not.
-        disabled: whether the driver itself asked it to end.
-        unread: whether the ssh of this process has ended, which the driver takes for its end.
+        ending_since: when this `edl-worker` was asked to end; None: it was not.
+        disabled: whether it was the driver that asked this `edl-worker` to end.
+        unread: whether the ssh of this `edl-worker` has ended; the driver takes that for the end of
+            the `edl-worker`.
     """
 
     limits: SlotLimits = SlotLimits()
@@ -136,8 +145,8 @@ def decide_slot(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDec
     """Return what an `edl-worker` does next for its slot, with the reason.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what this `edl-worker` knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the own state of this `edl-worker`, such as its slot and processes.
         now: the time by the same clock as the times in ``own``, in seconds.
     """
     decision = as_the_job_ends(snapshot, own, now)
@@ -153,8 +162,8 @@ def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision
     This is rule 2 of the module.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what this `edl-worker` knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the own state of this `edl-worker`, such as its slot and processes.
         now: the time by its clock, in seconds.
     """
     if own.unread and not own.removed:
@@ -185,13 +194,13 @@ def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision
 def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
     """Return what an `edl-worker` does whose ssh has ended (rule 2 of the module).
 
-    The driver takes this process for ended. If no other `edl-worker` is left, this one has to
-    record the end of the job. horovodrun itself may be about to end, which ends the job and takes a
-    moment to be seen.
+    The driver takes this `edl-worker` for ended, too. If no other `edl-worker` is left, this one
+    has to record the end of the job. Before that it waits a moment, because horovodrun itself may
+    have ended, which ends the job.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what this `edl-worker` knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the own state of this `edl-worker`, such as its slot and processes.
         now: the time by its clock, in seconds.
     """
     reason, limits = "its ssh has ended, and so has this process for the driver", own.limits
@@ -211,8 +220,8 @@ def _keep(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
     """Return the decision that keeps one worker running in the slot (rules 4 and 5 of the module).
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what this `edl-worker` knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the own state of this `edl-worker`, such as its slot and processes.
         now: the time by its clock, in seconds.
     """
     to_end, last = why_to_end(snapshot, own, now), own.newest
@@ -243,7 +252,7 @@ def _keep(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
 def removal_pending(snapshot: Snapshot) -> bool:
     """Return whether a slot that the driver has taken back still has a worker or an `edl-worker`.
 
-    ``snapshot`` is what ZooKeeper holds of the job. While the result is True the driver must not
+    ``snapshot`` has the job's records in ZooKeeper. While the result is True the driver must not
     place slots again: it could start a second process for that slot, and take the end of the first
     for the end of the second.
     """
@@ -272,8 +281,9 @@ def with_answer(
 def awaits_others(assigned: Assigned, lowered: Placement, desired: Desired) -> bool:
     """Return whether workers that ``lowered`` lacks are about to be started on other hosts.
 
-    This is so if as many workers are desired as before: they move. The new `edl-worker` processes
-    report in a moment. Only when these are assigned do the leaving workers wait for the new ones.
+    This is so if ``lowered`` has fewer workers than were assigned, and fewer than are desired: then
+    workers move to other hosts, where new `edl-worker` processes will soon report. Until these are
+    assigned, the workers that leave would not wait for the new ones.
 
     Args:
         assigned: what horovodrun's driver has assigned so far.
@@ -292,10 +302,10 @@ def forgotten(
     now: float,
     follow_s: float,
 ) -> bool:
-    """Return whether horovodrun's driver missed what is desired and must place the slots again.
+    """Return whether horovodrun's driver missed a new desired number and must place slots again.
 
     The driver may miss a change while its rank 0 starts. It did not miss one if it placed the slots
-    later and still assigned others: another round would give the same, and count for
+    later and still assigned other numbers: to ask it again would give the same, and count for
     `--reset-limit`.
 
     Args:
@@ -326,7 +336,7 @@ def placed_otherwise(
         discovered: host -> slots as the host discovery script offers them at present.
         max_np: the most slots that the driver places; None: no limit.
         min_np: the fewest slots with which the driver places any; with fewer the result is True,
-            because the driver waits for others.
+            because the driver waits for other hosts.
     """
     if sum(discovered.values()) < min_np:
         return True
@@ -356,7 +366,7 @@ def abandoned(snapshot: Snapshot, seen: Slots) -> frozenset[tuple[str, int]]:
     """Return the assigned slots whose `edl-worker` is gone, as pairs (host, slot).
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
+        snapshot: the job's records in ZooKeeper.
         seen: the slots where an `edl-worker` was seen before; in any other slot it is still to
             start.
     """
@@ -364,7 +374,7 @@ def abandoned(snapshot: Snapshot, seen: Slots) -> frozenset[tuple[str, int]]:
 
 
 def assigned_slots(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
-    """Return the slots that the driver uses, as pairs (host, slot).
+    """Return the slots that horovodrun's driver uses, as pairs (host, slot).
 
     They come from the records of the job in ``snapshot``.
     """
@@ -405,13 +415,15 @@ def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
 def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
     """Return whether the `edl-worker` of a slot may ask the driver for the slot's new rank.
 
-    The driver answers when all have asked, and may end the job or start workers for it.
+    The driver answers when the `edl-worker` processes of all slots have asked; it then may end the
+    job or start workers.
 
     Args:
         state: the state of the job.
         runs: whether the slot's script runs. When the job is over, a slot does not ask while its
             script runs, because the script saves or evaluates and the driver would end it.
-        done: whether the driver's last answer is carried out; before that, a slot does not ask.
+        done: whether the driver's last answer is carried out: each slot that it took back is empty;
+            before that, a slot does not ask.
         fatal: whether the driver would end the job if asked (:func:`would_end_the_job`).
     """
     return not runs if state.over else done and not fatal
@@ -422,11 +434,12 @@ def would_end_the_job(
 ) -> bool:
     """Return whether the driver would end a job that trains if asked to place the slots again.
 
-    The driver bars the hosts of lost slots, and then waits for ``min_np`` slots on other hosts,
-    with all `edl-worker` processes that have asked.
+    The driver bars the hosts of lost slots, and then waits for ``min_np`` slots on other hosts; if
+    these never come, it ends the job. Until then all `edl-worker` processes that have asked wait,
+    too.
 
     Args:
-        best: what is best after the loss (:func:`after_loss`).
+        best: the best thing to do about the lost slots (:func:`after_loss`).
         desired: host -> workers as desired; empty: no script says what is desired, so it is unknown
             which slots the driver would find.
         barred: the hosts that the driver has barred or would bar.
@@ -453,7 +466,7 @@ def without_barred(assigned: Placement, lost: Slots, size: int) -> dict[str, int
 
 
 def released(desired: Placement, host: str, sizes: Sizes) -> dict[str, int]:
-    """Return ``desired`` with one worker less on ``host``, or unchanged if that is not allowed.
+    """Return ``desired`` with one worker less on ``host``, or unchanged if ``sizes`` forbid it.
 
     Args:
         desired: host -> workers as desired.
@@ -470,8 +483,8 @@ def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> Sup
 
     The driver waits until every slot has asked it. It counts a question and a success of the same
     slot as those of two slots, so that it would miss the end of the job; a failure takes the place
-    of the question. So a process that has asked stays until it is answered, which the ssh of a lost
-    host may put off; a process that cannot ask again fails.
+    of the question. So an `edl-worker` that has asked stays until it is answered, which takes long
+    if the ssh of a lost host hangs; one that cannot ask again ends as failed.
 
     Args:
         job: the job, which is over.

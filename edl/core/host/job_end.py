@@ -5,19 +5,18 @@ The rules, in order, are the same for an agent and for `edl-worker`:
 1. The job is over: its workers end by themselves within a time limit, and are ended after that. A
    worker that is in no ring is ended at once, and so are all workers of a job that has FAILED.
 2. The job is stopping: the leader lets the ring end. Workers that are in no ring are ended at once,
-   all workers after ``leaderless_s`` without a leader, and otherwise the rest after a time limit.
-   When no worker is left the job is STOPPED.
+   all workers after ``leaderless_s`` without a leader, and otherwise the workers of the ring after
+   a time limit. When no worker is left the job is STOPPED.
 3. The last ring has ended: no worker is started any more, and when all have left the job is
    STOPPED.
 4. A job that cannot begin has FAILED: every first start died or ended without `edl.init()`, or one
    was refused, as another start of the same command would be, too.
 5. A job without any worker left has FAILED, or FINISHED if all workers exited with 0. For workers
    of other launchers this is certain only after a while without them. The job goes on if the
-   workers were killed and there is a checkpoint, from which new workers continue. It does not go on
-   if the script itself ended with errors, or if all workers die again without progress. If the
-   workers were told to end while ZooKeeper was away, the agent that told them records it when
-   ZooKeeper is back; if that agent does not come for ``away_s`` after ZooKeeper, the job is
-   STOPPED.
+   workers were killed and there is a checkpoint: new workers continue from it. It does not go on if
+   the script itself ended with errors, or if all workers die again without progress. If the workers
+   were told to end while ZooKeeper was away, the agent that told them records it when ZooKeeper is
+   back; if that agent does not come for ``away_s`` after ZooKeeper, the job is STOPPED.
 """
 
 from __future__ import annotations
@@ -54,13 +53,13 @@ TOLD = "the workers were told to end while ZooKeeper was away"
 def as_the_job_ends(
     snapshot: Snapshot, own: SupervisorState, now: float
 ) -> SupervisorDecision | None:
-    """Return what a launcher does while the job ends; None while the job goes on.
+    """Return a launcher's decision while the job ends; None while the job goes on.
 
     A job ends when it is over, when it is stopping, or when its last ring has ended.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what the launcher knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, such as its processes and time limits.
         now: the time by the launcher's clock, in seconds.
     """
     generation = snapshot.generation
@@ -85,8 +84,8 @@ def as_the_job_cannot_go_on(
     A job cannot go on if it cannot begin or has no worker left (rules 4 and 5 of the module).
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what the launcher knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, such as its processes and time limits.
         now: the time by the launcher's clock, in seconds.
     """
     outcome = _cannot_begin(snapshot, own, now) or _nobody_left(snapshot, own, now)
@@ -99,8 +98,8 @@ def result(job: Job, own: SupervisorState) -> int:
     The code is not 0 if the job failed, if a worker failed after the training, or if the last
     checkpoint was not written. A launcher that has started the job (``edl run ... && evaluate``)
     reports a stopped job as not done: with the code of the signal, or that of SIGTERM. For a
-    launcher that only takes part in the job, a stop is no error. ``own`` is what the launcher
-    knows.
+    launcher that only takes part in the job, a stop is no error. ``own`` is the launcher's own
+    state.
     """
     if job.state is JobState.FAILED:
         return job.exit_code
@@ -115,7 +114,7 @@ def result(job: Job, own: SupervisorState) -> int:
 def failed_late(job: Job, own: SupervisorState) -> Process | None:
     """Return the first process that ended with an error after ``job`` had finished, or None.
 
-    ``own`` is what the launcher knows, its processes included.
+    ``own`` is the launcher's own state, its processes included.
     """
     late = (p for p in own.processes if p.failed_late(own.state_since, job.finished_in))
     return next(late, None) if job.state is JobState.FINISHED else None
@@ -127,8 +126,8 @@ def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> Supervis
     This is rule 1 of the module.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what the launcher knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, such as its processes and time limits.
         now: the time by the launcher's clock, in seconds.
     """
     job, limits, living = snapshot.job, own.limits, own.living
@@ -156,8 +155,8 @@ def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDec
     This is rule 2 of the module.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what the launcher knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, such as its processes and time limits.
         now: the time by the launcher's clock, in seconds.
     """
     living, limits = own.living, own.limits
@@ -190,14 +189,15 @@ def _stuck(
     """Return the processes of a stopping job that hold up its ring, so that it completes no step.
 
     Processes that leave or save are not among them. The result is empty until no step has completed
-    for a time limit. A worker that evaluates completes no step either. So if the job can save a
-    checkpoint, the limit is as long as for a ring that goes on.
+    for a time limit. If the job has no checkpoint the limit is the time of ``stuck_steps`` usual
+    steps, at least ``stuck_s`` and at most ``stop_s``. If it has one, the limit is ``stop_s``,
+    because a worker that evaluates completes no step either.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
+        snapshot: the job's records in ZooKeeper.
         living: the processes that run.
         limits: the launcher's time limits.
-        quiet: for how many seconds no step has completed.
+        quiet: for how many seconds the ring has completed no step.
     """
     usual = snapshot.status.median_step_s
     limit = min(limits.stop_s, max(limits.stuck_s, limits.stuck_steps * usual))
@@ -213,12 +213,12 @@ def _stuck(
 def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
     """Return the outcome FAILED of a job that cannot get its first generation, else None.
 
-    It cannot if every first start died or ended without `edl.init()`, if one was refused, or if too
-    few workers came up in time.
+    This is so if every first start died or ended without `edl.init()`, if edl refused the job's
+    workers for good, or if too few workers came up in time.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what the launcher knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, such as its processes and time limits.
         now: the time by the launcher's clock, in seconds.
     """
     processes = own.processes
@@ -249,8 +249,8 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Jo
     """Return the outcome FAILED if fewer than ``min_np`` workers registered in time, else None.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what the launcher knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, such as its processes and time limits.
         now: the time by the launcher's clock, in seconds.
     """
     processes, limit_s = own.processes, own.limits.start_timeout_s
@@ -282,8 +282,8 @@ def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOut
     It is FINISHED if all exited with code 0, STOPPED if they were told to end, else FAILED.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what the launcher knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, such as its processes and time limits.
         now: the time by the launcher's clock, in seconds.
 
     Returns:
@@ -320,12 +320,12 @@ def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOut
 def ring_is_away(snapshot: Snapshot, own: SupervisorState, now: float) -> bool:
     """Return whether no worker of the ring is in ZooKeeper, while some may still train.
 
-    Such workers are soon back. Until then no worker is started, because none could send it the
-    state.
+    Such workers are soon back. Until then no new worker is started, because no worker could send
+    the job's state to the new one.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what the launcher knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, such as its processes and time limits.
         now: the time by the launcher's clock, in seconds.
     """
     generation = snapshot.generation
@@ -339,14 +339,14 @@ def _others_are_dead(
 ) -> bool:
     """Return whether the ring members of other launchers are dead.
 
-    This is asked when all members of this launcher are dead. The others are dead if their launchers
-    have logged their end or the leader had proof of it, or if they have been out of ZooKeeper for
-    ``lost_s``: a worker that only lost its session trains on and is soon back.
+    This is called when all members of this launcher are dead. A member of another launcher is dead
+    if its launcher has logged its end, if the leader had proof of its end, or if it has been out of
+    ZooKeeper for ``lost_s``: a worker that only lost its session trains on and is soon back.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
+        snapshot: the job's records in ZooKeeper.
         generation: the newest generation.
-        own: what the launcher knows in addition.
+        own: the launcher's own state, such as its processes and time limits.
         now: the time by the launcher's clock, in seconds.
     """
     gone = {worker for worker, reason in snapshot.evicted.items() if reason.startswith(GONE)}
@@ -363,7 +363,7 @@ def _dead_for(generation: Generation, own: SupervisorState, now: float) -> float
 
     Args:
         generation: the generation of the ring.
-        own: what the launcher knows; its ``ring_deaths`` are used.
+        own: the launcher's own state; its ``ring_deaths`` are used.
         now: the time by the launcher's clock, in seconds.
     """
     lost = [death.at for death in own.ring_deaths if death.generation == generation.number]
@@ -374,12 +374,12 @@ def told_to_end(snapshot: Snapshot, own: SupervisorState) -> bool:
     """Return whether a worker of this launcher has ended because its job was told to end.
 
     The job in ZooKeeper may still be *running*, because the worker was told while ZooKeeper was
-    away. The launcher then starts no worker. The result is False again when the other workers train
-    on, because they have then repaired their ring without that worker.
+    away. The launcher then starts no more workers. The result is False again when the other workers
+    train on, because they have then repaired their ring without that worker.
 
     Args:
-        snapshot: what ZooKeeper holds of the job; its ring is used.
-        own: what the launcher knows; its processes say how they have ended.
+        snapshot: the job's records in ZooKeeper; its ring is used.
+        own: the launcher's own state; its processes say how they have ended.
     """
     return any(p.stopped and p.worker in snapshot.state_owners for p in own.processes)
 
@@ -389,11 +389,12 @@ def _why_unrecoverable(
 ) -> str | None:
     """Return a clause why a job whose workers are all dead cannot go on; None if it can.
 
-    The clause is empty if all failed by errors of the script, which would come again.
+    The clause is empty if all failed by errors of the script, because these would come again in new
+    workers.
 
     Args:
         job: the job.
-        own: what the launcher knows in addition.
+        own: the launcher's own state, such as its processes and time limits.
         failed: the launcher's processes that failed.
         now: the time by the launcher's clock, in seconds.
     """

@@ -18,17 +18,17 @@ class LostSlots:
 
     Args:
         host: the host of the watching `edl-worker`.
-        slot: the slot that it keeps there.
+        slot: the slot of that host in which the watching `edl-worker` keeps a worker.
         limits: its time limits.
 
     Attributes:
         lost: the slots whose `edl-worker` has died, as pairs (host, slot).
-        best: what is to be done about them.
+        best: the best thing to do about the lost slots.
         barred: the hosts on which an `edl-worker` has died and none has come back.
     """
 
     def __init__(self, host: str, slot: int, limits: SlotLimits) -> None:
-        """Watch the slots for the `edl-worker` that keeps ``slot`` of ``host``."""
+        """Begin without any lost slot, for the `edl-worker` that keeps ``slot`` of ``host``."""
         self.lost: frozenset[tuple[str, int]] = frozenset()
         self.best = AfterLoss.NOTHING
         self.barred: frozenset[str] = frozenset()
@@ -45,7 +45,7 @@ class LostSlots:
         Only one `edl-worker` asks at a time, once for each set of lost slots.
 
         Args:
-            snapshot: what ZooKeeper holds of the job.
+            snapshot: the job's records in ZooKeeper.
             answered: when the driver of horovodrun last placed the slots, in seconds; after that an
                 `edl-worker` needs a moment to register.
             now: the time by the same clock.
@@ -77,9 +77,9 @@ class LostSlots:
     def turn(self, snapshot: Snapshot) -> int:
         """Return the place of this `edl-worker` among those of the job, in order of (host, slot).
 
-        The one at place 0 acts for all; if it does not, the one at place 1 does, and so on.
-        ``snapshot`` is what ZooKeeper holds of the job. The result is 0 if this `edl-worker` is not
-        in it.
+        The `edl-worker` at place 0 asks the driver on behalf of all; if it does not, the one at
+        place 1 does, and so on. ``snapshot`` has the job's records in ZooKeeper. The result is 0 if
+        they have no record of this `edl-worker`.
         """
         here = sorted(kept(snapshot))
         return here.index(self._own) if self._own in here else 0

@@ -54,7 +54,7 @@ class Process:
         slot: the slot of the process.
         attempt_id: the token of this start.
         started: when the process started.
-        failures: the number of failed starts in a row in this slot before this one.
+        failures: the number of failed starts in a row in this slot before this start.
         worker: the number of the worker; None: it has not registered.
         ready: whether the worker has ever been in stage ``READY`` or a later one.
         seated: whether the worker has been a member of a generation.
@@ -62,21 +62,21 @@ class Process:
         departing: since when the worker leaves, has finished, or was taken out of the ring.
         no_session_since: since when the worker has no node in ZooKeeper, after it had one.
         unresponsive_since: since when the worker has not answered its agent.
-        evicted: why the leader has evicted the worker; empty: it has not, or because it has proof
+        evicted: why the leader has evicted the worker; empty: it has not, or it did so on proof
             that the process is gone.
         exited_at: since when the leader has proof that the process is gone.
         ending_since: since when the launcher ends the process.
         why: why the launcher ends the process.
         ended: when the script has ended.
         ended_code: the exit code that the script reported at its end.
-        handled: when the exit handlers (``atexit``) have ended, too.
+        handled: when the script's exit handlers (``atexit``) have ended, too.
         stopped: whether the process ended because its job was told to end.
         exit_code: the exit code; None: the process runs; -9: killed by signal 9.
         exited: when the process exited.
         trained_s: the time from the worker's first step until it exited; None: it trained no step.
         termination_message: the line of output that best says how the process ended.
         used_up: whether the slot was disabled after this process.
-        deserted: whether the process exited with code 0 while the others go on without the worker.
+        deserted: whether the process exited with code 0 while the other workers go on without it.
     """
 
     slot: int
@@ -128,22 +128,22 @@ class Process:
     def refused(self) -> bool:
         """Whether the process ended because its worker can never join, however often it is started.
 
-        For example, the worker's state differs from that of the others.
+        For example, the worker's state differs from that of the other workers.
         """
         return self.exit_code == REFUSED_EXIT and self.worker is not None
 
     @property
     def refuses(self) -> bool:
-        """Whether the process still runs but is about to end as :attr:`refused`.
+        """Whether the process still runs, and will end because its worker can never join.
 
-        Its script has ended with the exit code that says so.
+        Its script has already ended with the exit code of a refused worker.
         """
         says = self.ended is not None and self.ended_code == REFUSED_EXIT
         return self.alive and says and self.worker is not None
 
     @property
     def obeyed(self) -> bool:
-        """Whether the process ended because its launcher ended it or the leader evicted it."""
+        """Whether the process ended because its launcher ended it or its worker was evicted."""
         if self.exit_code is None:
             return False
         if self.exit_code < 0 and -self.exit_code not in (signal.SIGTERM, signal.SIGKILL):
@@ -154,7 +154,8 @@ class Process:
     def blamed(self) -> bool:
         """Whether the end of the process counts as a failure of its slot.
 
-        It does if the process failed, deserted the others, or was evicted.
+        It does if the process failed, was evicted, or exited with code 0 while the other workers go
+        on (``deserted``).
         """
         return self.failed or self.deserted or bool(self.evicted)
 
@@ -219,7 +220,8 @@ class Process:
     def is_undecided(self, state: JobState, now: float, settle_s: float) -> bool:
         """Return whether it is not known yet why this process exited with code 0 while in the ring.
 
-        The other workers may go on without it, or may have ended, too.
+        The other workers may go on without it (then it deserted them), or may have ended, too (then
+        the job has finished).
 
         Args:
             state: the state of the job.
@@ -262,8 +264,8 @@ class Process:
 def unstarted(process: Process, command: Sequence[str], error: OSError) -> Process:
     """Return ``process`` as one that the system could not start, which counts as a failure.
 
-    The cause is the host's trouble (memory, processes, a full disk), not the job's: the slot is
-    tried again after its pause, and the other workers train on.
+    The cause is a lack of memory, processes or disk space on the host, not the job. So the slot is
+    started again after its pause, and the other workers train on.
 
     Args:
         process: the start that was tried.
@@ -340,7 +342,7 @@ def exited(
 
 @dataclass(frozen=True)
 class _WorkerRecord:
-    """What the records of a job say of the worker that a process runs.
+    """The facts about the worker that a process runs, from the records of its job.
 
     Attributes:
         worker: the number of the worker; None: it has never registered.
@@ -360,9 +362,9 @@ class _WorkerRecord:
 
     @classmethod
     def find(cls, process: Process, snapshot: Snapshot) -> _WorkerRecord:
-        """Return what the records of a job say of the worker that ``process`` runs.
+        """Return the facts about the worker that ``process`` runs.
 
-        ``snapshot`` has the records.
+        ``snapshot`` has the records of the job, from which they are taken.
         """
         member = next((m for m in snapshot.members if m.attempt_id == process.attempt_id), None)
         worker = process.worker if member is None else member.id
@@ -379,7 +381,7 @@ class _WorkerRecord:
 
     @property
     def is_past_preparing(self) -> bool:
-        """Whether the worker has a session and is in stage ``READY`` or a later one."""
+        """Whether the worker has a session in ZooKeeper, and is in stage ``READY`` or later."""
         return self.stage not in (None, Stage.PREPARING)
 
     @property
@@ -389,10 +391,10 @@ class _WorkerRecord:
 
 
 def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
-    """Return ``process`` updated with what the records of its job say of its worker.
+    """Return ``process`` with the stage, session and eviction of its worker by the records.
 
     Args:
-        process: the process, with what was known of it before.
+        process: the process as it was known before.
         snapshot: the records of the job.
         now: the time by the launcher's clock, in seconds.
     """
@@ -446,13 +448,14 @@ def _exit_code(process: Process, snapshot: Snapshot, leaving: bool) -> int | Non
 def _deserted(process: Process, worker: int | None, snapshot: Snapshot, leaving: bool) -> bool:
     """Return whether a process has exited with code 0, by itself, although it was not to end.
 
-    Either the worker left a ring, which the others had to repair, or it left during its warm-up.
+    Either the worker left a ring, which the other members had to repair, or it left during its
+    warm-up.
 
     Args:
         process: the process.
         worker: the number of its worker; None: it never registered.
         snapshot: the records of the job.
-        leaving: whether the worker was to leave.
+        leaving: whether the worker was to leave anyway.
     """
     generation = snapshot.generation
     if process.exit_code != 0 or leaving or process.ending_since is not None or worker is None:

@@ -3,11 +3,11 @@
 1. A process is ended if the leader has evicted its worker. It is also ended if its worker never was
    in a ring and left ZooKeeper long ago: the worker is frozen and no leader knows of it. And it is
    ended if its worker is in the ring but has left ZooKeeper and does not answer on its own host
-   while the others could go on: the worker is frozen, and their leader may be a newcomer that
-   cannot tell this from a broken network. A process whose script has ended, or that the leader
+   while the other workers could go on: the worker is frozen, and their leader may be a newcomer
+   that cannot tell this from a broken network. A process whose script has ended, or that the leader
    knows is gone, ends by itself; it is killed if it does not.
 2. A slot whose worker has ended is started again, with a back-off that grows with its failures. A
-   slot that fails too often is disabled; if the job needs it, the job has FAILED.
+   slot that fails too often is disabled; if the job needs that slot, the job has FAILED.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def with_terminating(
     """Return ``decision`` with orders to kill the processes that should have ended by now.
 
     These are processes that are about to end by themselves and take too long, and workers that left
-    or were evicted, in slots that should have been given back. They are killed whatever else is
-    decided.
+    or were evicted and still occupy borrowed slots after the time to give the slots back. They are
+    killed whatever else is decided.
 
     Args:
-        decision: what the launcher does otherwise.
-        snapshot: what ZooKeeper holds of the job.
-        own: what the launcher knows in addition.
+        decision: the launcher's decision without these orders.
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, such as its processes and time limits.
         now: the time by the launcher's clock, in seconds.
     """
     overdue = _overdue(snapshot, own)
@@ -64,7 +64,7 @@ def with_terminating(
 def is_terminating(process: Process) -> bool:
     """Return whether ``process`` is about to end by itself.
 
-    This is so if its script has ended or the leader has proof that it is gone.
+    This is so if its script has ended, or if the leader has proof that the worker is dead.
     """
     return process.ended is not None or process.exited_at is not None
 
@@ -164,8 +164,8 @@ def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Pro
     Their workers were evicted, left ZooKeeper without ever being in a ring, or are frozen.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what the launcher knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, such as its processes and time limits.
         now: the time by the launcher's clock, in seconds.
     """
     limits, evicted = own.limits, snapshot.evicted
@@ -180,7 +180,7 @@ def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Pro
 
 
 def _vanished(process: Process, limits: SupervisorLimits, now: float) -> bool:
-    """Return whether a worker never was in a ring and has been away from ZooKeeper too long.
+    """Return whether a worker was never in a ring and is without ZooKeeper session too long.
 
     Args:
         process: the process of the worker.
@@ -198,7 +198,7 @@ def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, n
 
     Args:
         process: the process of the worker.
-        snapshot: what ZooKeeper holds of the job.
+        snapshot: the job's records in ZooKeeper.
         limits: the launcher's time limits.
         now: the time by the launcher's clock, in seconds.
     """
@@ -214,11 +214,11 @@ def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, n
 
 
 def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[EndProcess, ...]:
-    """Return the orders to kill workers in slots that should have been given back by now.
+    """Return the orders to kill workers in borrowed slots that are due to be given back.
 
     Only workers that were evicted or have left are killed. A worker that is still in the ring may
-    be the last with the state, so the leader decides about it. ``snapshot`` is what ZooKeeper holds
-    of the job, ``own`` what the launcher knows in addition.
+    be the last with the state, so the leader decides about it. ``snapshot`` has the job's records
+    in ZooKeeper, ``own`` is the launcher's own state.
     """
     ring = {member.id for member in snapshot.ring}
     return tuple(
@@ -230,10 +230,10 @@ def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[EndProcess, ...]
 
 
 def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, ...]:
-    """Return those of ``processes`` that may be frozen, for the launcher to ask.
+    """Return those of ``processes`` that may be frozen, so that the launcher tests them.
 
     They are running, and by ``snapshot`` they have left ZooKeeper or were evicted. The launcher
-    asks each whether it answers.
+    sends a request to each, to see whether it answers.
     """
     return tuple(
         p
@@ -245,7 +245,7 @@ def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, .
 def without_init(own: SupervisorState, now: float) -> tuple[str, ...]:
     """Return a warning for each script that has run too long without calling `edl.init()`.
 
-    The limit is ``start_timeout_s``. ``own`` is what the launcher knows, its processes included;
+    The limit is ``start_timeout_s``. ``own`` is the launcher's own state, its processes included;
     ``now`` is the time by its clock, in seconds.
     """
     limit_s = own.limits.start_timeout_s
@@ -260,8 +260,8 @@ def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> b
     """Return whether ``process`` still fills its slot, so that no worker is started in its place.
 
     A process that has just left fills it for ``limits.settle_s``. If the job is scaled in, fewer
-    workers are wanted at about the same moment in which one leaves, and the two are not read
-    together. ``now`` is the time by the launcher's clock, in seconds.
+    workers are wanted at about the same moment in which one leaves, and a launcher may read the one
+    before the other. ``now`` is the time by the launcher's clock, in seconds.
     """
     if process.ending_since is not None or process.failed:
         return False
@@ -279,8 +279,8 @@ def starts(
 
     Args:
         places: slots without a worker, as pairs (slot, its last process or None).
-        own: what the launcher knows of the job and its processes.
-        why: a clause that says who wants a worker there.
+        own: the launcher's own state, such as its processes and time limits.
+        why: a clause that says who wants workers in these slots, for the reasons of the orders.
         now: the time by the launcher's clock, in seconds.
     """
     found = []
@@ -308,8 +308,8 @@ def disable_slot(
 
     Args:
         process: the last process in that slot.
-        snapshot: what ZooKeeper holds of the job.
-        own: what the launcher knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, such as its processes and time limits.
         desired: host -> workers without the slot; None: fewer than ``min_np`` would be left.
         setting: the name of the option or variable that sets `max_restarts`.
     """

@@ -1,9 +1,10 @@
-"""Hold what a launcher knows and what it may decide, and update these values from ZooKeeper.
+"""Define a launcher's own state and its decisions, and update the state from ZooKeeper.
 
 A launcher keeps worker processes: the agent of `edl run` keeps those of a host, and `edl-worker`
-under horovodrun keeps that of a slot. What both decide alike is in :mod:`edl.core.host.job_end`
-(the end of the job) and :mod:`edl.core.host.restart_policy` (one process); what each adds is in
-:mod:`edl.core.host.agent` and :mod:`edl.core.host.horovodrun_slot`.
+under horovodrun keeps that of a slot. The decisions common to both are in
+:mod:`edl.core.host.job_end` (the end of the job) and :mod:`edl.core.host.restart_policy` (one
+process); those of one of them are in :mod:`edl.core.host.agent` and
+:mod:`edl.core.host.horovodrun_slot`.
 """
 
 from __future__ import annotations
@@ -25,30 +26,33 @@ class SupervisorLimits:
     A launcher is an agent or an `edl-worker`.
 
     Attributes:
-        start_timeout_s: for a script to call `edl.init()`.
+        start_timeout_s: the time for a script to call `edl.init()`.
         backoff_max_s: the longest pause of a slot whose workers die.
-        frozen_s: for a worker that is not frozen to answer.
+        frozen_s: a worker without a session that does not answer for this long is frozen.
         settle_s: how long the place of a worker that left stays free before another one gets it.
-        kill_s: from SIGTERM to SIGKILL.
-        exit_timeout_s: for the exit handlers of libraries, once a script has ended.
-        exit_s: for a process to be gone once its exit handlers have ended, too.
-        gone_s: for a process to be gone once the leader has proof: its port is closed.
-        stop_s: for a ring to end after `edl stop`.
-        stuck_s: for a ring to end after `edl stop` while it completes no step, if that is longer
-            than ``stuck_steps`` usual steps.
+        kill_s: the time from SIGTERM to SIGKILL.
+        exit_timeout_s: the time for the exit handlers of libraries, once a script has ended.
+        exit_s: the time for a process to be gone once its exit handlers have ended, too.
+        gone_s: the time for a process to be gone once the leader has proof of its end, such as a
+            closed port.
+        stop_s: the time for a ring to end after `edl stop`.
+        stuck_s: the same for a ring that completes no step; or the time of ``stuck_steps`` usual
+            steps, if that is longer.
         stuck_steps: the number of usual steps in that limit.
-        leaderless_s: for a ring without a leader to end after `edl stop`; longer than an election
-            after an expired session.
-        finish_s: for what a script does after its training: evaluate, save, upload.
+        leaderless_s: the time for a ring without a leader to end after `edl stop`; longer than an
+            election after an expired session.
+        finish_s: the time for what a script does after its training: evaluate, save, upload.
         restarts: how often a job may lose all its workers without a new checkpoint.
-        absent_s: for a worker that runs to open a lost ZooKeeper session again.
-        lost_s: the same for workers of other launchers, when all of this launcher have died.
+        absent_s: the time for a running worker that lost its ZooKeeper session to open another.
+        lost_s: the same for workers of other launchers, when all workers of this one have died.
         repair_s: how long a replacement is not forked after the death of a worker, so that the
-            others first repair their ring and train a step: it takes a part of the same processors.
-        poll_s: between two looks at the processes, at most.
-        read_s: between two readings of ZooKeeper, at most; changes come earlier.
-        away_s: without ZooKeeper and without a worker; after that there is nothing to wait for.
-        killed_s: for processes that were killed to be gone.
+            other workers first repair their ring and train a step: the fork would take processor
+            time from them.
+        poll_s: the longest time between two checks of the processes.
+        read_s: the longest time between two readings of ZooKeeper; a change is read at once.
+        away_s: how long a launcher without workers waits for ZooKeeper, or for the agent that told
+            the workers to end; then it ends.
+        killed_s: the time for killed processes to be gone.
     """
 
     start_timeout_s: float = 120.0
@@ -100,14 +104,15 @@ class RingDeath:
 
 @dataclass(frozen=True)
 class SupervisorState:
-    """What a launcher knows besides ZooKeeper's records, such as its processes and limits.
+    """A launcher's own state, which is not in ZooKeeper, such as its processes and limits.
 
     Times are by the launcher's own clock, in seconds.
 
     Attributes:
         host: the host of the launcher.
         token: the text with which the ``attempt_id`` of each process of this launcher begins.
-        processes: the processes that it started, or took over from an earlier launcher, by start.
+        processes: the processes that it started, or took over from an earlier launcher, in order of
+            their starts.
         limits: the time limits.
         script: the name of the script, for messages.
         is_submitter: whether this launcher has started the job; else it only takes part in the job.
@@ -118,7 +123,7 @@ class SupervisorState:
         ring_deaths: the known deaths of rings, in order of time.
         ended: the numbers of the workers whose end a launcher has logged.
         answering: the numbers of the workers that are not in ZooKeeper but answer on their ports.
-        overdue: whether slots of this host should have been given back by now.
+        overdue: whether the time to give back borrowed slots of this host has passed.
     """
 
     host: str
@@ -163,7 +168,7 @@ class Start:
         failures: the number of failed starts in a row in this slot before this one.
         reason: why, for the log.
         replaces: whether the last worker of the slot was in a ring and ended with an error, so that
-            the others may be about to repair their ring.
+            the other workers may be about to repair their ring.
     """
 
     slot: int
@@ -221,14 +226,14 @@ class JobOutcome:
 
 @dataclass(frozen=True)
 class SupervisorDecision:
-    """What a launcher does next, with the reason.
+    """A launcher's decision about its next actions, with the reason.
 
     Attributes:
         reason: why, in a sentence.
         starts: the workers to start.
         endings: the processes to end.
         outcome: the end of the job to record; None: the job goes on.
-        warnings: texts to show.
+        warnings: texts to show to the user.
         disable_slot: the slot to disable, if any.
         exit_code: the code with which the launcher ends; None: it goes on.
     """
@@ -243,11 +248,11 @@ class SupervisorDecision:
 
 
 def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tuple[Process, ...]:
-    """Return ``processes`` updated with what ZooKeeper's records say of each.
+    """Return ``processes`` updated with the records of their workers in ZooKeeper.
 
     Args:
         processes: the processes of a launcher.
-        snapshot: what ZooKeeper holds of the job.
+        snapshot: the job's records in ZooKeeper.
         now: the time by the launcher's clock, in seconds.
     """
     return tuple(seen(process, snapshot, now) for process in processes)
@@ -263,7 +268,7 @@ def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process,
 
     Args:
         processes: the starts of workers that the launcher knows, running or exited.
-        snapshot: what ZooKeeper holds of the job; its ring and its newest step are used.
+        snapshot: the job's records in ZooKeeper; its ring and its newest step are used.
     """
     ring, reading = snapshot.state_owners, snapshot.status.progress_sample
     trained_in = reading.generation if reading is not None else 0
@@ -280,9 +285,9 @@ def noted(own: State, snapshot: Snapshot, now: float) -> State:
     """Return ``own`` updated with the job's state, step and ring deaths in ``snapshot``.
 
     Args:
-        own: what the launcher knows; its processes must have been compared with ``snapshot``
+        own: the launcher's own state; its processes must have been compared with ``snapshot``
             already (:func:`observe`).
-        snapshot: what ZooKeeper holds of the job.
+        snapshot: the job's records in ZooKeeper.
         now: the time by the launcher's clock, in seconds.
     """
     generation = snapshot.generation.number if snapshot.generation else 0
@@ -297,10 +302,11 @@ def noted(own: State, snapshot: Snapshot, now: float) -> State:
 
 
 def without_zookeeper(own: State) -> State:
-    """Return what a launcher still knows while ZooKeeper is away, from ``own``, what it knew.
+    """Return a launcher's state ``own`` without the facts that an outage of ZooKeeper makes void.
 
-    Times without a session and the death of the present ring are forgotten: when ZooKeeper is back,
-    the others need time to come back, too, before their absence means much.
+    These are the times for which workers have had no session, and the death of the present ring.
+    When ZooKeeper is back, workers need some time to open their sessions again; until then a
+    missing session does not mean that a worker is dead.
     """
     deaths = own.ring_deaths
     if deaths and deaths[-1].generation == own.step[0]:
@@ -315,8 +321,8 @@ def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[R
     If a worker of the present ring is back, the death of that ring is removed again.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what the launcher knows, the earlier deaths included.
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, which has the earlier deaths.
         now: the time by the launcher's clock, in seconds.
     """
     generation, deaths = snapshot.generation, own.ring_deaths
@@ -335,12 +341,12 @@ def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
     """Return this launcher's processes of the current ring if no worker of that ring is left.
 
     None of these processes runs, and no other member is in ZooKeeper or answers on its port. If a
-    worker is left, the result is empty. Until a switch the workers of the ring before it count,
-    too, also those that are to leave, because they have the state.
+    worker is left, the result is empty. Until the switch to the newest generation, the ring before
+    it is the current one, with its workers that are to leave, because they have the job's state.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what the launcher knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, such as its processes and time limits.
     """
     members = snapshot.generation.worker_ids if snapshot.generation else ()
     left = {p.worker for p in own.living} | {m.id for m in foreign(snapshot, own)} | own.answering
@@ -359,8 +365,8 @@ def members_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember
     over.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what the launcher knows in addition.
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, such as its processes and time limits.
     """
     generation, silent = snapshot.generation, replace(own, answering=frozenset())
     if generation is None or snapshot.job.state.over or not dead_ring(snapshot, silent):
@@ -374,8 +380,8 @@ def foreign(snapshot: Snapshot, own: SupervisorState) -> list[Member]:
     """Return the members of the job that this launcher neither started nor took over.
 
     Args:
-        snapshot: what ZooKeeper holds of the job.
-        own: what the launcher knows, its processes included.
+        snapshot: the job's records in ZooKeeper.
+        own: the launcher's own state, its processes included.
     """
     ours = {p.attempt_id for p in own.processes}
     return [

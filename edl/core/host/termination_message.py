@@ -73,7 +73,8 @@ def best(lines: Iterable[str]) -> str:
 def is_of_horovod(line: str) -> bool:
     """Return whether ``line`` is Horovod's own report of a broken ring.
 
-    The events report the same in shorter form, and the log file keeps the line.
+    An agent does not show such a line: the job's events say the same in fewer words, and the log
+    file keeps the line.
     """
     return _OF_HOROVOD.search(line) is not None
 

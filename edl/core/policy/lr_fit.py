@@ -93,10 +93,12 @@ def fitted(at: Sequence[float], losses: Sequence[float]) -> Parabola:
 
 
 def highest_that_holds(least: float, high: float) -> float:
-    """Return the factor that leads the learning rate towards the highest at which no loss grows.
+    """Return the factor that leads the learning rate towards the highest usable rate.
 
-    The tuner uses this in its first phase, *exploring* (:mod:`edl.core.policy.lr_tuner`). Compared
-    with the rate at which the loss is least, the present rate may be:
+    Usable are rates at which the loss does not grow.
+
+    The tuner calls this function in its first phase, *exploring* (:mod:`edl.core.policy.lr_tuner`).
+    Compared with the rate at which the loss is least, the present rate may be:
 
     - More than twice as high: it is lowered to twice that rate, because beyond twice that rate a
       parabola is higher than without an update.
@@ -116,8 +118,8 @@ def highest_that_holds(least: float, high: float) -> float:
 def lowest_loss(least: float, high: float) -> float:
     """Return the factor that lowers the learning rate to the one with the least loss; at most 1.
 
-    The tuner uses this in its second phase, *exploiting* (:mod:`edl.core.policy.lr_tuner`), in
-    which the rate only falls.
+    The tuner calls this function in its second phase, *exploiting*
+    (:mod:`edl.core.policy.lr_tuner`), in which the rate only falls.
 
     Args:
         least: the factor of the learning rate at which the loss is least; a factor below
