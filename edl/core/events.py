@@ -230,7 +230,7 @@ class EvictedDetails(Details, kind=EventKind.EVICTED, writer="the leader"):
 
 @dataclass(frozen=True)
 class StalledDetails(Details, kind=EventKind.STALLED, writer="the leader"):
-    """An event logged when no step completes for `stall_s` and 20 usual steps.
+    """An event logged when no step completes for `stall_s` and the time of 20 usual steps.
 
     The reason says which worker holds the job up, since when, and in which line of code.
     """
@@ -289,7 +289,7 @@ class ReclaimedDetails(Details, kind=EventKind.RECLAIMED, writer="an agent, or t
 
 @dataclass(frozen=True)
 class PolicyDetails(Details, kind=EventKind.POLICY, writer="the leader"):
-    """An event logged when the job's policy decides anew, or has failed and is off."""
+    """An event logged when the job's policy makes a new decision, or has failed and is off."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"wished": "wanted_np"}
 
@@ -417,9 +417,9 @@ class SlowWorkerDetails(Details, kind=EventKind.SLOW_WORKER, writer="rank 0"):
 
 @dataclass(frozen=True)
 class StragglerDetails(Details, kind=EventKind.STRAGGLER, writer="the leader"):
-    """An event logged when the job's policy finds a straggler, or treats one differently.
+    """An event logged when the job's policy finds a slow worker, or changes its measures for one.
 
-    The event is also logged when a straggler is as fast as the others again. Only a job whose
+    The event is also logged when a slow worker is as fast as the others again. Only a job whose
     policy handles [stragglers](../guides/stragglers.md) has such events.
     """
 
@@ -440,7 +440,7 @@ class ZookeeperBackDetails(Details, kind=EventKind.ZOOKEEPER_BACK, writer="rank 
 class JobRestoredDetails(Details, kind=EventKind.JOB_RESTORED, writer="a worker, or an agent"):
     """An event logged when the job was written into ZooKeeper again.
 
-    ZooKeeper had lost the job with its earlier events.
+    ZooKeeper had lost the job and its earlier events.
     """
 
     process: Annotated[str, "that has written it"]
@@ -489,7 +489,7 @@ class CheckpointFailedDetails(Details, kind=EventKind.CHECKPOINT_FAILED, writer=
 class CheckpointRefusedDetails(
     Details, kind=EventKind.CHECKPOINT_REFUSED, writer="the state source"
 ):
-    """An event logged when the state source refuses a checkpoint file.
+    """An event logged when the state source, which loads a checkpoint for all, refuses a file.
 
     The file is torn, damaged or no checkpoint of edl; the next older checkpoint is used.
     """

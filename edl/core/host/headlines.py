@@ -49,7 +49,8 @@ SELF_EVIDENT = frozenset({EventKind.GENERATION, EventKind.DESIRED, EventKind.STA
 class Headlines:
     """A collector that combines the events of one job, as they come, into lines for a terminal.
 
-    A line about a crash waits until its last event has come, for at most :data:`HOLD_S` seconds.
+    The agent passes events to :meth:`take` and shows the lines that it returns. A line about a
+    crash waits until its last event has come, for at most :data:`HOLD_S` seconds.
 
     Args:
         host: the agent's own host. Workers there write to the same terminal, so the last lines of

@@ -30,7 +30,7 @@ def first_desired(discovered: Mapping[str, int], np: int) -> dict[str, int]:
     """Return host -> workers at the start of a job of ``np`` workers.
 
     ``discovered`` maps each host to its slots. If ``np`` exceeds their number, all slots are used,
-    and the driver of horovodrun waits for more.
+    and the driver of horovodrun waits for more slots.
     """
     if np >= sum(discovered.values()):
         return dict(discovered)

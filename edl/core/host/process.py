@@ -169,7 +169,7 @@ class Process:
         """Return whether this process failed after the job had trained its last step.
 
         To fail is to end with an exit code other than 0, without being told to end. A worker that
-        died while the others trained on was replaced, or was not needed any more: that is no
+        died while the other workers trained on was replaced, or was not needed any more: that is no
         failure.
 
         Args:

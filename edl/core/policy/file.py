@@ -240,7 +240,8 @@ def check_sizes(policy: PolicyFile, sizes: Sizes, source: str) -> None:
 def check_change(before: PolicyFile, after: PolicyFile, source: str) -> None:
     """Raise an error if a running job cannot change from the policy ``before`` to ``after``.
 
-    Its scripts would have to start again to follow another table [batch] or [learning_rate].
+    It cannot if the tables [batch] or [learning_rate] of the two policies differ, because a script
+    follows these tables from its start.
 
     Args:
         before: the policy that the job follows.
@@ -248,7 +249,7 @@ def check_change(before: PolicyFile, after: PolicyFile, source: str) -> None:
         source: the name of the file of ``after``, for the message.
 
     Raises:
-        UsageError: one of these tables differs.
+        UsageError: one of these two tables differs.
     """
     if before.of_script != after.of_script:
         raise UsageError(

@@ -114,7 +114,7 @@ class TunerState:
 
 @dataclass(frozen=True)
 class MeasuredUpdate:
-    """What was measured of one update of the model.
+    """The measurement of one update of the model, for the learning-rate tuner.
 
     Attributes:
         samples: the number of samples that the job had trained after the next update.
@@ -137,8 +137,8 @@ class Tuning:
     """The settings of a learning-rate tuner, with the rules of the tuner as methods.
 
     The tuner first *explores*: it looks for the highest rate at which the loss does not grow. Then
-    it *exploits*: it lowers the rate to where the loss is least, and at most to a straight line
-    that ends at 0. The methods are pure: they return the next state or a decision.
+    it *exploits*: it only lowers the rate, to where the loss is least, and keeps the rate below a
+    straight line that ends at 0. The methods are pure: they return the next state or a decision.
 
     Attributes:
         total: the number of samples of the whole training.

@@ -1,4 +1,4 @@
-"""Define what a size rule is given and what it returns: plain values, live and in simulation."""
+"""Define the arguments and results of a size rule, the same for live and simulated jobs."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class ThroughputModel(Protocol):
     """A model of the throughput that a job would have with other numbers of workers."""
 
     def throughput(self, np: int) -> float:
-        """Return the throughput of ``np`` workers together, with the present batches.
+        """Return the throughput of ``np`` workers together, if each has its present batch size.
 
-        It is in samples a second.
+        The throughput is in samples a second.
         """
 
     def with_batches(self, np: int, batches: Sequence[float]) -> Sequence[float]:

@@ -1,4 +1,4 @@
-"""Hold what the workers of a ring tell each other in their step records, as a policy needs it."""
+"""Define the summary of a ring's step records that a job's policy reads."""
 
 from __future__ import annotations
 

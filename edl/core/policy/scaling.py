@@ -35,9 +35,9 @@ class ScalingModel:
     seen: Mapping[int, SizeMeasurement] = field(default_factory=dict)
 
     def throughput(self, np: int) -> float:
-        """Return the throughput of ``np`` workers together, with the present batches.
+        """Return the throughput of ``np`` workers together, with ``batch`` samples each.
 
-        It is in samples a second.
+        The throughput is in samples a second.
         """
         return self.with_batches(np, [self.batch])[0]
 

@@ -148,7 +148,7 @@ class StepTime(Record):
         return rates
 
     def _vector(self) -> Vector:
-        """Return the seven parameters as an array, in the order of the fields."""
+        """Return the seven parameters of the model as an array, in the order of the fields."""
         parts = (self.compute_s, self.each_sample_s, self.reduce_s, self.each_worker_s)
         return np.array([*parts, self.far_reduce_s, self.each_far_worker_s, self.overlap])
 
