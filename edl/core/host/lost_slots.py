@@ -1,4 +1,4 @@
-"""Find the `edl-worker` processes of a job that have died, as another `edl-worker` sees them."""
+"""Find the slots of a job whose `edl-worker` has died, in the `edl-worker` of another slot."""
 
 from __future__ import annotations
 

@@ -311,7 +311,7 @@ def disable_slot(
         snapshot: the job's records in ZooKeeper.
         own: the launcher's own state, such as its processes and time limits.
         desired: host -> workers without the slot; None: fewer than ``min_np`` would be left.
-        setting: the name of the option or variable that sets `max_restarts`.
+        setting: the name of the option or variable that sets `max_restarts`, for the reason.
     """
     job = snapshot.job
     slot = f"slot {process.slot} of host {own.host}"

@@ -33,7 +33,7 @@ class ScalingProfile(Record):
         state: the state of the rule whose file is ``text``; another rule begins without a state.
         text: the text of the policy file to which ``state`` belongs.
         replaced: host -> the ``elapsed_s`` at which a slow worker there was replaced.
-        times: the step times of the slowest workers, in their last steps.
+        times: the mean step times of the slowest workers over their last steps.
         data_part: the fraction of a step's time that workers wait for their data, on average.
         change_s: for how many seconds training stood still when the size changed, as an average
             that favours the last change; 0: the size never changed.

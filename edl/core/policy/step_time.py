@@ -326,10 +326,10 @@ class Objective:
         return values
 
     def reweigh(self, inner: Vector) -> None:
-        """Set the weights of the errors so that the sum of squares has the loss's slope.
+        """Set the weights of the errors so that their sum of squares has the slope of the loss.
 
-        The loss is the error L of the module; its derivatives are taken at the parameters ``inner``
-        (see :class:`Objective`).
+        The loss is the error that ``FitOptions.loss`` selects; the slopes are equal at the
+        parameters ``inner`` (see :class:`Objective`).
         """
         self._weights = [self._weight(errors) for errors in self._differences(self.values(inner))]
 
@@ -346,7 +346,11 @@ class Objective:
         return np.concatenate([*weighted, _penalties(values)])
 
     def derivatives(self, inner: Vector) -> Vector:
-        """Return the derivatives of :meth:`errors` (rows) by the items of ``inner`` (columns)."""
+        """Return the matrix of the derivatives of each error (row) by each parameter (column).
+
+        The errors are those of :meth:`errors`, the parameters those in the vector ``inner`` (see
+        :class:`Objective`), at which the derivatives are taken.
+        """
         values = self.values(inner)
         compute, reduce = self._floored_parts(values)
         batch, near, far, more = self.setups

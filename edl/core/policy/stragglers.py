@@ -30,9 +30,10 @@ SHOWN = 20  # workers, the slowest ones, to people
 
 
 class StragglerCause(StrEnum):
-    """The activity that a straggler is slow at: computing, loading its data, or the reduction.
+    """The activity that a straggler is slow at.
 
-    The reduction (``NETWORK``) is slow on all workers alike.
+    ``COMPUTE``: computing the gradients. ``DATA``: loading its data. ``NETWORK``: the reduction of
+    the gradients, which is then slow on all workers alike.
     """
 
     COMPUTE = "computes"
@@ -42,7 +43,7 @@ class StragglerCause(StrEnum):
 
 @dataclass(frozen=True)
 class Times(Record):
-    """The mean times of one worker, in seconds of a step, over its last steps.
+    """The mean times of one worker over its last steps, each in seconds for one step.
 
     Attributes:
         worker: the number of the worker.
