@@ -132,7 +132,7 @@ class Plan:
 
     @property
     def others(self) -> tuple[Order, ...]:
-        """The orders that wait for no step, in the order of the command line."""
+        """The orders that wait for no step, in the sequence of ``orders``."""
         return tuple(order for order in self.orders if order.step is None)
 
     def moments(self, random: RandomSource) -> Iterator[tuple[float, Order]]:

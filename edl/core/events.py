@@ -499,7 +499,7 @@ class CheckpointRefusedDetails(
 
 @dataclass(frozen=True)
 class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the state source"):
-    """An event logged when the state source has loaded a checkpoint."""
+    """An event logged when the state source has loaded a checkpoint, which it sends to others."""
 
     path: Annotated[str, "of the file"]
     lost_steps: Annotated[
