@@ -49,7 +49,7 @@ def track(**objects: Any) -> None:
     ``state_dict()`` and ``load_state_dict()``.
 
     Raises:
-        UsageError: an object has neither.
+        UsageError: an object has neither variables nor these two methods.
     """
     process.track(TensorFlowReplica.check, objects)
 
@@ -63,7 +63,8 @@ def mean(value: Any, weight: float | None = None) -> Any:
     """Return the mean of ``value`` over all workers, the same on all of them.
 
     All workers call this function at the same place in their scripts, after the update of a batch
-    and before the next batch. The step of the update that was applied last is completed first.
+    and before the next batch. The call first completes the open step, as the next batch would: its
+    samples count as trained.
 
     Args:
         value: a number, or a dict of numbers; the result has the same form.

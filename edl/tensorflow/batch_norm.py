@@ -210,8 +210,8 @@ def _derivative(
 ) -> Any:
     """Return the derivative of the loss by ``x`` through the mean and the variance of the step.
 
-    It is the sum over all workers, divided by n_i / N; the formula is in the docstring of the
-    module.
+    It is the sum over all workers, divided by n_i / N (N: the samples that count in the step, of
+    all workers; n_i: those of this worker). The formula is in the docstring of the module.
 
     Args:
         number: the number of the layer's forward exchange in its graph or step, from 1.

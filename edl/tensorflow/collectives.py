@@ -110,7 +110,8 @@ class TensorFlowCollectives:
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
         """Broadcast ``payload`` of the rank ``root``, and return that payload on all workers.
 
-        A short message is one collective, a longer one two.
+        A message that fits into ``edl.framework.broadcast.FIRST_PIECE_BYTES`` is sent by one
+        collective, a longer one by two.
 
         Args:
             payload: the bytes to send; ignored on the other ranks.
@@ -128,7 +129,10 @@ class TensorFlowCollectives:
         return broadcast_message(payload, hvd.rank() == root, name, broadcast)
 
     def _gather(self) -> None:
-        """Gather the rows that :meth:`allgather_start` queues, one by one, for ever."""
+        """Gather the rows that :meth:`allgather_start` queues, and set the future of each.
+
+        Runs in a thread of its own until the process ends.
+        """
         while True:
             row, rows = self._rows.get()
             try:
@@ -146,7 +150,8 @@ def _allgather(row: Table) -> Table:
 def broadcast_array(array: np.ndarray[Any, Any], root: int) -> np.ndarray[Any, Any]:
     """Broadcast ``array`` of the rank ``root`` to all workers, and return the root's array.
 
-    All workers pass an array of the same shape and type. The result is read-only.
+    All workers pass an array of the same shape and type; its values count on the rank ``root``
+    only. The result is read-only.
 
     Raises:
         CollectiveFailed: the ring is broken.

@@ -99,6 +99,9 @@ class ListColumn:
     """A column that is a list of Python values or arrays, one for each sample.
 
     The values may differ in shape if the data set has a collate function, which pads them.
+
+    Args:
+        values: the values, in the order of the samples.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
@@ -177,7 +180,10 @@ def column_of(part: Any) -> Columns | None:
 
 
 def _of_array(array: Array) -> Columns:
-    """Return ``array`` as a column: an array of lists or arrays becomes a :class:`ListColumn`."""
+    """Return ``array`` as a column with one value for each index of its first axis.
+
+    An array of lists or arrays becomes a :class:`ListColumn`, any other an :class:`ArrayColumn`.
+    """
     values = array.tolist() if array.dtype.hasobject and array.ndim == 1 else []
     if values and all(isinstance(value, (list, np.ndarray)) for value in values):
         return ListColumn(values)

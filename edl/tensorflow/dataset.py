@@ -40,7 +40,8 @@ _LOOKS_ON = ("as_numpy_iterator", "cardinality", "fingerprint", "options")
 class _Readers(threading.local):
     """A flag of each thread: whether the thread may read an :class:`ElasticDataset` at the moment.
 
-    It may while it runs a method of that class. TensorFlow's own code must not read one.
+    It may while it runs a method of ElasticDataset. Other code of TensorFlow's that reads an
+    ElasticDataset gets a UsageError.
     """
 
     own = False
@@ -182,7 +183,9 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
     @staticmethod
     def _epochs(now: training.Training, count: int | None, max_steps: int | None) -> Iterator[int]:
-        """Yield the epochs' numbers, and complete the step in which the script leaves its loop.
+        """Yield the number of each epoch to train, from the job's current epoch on.
+
+        When the script asks for the next number, the last step of the epoch is completed.
 
         Args:
             now: the training of this process.
@@ -242,7 +245,8 @@ _OTHER_READER = (
 def _reader() -> str:
     """Return a phrase that names the code of TensorFlow that tries to read an edl.Dataset.
 
-    That code is looked for in the call stack.
+    The code is looked for in the call stack. The phrase, such as "a ZipDataset", is for an error
+    message.
     """
     frame = sys._getframe(2)
     while frame is not None and "/tensorflow/" in frame.f_code.co_filename.replace("\\", "/"):
@@ -256,7 +260,7 @@ def _reader() -> str:
 
 
 def _called(made: Any) -> str:
-    """Return the public name of the class of ``made``, a data set, with "a" before it."""
+    """Return the name of the class of the data set ``made``, such as "a ZipDataset"."""
     name = type(made).__name__.strip("_").removesuffix("V2").removesuffix("V1")
     return f"a {name}"
 
@@ -295,7 +299,7 @@ def _keeping(name: str) -> Any:
 def _looking(name: str) -> Any:
     """Return ``tf.data.Dataset``'s method ``name``, changed so that it may read an ElasticDataset.
 
-    ``name`` is that of a method that takes no batch, such as ``options``.
+    ``name`` is the name of a method that does not take batches for training, such as ``options``.
     """
     plain = getattr(dataset_ops.UnaryUnchangedStructureDataset, name)
 
@@ -310,7 +314,7 @@ def _looking(name: str) -> Any:
 def _spoiling(name: str) -> Any:
     """Return a method that raises UsageError, in place of ``tf.data.Dataset``'s method ``name``.
 
-    ``name`` is that of a method that would change which batch belongs to which step.
+    ``name`` is the name of a method that would change which batch belongs to which step.
     """
 
     def method(*_: Any, **__: Any) -> NoReturn:
@@ -409,7 +413,8 @@ def _probes(load: Load, first: Batch) -> Iterator[Any]:
 
     Args:
         load: a function that returns the arrays of a batch.
-        first: a batch whose fields other than the indices are copied.
+        first: a batch of the data set; the yielded batches are loaded from copies of it with other
+            sample indices.
     """
     if not training.current().is_stream:
         total = training.current().worker.loader.progress.source.known_total
@@ -439,7 +444,7 @@ def _refuse_validation_split() -> None:
 def _batches_of(feed: PipelineBatchSource, load: Load, signature: Any) -> tf.data.Dataset:
     """Return a ``tf.data.Dataset`` of the batches of ``feed``, loaded by ``load``.
 
-    Each iteration of the data set is a new reader of ``feed``.
+    Each iteration of the data set begins to read ``feed`` anew, and ends the iteration before.
 
     ``tf.data.Dataset.from_generator`` is not used: under Python 3.11 its first use makes TensorFlow
     pin glibc's threshold for mmap at 128 KiB, and from then on every larger tensor of the process

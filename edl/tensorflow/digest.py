@@ -25,9 +25,10 @@ def size_of(value: Any) -> int | None:
 
 
 def digests(access: VariableAccess, parts: Iterable[ByteRange]) -> dict[str, int]:
-    """Return a digest of each part of a state by its name, but for parts that cannot be compared.
+    """Return a digest of each of ``parts`` by the part's name; a part without a digest is left out.
 
-    Workers compare the digests, which are equal for equal values.
+    Workers compare the digests, which are equal for equal values. Values of some types cannot be
+    compared, and have no digest.
 
     Args:
         access: how the values of variables are read: eagerly, or in a session.

@@ -47,16 +47,16 @@ _SAID = re.compile(r"^(Horovod has been shut down.*|.*/gloo/.*)$", re.MULTILINE)
 class _VariablesState(State):
     """An elastic state of variables, in one or more groups, and of further attributes.
 
-    Each group is one attribute: for example the model, the optimizer. A further attribute that has
-    ``state_dict()`` and ``load_state_dict()`` keeps its identity; others are replaced by copies
-    when the state is restored or received.
+    The variables of one attribute, for example of the model or the optimizer, are a group. A
+    further attribute that has ``state_dict()`` and ``load_state_dict()`` stays the same object when
+    the state is restored or received; any other is replaced by a copy.
     """
 
     _access: VariableAccess
 
     @abstractmethod
     def _variables(self) -> dict[str, list[Any]]:
-        """Return the variables of each group, by the name of the group, which is an attribute."""
+        """Return lists of variables, by the attribute to which they belong, such as "model"."""
 
     _size_of = staticmethod(size_of)
 
@@ -70,8 +70,9 @@ class _VariablesState(State):
     def _values(self) -> dict[str, Any]:
         """Return the values of the variables and of the other attributes, by attribute.
 
-        A group of variables gives a dict of arrays by variable. Another attribute gives its
-        ``state_dict()``, or itself as a :class:`~edl.framework.elastic.Plain`.
+        For a model or optimizer this is a dict of arrays by the name of the variable. For any other
+        attribute it is the ``state_dict()``, or else the attribute itself, wrapped in a
+        :class:`~edl.framework.elastic.Plain`.
         """
         values: dict[str, Any] = {}
         for group, variables in self._variables().items():
@@ -104,11 +105,14 @@ class _VariablesState(State):
                 getattr(self, name).load_state_dict(value)
 
     def _parts(self) -> set[str]:
-        """Return the names of the attributes that belong to the state, groups included."""
+        """Return the names of all attributes of the state, those with variables included."""
         return {*self._names, *self._variables()}
 
     def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of ``values``, a state; later updates do not change the copy."""
+        """Return a copy of ``values``, as :meth:`_values` returns them.
+
+        Later updates do not change the copy.
+        """
 
         def leaf(value: Any, _where: str) -> Any:
             array = array_of(value)
@@ -246,7 +250,7 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         UsageError: the state is not one of edl's; a second function is run; or Horovod refuses a
             collective, and would refuse it again.
-        WorkerEvicted: this worker cannot go on.
+        WorkerEvicted: this worker cannot go on, and the job does without it.
         JobFailed: the job cannot go on.
     """
     failures = (HorovodInternalError, tf.errors.OpError)

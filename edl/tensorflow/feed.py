@@ -33,7 +33,7 @@ UNBEGUN_S = 120.0  # how long it waits for the very first step
 
 @dataclass
 class _Entry:
-    """A batch in the pipeline, with how far it has come.
+    """A batch on its way through ``tf.data``, and whether it was read, loaded and handed out.
 
     Attributes:
         batch: the positions of the samples, formed from the leases.
@@ -55,13 +55,17 @@ class PipelineBatchSource:
 
     The training thread forms batches and takes them by :meth:`next`, as from any
     :class:`edl.framework.steps.BatchSource`. The thread of ``tf.data`` loads them by :meth:`read`,
-    or by :meth:`open` and :meth:`take`.
+    or by :meth:`open` and :meth:`take`. A *reader* is one iteration of ``tf.data`` that loads
+    batches; only the newest one goes on.
+
+    Args:
+        worker: this worker, whose leases the batches are formed from.
 
     Attributes:
         ahead: how many batches are formed before they are needed. With 0, no batch is in the
             pipeline when the set of workers changes; what ``tf.data`` has read cannot be taken
             back.
-        trial: whether a batch was read before any step had begun.
+        trial: whether ``tf.data`` has taken a batch before any step of the job had begun.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -94,7 +98,7 @@ class PipelineBatchSource:
     # --- training thread
 
     def restart(self) -> None:
-        """Discard the batches that are formed and not yet trained: this worker has new leases.
+        """Discard the batches that are formed and not yet trained, as this worker has new leases.
 
         Batches that ``tf.data`` has read already still come out of it, and count as padding.
         """
@@ -105,7 +109,7 @@ class PipelineBatchSource:
                 entry.padding = True
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Return the batch of the next step.
+        """Return the batch of the next step, which is then removed from the pipeline.
 
         Args:
             waits: whether to wait for the samples of the next batch. False: if it is known that
@@ -142,7 +146,7 @@ class PipelineBatchSource:
 
         ``arriving`` is an iterator of the ``tf.data`` pipeline. The block gets a function without
         arguments that returns the loaded samples of the batch that :meth:`next` has returned last.
-        All readers end with the block.
+        When the block ends, ``tf.data`` stops loading, and batches not yet taken are dropped.
         """
         if self._arriving is not None:  # a loop that was left, and whose iterator is kept
             self.end()
@@ -155,10 +159,10 @@ class PipelineBatchSource:
             self.end()
 
     def _receive(self, arriving: Iterator[Any]) -> Any:
-        """Take from ``arriving`` the samples of the batch that :meth:`next` has returned last.
+        """Return the loaded samples of the batch that :meth:`next` has returned last.
 
-        ``arriving`` is an iterator of the ``tf.data`` pipeline. For a repeated batch of the
-        warm-up, the samples of the warm-up are returned.
+        They are taken from ``arriving``, an iterator of the ``tf.data`` pipeline. If the batch is
+        the warm-up's, returned again as padding, the samples of the warm-up are returned.
 
         Raises:
             UsageError: a newer iterator of the data set takes the batches.
@@ -200,13 +204,13 @@ class PipelineBatchSource:
     def skip(self) -> None:
         """Remove the batch of the open step from those that ``tf.data`` is to load.
 
-        The script has loaded it in another way.
+        It is for ``edl.next_batch()``, which loads the batch itself.
         """
         with self._change:
             self._unread.popleft()
 
     def end(self) -> None:
-        """End all readers, and drop the batches in the pipeline that no step has taken."""
+        """Let ``tf.data`` stop loading, and drop the formed batches that no step has taken."""
         with self._change:
             self._abandoned |= any(not entry.padding for entry in self._formed)
             self._reader += 1
@@ -225,7 +229,7 @@ class PipelineBatchSource:
             self._worker.loader.sampler.restart()
 
     def close(self) -> None:
-        """End all readers, and wait up to a second until none of their threads is inside Python.
+        """Let ``tf.data`` stop loading, and wait up to a second until its threads have left Python.
 
         Called before the interpreter exits.
         """
@@ -235,21 +239,24 @@ class PipelineBatchSource:
         time.sleep(0.02)  # for the way from here out of Python
 
     def watch(self, iterator: object) -> None:
-        """End all readers when ``iterator``, the newest iterator of the pipeline, is deleted.
+        """Let ``tf.data`` stop loading when ``iterator``, its newest iterator, is deleted.
 
-        TensorFlow's destructor of an iterator waits for its thread, and that thread may wait in a
-        reader for a batch.
+        TensorFlow's destructor of an iterator waits for the iterator's thread, and that thread may
+        wait in :meth:`take` for a batch.
         """
         self._iteration += 1
         weakref.finalize(iterator, self._end_iteration, self._iteration)
 
     def _end_iteration(self, number: int) -> None:
-        """End all readers if the deleted iterator with the number ``number`` is the newest one."""
+        """Let ``tf.data`` stop loading if the deleted iterator is its newest one.
+
+        ``number`` is the number of the deleted iterator: :meth:`watch` counts the iterators from 1.
+        """
         if number == self._iteration:
             self.end()
 
     def _put(self, batch: Batch, padding: bool) -> None:
-        """Add ``batch`` to the batches that are formed, not yet read by ``tf.data`` nor trained.
+        """Append ``batch`` to the batches that ``tf.data`` is to load and steps are to take.
 
         ``padding`` says whether the batch counts for nothing.
         """
@@ -260,16 +267,20 @@ class PipelineBatchSource:
     # --- tf.data's thread
 
     def read(self, load: Callable[[Any], Any]) -> Iterator[Any]:
-        """Yield the loaded samples of each batch, in order, until a newer reader begins.
+        """Yield the loaded samples of each batch, in order, until this method is called again.
 
-        ``load`` is a function that loads the samples of a batch; see :meth:`take`.
+        The iterator ends, too, when :meth:`end` is called. ``load(batch)`` returns the samples of a
+        batch, loaded.
         """
         number = self.open()
         while (samples := self.take(number, load)) is not None:
             yield samples
 
     def open(self) -> int:
-        """Begin a new reader, which ends all older ones, and return its number for :meth:`take`."""
+        """Begin a new iteration over the batches, and return its number for :meth:`take`.
+
+        All older iterations end.
+        """
         with self._change:
             self._reader += 1
             self._change.notify_all()
@@ -282,11 +293,11 @@ class PipelineBatchSource:
         file say, is raised in the training thread, when that thread takes the batch.
 
         Args:
-            number: the number of the reader, from :meth:`open`.
-            load: a function that loads the samples of a batch.
+            number: the number of the iteration, from :meth:`open`.
+            load: a function of a batch that returns its samples, loaded.
 
         Returns:
-            What ``load`` returned; None if this reader has ended.
+            What ``load`` returned; None if the iteration has ended.
         """
         if (entry := self._take(number)) is None:
             return None
@@ -300,7 +311,7 @@ class PipelineBatchSource:
         return loaded
 
     def _fail(self, entry: _Entry, error: EdlError) -> None:
-        """Record ``error``, for which the batch of ``entry`` could not be loaded.
+        """Record in ``entry`` the ``error`` for which its batch could not be loaded.
 
         If a step has taken the batch already, the error is raised in the training thread.
         """
@@ -311,7 +322,7 @@ class PipelineBatchSource:
             self._raise_in_trainer(error)
 
     def _raise_in_trainer(self, error: EdlError) -> None:
-        """Raise ``error`` in the training thread, while it waits for TensorFlow and this reader.
+        """Raise ``error`` in the training thread, while that thread waits for ``tf.data``'s batch.
 
         If the calling thread is the training thread, ``error`` is raised in the call.
         """
@@ -319,9 +330,10 @@ class PipelineBatchSource:
             raise error
 
     def _take(self, number: int) -> _Entry | None:
-        """Return the next entry to load for the reader ``number``; None if this reader has ended.
+        """Wait for the next batch to load, and return its entry; None if the iteration has ended.
 
-        While it waits, the calling thread is counted among those that :meth:`close` waits for.
+        ``number`` is the number of the iteration, from :meth:`open`. While it waits, the calling
+        thread is counted among the threads that :meth:`close` waits for.
         """
         with self._change:
             self._inside += 1
@@ -332,11 +344,12 @@ class PipelineBatchSource:
                 self._change.notify_all()
 
     def _wait(self, number: int) -> _Entry | None:
-        """Wait for a batch to load, and return its entry; None if the reader ``number`` has ended.
+        """Wait for a batch to load, and return its entry; None if the iteration has ended.
 
-        If no step has begun, the batch of a warm-up is returned once, for the trial run of a
-        session that is not edl's. After that, UsageError is raised in the training thread if no
-        step has begun within ``UNBEGUN_S`` seconds. None is also returned when the program ends.
+        ``number`` is the number of the iteration, from :meth:`open`. If no step has begun, the
+        batch of a warm-up is returned once, for the trial run of a session that is not edl's. After
+        that, UsageError is raised in the training thread if no step has begun within ``UNBEGUN_S``
+        seconds. None is also returned when the program ends.
         """
         if not (self._begun or self.trial):
             # A session that does not know the job: its first run is a trial for nothing.
