@@ -250,7 +250,7 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         UsageError: the state is not one of edl's; a second function is run; or Horovod refuses a
             collective, and would refuse it again.
-        WorkerEvicted: this worker cannot go on, and the job does without it.
+        WorkerEvicted: the leader has evicted this worker from the job.
         JobFailed: the job cannot go on.
     """
     failures = (HorovodInternalError, tf.errors.OpError)

@@ -179,7 +179,7 @@ class KerasCallback(keras.callbacks.Callback):
             _build(self.model, now.newest_dataset)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Let the job begin the epoch that ``fit`` counts as ``epoch``."""
+        """Move the job to the epoch that ``fit`` counts as ``epoch``, and reset the metrics."""
         self._training.fits.begin_epoch(epoch)
         self._samples, self._whole = 0, {}
         self.metrics.restore()
@@ -220,8 +220,9 @@ class KerasCallback(keras.callbacks.Callback):
     def with_steps(self, params: dict[str, Any]) -> dict[str, Any]:
         """Return ``params``, Keras' parameters of ``fit``, with the job's steps per epoch.
 
-        Keras has None there. Until this worker's first batch it is ``len(dataset)``, and from then
-        on the number for the present workers. It is None for a stream, whose length is unknown.
+        The number replaces ``params["steps"]``, which Keras has set to None. Until this worker's
+        first batch it is ``len(dataset)``, and from then on the number for the present workers. It
+        is None for a stream, whose length is unknown.
         """
         loader = self._training.worker.loader
         progress = loader.progress  # without data, on_train_begin says so
@@ -249,25 +250,25 @@ class KerasCallback(keras.callbacks.Callback):
         """Combine the metrics of all workers after the last batch of the epoch.
 
         After this call Keras reads the numbers of the epoch from the metrics, unless the model's
-        ``train_step`` returns other numbers. ``logs`` are those that it has returned for this
-        worker's last batch.
+        ``train_step`` returns other numbers. ``logs`` are the numbers that ``train_step`` has
+        returned for this worker's last batch.
         """
         worker = self._training.worker
         end_batch(worker)  # who has missed the last step gets what is kept here, not later
         self._whole = self.metrics.of_job(logs or {}, worker, self._samples)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Let the metrics compute results from this worker's states again, for the validation.
+        """Let the metrics compute results from this worker's batches again, for the validation.
 
-        Before that they return the job's results of the epoch, which ``fit`` has read.
+        Before this call they return the job's results of the epoch, which ``fit`` has read by now.
         """
         self.metrics.restore()  # fit has taken the numbers of the epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Replace the numbers in ``logs`` by those of the job, and end this worker's epoch.
+        """Replace this worker's numbers in ``logs`` by the job's, and end this worker's epoch.
 
-        The numbers of metrics were combined by :meth:`end_batches`. For all others the mean over
-        the workers is taken, weighted with the samples that each has trained in the epoch.
+        Results of metrics were combined by :meth:`end_batches`. Any other number is replaced by its
+        mean over the workers, weighted with the samples that each has trained in the epoch.
         """
         now = self._training
         self.metrics.restore()
@@ -282,7 +283,11 @@ class KerasCallback(keras.callbacks.Callback):
             logs.update({**self._whole, **job_metrics(rows, list(numbers))})
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Record the fit as done in the job, or skip it here if the job has done it before."""
+        """Record this call of ``fit`` as done in the job.
+
+        On a newcomer that has skipped the fit, because the job had done it before, write the job's
+        numbers into Keras' ``History``.
+        """
         now = self._training
         now.fitting, self.model._initial_epoch = False, None
         if self.last.passed:
@@ -305,7 +310,7 @@ class _LastCallback(keras.callbacks.Callback):
 
     Attributes:
         passed: the fits that the job has done, if this fit is one of them; empty if not.
-        history: as in the arguments.
+        history: Keras' ``History`` of the fit; None: it has none.
         states: the states of the callbacks, which newcomers and checkpoints receive.
     """
 
@@ -363,7 +368,10 @@ class _LastCallback(keras.callbacks.Callback):
         self.model._initial_epoch = begin
 
     def _describe(self) -> None:
-        """Publish the names and shapes of this fit's variables, for newcomers to compare theirs."""
+        """Publish the names and shapes of the model's and the optimizer's variables in the job.
+
+        A newcomer compares its own with them.
+        """
         now = self._training
         if now.worker.is_shared and not now.reduction.several:
             assert now.replica is not None
@@ -371,10 +379,11 @@ class _LastCallback(keras.callbacks.Callback):
             now.worker.describe_model(now.replica.shapes)
 
     def before_epoch(self, epoch: int) -> None:
-        """Keep a copy of the job's state if this worker received it from inside ``epoch``.
+        """Keep a copy of the job's state if this worker has joined in the midst of ``epoch``.
 
-        The callbacks are about to begin that epoch once more, which may change their states and the
-        model's. :meth:`on_epoch_begin` restores the copy.
+        Keras then calls ``on_epoch_begin`` of callbacks whose states, received from the job, have
+        begun the epoch already. Since this may change their states and the model's,
+        :meth:`on_epoch_begin` restores the copy.
         """
         assert self._training.replica is not None
         if self.states.begun == epoch:
@@ -383,7 +392,10 @@ class _LastCallback(keras.callbacks.Callback):
             self._entered["tracked"][NAME] = self.states.received
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Restore the state that :meth:`before_epoch` kept, after all callbacks began the epoch."""
+        """Restore the job's state that :meth:`before_epoch` has kept, if there is one.
+
+        It is called when all other callbacks have begun the epoch.
+        """
         entered, self._entered = self._entered, None
         if entered is not None:
             assert self._training.replica is not None
@@ -392,7 +404,7 @@ class _LastCallback(keras.callbacks.Callback):
         self.states.begun = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stop Keras' epoch or training after the step in which the job ends it.
+        """Set ``stop_training`` after the step in which the job ends the epoch or the training.
 
         After the last batch of an epoch, the metrics of all workers are combined.
         """
@@ -425,9 +437,9 @@ class _LastCallback(keras.callbacks.Callback):
             self._stop(now.stop)
 
     def _take_back(self) -> None:
-        """Turn a ``stop_training`` that this worker's callbacks have set into a request to the job.
+        """Turn a ``stop_training`` that a callback has set here into a request to the job to stop.
 
-        ``stop_training`` is reset, and all workers stop after the same step.
+        ``stop_training`` is reset. All workers receive the request, and stop after the same step.
         """
         if self.model.stop_training and self.model.stop_training is not EPOCH_IS_OVER:
             worker = self._training.worker

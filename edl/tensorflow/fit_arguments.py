@@ -73,7 +73,7 @@ def _flat(data: Any) -> list[Any]:
 
 
 def _called(data: Any) -> str:
-    """Return a phrase that names the kind of ``data``, for messages."""
+    """Return a phrase that names the type of ``data``, such as "a list", for error messages."""
     if isinstance(data, tf.data.Dataset):
         return "another tf.data.Dataset"
     return f"a {type(data).__name__}"

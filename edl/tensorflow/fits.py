@@ -34,6 +34,9 @@ LOOP_AFTER_FIT = (
 class Fits:
     """The calls of ``model.fit`` that this process's script has made so far.
 
+    Args:
+        worker: this worker.
+
     Attributes:
         done: the fits that are done, in order. Those that this worker skipped, because the job had
             done them before it came, are among them.
@@ -51,7 +54,7 @@ class Fits:
         return self.done[-1].until if self.done else 0
 
     def begin(self, first: int) -> None:
-        """Begin a fit whose first epoch Keras counts as ``first``."""
+        """Begin a call of ``fit`` whose ``initial_epoch`` is ``first``."""
         self.shift = self._before - first
         self._worker.fits.begin(self.done)
 
@@ -98,7 +101,7 @@ class Fits:
         self._worker.fits.end(self.done, self._worker.rank, self._worker.generation)
 
     def pass_over(self, done: Sequence[DoneFit], history: Any) -> None:
-        """Leave the present fit, which the job has done already, without training.
+        """Record the present fit as done without training, since the job has done it already.
 
         Args:
             done: all fits that the job has done, in order.

@@ -55,7 +55,7 @@ def _array(value: Any) -> Array:
 
 
 def _wide(kind: Any) -> Any:
-    """Return the numpy type in which arrays of the type ``kind`` are added.
+    """Return the numpy type in which arrays of the numpy type ``kind`` are added.
 
     It is int64 for integers and booleans, complex128 for complex numbers, and float64 for others.
     """

@@ -103,7 +103,8 @@ def _averages(optimizer: int) -> Any:
 def start_sending(sends: bool) -> None:
     """Switch whether the graph's gradient operations send their inputs, or return them unsent.
 
-    The counts behind :func:`sent` and :func:`failure` begin anew. ``sends`` is True for sending.
+    The count of :func:`sent` is set to 0, and the reason of :func:`failure` to None. ``sends`` is
+    True for sending.
     """
     _library.horovod_edl_send_gradients(ctypes.c_bool(sends))
 

@@ -111,9 +111,10 @@ def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any
 
 
 def broadcast_variables(variables: Iterable[Any], *arguments: Any, **named: Any) -> Any:
-    """Broadcast the values of ``variables``, also those of Keras 3, from one rank to all workers.
+    """Assign the values that ``variables`` have on one rank to them on all workers.
 
-    ``arguments`` and ``named`` are those of Horovod's function of this name, ``root_rank`` first.
+    Variables of Keras 3 are accepted, too. ``arguments`` and ``named`` are the further arguments of
+    Horovod's function of this name, ``root_rank`` first.
     """
     return _horovod.broadcast_variables([plain(each) for each in variables], *arguments, **named)
 
@@ -156,9 +157,10 @@ def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
 
 
 def _by_size(gradient: Any) -> Any:
-    """Return a ``gradient`` that is not averaged, divided by the number of workers.
+    """Return ``gradient``, that of a variable of this worker only, divided by the ring's size.
 
-    The sum of the results over all workers is then their mean. None stays None.
+    So it is scaled like the other variables' gradients, which are means over the workers. None
+    stays None.
     """
     if gradient is None:
         return None
@@ -187,8 +189,8 @@ def _keras_optimizer(  # noqa: PLR0913 (the signature of Horovod's function for 
 ) -> Any:
     """Let a Keras optimizer average its gradients over the workers before it applies them.
 
-    The method ``apply`` of ``optimizer`` is replaced, and ``optimizer`` is returned. The arguments
-    are those of Horovod's ``DistributedOptimizer`` for Keras.
+    The method ``apply`` of ``optimizer`` is replaced, and ``optimizer`` is returned. The further
+    arguments are those of Horovod's ``DistributedOptimizer`` for Keras, with the same meaning.
 
     Raises:
         UsageError: an argument is not supported, or the optimizer was wrapped before.

@@ -87,7 +87,7 @@ def why_loss_is_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: b
 
 
 def _trains() -> bool:
-    """Return whether this worker is rank 0 of a job that others may join, and is inside a step.
+    """Return whether this worker is rank 0 of a job that other workers may join, and is in a step.
 
     It is False for a worker that warms up.
     """

@@ -88,14 +88,17 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return np.float32(self._at(current_worker().loader.update))
 
     def _at(self, update: Update) -> float:
-        """Return the learning rate of ``update``: the schedule's times the scaling's factor."""
+        """Return the learning rate of ``update``: the schedule's rate times the scaling's factor.
+
+        ``update`` has the number of an update, the samples trained with it and the global batches.
+        """
         return self._factor(update, update.noise) * self.schedule.at(update.after)
 
     def _change(self) -> np.float32:
-        """Return the factor by which the scaling changes the rate from the last update to this one.
+        """Return the factor by which the scaling changes the rate from the last update to the next.
 
-        The factor is 1 if other workers have made this update: they send the momentum, which they
-        have changed.
+        It is 1 if only other workers have made that update: this worker receives the momentum from
+        them, already multiplied.
         """
         loader = current_worker().loader
         if (
@@ -110,7 +113,11 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
     def _factor(self, update: Update, noise: NoiseScale) -> float:
         """Return the factor by which the scaling multiplies the learning rate of ``update``.
 
-        It is computed for the gradient noise scale ``noise``. Without a scaling the factor is 1.
+        Without a scaling the factor is 1.
+
+        Args:
+            update: the number of the update, and the global batches until then.
+            noise: the estimates of the gradient noise scale that the scaling may use.
         """
         scaling = self.scaling
         if scaling is None:
@@ -124,9 +131,9 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def follow_policy(optimizer: Any, several: bool) -> None:
-    """Give ``optimizer`` the learning rate of the table [learning_rate] in the job's policy.
+    """Give ``optimizer`` the learning rate of the table [learning_rate] in the job's policy file.
 
-    Nothing is changed if the job has no policy, or the policy no such table.
+    Nothing is changed if the job has no policy, or the policy no table [learning_rate].
 
     Args:
         optimizer: the optimizer of the script.
@@ -157,9 +164,10 @@ def follow_policy(optimizer: Any, several: bool) -> None:
 
 
 def refuse_beside_policy(others: Sequence[Any]) -> None:
-    """Raise UsageError if ``others`` set a learning rate that the job's policy sets already.
+    """Raise UsageError if the script and the job's policy both set the learning rate.
 
-    ``others`` are the schedules or callbacks of the script that do so; an empty list is accepted.
+    ``others`` are the schedules or callbacks with which the script sets it; if the list is empty,
+    nothing is raised.
     """
     if others:
         raise UsageError(
@@ -169,10 +177,10 @@ def refuse_beside_policy(others: Sequence[Any]) -> None:
 
 
 def check_scaling(optimizer: Any) -> None:
-    """Refuse an optimizer with a scaling that its learning rate cannot follow.
+    """Refuse ``optimizer`` if its learning rate follows the global batch and its updates do not.
 
-    The scaling is that of an :class:`LRSchedule`, by which the rate follows the global batch. An
-    optimizer without one is never refused.
+    The rate follows the global batch by the scaling of an :class:`LRSchedule`. An optimizer without
+    a scaling is never refused.
 
     Raises:
         UsageError: the updates of the optimizer are not proportional to the rate, or it accumulates
@@ -223,8 +231,8 @@ def warn_of_a_changed_batch(optimizers: Sequence[Any], before: int, now: int) ->
 def last_rates(optimizer: Any) -> list[float]:
     """Return the last update's learning rate of each :class:`LRSchedule` in ``optimizer``.
 
-    The list is empty if there is no such schedule. A schedule may be in ``optimizer`` itself, or in
-    the one that a LossScaleOptimizer wraps. Its rate is in no variable.
+    The list is empty without an :class:`LRSchedule`. One may be in ``optimizer`` itself, or in the
+    optimizer that a LossScaleOptimizer wraps. No variable holds its rate.
     """
     rates = (getattr(one, "_learning_rate", None) for one in with_inner(optimizer))
     return [rate.last() for rate in rates if isinstance(rate, LRSchedule)]
@@ -233,7 +241,7 @@ def last_rates(optimizer: Any) -> list[float]:
 def present_rate(optimizer: Any) -> Any:
     """Return the present learning rate of ``optimizer``: a number or a variable.
 
-    None is returned if the rate is unknown: that of a schedule or of a tensor in a graph.
+    None is returned if the rate is unknown because it is a schedule, or a tensor in a graph.
     """
     for one in with_inner(optimizer):
         rate = getattr(one, "_learning_rate", None)
@@ -250,7 +258,7 @@ def present_rate(optimizer: Any) -> Any:
 
 
 def check_alone(optimizers: Sequence[Any]) -> None:
-    """Refuse an LRSchedule with a scaling and a momentum, in a script with several optimizers.
+    """Refuse, in a script with several optimizers, a scaled learning rate beside a momentum.
 
     The momentum has to be corrected in each step in which the scaling changes the rate, and each
     optimizer takes part in some of the steps only.
@@ -273,7 +281,7 @@ def check_alone(optimizers: Sequence[Any]) -> None:
 def correct_momentum(optimizer: Any) -> None:
     """Multiply the momentum of ``optimizer`` by the relative change of its learning rate.
 
-    The change is that since the update before. Call it before each update. Only a momentum that
+    Call it before each update, for the change since the update before. Only a momentum that
     contains the rate is changed, and only if an :class:`LRSchedule` has a scaling.
     """
     for one in with_inner(optimizer):
@@ -315,7 +323,7 @@ def with_inner(optimizer: Any) -> Iterator[Any]:
 
 
 def asked(ask: Any) -> Any:
-    """Return what ``ask`` returns; in a graph, a tensor that calls ``ask`` whenever the graph runs.
+    """Return ``ask()``; in a graph, a float32 tensor that calls ``ask`` whenever the graph runs.
 
     ``ask`` is a function without arguments that returns a float32.
     """

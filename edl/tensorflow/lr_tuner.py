@@ -65,7 +65,7 @@ class LRTuner(keras.callbacks.Callback):
 
     Args:
         optimizer: the ``edl.Optimizer`` of the script, its only one, of Keras.
-        loss_of: a function that returns the mean loss of a batch, from a forward pass as in
+        loss_of: ``loss_of(batch)`` returns the mean loss of a batch, from a forward pass as in
             training; it is traced. None, with ``fit``: the loss of the compiled model.
         total: samples of the whole training: those of an epoch times the epochs.
         explore: how many of these samples the exploration takes; None: half of them.
@@ -115,8 +115,8 @@ class LRTuner(keras.callbacks.Callback):
     def step(self, batch: Any) -> None:
         """Evaluate the loss on ``batch``, if a measurement is due, and tune the learning rate.
 
-        All workers call it in their own loop, after the update of ``batch`` and before the next
-        batch. With ``fit`` the callback calls it.
+        All workers call it in a loop of the script's own, after the update of ``batch`` and before
+        the next batch. With ``fit`` the callback calls it. ``batch`` is what ``loss_of`` takes.
 
         Raises:
             UsageError: the update of the batch is not made, or there is no ``loss_of``.
@@ -198,8 +198,9 @@ class LRTuner(keras.callbacks.Callback):
     def _train(self, arriving: Any) -> Any:
         """Run Keras' train function on the next batch of ``arriving``, an iterator of the data set.
 
-        If the last update is measured with this batch, the batch is kept: Keras' own function would
-        take it from ``arriving`` inside of the graph, where Python cannot see it.
+        Returns what Keras' function returns. If the last update is measured with this batch, the
+        batch is kept: Keras' function would take it from ``arriving`` inside of the graph, where
+        Python cannot see it.
         """
         if not self._tuner.measures:
             return self._plain(arriving)
@@ -224,7 +225,7 @@ class LRTuner(keras.callbacks.Callback):
         self._prepared = True
 
     def _begin_update(self) -> np.float32:
-        """Save the variables if a measurement is due, and return the update's learning rate.
+        """Return the learning rate of an update; keep the variables if it is to be measured.
 
         Called right before an update that this worker makes, in whatever thread makes it.
         """
@@ -235,7 +236,10 @@ class LRTuner(keras.callbacks.Callback):
         return np.float32(self._tuner.rate(update))
 
     def _set(self, update: Update) -> None:
-        """Set the learning rate to that of ``update``, an update that other workers have made."""
+        """Set the learning rate to that of ``update``, which only other workers have made.
+
+        ``update`` has the number of the update and the samples trained with it.
+        """
         rate = np.float32(self._tuner.rate(update))
         if self._variable.numpy() != rate:
             self._variable.assign(rate)
@@ -252,7 +256,7 @@ def check_callbacks(tuner: LRTuner | None, callbacks: Iterable[Any]) -> None:
         callbacks: the callbacks that ``fit`` was given.
 
     Raises:
-        UsageError: the callbacks are refused.
+        UsageError: the tuner is not among ``callbacks``, or one of them sets the learning rate.
     """
     others = list(callbacks)
     if tuner is None:

@@ -23,7 +23,8 @@ Array = npt.NDArray[Any]
 class KerasNoise(NoiseMeter):
     """A meter of the squared norms of one optimizer's gradients, for the gradient noise scale.
 
-    Of a large gradient one eighth is read in a measurement, and counted eight times.
+    Of a large gradient one eighth of the numbers is read in a measurement, and their squares are
+    counted eight times.
 
     Attributes:
         optimizer: the Keras optimizer; None if the script has another kind.
@@ -48,11 +49,11 @@ class KerasNoise(NoiseMeter):
         )
 
     def _seen(self, gradients: Sequence[Any], denominators: Sequence[Array | None]) -> Looked:
-        """Return the eighth of each gradient that is read, divided by its denominators.
+        """Return the numbers of each gradient that are measured, divided by its denominators.
 
-        Each item is a flat array, and the number of times that it counts (8, or 1 for a small
-        gradient, which is read as a whole). ``denominators`` are those of :meth:`_denominators`;
-        None: not divided.
+        Each item is a flat array, and how often it counts: one eighth of a large gradient counts 8
+        times, a small gradient is read as a whole and counts once. ``denominators`` has one array
+        for each gradient, from :meth:`_denominators`, or None to divide by nothing.
         """
         seen = []
         for gradient, denominator in zip(gradients, denominators, strict=True):
@@ -61,19 +62,21 @@ class KerasNoise(NoiseMeter):
         return seen
 
     def _part(self, tensor: Any) -> tuple[Array, int]:
-        """Return the eighth of ``tensor`` that is read, as a flat array, and how often it counts.
+        """Return the numbers of ``tensor`` that are measured, flat, and how often they count.
 
-        A small tensor is read as a whole, and counts once.
+        One eighth of a large tensor is returned, and counts 8 times; a small tensor is returned as
+        a whole, and counts once.
         """
         numbers = _array(tensor).reshape(-1)
         part, times = self._looked_at(len(numbers))
         return numbers[part], times
 
     def _denominators(self, variables: Sequence[Any]) -> Sequence[Array | None]:
-        """Return sqrt(v) + epsilon of Adam for the numbers of each gradient that are read.
+        """Return sqrt(v) + epsilon for the measured numbers of each gradient.
 
-        ``variables`` are those of the gradients. The list has None for each of them if the
-        optimizer is not of Adam's kind, or has made fewer than ``LEAST_STEPS`` updates.
+        v is Adam's mean of squared gradients, epsilon Adam's constant. ``variables`` are those of
+        the gradients. All items are None if the optimizer is not of Adam's kind, or has made fewer
+        than ``LEAST_STEPS`` updates.
         """
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         velocities = getattr(optimizer, "_velocities", None)
@@ -92,17 +95,17 @@ class KerasNoise(NoiseMeter):
         ]
 
     def _denominator(self, velocity: Any, correction: float, epsilon: float) -> Array:
-        """Return sqrt(v) + ``epsilon`` of Adam for those numbers of one gradient that are read.
+        """Return sqrt(v / ``correction``) + ``epsilon`` for the measured numbers of one gradient.
 
-        ``velocity`` is v, Adam's mean of squared gradients, which is first divided by
-        ``correction``, Adam's bias correction.
+        v is ``velocity``, Adam's mean of squared gradients; ``correction`` is Adam's bias
+        correction, and ``epsilon`` its constant.
         """
         return np.asarray(np.sqrt(self._part(velocity)[0] / correction) + epsilon)
 
     def _unit(self) -> float:
         """Return the square of the factor by which a LossScaleOptimizer scales gradients.
 
-        It is 1 without such an optimizer.
+        It is 1 without a LossScaleOptimizer.
         """
         scale = getattr(self.optimizer, "dynamic_scale", None)  # of a LossScaleOptimizer
         return 1.0 if scale is None else float(_array(scale)) ** 2
@@ -110,7 +113,7 @@ class KerasNoise(NoiseMeter):
     def _square(self, gradients: Looked) -> float:
         """Return the squared norm of all ``gradients`` together.
 
-        Each item is a flat array, and the number of times that its squared norm counts.
+        Each item is a flat array, and the number of times that the array's squared norm counts.
         """
         return float(sum(times * float(np.vdot(each, each)) for each, times in gradients))
 

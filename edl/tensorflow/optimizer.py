@@ -41,9 +41,9 @@ def Optimizer(
 
 
 def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: int = 1) -> Any:
-    """Let ``optimizer`` apply the mean gradient over the global batch of all workers; return it.
+    """Let ``optimizer`` apply the mean gradient over the global batch of all workers.
 
-    The same object is returned. A step is applied as a whole or not at all. Keras' own clipping
+    The same object is returned. An update is applied as a whole or not at all. Keras' own clipping
     (``clipnorm`` and the like) sees the means. A script that changes gradients before they are
     applied computes them with :func:`edl.tensorflow.DistributedGradientTape`, or, in a graph, with
     ``compute_gradients`` of the optimizer.
@@ -155,7 +155,10 @@ def _graph_apply(optimizer: Any, reduction: GradientReduction) -> None:
     compute, plain = optimizer.compute_gradients, optimizer.apply_gradients
 
     def compute_gradients(*arguments: Any, **named: Any) -> list[tuple[Any, Any]]:
-        """Return the gradients of the job with their variables; the script may clip them."""
+        """Return the job's gradients as pairs (gradient, variable); the script may clip them.
+
+        The arguments are those of the optimizer's own ``compute_gradients``.
+        """
         gradients, variables = _unzipped(compute(*arguments, **named))
         return list(zip(reduce_early(gradients, variables), variables, strict=True))
 
@@ -180,9 +183,9 @@ def _unzipped(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
 
 
 def _if(proceed: Any, apply: Any) -> None:
-    """Call ``apply``, which makes an update, if ``proceed`` is true.
+    """Call ``apply``, a function without arguments that makes an update, if ``proceed`` is true.
 
-    If ``proceed`` is a tensor, this is decided whenever the graph runs.
+    If ``proceed`` is a tensor, the graph decides whether to apply, each time it runs.
     """
     if isinstance(proceed, bool):
         if proceed:

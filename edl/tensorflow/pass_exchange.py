@@ -75,10 +75,10 @@ def next_number() -> int:
 
 
 def exchange_of_step() -> tuple[Exchange | None, int]:
-    """Return how to exchange messages with all workers, and the weight of this worker's batch.
+    """Return a function that exchanges messages with all workers, and the weight of the batch.
 
-    In a script with an elastic state the weight is 1, because Horovod's optimizer counts all
-    workers alike.
+    The weight is that of this worker's batch in the open step. In a script with an elastic state it
+    is 1, because Horovod's optimizer counts all workers alike.
 
     Returns:
         A function that sends bytes to all workers and returns theirs, and the number of samples
@@ -134,7 +134,7 @@ def numbered(exchange: Exchange, number: int, row: Vector) -> list[bytes]:
 
 
 class Act(Protocol):
-    """A function that a layer calls in its forward or backward pass, to exchange numbers."""
+    """A function that a layer calls in a forward or backward pass, to combine workers' numbers."""
 
     def __call__(self, row: Vector, exchange: Exchange | None, weight: int) -> Vector:
         """Exchange numbers with the other workers, and return those with which the pass continues.
@@ -148,7 +148,10 @@ class Act(Protocol):
 
 
 def in_turn(act: Act, row: Any, length: int | None) -> Any:
-    """Return the result of ``act`` as a tensor; in a graph, exchanges run in the order of building.
+    """Call ``act`` for the open step, and return its result as a tensor.
+
+    In a graph ``act`` is called whenever the graph runs, after the exchanges that were added to the
+    graph before.
 
     Args:
         act: a function that exchanges numbers; in a graph it runs in one of TensorFlow's threads.
@@ -196,7 +199,7 @@ def _resource() -> Any:
 
 
 def _from_graph(act: Act) -> Callable[[Vector], Vector]:
-    """Return ``act`` as a function for ``tf.numpy_function``, which takes the row only.
+    """Return ``act`` as a function of this worker's row only, for ``tf.numpy_function``.
 
     An error of ``act`` is raised by the training thread, and the graph continues as if this worker
     were alone.

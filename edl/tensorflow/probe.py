@@ -93,14 +93,15 @@ class TracedLoss:
             batch: tensors or arrays, in any structure.
 
         Raises:
-            UsageError: see :meth:`trace`.
+            UsageError: the graph of the loss draws random numbers that cannot be drawn again, or
+                has collectives.
         """
         batch = tf.nest.map_structure(_tensor, batch)
         return Evaluation(self.trace(tf.nest.map_structure(_spec, batch)), batch)
 
 
 class Probe:
-    """The variables' values before and after one update, and losses on the line between them.
+    """The trained variables' values before and after one update, to compute losses between them.
 
     Args:
         optimizer: the Keras optimizer that makes the update.
@@ -115,19 +116,19 @@ class Probe:
 
     @property
     def holds(self) -> bool:
-        """Whether the values both before and after an update are kept."""
+        """Whether the variables' values both before and after an update are kept."""
         return bool(self._after)
 
     def begin(self) -> None:
-        """Keep the variables' values before an update; called right before it, in its thread."""
+        """Keep the trained variables' values; called right before an update, in its thread."""
         with context.eager_mode():
             self._made = self._updates()
             self._before, self._after = _values(self._parameters()), []
 
     def end(self) -> None:
-        """Keep the values after the update that :meth:`begin` preceded, if the update was made.
+        """Keep the trained variables' values after an update; do nothing if it was not made.
 
-        A LossScaleOptimizer may have skipped it.
+        The update is the one that followed :meth:`begin`. A LossScaleOptimizer may have skipped it.
         """
         if self._before and self._updates() != self._made:
             self._after = _values(self._parameters())
@@ -137,19 +138,20 @@ class Probe:
         self._before, self._after = [], []
 
     def prepare(self, evaluation: Evaluation) -> None:
-        """Evaluate once, so that all graphs that :meth:`losses` needs for ``evaluation`` are built.
+        """Evaluate the loss once, so that all graphs that :meth:`losses` needs are built.
 
-        The optimizer must be built.
+        ``evaluation`` is the loss of a batch with the shapes and types of the training's. The
+        optimizer must be built.
         """
         now = _values(self._parameters())
         self._along(now, now, (0.0,), evaluation)
 
     def losses(self, at: Sequence[float], evaluation: Evaluation) -> list[float]:
-        """Return the loss at several points along the update whose values are kept.
+        """Return the losses that the update would have led to with several other learning rates.
 
         Args:
-            at: the points, numbers e; the learning rate there is (1 + e) times that of the update
-                (see :mod:`edl.core.policy.lr_fit`), so -1 is before the update and 0 after it.
+            at: a number e for each learning rate, which is (1 + e) times that of the update (see
+                :mod:`edl.core.policy.lr_fit`): -1 is before the update, 0 after it.
             evaluation: computes the loss of a batch.
 
         Returns:
@@ -171,7 +173,8 @@ class Probe:
         Args:
             before: the values of the trained variables at the point -1.
             after: their values at the point 0.
-            at: the points at which the loss is computed, as in :meth:`losses`.
+            at: the points at which the loss is computed: -1 is at ``before``, 0 at ``after``, other
+                numbers are between or beyond them.
             evaluation: computes the loss of a batch.
         """
         parameters = self._parameters()
@@ -245,7 +248,7 @@ def _tensor(value: Any) -> Any:
 
 
 def _spec(tensor: Any) -> Any:
-    """Return the ``tf.TensorSpec`` of tensors like ``tensor``, for any number of samples.
+    """Return the ``tf.TensorSpec`` of ``tensor`` with None for the number of samples.
 
     For a ragged or sparse tensor its type spec is returned.
     """
@@ -281,5 +284,5 @@ def _refuse_operations(graph: Any) -> None:
 
 
 def _has_seed(definition: Any) -> bool:
-    """Return whether operations with the TensorFlow ``definition`` have a seed as an attribute."""
+    """Return whether operations with the ``definition`` (``OpDef``) have a seed as an attribute."""
     return any(each.name == "seed2" for each in definition.attr)

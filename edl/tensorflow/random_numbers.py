@@ -37,7 +37,8 @@ class Seeder:
     """A function that seeds all random generators of TensorFlow and Keras in this process.
 
     Args:
-        variables: a function that returns pairs of path and variable, for the models' variables.
+        variables: a function without arguments that returns a pair (path, variable) for each of
+            the models' variables.
     """
 
     def __init__(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:

@@ -75,8 +75,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
 class LearningRateScheduleCallback(keras.callbacks.Callback):
     """A callback that sets the learning rate to ``initial_lr * multiplier(epoch)``.
 
-    Horovod's ``momentum_correction`` does not exist here: Keras 3 has the momentum in the compiled
-    step.
+    Horovod's argument ``momentum_correction`` is left out: Keras 3 has compiled the momentum into
+    the step, where a callback cannot change it.
 
     Args:
         initial_lr: the learning rate that is multiplied.
@@ -86,8 +86,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         end_epoch: the learning rate is left alone from this epoch on; None: it never is.
         staircase: True: set the rate once an epoch; False: before each batch, with fractions of an
             epoch.
-        steps_per_epoch: the number of batches of an epoch, for those fractions; None: ``fit`` has
-            to know it.
+        steps_per_epoch: the number of batches of an epoch, to compute those fractions; None: it is
+            read from ``fit``.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         """Read the number of batches of an epoch from ``fit``, if it is needed and was not given.
 
         Raises:
-            ValueError: ``fit`` does not know it.
+            ValueError: ``fit`` does not know the number.
         """
         if not self.staircase and self.steps_per_epoch is None:
             self.steps_per_epoch = self.params.get("steps")
@@ -123,7 +123,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 raise ValueError(f"{type(self).__name__} needs steps_per_epoch")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remember the number of the epoch."""
+        """Remember the number of the epoch, from which the learning rate is computed."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -143,7 +143,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
     def _set(self, epoch: float) -> None:
-        """Set the optimizer's learning rate to that at ``epoch``, which may have a fraction."""
+        """Set the optimizer's learning rate to ``initial_lr * multiplier(epoch)``.
+
+        ``epoch`` may have a fraction.
+        """
         self.model.optimizer.learning_rate.assign(self.initial_lr * self.multiplier(epoch))
 
 

@@ -30,8 +30,12 @@ class KerasState(TensorFlowKerasState):
 class CommitStateCallback(keras.callbacks.Callback):
     """A callback that commits ``state`` after every ``batches_per_commit`` batches and each epoch.
 
-    A commit keeps a copy, to which the workers return after a crash. Put this callback after those
-    that update the state.
+    A commit keeps a copy of the state, to which the workers return after a crash. Put this callback
+    after the callbacks that update the state.
+
+    Args:
+        state: the elastic state.
+        batches_per_commit: the number of batches from one commit to the next.
     """
 
     def __init__(self, state: TensorFlowKerasState, batches_per_commit: int = 1) -> None:
@@ -41,7 +45,10 @@ class CommitStateCallback(keras.callbacks.Callback):
         self._left = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Set the count of batches since a commit to 0, as all workers do, which begin together."""
+        """Set the count of batches since the last commit to 0.
+
+        All workers begin ``fit`` together, so the counts are equal.
+        """
         self._left = self._batches_per_commit  # alike on all, who begin together
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -60,10 +60,11 @@ def _only_adds(metric: Any) -> bool:
 
 
 def _definitions(kinds: list[type], name: str) -> Iterator[ast.FunctionDef | None]:
-    """Yield the methods that a call of ``name`` runs, as syntax trees, the calling class's first.
+    """Yield the syntax trees of the methods ``name`` that one call of ``name`` may run.
 
-    A method of a base class is yielded if the one before calls ``super()``. None stands for a
-    method whose source cannot be read, as at a prompt.
+    The first is that of the first class that defines the method. The method of the next class
+    follows if the one before contains ``super()``. None stands for a method whose source cannot be
+    read, as at a prompt.
 
     Args:
         kinds: the classes to look in, in the order of inheritance.
@@ -80,7 +81,10 @@ def _definitions(kinds: list[type], name: str) -> Iterator[ast.FunctionDef | Non
 
 
 def _parsed(function: Any) -> ast.FunctionDef | None:
-    """Return the syntax tree of ``function``, a method or property; None: no source is found."""
+    """Return the syntax tree of ``function``, a method or property; None if it has no source.
+
+    For a value that cannot be called, it is the tree of an empty function.
+    """
     if isinstance(function, property):
         function = function.fget
     if isinstance(function, staticmethod | classmethod):
@@ -147,8 +151,8 @@ def _added_to(call: ast.Call, function: ast.Attribute) -> set[int]:
 def _addend(value: ast.AST, target: str) -> ast.AST | None:
     """Return the node of ``target`` in the expression ``value``, a sum ``target + ...``.
 
-    ``target`` is the dump of a node, as of ``ast.dump``. None is returned if ``value`` is no such
-    sum.
+    ``target`` is the text that ``ast.dump`` returns for a node. None is returned if ``value`` is
+    not a sum with that node.
     """
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):
         terms = [value.left, value.right][: 1 + isinstance(value.op, ast.Add)]
@@ -168,9 +172,9 @@ def _bare(node: ast.AST) -> ast.AST:
 
 
 def _has_variables(value: Any) -> bool:
-    """Return whether ``value``, an attribute of a metric, holds a variable or another metric.
+    """Return whether ``value``, an attribute of a metric, is or contains a variable or a metric.
 
-    It is one itself, or a list, tuple or dict in which there is one.
+    Lists, tuples and dicts are searched.
     """
     if isinstance(value, dict):
         value = [*value.values()]

@@ -16,9 +16,9 @@ ROOM = 32  # for metrics in a row; with more of them, as much again
 def metrics_row(worker: int, samples: int, metrics: Mapping[str, float]) -> list[float]:
     """Return the row with this worker's metrics of an epoch, for :func:`job_metrics`.
 
-    The row holds the id, the samples, a checksum of the names, the metrics, and zeros. The zeros
-    fill it up to a multiple of ``ROOM`` metrics, so that workers with different metrics nearly
-    always have rows of the same length.
+    The row holds the worker's id, the number of samples, a checksum of the metrics' names, the
+    metrics, and zeros. The zeros fill it up to a multiple of ``ROOM`` metrics, so that workers with
+    different metrics nearly always have rows of the same length.
 
     Args:
         worker: this worker's id.
@@ -79,9 +79,9 @@ def end_row(worker: int, wants_to_stop: bool, wrote: bool) -> list[float]:
 
 
 def met(rows: Sequence[Sequence[float]]) -> Met:
-    """Return whether all workers stop, and whether rank 0 has written its files.
+    """Return whether all workers stop training, and whether rank 0 has written the epoch's files.
 
-    ``rows`` are the rows of :func:`end_row` of all workers.
+    ``rows`` are the rows of :func:`end_row` of all workers. All stop if one worker wants to.
     """
     stops, reason = stopping([int(row[0]) for row in rows if row[1]])
     return Met(stop=reason if stops else "", written=any(row[2] for row in rows))

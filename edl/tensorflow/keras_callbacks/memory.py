@@ -89,10 +89,10 @@ class _Memory:
         }
 
     def load(self, state: Any) -> None:
-        """Restore in the callback a ``state`` that :meth:`state` has returned, here or elsewhere.
+        """Restore in the callback a ``state`` that :meth:`state` has returned on any worker.
 
-        Attributes that the state does not have get their first values again, unless these had more
-        than ``SMALL_BYTES`` bytes.
+        Attributes that are not in ``state`` get the values again that they had before the first
+        fit. Such values of more than ``SMALL_BYTES`` bytes are not kept, and not restored.
         """
         if isinstance(self.callback, Trackable):
             self.callback.load_state_dict(state)
@@ -175,7 +175,11 @@ class _Memory:
 class CallbackStates:
     """The states of all callbacks of a ``fit``, which newcomers and checkpoints receive.
 
-    They are one tracked object. ``worker`` is this worker.
+    edl tracks this object like those of ``edl.track``: by ``state_dict()`` and
+    ``load_state_dict()``.
+
+    Args:
+        worker: this worker.
 
     Attributes:
         verbose: the ``verbose`` of the job's ``fit``: 0, 1 or 2.
@@ -201,7 +205,7 @@ class CallbackStates:
     def follow(self, callbacks: Sequence[Any], remembers: Sequence[bool], model: Any) -> None:
         """Replace the callbacks by those of a new fit.
 
-        The first values of a callback's attributes are those that it had in its first fit, also on
+        A callback's state is what differs from its attributes' values before its first fit, also on
         a newcomer, which has not trained that fit.
 
         Args:
@@ -218,9 +222,9 @@ class CallbackStates:
         self.begun = -1
 
     def _memory_of(self, callback: Any, model: Any) -> _Memory:
-        """Return the memory of ``callback``, a new one if it is in its first fit.
+        """Return the object that keeps the state of ``callback`` over all fits.
 
-        ``model`` is the model that is fitted.
+        A new one is made in the callback's first fit. ``model`` is the model that is fitted.
         """
         memory = self._known.get(id(callback))
         if memory is None:
@@ -239,10 +243,10 @@ class CallbackStates:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the states of the job's callbacks in those of this worker.
+        """Restore the states of the job's callbacks in this worker's callbacks.
 
         ``state`` is what :meth:`state_dict` returns. If it is from a checkpoint, whose script may
-        have had other callbacks, each callback gets the state of one of the same class.
+        have had other callbacks, each callback gets the state of a callback of the same class.
 
         Raises:
             JobFailed: the job begins with different callbacks on its workers.

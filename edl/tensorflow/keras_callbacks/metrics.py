@@ -138,9 +138,10 @@ class EpochMetrics:
                 self._take_mean(metric, worker, samples)
 
     def hand_over(self, worker: Worker, leaving: frozenset[int]) -> None:
-        """Add the metric states of workers that leave to the states of the first worker that stays.
+        """Add the metric states of workers that leave to the states of one worker that stays.
 
-        The first is that of the lowest rank. All workers of the ring call it between two steps.
+        That worker is the one of the lowest rank. All workers of the ring call it between two
+        steps.
 
         Args:
             worker: this worker.
@@ -206,7 +207,9 @@ def _leaves(metrics: Iterable[Any]) -> list[Any]:
 
 
 def _source(name: str, value: Any, results: Mapping[str, Any]) -> str | None:
-    """Return the name of the metric whose result equals ``value``; None if no single metric fits.
+    """Return the name of the metric whose result equals ``value``.
+
+    None is returned if no metric, or several of other names than ``name``, have that result.
 
     Args:
         name: the name of the number in the logs; a metric of this name is preferred.
@@ -237,9 +240,9 @@ def _read(variables: Sequence[Any]) -> State:
 
 
 def _wide(kind: Any) -> Any:
-    """Return the numpy type in which states of the type ``kind`` are added.
+    """Return the numpy type in which metric states of the numpy type ``kind`` are added.
 
-    It is int64 for integers and booleans, which are so added exactly, and float64 for others.
+    It is int64 for integers and booleans, to add them exactly, and float64 for all others.
     """
     return np.int64 if np.issubdtype(kind, np.integer) or kind == np.bool_ else np.float64
 

@@ -35,7 +35,9 @@ Arrange = Callable[[Any, list[Any], Any], list[Any]]  # (edl's callback, the oth
 
 
 class Numbering(Protocol):
-    """An object that numbers batches for a callback list, over the job in place of this process.
+    """An object that gives Keras' list of callbacks the job's numbers of the batches of an epoch.
+
+    Without it Keras passes the count of the batches that this process has taken.
 
     Attributes:
         batch: the index in its epoch of the batch that was handed out last.
@@ -55,13 +57,13 @@ class Numbering(Protocol):
 def watch_lists(kind: type[Any], arrange: Arrange) -> None:
     """Patch Keras so that each list with a callback of ``kind`` becomes what ``arrange`` returns.
 
-    The patch lasts for the rest of the process. When Keras makes a list with two callbacks of
-    ``kind``, or with one that cannot work in a job, it raises UsageError.
+    The patch lasts for the rest of the process. It raises UsageError for a list with two callbacks
+    of ``kind``, or with a callback that cannot work in a job.
 
     Args:
         kind: the class of edl's callback.
-        arrange: a function of edl's callback, the other callbacks and the model, which returns all
-            callbacks in order.
+        arrange: called as ``arrange(callback, others, model)`` with edl's callback, the list of
+            the other callbacks and the model; returns all callbacks in order.
     """
     plain = keras.callbacks.CallbackList.set_model
 
@@ -81,7 +83,7 @@ def watch_lists(kind: type[Any], arrange: Arrange) -> None:
 
 
 def _number_batches(callbacks: Any, job: Numbering) -> None:
-    """Let the list ``callbacks`` pass the batch numbers of ``job`` to its callbacks, not Keras'."""
+    """Patch Keras' list ``callbacks`` to pass the batch numbers of ``job`` to its callbacks."""
     begin, end, params = (
         callbacks.on_train_batch_begin,
         callbacks.on_train_batch_end,
@@ -104,7 +106,7 @@ def with_progress(others: list[Any]) -> list[Any]:
 
 
 def _check(callbacks: list[Any]) -> None:
-    """Raise UsageError if one of ``callbacks`` cannot work in a job; it names a replacement."""
+    """Raise UsageError if one of ``callbacks`` cannot work in a job; the text says what to use."""
     for callback in callbacks:
         for kind, why in _REFUSED.items():
             if isinstance(callback, kind):

@@ -57,10 +57,10 @@ class Writer(keras.callbacks.Callback):
         self.callback.set_params(params)
 
     def met(self, written: bool) -> None:
-        """Finish the end of an epoch, when all workers know whether rank 0 has written.
+        """Write the files of the epoch that has ended if its rank 0 has died before it did so.
 
-        ``written`` says whether the rank 0 of the epoch had written its files. If not, it died, and
-        this worker writes them if it is rank 0 after it.
+        Called when the workers have exchanged rows at the end of the epoch. ``written`` says
+        whether the rank 0 of the epoch has written its files; if not, the present rank 0 writes.
         """
         raise NotImplementedError
 
@@ -86,29 +86,33 @@ class Gated(Writer):
         getattr(self.callback, name)(*arguments, **named)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Do nothing: this worker may be a newcomer; the callback begins before its first hook."""
+        """Do nothing: the callback gets ``on_train_begin`` later, before its first other hook.
+
+        A newcomer is not in the job's ring yet when Keras calls this method.
+        """
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Tell the callback on rank 0 that ``epoch`` begins; other workers only remember the epoch.
+        """Call the callback's ``on_epoch_begin`` on rank 0; other workers remember ``epoch`` only.
 
-        They tell it to their own callback if they become rank 0 in the epoch.
+        A worker that becomes rank 0 in the epoch calls it then.
         """
         self._epoch = None
         self.hook("on_epoch_begin", epoch, logs)
         self._epoch = epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Tell the callback on rank 0 that the epoch ends; other workers only keep ``logs``.
+        """Call the callback's ``on_epoch_end`` on rank 0; other workers keep epoch and ``logs``.
 
-        They write the epoch's end if they become rank 0 before :meth:`met`.
+        If rank 0 dies before all workers have exchanged rows, :meth:`met` calls it on its
+        successor.
         """
         self._unwritten = (epoch, dict(logs or {}))
         self._end_epoch()
 
     def met(self, written: bool) -> None:
-        """Write the end of the epoch if its rank 0 had not, and this worker is rank 0 after it.
+        """Call the callback's ``on_epoch_end`` if the epoch's rank 0 died before it did so.
 
-        ``written`` says whether the epoch's rank 0 had written it.
+        ``written`` says whether the epoch's rank 0 has called it. If not, the present rank 0 does.
         """
         if not written and self._unwritten is not None and not self._has_written():
             self._end_epoch()
@@ -124,9 +128,9 @@ class Gated(Writer):
             self.flush()
 
     def _has_written(self) -> bool:
-        """Return whether a rank 0 that died has written the end of the epoch to the file before.
+        """Return whether the callback's file already has the end of the epoch, from a dead rank 0.
 
-        It is False for callbacks whose files cannot tell.
+        It is False for callbacks whose files do not show it.
         """
         return False
 
@@ -203,9 +207,14 @@ class GatedTensorBoard(Gated):
 
 
 class GatedProgress(Gated):
-    """A writer for the progress bar, which is not told the number of steps by ``fit``.
+    """A writer for Keras' progress bar, which learns the length of the bar from the job.
 
-    The number depends on how many workers there are.
+    The number of steps in an epoch depends on how many workers there are, so that of ``fit`` is not
+    passed on.
+
+    Args:
+        callback: the progress bar.
+        worker: this worker.
     """
 
     callback: ProgbarLogger
@@ -219,14 +228,19 @@ class GatedProgress(Gated):
         super().set_params({**params, "steps": None})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin the bar of ``epoch``; after a change of the workers, its length is set anew."""
+        """Begin the bar of ``epoch``; if the set of workers has changed, reset the bar's length."""
         if self._generation != self._worker.generation:
             self._generation, self.callback.target = self._worker.generation, None
         super().on_epoch_begin(epoch, logs)
 
 
 class Saver(Writer):
-    """A writer for ``ModelCheckpoint``: all workers track the best value, and rank 0 saves."""
+    """A writer for ``ModelCheckpoint``: all workers track the best value, and rank 0 saves.
+
+    Args:
+        callback: the ``ModelCheckpoint``.
+        worker: this worker.
+    """
 
     remembers = True
 
@@ -249,7 +263,7 @@ class Saver(Writer):
             callback._should_save_model = should_save
 
     def _save(self, epoch: int, batch: int | None, logs: Any) -> None:
-        """Let the callback save the model without deciding whether a save is due.
+        """Let the callback save the model now, whether or not it would decide to save.
 
         The arguments are those of the callback's ``_save_model``: the epoch, the batch (None: the
         epoch's end) and Keras' ``logs``.
@@ -267,17 +281,19 @@ class Saver(Writer):
         self.callback.set_model(_Unsaved(model, self))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Let the callback decide whether to save; rank 0 saves, others keep the save for later.
+        """Let the callback decide whether to save the model; if so, rank 0 saves it.
 
-        They make it in :meth:`met` if rank 0 dies before it has saved.
+        Other workers remember that the save is due: :meth:`met` makes it on the successor of rank 0
+        if rank 0 dies before it has saved.
         """
         self._unsaved = None
         self.callback.on_epoch_end(epoch, logs)
 
     def met(self, written: bool) -> None:
-        """Make a save that was due if the epoch's rank 0 had not, and this worker is its successor.
+        """Save the model if a save was due and the epoch's rank 0 died before it made the save.
 
-        ``written`` says whether the epoch's rank 0 had saved the model.
+        ``written`` says whether the epoch's rank 0 has saved the model. If not, the present rank 0
+        does.
         """
         unsaved, self._unsaved = self._unsaved, None
         if unsaved is not None and not written and self.writes:
@@ -299,7 +315,7 @@ for _name in _HOOKS:
 
 
 class _Unsaved:
-    """A wrapper of the model whose save methods do nothing on other ranks than 0.
+    """A wrapper of the model whose save methods save on rank 0 only, and do nothing elsewhere.
 
     All other attributes and calls are passed on to the model.
 
