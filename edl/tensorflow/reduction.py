@@ -56,8 +56,8 @@ class GradientReduction:
 
     Args:
         worker: this worker.
-        feed: the source of its batches.
-        rounds: the order in which the script's optimizers reduce in a step.
+        feed: the source of this worker's batches.
+        rounds: the order in which the script's optimizers have their gradients reduced in a step.
 
     Attributes:
         noise: the meter of the gradients' squared norms.
@@ -81,7 +81,7 @@ class GradientReduction:
         self._one_at_a_time = threading.Lock()
 
     def cannot_repair(self, why: str) -> None:
-        """Let this worker end, with the message ``why``, if a ring breaks inside of a step."""
+        """Let this worker end, with the reason ``why`` in the error, if a ring breaks in a step."""
         self._reduction.cannot_repair = why
 
     @property
@@ -98,7 +98,7 @@ class GradientReduction:
         """Complete the open step in the ledger, if its gradients are reduced.
 
         Raises:
-            Exception: the error that :meth:`raise_pending` raises.
+            Exception: an error that occurred inside a graph, and ends this worker.
         """
         self.raise_pending()
         if self._worker.loader.open and self._reduction.step.is_decided:
@@ -153,7 +153,7 @@ class GradientReduction:
     def applies_early(self) -> bool:
         """Return whether to apply the gradients that a tape has reduced in this step; call it once.
 
-        It is False in a trial run of a session, and if other workers have completed the step.
+        False is returned in a trial run of a session, and if other workers have completed the step.
 
         Raises:
             UsageError: no gradients were reduced, or they are applied already.
@@ -199,12 +199,14 @@ class GradientReduction:
     # --- in a graph
 
     def _in_graph(self, local: list[Any], first: list[Any]) -> tuple[list[Any], Any]:
-        """Add operations to the graph that reduce the gradients ``local``, and may send them again.
+        """Add operations to the graph that reduce the gradients ``local``.
+
+        If the ring breaks meanwhile, the operations send them again in the next ring.
 
         Args:
             local: the gradients of this worker.
-            first: tensors to wait for before :meth:`_begin`: the gradient that backward computes
-                first, as a rule that of the last variable.
+            first: tensors that the reduction waits for before it begins: the gradient that backward
+                computes first, as a rule the gradient of the last variable.
 
         Returns:
             The means, and whether to apply them, a scalar boolean tensor.
@@ -238,10 +240,11 @@ class GradientReduction:
             return means, tf.logical_or(applies, tf.equal(branch, int(Branch.SHOW)))
 
     def _show_in_graph(self, branch: Any, local: list[Any], means: list[Any]) -> Any:
-        """Add operations to the graph that measure gradients if ``branch`` is ``Branch.SHOW``.
+        """Add operations to the graph that measure the gradients' norms if the step asks for it.
 
         Args:
-            branch: the :class:`~edl.framework.reduction.Branch` of the step, an int64 tensor.
+            branch: what the step asks for, a :class:`~edl.framework.reduction.Branch` as an int64
+                tensor; ``Branch.SHOW`` asks to measure.
             local: the gradients of this worker.
             means: their means over the global batch.
 
@@ -269,11 +272,13 @@ class GradientReduction:
 
         Args:
             local: the gradients of this worker.
-            end: the function that is called back when the gradients are reduced or have failed, and
-                returns the next :class:`~edl.framework.reduction.Branch`.
+            end: a function without arguments that the graph calls back when the gradients are
+                reduced or have failed; it returns ``Branch.AGAIN`` to send them again, or else what
+                to do after the loop.
 
         Returns:
-            The branch that the graph takes after the loop, then the means.
+            What to do after the loop, a :class:`~edl.framework.reduction.Branch` as an int64
+            tensor, then the means.
         """
 
         def attempt(_branch: Any, *_means: Any) -> tuple[Any, ...]:
@@ -300,10 +305,10 @@ class GradientReduction:
         return tuple(found)
 
     def _begin(self) -> Any:
-        """Begin the reduction when the first gradient is computed; called back by the graph.
+        """Begin the step's reduction; the graph calls back when its first gradient is computed.
 
         Returns:
-            Whether the graph's gradients are sent as they are; if not, its operations return them
+            Whether the graph's operations send the gradients as they are; if not, they return them
             unsent.
         """
 
@@ -324,7 +329,8 @@ class GradientReduction:
         Called back by the graph.
 
         Returns:
-            The factor for the gradients that are sent, and the factor for their averages.
+            The factor for the gradients that this worker sends, and the factor for Horovod's
+            averages of all workers' gradients.
         """
 
         def begin() -> Weights:
@@ -337,7 +343,7 @@ class GradientReduction:
         return np.float64(weights.sent), np.float64(weights.received)
 
     def _send(self, sends: bool) -> None:
-        """Switch whether the gradient operations send their inputs, or return them unsent.
+        """Switch whether the graph's gradient operations send their inputs, or return them unsent.
 
         ``sends`` is True for sending.
         """
@@ -346,11 +352,12 @@ class GradientReduction:
             self._reduction.sending()
 
     def _end(self, early: bool) -> Any:
-        """Return the branch that the graph takes when its gradients are reduced or have failed.
+        """Return what the graph does after its gradients are reduced or have failed.
 
-        Called back by the graph. The branch is a :class:`~edl.framework.reduction.Branch` (SKIP,
-        APPLY, AGAIN or SHOW) as an int64. ``early`` is True if a tape has asked for the gradients,
-        so the update comes later.
+        Called back by the graph. The result is a :class:`~edl.framework.reduction.Branch` as an
+        int64: SKIP (apply nothing), APPLY (apply the means), AGAIN (send the gradients again) or
+        SHOW (measure their norms, then apply). ``early`` is True if a tape has asked for the
+        gradients, so the update comes later.
         """
 
         def end() -> Branch:
@@ -365,17 +372,19 @@ class GradientReduction:
         return np.int64(self.from_graph(end, Branch.SKIP))
 
     def _begin_update(self) -> None:
-        """With several optimizers, count the update of this one as made, since it follows at once.
+        """In a script with several optimizers, count the update of this optimizer as made.
 
-        The gradients that the next optimizer reduces belong to another step.
+        It is made right after this call. Gradients that the next optimizer reduces belong to
+        another step.
         """
         if self.several and self._reduction.step.is_decided:
             self._reduction.apply()
 
     def from_graph(self, act: Callable[[], Answer], otherwise: Answer) -> Answer:
-        """Call ``act`` in a thread of TensorFlow's, while the training thread waits for the graph.
+        """Call ``act`` for a graph, in a thread of TensorFlow's, and pass its errors on.
 
-        Only one such call runs at a time. Errors are raised by the training thread.
+        The training thread waits for the graph meanwhile, and raises the error of ``act``. Only one
+        call of this method runs at a time.
 
         Args:
             act: a function without arguments.
@@ -402,9 +411,9 @@ class GradientReduction:
             return otherwise
 
     def _unseen(self) -> str | None:
-        """Return ``WAITING``, a text, while the graph waits for gradients; None if it does not.
+        """Return a text while the graph waits for gradients of other workers; None if it does not.
 
-        :mod:`edl.worker.activity` asks, because no thread of Python's waits for them.
+        :mod:`edl.worker.activity` asks, which cannot see the wait: no thread of Python's waits.
         """
         waits = self._reduction.is_sending and gradient_ops.sent() >= self._expected
         return WAITING if waits else None
@@ -441,7 +450,7 @@ class GradientReduction:
 
         Args:
             gradients: the gradients of this worker.
-            weights: the factors before and after the average.
+            weights: the factor for the gradients that are sent, and the factor for their averages.
 
         Raises:
             RingBroken: a worker is gone.
@@ -466,9 +475,9 @@ class GradientReduction:
         return _typed(averages, gradients)
 
     def _trace(self, gradients: list[Any]) -> None:
-        """Build once the graph that averages gradients like ``gradients`` from Python, unsent.
+        """Build once the graph by which Python averages gradients of the types of ``gradients``.
 
-        This happens where no other worker waits for it, in a warm-up for example.
+        Nothing is sent. Called when no other worker waits for this one, in a warm-up for example.
         """
         if gradient_ops.AVAILABLE and not self._traced:
             self._send(False)
@@ -511,7 +520,7 @@ class GradientReduction:
     def _check(self) -> None:
         """Raise UsageError unless there is a batch whose gradients are yet to be reduced.
 
-        With several optimizers, a step of the batch that is done is followed by the next one.
+        With several optimizers, begin the batch's next step if its last one is done.
         """
         if self.several:
             if any(each.step.state is StepState.REDUCED for each in self._rounds.optimizers):
@@ -556,10 +565,10 @@ def _hold() -> None:
 
 
 def _nothing(variable: Any) -> Any:
-    """Return zeros to send for a ``variable`` without a gradient, as all workers must send alike.
+    """Return zeros to send for a ``variable`` that has no gradient on this worker.
 
-    They have another shape than the variable's gradient: if another worker has a gradient for it,
-    Horovod refuses both.
+    All workers must send as many tensors. The zeros have another shape than a gradient of
+    ``variable``: if another worker has a gradient for it, Horovod refuses both.
     """
     rank = tf.TensorShape(variable.shape).rank or 0
     return tf.zeros((1,) * (rank + 1), tf.as_dtype(variable.dtype))

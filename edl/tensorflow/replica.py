@@ -41,14 +41,14 @@ class TensorFlowReplica(FrameworkReplica):
         model: a function that returns the model's variables; called each time, because they may be
             created late.
         optimizer: a function that returns the optimizer's variables, the learning rate among them;
-            none for one of TensorFlow 1, whose variables the graph counts among its own.
-        optimizer_state: a function that returns the optimizer's variables, for one of TensorFlow 1
-            too.
+            an empty list for an optimizer of TensorFlow 1, whose variables ``model`` returns.
+        optimizer_state: a function that returns the optimizer's variables, also for an optimizer of
+            TensorFlow 1.
         updated: a function that returns those of the model's variables that an update changes.
         rates: a function that returns the learning rates of the last update that are in no
             variable.
         present: a function that returns all present learning rates, numbers or variables, by a name
-            for messages.
+            for messages. No function takes arguments.
 
     Attributes:
         access: how the values of variables are read and written.
@@ -81,7 +81,7 @@ class TensorFlowReplica(FrameworkReplica):
     def check(objects: Mapping[str, Any]) -> None:
         """Raise UsageError if one of ``objects`` has neither variables nor a ``state_dict()``.
 
-        ``objects`` are those to track, by name.
+        ``objects`` are the objects that the script asks to track, by name.
         """
         for name, thing in objects.items():
             if not isinstance(thing, Trackable) and variables_of(thing) is None:
@@ -95,9 +95,10 @@ class TensorFlowReplica(FrameworkReplica):
         return {name: x for name, x in self._tracked.items() if variables_of(x) is None}
 
     def objects_from_gradients(self) -> Mapping[str, Trackable]:
-        """Return the tracked objects, by name, that a script may compute from a step's gradients.
+        """Return the tracked objects, by name, that a script may change by a step's gradients.
 
-        An object with variables is replaced by one whose ``state_dict()`` is their values.
+        An object with variables is replaced by an object whose ``state_dict()`` returns their
+        values.
         """
         tracked = {name: variables_of(thing) for name, thing in self._tracked.items()}
         values = {name: _Values(self.access, own) for name, own in tracked.items() if own}
@@ -184,14 +185,14 @@ class TensorFlowReplica(FrameworkReplica):
     size_of = staticmethod(size_of)
 
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest of each of ``parts`` of the state, by name, but for parts without one.
+        """Return a digest of each of ``parts``, byte ranges of the state, by the part's name.
 
-        Values of some types cannot be compared, and have no digest.
+        Values of some types cannot be compared; such parts are left out.
         """
         return digests(self.access, parts)
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
-        """Write ``state``, or some of it, into the variables and tracked objects.
+        """Write ``state``, or a part of it, into the variables and tracked objects.
 
         Seeds of layers are never written.
 
@@ -226,7 +227,7 @@ class TensorFlowReplica(FrameworkReplica):
     def copied(self, state: dict[str, Any]) -> Any:
         """Return ``state`` with a copy of each array as a blob, for checkpoints.
 
-        The blobs are of :class:`edl.checkpoint.safetensors.Blob`.
+        A blob (:class:`edl.checkpoint.safetensors.Blob`) holds an array's bytes, type and shape.
 
         Raises:
             CheckpointError: an array holds Python objects.
@@ -244,7 +245,7 @@ class TensorFlowReplica(FrameworkReplica):
 
 
 class _Values:
-    """An object whose ``state_dict()`` is the values of some variables.
+    """An object whose ``state_dict()`` returns the values of given variables.
 
     Args:
         access: how the values are read and written.
@@ -266,7 +267,8 @@ class _Values:
 def _to_blob(value: Any, where: str) -> Any:
     """Return a copy of ``value`` as a blob for a checkpoint, if it is an array; else ``value``.
 
-    ``where`` is the path of ``value`` in the state, for the message.
+    A blob holds the bytes, type and shape of an array. ``where`` is the path of ``value`` in the
+    state, for the error's message.
 
     Raises:
         CheckpointError: the array holds Python objects.
@@ -282,7 +284,8 @@ def _to_blob(value: Any, where: str) -> Any:
 def _from_blob(value: Any, where: str) -> Any:
     """Return the array of ``value`` if ``value`` is a blob of a checkpoint; else ``value``.
 
-    ``where`` is the path of ``value`` in the state, for the message.
+    A blob holds the bytes, type and shape of an array. ``where`` is the path of ``value`` in the
+    state, for the error's message.
 
     Raises:
         CheckpointError: this TensorFlow does not know the type of the array.

@@ -96,10 +96,10 @@ def next_batch() -> Any:
 
 
 class _GraphJob:
-    """The steps of a job whose model is a graph in one session.
+    """The steps of a job whose model is a graph in one session: hands out a batch for each step.
 
     Args:
-        session: the session.
+        session: the session that trains the graph.
         tried: whether the graph has run once as a warm-up, without a step of the job.
 
     Raises:
@@ -175,7 +175,7 @@ class _GraphJob:
         """Return whether ``fetches``, as of ``Session.run``, depend on the reduction of gradients.
 
         Raises:
-            UsageError: they do, but depend on no update of the optimizer.
+            UsageError: they depend on a reduction, but on no update of the optimizer.
         """
         found = [self._look(_operation(self._session.graph, fetch)) for fetch in _flat(fetches)]
         reduces = any(reduced for reduced, _ in found)
@@ -189,8 +189,8 @@ class _GraphJob:
     def _look(self, operation: tf.Operation) -> tuple[bool, bool]:
         """Return whether ``operation`` depends on a reduction of gradients, and on an update.
 
-        If the update is in another graph than the session's, such as a branch, it cannot be found.
-        The second answer is then True for any operation.
+        If all updates are in other graphs than the session's, such as a branch of ``tf.cond``,
+        dependence on them cannot be found out, and the second answer is True.
         """
         found = self._found.get(id(operation))
         if found is None:
@@ -235,7 +235,7 @@ def notify_batch_end() -> None:
 
 
 def _job() -> _GraphJob:
-    """Return the job of the session in use.
+    """Return the :class:`_GraphJob` of the session in use, which hands out its batches.
 
     Raises:
         UsageError: the script has no edl.Session or edl.SessionHook.
@@ -255,9 +255,9 @@ class Session(tf.compat.v1.Session):
                 s.run(train)
                 edl.notify_batch_end()
 
-    Entering it initialises all variables; before the first step they get the job's values. When a
-    worker dies in a step, ``run`` completes the step with the survivors. The arguments are those of
-    TensorFlow's class.
+    Entering the session initialises all variables; before the first step they get the job's values.
+    When a worker dies in a step, ``run`` completes the step with the survivors. The arguments are
+    those of TensorFlow's class.
 
     Raises:
         UsageError: TensorFlow executes eagerly, or there is no edl.Optimizer or no data.
@@ -364,7 +364,7 @@ def _operation(graph: tf.Graph, fetch: Any) -> tf.Operation:
 
 
 def _reduces(operation: tf.Operation) -> bool:
-    """Return whether ``operation`` is the call back that ends a reduction of gradients."""
+    """Return whether ``operation`` is edl's call of Python that ends a reduction of gradients."""
     name = operation.name.rpartition("/")[2]
     return bool(operation.type.endswith("PyFunc") and name.startswith(REDUCED))
 
@@ -385,7 +385,7 @@ def _check_order(graph: tf.Graph) -> None:
     """Refuse a ``graph`` that shuffles a data set which ``from_generator`` has made.
 
     Raises:
-        UsageError: it does so.
+        UsageError: the graph shuffles such a data set.
     """
     for operation in graph.get_operations():
         if "Shuffle" in operation.type and "Dataset" in operation.type:

@@ -25,7 +25,7 @@ _BATCHES = (
 
 
 def load_read(stream: ShardReader, collate: Collate | None = None) -> Load:
-    """Return a function that returns the arrays of a batch whose samples were read from ``stream``.
+    """Return a function that takes a batch, and returns the arrays of its samples from ``stream``.
 
     Args:
         stream: the reader of the stream, which may have a function that parses a sample.
@@ -52,7 +52,8 @@ def reader_of(source: Any, collate: Collate | None = None) -> tuple[int, Load]:
         collate: a function that makes the arrays of a list of samples; None: they are stacked.
 
     Raises:
-        DataError: ``source`` is empty, its columns differ in length, or it is nothing of that kind.
+        DataError: ``source`` is empty, its columns differ in length, or it is neither columns nor a
+            sequence.
     """
     if isinstance(source, keras.utils.PyDataset):
         raise DataError(_BATCHES.format(kind=type(source).__name__))

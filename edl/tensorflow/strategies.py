@@ -37,8 +37,8 @@ def refuse_strategy(strategy: Any = None) -> None:
 def watch_strategies(kind: type) -> None:
     """Patch TensorFlow so that no strategy can distribute a data set of the class ``kind``.
 
-    The patch raises UsageError, as Keras' ``fit`` lets the strategy distribute the data set if it
-    is called in a strategy's scope. It lasts for the rest of the process.
+    An attempt raises UsageError. (Keras' ``fit``, called in the scope of a strategy, lets it
+    distribute the data set.) The patch lasts for the rest of the process.
     """
     plain = distribute_lib.StrategyBase.experimental_distribute_dataset
 

@@ -40,8 +40,9 @@ _OF_LOCAL_VARIABLES = {
 def as_it_is(function: Function) -> Function:
     """Return ``function`` marked so that AutoGraph does not translate it.
 
-    It is for functions of edl in a graph of the user's: a translation takes processor time at the
-    start of each worker, and changes nothing in a function without a branch or a loop over tensors.
+    Functions of edl that a user's ``tf.function`` calls are marked: a translation takes processor
+    time at the start of each worker, and changes nothing in a function without a branch or a loop
+    over tensors.
     """
     marked: Function = tf.autograph.experimental.do_not_convert(function)
     return marked
@@ -83,9 +84,9 @@ class JobTape:
         tape = edl.DistributedGradientTape(tape)
         gradients = tape.gradient(loss, model.trainable_variables)
 
-    Call ``gradient`` once for a batch, for all variables. The script may change its results. The
-    optimizer applies them if the step is not done: after a crash other workers may have completed
-    it already.
+    Call ``gradient`` once for a batch, for all variables. The script may change the gradients that
+    it returns. The optimizer applies them unless other workers have completed the step already,
+    after a crash.
 
     Args:
         tape: anything with a ``gradient`` method that returns a gradient for each variable.
@@ -184,7 +185,7 @@ def _proceed(reduction: GradientReduction, gradients: Sequence[Any]) -> Any:
         gradients: the gradients that the optimizer was given; a graph waits for them.
 
     Raises:
-        UsageError: they are applied already, or none were reduced.
+        UsageError: the gradients are applied already, or none were reduced.
     """
     if tf.executing_eagerly():
         return reduction.applies_early()
@@ -203,9 +204,9 @@ def _proceed(reduction: GradientReduction, gradients: Sequence[Any]) -> Any:
 
 
 def _changed(names: list[str]) -> str:
-    """Return the error message for gradients that the script has changed before the optimizer.
+    """Return the error message for gradients that were changed before the optimizer got them.
 
-    ``names`` are those of their variables.
+    ``names`` are the names of the gradients' variables.
     """
     return (
         f"the gradients of {few(names)} are not as tape.gradient() returned them (or went through "
@@ -218,7 +219,8 @@ def _changed(names: list[str]) -> str:
 def _right_way() -> str:
     """Return the name of the call that computes the job's gradients, for messages.
 
-    It is another one in a graph of TensorFlow 1 than elsewhere.
+    It is ``compute_gradients()`` in a graph of TensorFlow 1, and else
+    ``edl.DistributedGradientTape(tape)``.
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
         return "edl.DistributedGradientTape(tape)"

@@ -171,7 +171,8 @@ class Training:
             collate: a function that makes the arrays of a list of samples; None: they are stacked.
 
         Raises:
-            DataError: see :func:`edl.tensorflow.source.reader_of`.
+            DataError: the source is empty, its columns differ in length, or it is neither columns
+                nor samples.
             UsageError: there is a source already, edl cannot number the samples, or the arguments
                 of the batch are out of range.
         """
@@ -243,15 +244,14 @@ class Training:
 
     @property
     def replaces_optimizer(self) -> bool:
-        """Whether an optimizer that the script wraps next takes the place of the only one.
+        """Whether the next optimizer that the script wraps takes the place of the present one.
 
-        It does so between two calls of ``model.fit``; in other cases it would be a further
-        optimizer.
+        It does so between two calls of ``model.fit``; otherwise the script has several optimizers.
         """
         return bool(self.fits.done) and not self.fitting and len(self._trained) == 1
 
     def fit_with(self, model: Any) -> None:
-        """Make ``model`` the model that is fitted, with the optimizer that it is compiled with.
+        """Make ``model``, with the optimizer that it is compiled with, the one that ``fit`` trains.
 
         Raises:
             UsageError: the job trains another model.
@@ -266,7 +266,7 @@ class Training:
             self.replica.rename([type(optimizer).__name__])
 
     def _hand_over(self, leaving: frozenset[int]) -> None:
-        """During a fit, add metric states of workers that leave to those of one that stays.
+        """During a ``fit``, add metric states of workers that leave to those of one that stays.
 
         ``leaving`` are the ids of the workers that leave.
         """
@@ -274,8 +274,9 @@ class Training:
             self.metrics.hand_over(self.worker, leaving)
 
     def _resized(self, before: int, now: int) -> None:
-        """Report a change of the global batch after a change of the number of workers.
+        """Log a warning if a change of the number of workers changes the global batch.
 
+        Only learning rate schedules that do not follow the global batch cause the warning.
         ``before`` and ``now`` are the numbers of workers before and after the change.
         """
         progress = self.worker.loader.progress
@@ -296,8 +297,8 @@ class Training:
         """Raise an error if ``optimizer``, which trains ``model``, cannot be used with the others.
 
         Raises:
-            UsageError: an optimizer names no model, is one of TensorFlow 1, has a tuner or a
-                scaling of the momentum beside it, or comes after the first batch.
+            UsageError: one of the optimizers names no model, has an edl.LRTuner, or scales its
+                momentum; or ``optimizer`` is one of TensorFlow 1, or comes after the first batch.
         """
         self.worker.check_trains()
         if self.tuner is not None:
@@ -366,7 +367,7 @@ class Training:
         return found
 
     def _optimizer_state(self) -> list[Any]:
-        """Return the variables of all optimizers, those of one of TensorFlow 1 included."""
+        """Return the variables of all optimizers, also of an optimizer of TensorFlow 1."""
         if (optimizer := self._graph_optimizer()) is not None:
             return list(optimizer.variables())
         return self._optimizer_variables()

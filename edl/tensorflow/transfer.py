@@ -19,16 +19,16 @@ LARGE_BYTES = 2**25
 
 
 class TensorFlowArrays:
-    """A description of a TensorFlow state's arrays, and their way through the ring.
+    """The methods that describe the arrays of a TensorFlow state and broadcast them in the ring.
 
     It implements :class:`edl.framework.state.Arrays` with numpy arrays.
     """
 
     def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
-        """Return ``value`` as an array, and its description with the number ``index``.
+        """Return ``value`` as an array, and a description of it to send before the array.
 
-        The description has the array's shape, type and size. None is returned if ``value`` is no
-        array.
+        The description has the array's shape, type and size, and ``index``, its number among the
+        arrays of the state. None is returned if ``value`` is no array.
         """
         array = array_of(value)
         if array is None:
@@ -36,7 +36,7 @@ class TensorFlowArrays:
         return array, Reference(index, array.shape, array.dtype.name, array.nbytes)
 
     def empty(self, reference: Reference) -> Array:
-        """Return the array that ``reference`` describes; it has no elements, so is not sent."""
+        """Return the array that ``reference`` describes, which has no elements, so is not sent."""
         return np.empty(reference.shape, dtype_of(reference.dtype))
 
     def broadcast(
@@ -45,11 +45,10 @@ class TensorFlowArrays:
         """Broadcast arrays from the rank ``root``, in pieces of up to ``LARGE_BYTES``.
 
         Args:
-            sent: the descriptions of the arrays.
-            arrays: the arrays, on the root, at the indices that ``sent`` has; None on the other
-                ranks.
+            sent: the descriptions of the arrays to send, with the index of each in ``arrays``.
+            arrays: on the root, all arrays of the state; None on the other ranks.
             root: the rank that sends.
-            keep: whether to keep what is received.
+            keep: whether this worker keeps the arrays that it receives.
 
         Returns:
             The arrays received, by index; empty unless ``keep``.

@@ -45,8 +45,8 @@ class EagerAccess:
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
         """Return the bytes of ``parts``, ranges of variables' values, one flat array for each part.
 
-        Read them before the next update: they are not copied if that can be avoided. From a device
-        such as a GPU, only the part is copied.
+        Use the arrays before the next update: values in main memory are not copied if that can be
+        avoided. Of a value on a device such as a GPU, only the range is copied.
         """
         with context.eager_mode():
             return [_read_part(part) for part in parts]
@@ -162,15 +162,18 @@ CREATED = Created()
 
 
 def plain(variable: Any) -> Any:
-    """Return the TensorFlow variable that a Keras ``variable`` holds; any other as it is."""
+    """Return the TensorFlow variable that a Keras variable holds.
+
+    A ``variable`` that is none of Keras' is returned as it is.
+    """
     return variable.value if hasattr(variable, "overwrite_with_gradient") else variable
 
 
 def variables_by_name(variables: Iterable[Any], prefix: str = "") -> dict[str, Any]:
     """Return ``variables`` by path (Keras) or name, with ``prefix`` before it.
 
-    Keras variables are replaced by the TensorFlow variables that they hold. If several have one
-    name, the second gets ``#2`` after it, and so on.
+    Keras variables are replaced by the TensorFlow variables that they hold. If several variables
+    have the same name, ``#2`` is added to the name of the second, ``#3`` to the third, and so on.
     """
     found: dict[str, Any] = {}
     times: dict[str, int] = {}
