@@ -188,7 +188,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         When the script asks for the next number, the last step of the epoch is completed.
 
         Args:
-            now: the training of this process.
+            now: the data source, the optimizers and the open step of this process.
             count: the number of epochs; None: no limit.
             max_steps: the number of updates after which the training ends; None: no limit.
         """
@@ -225,7 +225,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
     def _batches(self, now: training.Training) -> Iterator[Any]:
         """Yield the batches of the current epoch, and begin a step of the job with each.
 
-        ``now`` is the training of this process.
+        ``now`` holds the data source, the optimizers and the open step of this process.
         """
         with now.feed.receiving(self._raw()) as receive:
             while now.begin_step():

@@ -122,7 +122,7 @@ class _VariablesState(State):
         return copied
 
     def _exchanged(self, ring: Ring, root: int, values: dict[str, Any] | None, keep: bool) -> Any:
-        """Broadcast the values of a state in the ring, and return them.
+        """Broadcast the values of this state, as :meth:`_values` returns them, from one worker.
 
         Args:
             ring: the ring of all workers.

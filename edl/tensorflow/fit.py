@@ -303,7 +303,7 @@ class _LastCallback(keras.callbacks.Callback):
     """The callback that runs after all other callbacks of the ``fit``.
 
     Args:
-        now: the training of this process.
+        now: the data source, the optimizers and the open step of this process.
         writers: the wrappers of the callbacks that write files.
         first: edl's callback that runs before all others.
         history: Keras' ``History`` of the fit; None: it has none.
@@ -476,10 +476,11 @@ def _is_number(value: Any) -> bool:
 def _check_compiled(model: Any, now: training.Training) -> None:
     """Refuse a compiled ``model`` that edl cannot train, and turn off XLA in it.
 
-    ``now`` is the training of this process.
+    ``now`` holds the data source, the optimizers and the open step of this process.
 
     Raises:
-        UsageError: its optimizer is no ``edl.Optimizer``, or it has ``steps_per_execution``.
+        UsageError: the model's optimizer is no ``edl.Optimizer``, or the model was compiled with
+            ``steps_per_execution``.
     """
     optimizer = model.optimizer
     if not is_elastic(optimizer) and not now.reduction.several:  # which its train_step applies
@@ -499,7 +500,8 @@ def _check_compiled(model: Any, now: training.Training) -> None:
 def _build_all(now: training.Training, model: Any) -> None:
     """Create the variables of ``model`` and its optimizer on a worker that does not train this fit.
 
-    The job has done the fit already. ``now`` is the training of this process.
+    It is for a newcomer that skips a fit which the job has done. ``now`` holds the data source, the
+    optimizers and the open step of this process.
     """
     if not now.reduction.several:
         _build(model, now.newest_dataset)
@@ -508,10 +510,10 @@ def _build_all(now: training.Training, model: Any) -> None:
 
 
 def _build(model: Any, dataset: Any) -> None:
-    """Create the variables of ``model`` if it would create some only in its first step.
+    """Create the variables of ``model`` by passing zeros through it, if some do not exist yet.
 
     A subclassed model may have layers without any variables after ``model.build()``, as Keras
-    warns. Arrays of zeros in the shapes of ``dataset``'s batches are passed through the model.
+    warns. The zeros have the shapes of ``dataset``'s batches.
     """
     if _lacks_variables(model):
         spec = dataset.element_spec

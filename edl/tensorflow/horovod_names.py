@@ -157,10 +157,10 @@ def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
 
 
 def _by_size(gradient: Any) -> Any:
-    """Return ``gradient``, that of a variable of this worker only, divided by the ring's size.
+    """Return ``gradient`` divided by the number of workers in the ring; None stays None.
 
-    So it is scaled like the other variables' gradients, which are means over the workers. None
-    stays None.
+    It is for the gradient of a variable that is not averaged over the workers: it is scaled like
+    the gradients that are means over the workers.
     """
     if gradient is None:
         return None

@@ -90,7 +90,8 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
     def _at(self, update: Update) -> float:
         """Return the learning rate of ``update``: the schedule's rate times the scaling's factor.
 
-        ``update`` has the number of an update, the samples trained with it and the global batches.
+        ``update`` has the update's number, the samples that the job has trained with it, and the
+        global batches until then.
         """
         return self._factor(update, update.noise) * self.schedule.at(update.after)
 

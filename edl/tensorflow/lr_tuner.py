@@ -198,7 +198,7 @@ class LRTuner(keras.callbacks.Callback):
     def _train(self, arriving: Any) -> Any:
         """Run Keras' train function on the next batch of ``arriving``, an iterator of the data set.
 
-        Returns what Keras' function returns. If the last update is measured with this batch, the
+        The result is that of Keras' function. If the last update is measured with this batch, the
         batch is kept: Keras' function would take it from ``arriving`` inside of the graph, where
         Python cannot see it.
         """
@@ -236,9 +236,9 @@ class LRTuner(keras.callbacks.Callback):
         return np.float32(self._tuner.rate(update))
 
     def _set(self, update: Update) -> None:
-        """Set the learning rate to that of ``update``, which only other workers have made.
+        """Set the optimizer's learning rate to that of an update that this worker has not made.
 
-        ``update`` has the number of the update and the samples trained with it.
+        ``update`` has the update's number, and the samples that the job has trained with it.
         """
         rate = np.float32(self._tuner.rate(update))
         if self._variable.numpy() != rate:
@@ -279,7 +279,7 @@ def _sets_rate(callback: Any) -> bool:
 def _check(optimizer: Any, now: training.Training) -> None:
     """Raise UsageError if the learning rate of ``optimizer`` cannot be tuned.
 
-    ``now`` is the training of this process.
+    ``now`` holds the data source, the optimizers and the open step of this process.
     """
     kind = type(optimizer).__name__
     if not is_elastic(optimizer):

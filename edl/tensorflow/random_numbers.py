@@ -62,8 +62,8 @@ class Seeder:
 def own_operation_seeds(worker: Worker) -> Iterator[None]:
     """Give random operations that are created in a ``with`` block seeds of this worker's own.
 
-    Such operations are in functions for ``Dataset.map``. All workers create the same operations,
-    which would draw the same numbers on each of them. Nothing is changed if the script has set no
+    It is for the functions given to ``Dataset.map``: all workers create the same operations, which
+    would draw the same numbers on each worker. Nothing is changed if the script has set no
     seed, the job is to have the same random numbers on all workers, or this worker is rank 0 of the
     first ring, which keeps the script's seed. ``worker`` is this worker.
     """

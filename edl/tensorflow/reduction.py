@@ -575,9 +575,9 @@ def _nothing(variable: Any) -> Any:
 
 
 def _present(tensors: Sequence[Any], bare: Sequence[bool]) -> list[Any]:
-    """Return those of ``tensors`` whose variables have a gradient.
+    """Return the items of ``tensors`` whose variables have a gradient.
 
-    ``bare`` has True for each variable that has none.
+    ``bare`` has True at the index of each variable without a gradient.
     """
     return [each for each, none in zip(tensors, bare, strict=True) if not none]
 

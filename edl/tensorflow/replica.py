@@ -153,10 +153,10 @@ class TensorFlowReplica(FrameworkReplica):
         return state
 
     def compared(self) -> dict[str, Any]:
-        """Return what must be equal on all workers: trained variables and states of the optimizer.
+        """Return the values that must be equal on all workers, to compare them.
 
-        It contains learning rates and tracked objects, too. Averages of a forward pass, of which
-        each worker has its own, are left out.
+        They are the trained variables, the optimizer's variables, learning rates and tracked
+        objects. Averages of a forward pass, of which each worker has its own, are left out.
 
         Returns:
             Dicts of variables, rates or states by name, for each group: "model", "optimizer",

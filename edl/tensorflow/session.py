@@ -385,7 +385,7 @@ def _check_order(graph: tf.Graph) -> None:
     """Refuse a ``graph`` that shuffles a data set which ``from_generator`` has made.
 
     Raises:
-        UsageError: the graph shuffles such a data set.
+        UsageError: the graph shuffles a data set of ``from_generator``.
     """
     for operation in graph.get_operations():
         if "Shuffle" in operation.type and "Dataset" in operation.type:

@@ -268,7 +268,8 @@ def _leaves(value: Any) -> list[Columns]:
 def map_parts(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return ``value`` with ``function`` applied to each member of its nested tuples and dicts.
 
-    A ``value`` that is neither tuple nor dict is such a member itself.
+    ``function`` takes one member, and returns what replaces it. A ``value`` that is neither tuple
+    nor dict is a member itself.
     """
     if isinstance(value, dict):
         return {key: map_parts(item, function) for key, item in value.items()}

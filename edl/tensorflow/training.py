@@ -167,7 +167,7 @@ class Training:
             max_global_batch: the largest global batch, in samples; None: there is no limit.
             global_batch: the samples of all workers together, or the smallest and largest number,
                 in place of ``batch_size``; None: ``batch_size`` holds.
-            what: the function that the script called, for messages.
+            what: the name of the function that the script called, for messages.
             collate: a function that makes the arrays of a list of samples; None: they are stacked.
 
         Raises:

@@ -104,7 +104,8 @@ class SessionAccess:
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
         """Assign the arrays to the variables in ``values``, pairs of (variable, array).
 
-        The variable's initializer does so, because no operation can be added to the graph.
+        The array is fed into the variable's initializer, because no operation can be added to the
+        graph.
         """
         # A variable's initializer assigns its second input; no operation is added to the graph,
         # which may be finalized. Several variables may have been made of one input.

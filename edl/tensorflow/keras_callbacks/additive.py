@@ -62,9 +62,9 @@ def _only_adds(metric: Any) -> bool:
 def _definitions(kinds: list[type], name: str) -> Iterator[ast.FunctionDef | None]:
     """Yield the syntax trees of the methods ``name`` that one call of ``name`` may run.
 
-    The first is that of the first class that defines the method. The method of the next class
-    follows if the one before contains ``super()``. None stands for a method whose source cannot be
-    read, as at a prompt.
+    The first tree is the method of the first class that defines ``name``. The method of the next
+    class follows if the method before contains ``super()``. None stands for a method whose source
+    cannot be read, as at a prompt.
 
     Args:
         kinds: the classes to look in, in the order of inheritance.

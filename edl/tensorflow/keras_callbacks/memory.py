@@ -140,9 +140,9 @@ class _Memory:
         return mine
 
     def _is_of_the_model(self, value: Any) -> bool:
-        """Return whether ``value`` is the model, a layer or weights of it, or a list of these.
+        """Return whether ``value`` is the model, or layers or weights of it, alone or in a list.
 
-        Newcomers receive these as part of the model.
+        Newcomers receive such values as part of the model.
         """
         if isinstance(value, PLAIN):
             return False
@@ -157,7 +157,7 @@ class _Memory:
         Args:
             name: the name of the attribute.
             value: its value.
-            what: the error that names the type which cannot be shared.
+            what: the error whose text is the type that cannot be sent to other workers.
         """
         expected = callable(value) or isinstance(value, (io.IOBase, logging.Logger))
         if expected or name in self._warned or self._objects.get(name, _MISSING) is value:
@@ -175,8 +175,8 @@ class _Memory:
 class CallbackStates:
     """The states of all callbacks of a ``fit``, which newcomers and checkpoints receive.
 
-    edl tracks this object like those of ``edl.track``: by ``state_dict()`` and
-    ``load_state_dict()``.
+    It is tracked in the job's state, by ``state_dict()`` and ``load_state_dict()``, like an object
+    that a script gives to ``edl.track``.
 
     Args:
         worker: this worker.

@@ -198,7 +198,7 @@ class EpochMetrics:
 
 
 def _leaves(metrics: Iterable[Any]) -> list[Any]:
-    """Return ``metrics`` as single ones: a metric that holds other metrics is replaced by these."""
+    """Return ``metrics`` in one list, in which a metric that holds metrics is replaced by them."""
     found: list[Any] = []
     for metric in metrics:
         inner = getattr(metric, "metrics", None)

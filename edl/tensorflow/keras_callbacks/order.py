@@ -95,9 +95,9 @@ def _number_batches(callbacks: Any, job: Numbering) -> None:
 
 
 def with_progress(others: list[Any]) -> list[Any]:
-    """Return ``others``, the callbacks beside edl's, with a progress bar if they have none.
+    """Return ``others``, the callbacks beside edl's, with a progress bar added if there is none.
 
-    Keras makes none if ``verbose`` is 0, and a newcomer may receive another ``verbose`` from the
+    Keras makes no bar if ``verbose`` is 0, and a newcomer may receive another ``verbose`` from the
     job.
     """
     if any(isinstance(callback, ProgbarLogger) for callback in others):
@@ -106,7 +106,7 @@ def with_progress(others: list[Any]) -> list[Any]:
 
 
 def _check(callbacks: list[Any]) -> None:
-    """Raise UsageError if one of ``callbacks`` cannot work in a job; the text says what to use."""
+    """Raise UsageError, which names a replacement, if one of ``callbacks`` cannot work in a job."""
     for callback in callbacks:
         for kind, why in _REFUSED.items():
             if isinstance(callback, kind):

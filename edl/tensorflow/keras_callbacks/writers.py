@@ -2,8 +2,8 @@
 
 The script gives such callbacks on all workers. The worker that is rank 0 at the time of a write
 makes it, so when rank 0 dies, its successor continues. Until all workers have exchanged rows at the
-end of an epoch (:meth:`Writer.met`), each keeps what it would have written there, so that it can
-write it if rank 0 dies before it has.
+end of an epoch (:meth:`Writer.met`), each worker keeps the numbers that are to be written, so that
+it can write them if rank 0 dies before it does.
 """
 
 from __future__ import annotations
@@ -68,8 +68,11 @@ class Writer(keras.callbacks.Callback):
 class Gated(Writer):
     """A writer that calls the hooks of its callback on rank 0 only.
 
-    On each worker the callback gets ``on_train_begin`` right before the first hook that is called
-    there.
+    On each worker the callback's ``on_train_begin`` is called right before its first other hook.
+
+    Args:
+        callback: the callback that writes.
+        worker: this worker.
     """
 
     def __init__(self, callback: Any, worker: Worker) -> None:
@@ -183,7 +186,7 @@ class GatedCSV(Gated):
             file.truncate(text.rfind(b"\n") + 1)  # half a line of one that was killed
 
     def _has_written(self) -> bool:
-        """Return whether the last line of the file is that of the epoch that has ended."""
+        """Return whether the last line of the file is for the epoch that has ended."""
         assert self._unwritten is not None
         try:
             with open(self.callback.filename, "rb") as file:
@@ -207,10 +210,9 @@ class GatedTensorBoard(Gated):
 
 
 class GatedProgress(Gated):
-    """A writer for Keras' progress bar, which learns the length of the bar from the job.
+    """A writer for Keras' progress bar, which passes on no number of steps from ``fit``.
 
-    The number of steps in an epoch depends on how many workers there are, so that of ``fit`` is not
-    passed on.
+    That number would be wrong when workers join or leave.
 
     Args:
         callback: the progress bar.
@@ -224,7 +226,7 @@ class GatedProgress(Gated):
         self._generation = 0
 
     def set_params(self, params: Any) -> None:
-        """Give the callback ``params``, Keras' parameters of ``fit``, without the steps."""
+        """Give the callback ``params``, Keras' parameters of ``fit``, with None for ``steps``."""
         super().set_params({**params, "steps": None})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
