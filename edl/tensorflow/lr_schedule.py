@@ -242,7 +242,7 @@ def last_rates(optimizer: Any) -> list[float]:
 def present_rate(optimizer: Any) -> Any:
     """Return the present learning rate of ``optimizer``: a number or a variable.
 
-    None is returned if the rate is unknown because it is a schedule, or a tensor in a graph.
+    None is returned if the rate is unknown: in a graph, a schedule of Keras' or a tensor.
     """
     for one in with_inner(optimizer):
         rate = getattr(one, "_learning_rate", None)
@@ -259,10 +259,11 @@ def present_rate(optimizer: Any) -> Any:
 
 
 def check_alone(optimizers: Sequence[Any]) -> None:
-    """Refuse, in a script with several optimizers, a scaled learning rate beside a momentum.
+    """Refuse a learning rate that follows the global batch, in a script with several optimizers.
 
-    The momentum has to be corrected in each step in which the scaling changes the rate, and each
-    optimizer takes part in some of the steps only.
+    It is refused for an optimizer whose momentum contains the rate. The momentum has to be
+    corrected in each step in which the rate changes, and each optimizer takes part in some of the
+    steps only.
 
     Args:
         optimizers: all optimizers of the script.

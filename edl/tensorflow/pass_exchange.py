@@ -199,7 +199,7 @@ def _resource() -> Any:
 
 
 def _from_graph(act: Act) -> Callable[[Vector], Vector]:
-    """Return ``act`` as a function of this worker's row only, for ``tf.numpy_function``.
+    """Return a function of this worker's row that calls ``act``, for ``tf.numpy_function``.
 
     An error of ``act`` is raised by the training thread, and the graph continues as if this worker
     were alone.

@@ -1,4 +1,7 @@
-"""Reduce the gradients of a step, once, weighted and exact: all of them or none (promise 5).
+"""Reduce the gradients of a step to their means over the global batch: all of them or none.
+
+The update is that of one process with the whole batch (promise 5 of
+docs/explanation/guarantees.md).
 
 In a graph each gradient is an operation of its own, on its way while backward computes the next
 (:mod:`edl.tensorflow.gradient_ops`). The graph calls back into this process twice
@@ -12,7 +15,7 @@ With several optimizers each has a reduction of its own. The gradients of one op
 and applied before those of the next are reduced, in a graph, too; that is the next step of the same
 batch.
 
-What becomes of a step is decided in :mod:`edl.framework.reduction`, in a graph and from Python.
+:mod:`edl.framework.reduction` decides whether a step is applied, sent again or skipped.
 """
 
 from __future__ import annotations
@@ -559,7 +562,7 @@ class GradientReduction:
 
 
 def _hold() -> None:
-    """Stop sending: gradients that the graph computes after this call wait for the next ring."""
+    """Let the graph's gradient operations send nothing until the next ring is built."""
     if gradient_ops.AVAILABLE:
         gradient_ops.start_sending(False)
 

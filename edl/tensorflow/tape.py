@@ -121,7 +121,7 @@ class JobTape:
 def reduce_early(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Return the means of ``gradients`` over the global batch, before the optimizer gets them.
 
-    The script may change the means.
+    The script may change the means, and gives them to the optimizer.
 
     Args:
         gradients: the gradients of this worker.
@@ -150,7 +150,7 @@ def for_update(
     Args:
         gradients: the gradients that the optimizer was given.
         variables: the variables of the gradients, in the same order.
-        reduction: the reduction of the optimizer.
+        reduction: reduces the optimizer's gradients over all workers.
 
     Returns:
         The job's gradients, and a bool or, in a graph, a scalar boolean tensor: False if the step
@@ -181,8 +181,9 @@ def _proceed(reduction: GradientReduction, gradients: Sequence[Any]) -> Any:
     The answer is a bool, or a scalar boolean tensor in a graph.
 
     Args:
-        reduction: the reduction of the optimizer.
-        gradients: the gradients that the optimizer was given; a graph waits for them.
+        reduction: reduces the optimizer's gradients over all workers.
+        gradients: the gradients that the optimizer was given; a graph computes them before it asks
+            whether to apply them.
 
     Raises:
         UsageError: the gradients are applied already, or none were reduced.

@@ -39,7 +39,7 @@ _MISSING: Any = object()
 
 
 class _Memory:
-    """The state of one callback of a ``fit``: the attributes that differ from their first values.
+    """The state of one callback: the attributes that have changed since its first ``fit`` began.
 
     Args:
         callback: the callback, in its first fit, before training begins.

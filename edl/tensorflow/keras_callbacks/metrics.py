@@ -160,7 +160,7 @@ class EpochMetrics:
                 variable.assign(value.astype(_numpy_type(variable)))
 
     def restore(self) -> None:
-        """Let each metric compute its result from its own state again, not the job's mean."""
+        """Undo :meth:`combine`'s means: each metric's result is computed from its state again."""
         for metric in self._replaced:
             del metric.result
         self._replaced.clear()

@@ -25,7 +25,9 @@ _HOOKS = [
 
 
 class Writer(keras.callbacks.Callback):
-    """A callback that replaces, in the list of a ``fit``, a callback that writes files or text.
+    """A callback that takes the place of one that writes, and lets it write on rank 0 only.
+
+    The other callback writes files, or text to the terminal.
 
     Args:
         callback: the callback that writes.
@@ -354,9 +356,10 @@ WRITERS: list[tuple[type, type[Writer]]] = [
 
 
 def standing_in(callback: Any, worker: Worker) -> Writer | None:
-    """Return the writer that replaces ``callback`` in the list of a ``fit``.
+    """Return the writer that lets ``callback`` write on rank 0 only, in its place in a ``fit``.
 
-    None is returned if the callback writes nothing that edl knows of. ``worker`` is this worker.
+    None is returned if the callback is of no class that edl knows to write. ``worker`` is this
+    worker.
     """
     for kind, writer in WRITERS:
         if isinstance(callback, kind):
