@@ -188,15 +188,17 @@ def variables_by_name(variables: Iterable[Any], prefix: str = "") -> dict[str, A
 def variables_of(thing: Any) -> list[Any] | None:
     """Return the variables of ``thing``; None if it is of a kind that has none.
 
-    ``thing`` is a variable, a Keras model or layer, a ``tf.Module``, a list or tuple of variables,
-    or anything else.
+    ``thing`` is a variable of TensorFlow or Keras, a Keras model or layer, a ``tf.Module``, a list
+    or tuple of variables, or anything else.
     """
-    if isinstance(thing, tf.Variable):
+    if isinstance(plain(thing), tf.Variable):
         return [thing]
     found = getattr(thing, "variables", None)
     if found is not None and not callable(found):
         return list(found)
-    if isinstance(thing, (list, tuple)) and all(isinstance(each, tf.Variable) for each in thing):
+    if isinstance(thing, (list, tuple)) and all(
+        isinstance(plain(each), tf.Variable) for each in thing
+    ):
         return list(thing)
     return None
 

@@ -1456,7 +1456,7 @@ with edl.Session() as s:
 edl.init()
 samples = [{"id": n, "raw": bytes([n, 0]), "pair": (float(n), [n, n])} for n in range(3)]
 ds = edl.Dataset(samples, 2)
-edl.Optimizer(sgd, tf.Variable(1.0))
+edl.Optimizer(sgd, [keras.Variable(1.0)])  # as model.trainable_variables
 for _ in ds.epochs(1):
     seen = []
     for batch in ds:
