@@ -15,7 +15,7 @@ the sizes of a job that have no larger value than a smaller size, and each k tha
 cannot use, or that leaves too few slots for the minima of the other jobs. It does not assume
 diminishing gains: with a batch range gains do not diminish (the first slots that synchronise gain
 least). Time and memory grow as J * K * sizes and J * K. For 1,000 jobs and 10,000 slots it takes
-0.08 s where a job may have 10, and 0.5 s where it may have 64, and 0.1 GB (one core of an AMD
+0.08 s where each job may have 10 sizes, 0.5 s where it may have 64, and 0.1 GB (one core of an AMD
 EPYC).
 """
 

@@ -79,6 +79,7 @@ class ClusterJob:
     """A job that has arrived and has not ended, as a cluster policy sees it.
 
     Attributes:
+        name: the name of the job, unique in the cluster.
         arrival_s: the time at which the job was submitted, on the clock of ``ClusterState.now_s``.
         requested_slots: the number of slots that its user asked for; policies with fixed sizes give
             just these.
@@ -135,9 +136,10 @@ class ClusterState:
     Attributes:
         jobs: the jobs that have arrived and have not ended, in the order of submission.
         nodes: the nodes that are up, in the order in which they are filled.
-        present: the slots that jobs have now: the placement by job name.
+        present: the slots that jobs have now, by job name, as (node, number of slots) pairs.
         now_s: the time of the decision, in seconds.
-        state: the ``state`` of the policy's last decision; empty before its first.
+        state: what the policy kept for itself in its last decision (``Allocation.state``); empty
+            before its first decision.
     """
 
     jobs: Sequence[ClusterJob]
@@ -172,7 +174,8 @@ class Allocation:
     """The decision of a cluster policy: the slots of each job, and the reason for them.
 
     Attributes:
-        placements: the slots of all jobs, by job name; a job that is not in it has no slots.
+        placements: the slots of all jobs, by job name, as (node, number of slots) pairs; a job that
+            is not in it has no slots.
         reasons: by job name one sentence for each job, whether it has slots or not.
         state: what the policy wants to be given at its next decision (``ClusterState.state``).
         batches: by job name, the new global batch, in samples, of each job that shall train with
@@ -187,7 +190,10 @@ class Allocation:
 
 
 class ClusterPolicy(Protocol):
-    """A cluster policy with its parameters: it decides which slots each job has."""
+    """A cluster policy with its parameters: a callable that decides which slots each job has.
+
+    It is called with the state of the cluster on each arrival and end of a job, or at an interval.
+    """
 
     def __call__(self, cluster: ClusterState) -> Allocation:
         """Return which slots each job of ``cluster`` has until the next decision, and why."""

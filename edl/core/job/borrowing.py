@@ -180,10 +180,14 @@ def reclaims_after(
 
 
 def is_late(reclaim: Reclaim, now_s: float) -> bool:
-    """Return whether the deadline of ``reclaim`` is so near that its workers are to be evicted.
+    """Return whether a deadline to give slots back is so near that the slots' workers are evicted.
 
-    A planned switch may take too long then. The margin before the deadline is :data:`MARGIN_S`, but
-    at most half of the time that was given. ``now_s`` is the present time in seconds since 1970.
+    A planned switch might miss the deadline then. The margin before the deadline is
+    :data:`MARGIN_S`, but at most half of the time that was given.
+
+    Args:
+        reclaim: the request to give slots back, with its deadline.
+        now_s: the present time, in seconds since 1970.
     """
     return now_s >= reclaim.by_s - min(MARGIN_S, (reclaim.by_s - reclaim.asked_s) / 2)
 

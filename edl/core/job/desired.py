@@ -91,8 +91,9 @@ def set_desired(
         by: who asks for the change.
         why: the reason, as a clause that begins the sentence of the event.
         at_s: the time of the change, in seconds since 1970.
-        terms: whether added slots are borrowed, and by when removed ones must be free. A profile
-            (``by``) leaves the borrowed slots as they are, for it restores the size afterwards.
+        terms: whether added slots are borrowed, and by when removed ones must be free. If ``by`` is
+            a profile (which measures the job at several sizes and then restores its size), the
+            borrowed slots stay as they are.
     """
     if dict(hosts) == dict(before.hosts):
         return DesiredChange(before, before)

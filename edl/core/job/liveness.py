@@ -221,7 +221,10 @@ def ring_members(generation: Generation | None) -> dict[int, RingMember]:
 
 
 def _enters(worker: int, now: Snapshot) -> bool:
-    """Return whether ``worker`` is a newcomer of a planned generation that nobody has entered."""
+    """Return whether a worker is a newcomer of a planned generation that no member has entered yet.
+
+    ``worker`` is the worker's id, ``now`` the state of the job in ZooKeeper.
+    """
     current = now.generation
     if current is None or not current.previous or worker not in current.joined:
         return False
@@ -230,19 +233,28 @@ def _enters(worker: int, now: Snapshot) -> bool:
 
 
 def _leaves(worker: int, now: Snapshot) -> bool:
-    """Return whether ``worker`` leaves with the newest generation, if that one was planned."""
+    """Return whether a worker leaves with the newest generation; False if that was not planned.
+
+    ``worker`` is the worker's id, ``now`` the state of the job in ZooKeeper.
+    """
     current = now.generation
     return current is not None and bool(current.previous) and worker in current.left
 
 
 def _broken(now: Snapshot) -> bool:
-    """Return whether any worker reports the present ring as broken: no step can complete."""
+    """Return whether any worker reports the present ring as broken, so that no step can complete.
+
+    ``now`` is the state of the job in ZooKeeper.
+    """
     generation = now.generation
     return generation is not None and any(broke(member, generation) for member in now.members)
 
 
 def _placed(worker: int, now: Snapshot) -> str:
-    """Return the name of ``worker`` with its rank and host: "w3 (rank 2, host a)"."""
+    """Return the name of a worker with its rank and host: "w3 (rank 2, host a)".
+
+    ``worker`` is the worker's id, ``now`` the state of the job in ZooKeeper.
+    """
     member = ring_members(now.generation).get(worker)
     rank = now.generation.rank_of(worker) if now.generation else None
     host = member.host if member else "?"

@@ -110,7 +110,7 @@ def _decide(
     dead: frozenset[int],
     silent: frozenset[int],
 ) -> MembershipDecision:
-    """Apply the rules of this module to a job, with or without a ring.
+    """Return the decision for a job, by the first rule of this module that applies.
 
     The parameters are as in :func:`decide`; ``dead`` holds the ids only.
     """
@@ -142,7 +142,7 @@ def _decide_for_ring(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Apply rules 2 to 5 of this module to a job that has a ring.
+    """Return the decision for a job that has a ring, by rules 2 to 5 of this module.
 
     Until the generation ``current`` is entered, the ring is the one before it, with the members
     that are to leave. The workers in ``gone`` are proven dead or evicted; the ones in ``healthy``,
@@ -176,7 +176,7 @@ def _decide_for_running(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Apply rules 4 and 5 of this module to a ring that no member has reported as broken.
+    """Return the decision for a ring that no member reports as broken, by rules 4 and 5.
 
     ``current`` is the newest generation. The workers in ``gone`` are proven dead or evicted; the
     ones in ``healthy``, by id, are not, and have a session. The other parameters are as in
@@ -220,10 +220,10 @@ def _start(
     limits: Limits,
     before: Sequence[str] = (),
 ) -> MembershipDecision:
-    """Start a ring with the workers that are ready, once they are enough (rule 2 of this module).
+    """Return the decision to start a ring with the ready workers, or to wait for more of them.
 
-    Ranks go host by host: first the hosts in ``before``, then other hosts by their lowest worker
-    id. The other parameters are as in :func:`decide`.
+    This is rule 2 of the module. Ranks go host by host: first the hosts in ``before``, then other
+    hosts by their lowest worker id.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -267,7 +267,10 @@ def _restart(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Start the job again after no worker of its ring is left in ZooKeeper (rule 2 of this module).
+    """Return the decision to start a job again, or to wait, when its whole ring has left ZooKeeper.
+
+    This is rule 2 of the module. Newcomers that hold the job's state go on with it; otherwise the
+    job starts as the first time.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -325,7 +328,12 @@ def _restart(
 
 
 def _wanted_after_death(now: Snapshot, ages: Ages, limits: Limits) -> tuple[int, tuple[str, ...]]:
-    """Return with how many workers a job starts again whose whole ring is dead.
+    """Return with how many workers a job starts again after its whole ring has died.
+
+    Args:
+        now: the state of the job in ZooKeeper.
+        ages: how long the facts in ``now`` have stayed the same.
+        limits: the leader's time limits; a host without an agent is waited for during ``gather_s``.
 
     Returns:
         (the number of workers, the names of the hosts without an agent that are not waited for).
@@ -346,9 +354,9 @@ def _lost_newcomers(
 ) -> tuple[int, ...]:
     """Return the ids of the newcomers of ``current`` that cannot join it.
 
-    These are the dead or evicted ones (``gone``), then those in another fit: a newcomer whose
-    script has gone on to another fit (:mod:`edl.core.job.fits`) cannot join the ring of this one.
-    ``healthy`` holds the other workers with a session, by id.
+    These are the dead or evicted ones (``gone``), then those whose script is in another fit (call
+    of Keras' ``fit``) than the ring of ``current``. ``healthy`` holds the other workers with a
+    session, by id.
     """
     dead = tuple(worker for worker in current.joined if worker in gone)
     joined = (worker for worker in current.joined if worker in healthy)
@@ -362,7 +370,9 @@ def _replace_newcomers(
     lost: tuple[int, ...],
     term: int,
 ) -> MembershipDecision:
-    """Decide a generation again without some of its newcomers (rule 4 of this module).
+    """Return the decision that replaces a planned generation by one without its lost newcomers.
+
+    This is rule 4 of the module. As many leaving workers stay as the ring would lack.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -413,10 +423,10 @@ def _departing(current: Generation, healthy: Mapping[int, Member]) -> list[int]:
 
 
 def _heard(newcomer: Member, planned: Generation) -> bool:
-    """Return whether a newcomer has made known what became of its place in a planned generation.
+    """Return whether the leader knows if a newcomer of a planned generation got the job's state.
 
-    It has entered that generation, has taken note of it, or has reported that its ring broke. Else
-    it may hold the job's state, unknown to the leader.
+    It knows once the newcomer has entered that generation, has noted in its record that it has seen
+    it, or has reported that the generation's ring broke.
     """
     return broke(newcomer, planned) or newcomer.newest_generation >= planned.number
 

@@ -29,8 +29,8 @@ class Move:
         source: the host that the workers leave.
         target: the host that gets new workers in their place.
         np: how many workers move.
-        desired: the number of desired workers by host, as the migration was written.
-        since: the number of the generation when the migration was asked for.
+        desired: the number of desired workers by host that the request wrote to ZooKeeper.
+        since: the number of the newest generation when the migration was asked for.
     """
 
     job: str
@@ -96,7 +96,7 @@ class Migration:
 def standing(move: Move, now: Snapshot) -> MigrationStatus:
     """Return how far a migration has come.
 
-    ``move`` is what was asked for, ``now`` the state of the job in ZooKeeper.
+    ``move`` is the request to migrate, ``now`` the state of the job in ZooKeeper.
     """
     generation, desired = now.generation, now.desired.hosts
     members = generation.members if generation is not None else ()
@@ -149,7 +149,11 @@ def outcome(
     between = range(move.since + 1, last + 1)
 
     def moved(joined: Sequence[str], left: Sequence[str], repair: bool) -> bool:
-        """Return whether workers moved in a generation; never in a repair, whose leavers died."""
+        """Return whether workers moved in a generation.
+
+        ``joined`` and ``left`` are the names of the workers that joined and left with it. The
+        result is False if ``repair``: then the workers that left have died.
+        """
         if repair:  # the workers that left have died
             return False
         came = any(hosts.get(w) == move.target for w in joined)

@@ -77,8 +77,8 @@ class Curve(Record):
     def efficiency(self, point: Point) -> float:
         """Return :meth:`speedup` divided by how many times as many workers ``point`` has.
 
-        Both are relative to the point with the fewest workers. 1: each worker adds as much as
-        those.
+        Both are relative to the point with the fewest workers. The result is 1 if each worker adds
+        as much throughput as one of those, and mostly less.
         """
         return self.speedup(point) * self.points[0].np / point.np
 
@@ -174,9 +174,10 @@ def measured_point(
 
 
 def _newest(readings: Sequence[ProgressSample]) -> list[ProgressSample]:
-    """Return the readings of the newest ring by the worker that was read last, oldest first.
+    """Return the readings of the last reading's worker in its present ring, oldest first.
 
-    There is one reading for each step.
+    A reading holds the progress counters of one worker at one time. Of several readings at the same
+    step the newest one is kept. ``readings`` has the oldest first, too.
     """
     run: list[ProgressSample] = []
     for reading in reversed(readings):

@@ -1,8 +1,8 @@
 """Keep track of the desired workers of a job while it is profiled, and restore them afterwards.
 
-A profile asks for other sizes again and again. Meanwhile a person may ask for another size, or
-hosts and workers may join and leave. A size that a person asked for stays. In the other case, only
-what the profile itself has taken or added is undone.
+A profile measures a job at several numbers of workers, so it changes the size again and again.
+Meanwhile a person may ask for another size, or hosts and workers may join and leave. A size that a
+person asked for stays. Otherwise only what the profile itself has taken or added is undone.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ class HoldState(StrEnum):
 
 @dataclass(frozen=True)
 class ProfileView:
-    """What a profile knows about the desired workers of its job.
+    """What a process that profiles a job knows about the desired workers of that job.
+
+    A profile measures the job at several numbers of workers, and restores the old one afterwards.
 
     Attributes:
-        token: the identity of the profile, as in its :class:`ProfileHold`.
+        token: the identity of the profile, as in its record (:class:`ProfileHold`) in ZooKeeper.
         before: the desired placement (workers by host) before the profile.
         ours: each placement that the profile found, wrote, or may have written.
         last: the newest of these that is known to have been in force; None: not known.
@@ -65,7 +67,7 @@ class ProfileView:
     def overruled(self, hold: ProfileHold) -> bool:
         """Return whether a person has asked for a size during the profile, or another profile runs.
 
-        ``hold`` is the hold that ZooKeeper has now.
+        ``hold`` is the record in ZooKeeper of the profile that runs now.
         """
         return hold.asked or hold.token != self.token
 
@@ -74,8 +76,9 @@ class ProfileView:
 
         Args:
             desired: the placement (workers by host) that is now desired.
-            hold: the hold in ZooKeeper; None: it has vanished with a session. Then a placement that
-                is not the profile's own counts as asked for by a person.
+            hold: the record in ZooKeeper of the profile that runs; None: it has vanished with the
+                session of its writer. Then a placement that the profile has not written itself
+                counts as asked for by a person.
         """
         ours = desired in self.ours
         if hold is not None and self.overruled(hold):

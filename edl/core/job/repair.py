@@ -120,6 +120,7 @@ def _state_source(progress: Mapping[int, tuple[int, int]]) -> tuple[int, tuple[i
 def has_state(members: Iterable[Member], current: Generation) -> bool:
     """Return whether any of ``members`` holds the job's state and reports its ring as broken.
 
-    ``current`` is the newest generation; a report counts if it is not yet repaired by that one.
+    ``members`` are records of workers. ``current`` is the newest generation; a report of a break
+    that it has repaired already does not count.
     """
     return any(m.broken is not None and m.broken.step >= 0 and broke(m, current) for m in members)

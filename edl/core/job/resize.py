@@ -2,8 +2,8 @@
 
 The steps, each a function below:
 
-1. Find the workers that may leave: those that a signal or a request asks to leave, and those that
-   are more than are assigned. If a crash has left a size that is not allowed, fewer are assigned.
+1. Find the workers that may leave: those that a signal or a request asks to leave, and those beyond
+   the assigned number. If a crash has left a size that is not allowed, fewer are assigned.
 2. Sort the newcomers: each host gets as many as it lacks, and further ones are evicted.
 3. Choose the target: the size of the ring after the switch, and the departures to postpone for it.
 4. Switch, or wait: newcomers wait briefly for other newcomers that are preparing, and longer where
@@ -356,8 +356,8 @@ def _target(
 ) -> Target:
     """Choose the ring after the switch: one in which as few departures as possible are postponed.
 
-    The size is judged by the number of workers that is assigned after the departures that happen;
-    postponed workers still count there.
+    The size is one that :func:`_fits` allows, and not below :func:`_floor`. If there is no such
+    size, only the workers leave that must, and at most as many newcomers join.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -389,9 +389,9 @@ def _target(
 def _fits(now: Snapshot, size: int, train: int, leaving: Sequence[Departure]) -> bool:
     """Return whether a ring of ``train`` workers may be changed to ``size`` workers.
 
-    The job's sizes must allow it. In any case the ring may shrink to the number of workers that is
-    assigned after the workers in ``leaving`` have left, and to any number if the launcher refills
-    the slot of one of these.
+    The job's sizes must allow the change. But the ring may always shrink to the number of workers
+    that is assigned after the departures ``leaving``, and to any number if the launcher refills the
+    slot of one of the leaving workers. ``now`` is the state of the job in ZooKeeper.
     """
     assigned = sum(without_departed(now.assigned.hosts, leaving).values())
     refilled = any(one.refilled for one in leaving)
@@ -422,10 +422,10 @@ def _hold_order(active: Sequence[RingMember], leavers: Sequence[Departure]) -> l
 def _floor(now: Snapshot, active: Sequence[RingMember], leaving: Sequence[Departure]) -> int:
     """Return the smallest size that the ring may have after the workers in ``leaving`` have left.
 
-    A worker that waits for a replacement stays as long as the ring would become smaller than
-    wanted, also where no agent can start workers now: then the migration has to be taken back by
-    the one that asked for it. A worker that was asked to leave waits only for workers that can be
-    started. A worker that must leave does so whatever the size: if all must, the result is 0.
+    If one of them waits for a replacement, the ring keeps the wanted size, even if no agent can
+    start workers: whoever asked for the replacement then has to take it back. If one was asked to
+    leave, the ring keeps as many workers as are in it or can be started. If all must leave whatever
+    the size, the result is 0.
 
     Args:
         now: the state of the job in ZooKeeper.

@@ -35,11 +35,11 @@ class StallLimits:
             its session lives.
         give_up_s: a worker that the others wait for is evicted after this many seconds; None:
             never.
-        usual_steps: see ``stall_s``.
-        first_step: see ``stall_s``.
+        usual_steps: the factor of the usual step time in ``stall_s``.
+        first_step: the factor for the first step, and for code after a fit, in ``stall_s``.
         after_fit_s: the least value of ``give_up_s``, in seconds, for a worker whose script has
             ended a fit, and may evaluate or save.
-        in_zookeeper: see ``frozen_s``.
+        in_zookeeper: the factor of ``frozen_s`` for a worker whose session lives.
     """
 
     stall_s: float
@@ -103,12 +103,12 @@ class Report:
 
     @property
     def doing(self) -> str:
-        """The :attr:`Activity.doing` of the thread; empty if the worker did not answer."""
+        """What the training thread waits for, or :data:`IN_USER_CODE`; empty: no answer came."""
         return "" if self.activity is None else self.activity.doing
 
     @property
     def doing_s(self) -> float:
-        """For how many seconds the thread has done that; 0.0 if the worker did not answer."""
+        """For how many seconds the thread has done what ``doing`` says; 0.0 without an answer."""
         return 0.0 if self.activity is None else self.activity.since_s
 
     @property
@@ -219,8 +219,9 @@ def _frozen(
 ) -> dict[int, str]:
     """Return the workers to evict because they are frozen: the reason by worker id.
 
-    A frozen worker mostly loses its session, which is how it is noticed. Here it is noticed when
-    its session lives on for ``limits.in_zookeeper`` times ``limits.frozen_s``.
+    A frozen worker mostly loses its ZooKeeper session and is noticed by that. This function finds a
+    worker whose session lives on: one that has not answered for ``limits.in_zookeeper`` times
+    ``limits.frozen_s``.
 
     Args:
         unresponsive: the reports of the workers that do not answer.
@@ -260,11 +261,11 @@ def _past_limit(working: Sequence[Report], step: int, limits: StallLimits) -> di
 
 
 def _left_in_a_step(reports: Sequence[Report]) -> list[Report]:
-    """Return the reports of the workers that left a step in which others wait for their gradients.
+    """Return the reports of the workers that left a step for whose gradients other workers wait.
 
-    Such a worker waits for step records, and its step is no later than the first step for whose
-    gradients another worker waits. The other worker has its record of that step, so it has begun
-    the step, and another one since. The result is empty unless all workers wait.
+    A worker whose record the others have has begun that step. If it waits for step records again,
+    its script has begun another step without sending the gradients of that one. The result is empty
+    unless all workers wait.
     """
     training = [r for r in reports if r.doing == FOR_GRADIENTS]
     if not training or not all(r.waits for r in reports):
@@ -284,9 +285,9 @@ def _names(reports: Sequence[Report]) -> str:
 
 
 def _list(reports: Sequence[Report]) -> str:
-    """Return what the workers do, as a list in words: the first :data:`SPOKEN_OF` of ``reports``.
+    """Return a list in words of what the workers do that ``reports`` are about.
 
-    It ends with how many more there are.
+    It has the first :data:`SPOKEN_OF` workers, and ends with the number of further ones.
     """
     text = ", ".join(r.describe() for r in reports[:SPOKEN_OF])
     return text if len(reports) <= SPOKEN_OF else f"{text} and {len(reports) - SPOKEN_OF} more"

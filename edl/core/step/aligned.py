@@ -25,8 +25,9 @@ from edl.core.step.spans import Span, common, joined, length, subtract_spans, ta
 
 @dataclass(frozen=True)
 class AlignedSource(Source):
-    """The data of a job with a fixed global batch (``batching.global_batch``): how it is leased.
+    """The data of a job whose global batch is fixed: each step is leased in slices to all workers.
 
+    The fields are those of :class:`~edl.core.step.source.Source`; ``batching.global_batch`` is set.
     ``lets_newcomers_pad`` is False: each worker trains its slice of a step, so a newcomer does not
     train padding batches while it loads its first batch.
     """
@@ -44,8 +45,8 @@ class AlignedSource(Source):
         """Return how many more global batches ``worker`` asks to be leased after the present step.
 
         The worker wants leases for the batches that its loader prefetches, and for two steps. The
-        result is 0 if ``worker`` has no slice in the last leased global batch: the worker would
-        train a slice of a later global batch in the step in which the others train that one.
+        result is 0 if ``worker`` has no slice in the last leased global batch. Otherwise the worker
+        would train a slice of a later global batch while the other workers train that last one.
 
         Args:
             ledger: the ledger of the epoch.
@@ -64,8 +65,9 @@ class AlignedSource(Source):
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
         """Return the ledger for a new ring: all leases are free again, except those in training.
 
-        The rest of a global batch that is in training must not be leased before the step is
-        complete, for a worker that has not begun the step would train both slices as one batch.
+        In a global batch in training, the slices of workers that have gone become free. They must
+        not be leased before the step is complete: a worker that has not begun the step would train
+        such a slice and its own as one batch.
 
         Args:
             ledger: the ledger of the epoch, with the leases of the old ring.
@@ -86,8 +88,9 @@ class AlignedSource(Source):
 class SlicePolicy(LeasePolicy):
     """The policy that leases global batches of ``batch_size`` samples in slices to all workers.
 
-    The need of a worker is a number of global batches. The policy leases the smallest of all needs.
-    It leases none after a global batch that has too few samples for a slice of each worker.
+    The need of a worker is a number of global batches. The policy leases as many global batches as
+    the worker with the smallest need asks for. It stops after a global batch that has too few
+    samples to give each worker a slice (the last one of an epoch). ``lease_batches`` is not used.
     """
 
     def deal(

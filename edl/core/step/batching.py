@@ -17,7 +17,7 @@ class Batching(Record):
     Attributes:
         batch_size: the batch of one worker.
         max_global_batch: the most samples that all workers together train in a step. If
-            ``batch_size`` for each worker is more than that, the workers share it.
+            ``batch_size`` for each worker is more than that, the workers share this maximum.
         global_batch: the batch of all workers together; it is the same for any number of workers,
             and so are the samples of each step.
         batch_range: the smallest and the largest global batch, if the job itself chooses its global

@@ -1,4 +1,4 @@
-"""Write the clauses of messages that say how much of an epoch was trained when it was left."""
+"""Write clauses of messages that say how much of an epoch was trained when the workers left it."""
 
 from __future__ import annotations
 

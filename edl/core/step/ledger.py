@@ -444,7 +444,7 @@ def _check_disjoint(ledger: Ledger) -> None:
     """Check that no position of ``ledger`` is in two places or outside of the epoch.
 
     Raises:
-        DataError: one is.
+        DataError: a position is in two places, or outside of the epoch.
     """
     held = [*ledger.leases, *ledger.current]
     spans = sorted([*ledger.free, *(span for _, spans in held for span in spans)])

@@ -155,14 +155,15 @@ class Average(Record):
 
     @property
     def means(self) -> tuple[float, float]:
-        """The weighted means (S, |G|^2) of the measurements."""
+        """The weighted means of the measurements: (mean of ``noise``, mean of ``signal``)."""
         return self.noise / self.weight, self.signal / self.weight
 
     @property
     def error(self) -> float:
-        """The standard error of the noise scale S / |G|^2, relative to it.
+        """The standard error of the noise scale that the means give, relative to that noise scale.
 
-        It is infinite with fewer than :data:`FEWEST` measurements, or where |G|^2 is not above 0.
+        The noise scale is the mean noise by the mean squared norm of the gradient. The error is
+        infinite with fewer than :data:`FEWEST` measurements, or if that norm is not above 0.
         """
         (s, g), n = self.means, self.count
         if n < FEWEST or g <= 0:
@@ -183,9 +184,9 @@ class Average(Record):
     def confirms(self, longer: Average) -> bool:
         """Return whether this average, of a shorter window, agrees with a ``longer`` average.
 
-        It does not if its error is :data:`FRESH` times larger than expected, or if the means of
-        |G|^2 differ by more than this average's standard error. An average of fewer than
-        :data:`FEWEST` measurements always agrees.
+        It does not if its error is :data:`FRESH` times larger than expected, or if the two means of
+        the gradient's squared norm differ by more than the standard error of this average's mean.
+        An average of fewer than :data:`FEWEST` measurements always agrees.
         """
         if self.count < FEWEST:
             return True
@@ -256,10 +257,10 @@ class NoiseScale(Record):
 
     @property
     def samples(self) -> float | None:
-        """The noise scale S / |G|^2, as a number of samples; None while it is not known.
+        """The gradient noise scale, as a number of samples; None while it is not known.
 
-        It is not known while no average has a small enough error, or shorter averages disagree with
-        it.
+        It is known once one of ``averages`` has a small enough error, and all averages of shorter
+        windows agree with that one.
         """
         for index, one in enumerate(self.averages):
             if self.steps < FILLED * WINDOWS[index]:
@@ -272,16 +273,17 @@ class NoiseScale(Record):
     def gain(self, batch: float, base: float) -> float:
         """Return how many updates with batch ``base`` bring the progress of one with ``batch``.
 
-        Both are global batches, in samples. The result is 1 while the noise scale is not known. See
-        :func:`gain`.
+        Both are global batches, in samples. The result is that of the function :func:`gain` for the
+        present noise scale; it is 1 while the noise scale is not known.
         """
         return gain(self.samples or 0.0, batch, base)
 
     def efficiency(self, batch: float) -> float:
-        """Return the progress of a sample in a global ``batch``, by that in the first batch.
+        """Return the progress that a sample brings in a global batch, relative to the first batch.
 
-        The result is 1 in a batch of ``first_batch`` samples, and less in a larger one. It is 1 for
-        each batch while the noise scale is not known. Source: Pollux (OSDI 2021), section 3.1.
+        ``batch`` is the global batch in samples. The result is 1 for ``first_batch``, and less for
+        a larger batch. It is 1 for each batch while the noise scale is not known. Source: Pollux
+        (OSDI 2021), section 3.1.
         """
         if self.samples is None:
             return 1.0

@@ -158,14 +158,14 @@ class Split:
 
     @property
     def odd(self) -> tuple[int, ...]:
-        """The ids of the workers outside the largest group; empty if the group is no majority."""
+        """The ids of all workers outside the largest group; empty if that group is no majority."""
         most, *others = self.groups
         rest = tuple(sorted(worker for group in others for worker in group))
         return rest if len(most) > len(rest) else ()
 
     @property
     def source(self) -> int:
-        """The id of the worker that sends its state to the odd ones; it is of the largest group."""
+        """The id of the worker in the largest group that sends its state to the other groups."""
         return self.groups[0][0]
 
 

@@ -88,8 +88,8 @@ def repair_times(waiting_since: float, known: float, led_since: float, heard: fl
         known: when it knew that the ring is broken.
         led_since: when it heard of the term of the present leader. That may have been long before
             the failure, or after the repair was decided in an earlier term.
-        heard: when it heard of the generation that repairs; before ``known`` if that made the call
-            fail.
+        heard: when it heard of the generation that repairs the ring; before ``known`` if the call
+            failed only because that generation had come.
     """
     heard = max(known, heard)
     elected = max(known, min(led_since, heard))
@@ -202,10 +202,10 @@ WIDTH = len(FIELDS)
 
 
 class StepRecords(Sequence[StepRecord]):
-    """The records of all workers in one step, in rank order.
+    """The records of all workers in one step, in rank order, kept as one table of int64.
 
-    ``records.column("step")`` has shape ``(size,)``; ``records[rank]`` and iteration give
-    :class:`StepRecord` objects.
+    Each row of ``table`` is the record of one worker. ``records.column("step")`` has shape
+    ``(size,)``; ``records[rank]`` and iteration give :class:`StepRecord` objects.
     """
 
     def __init__(self, table: Table) -> None:
@@ -305,9 +305,10 @@ def _check_same_updates(records: StepRecords) -> None:
 
 
 def _where(record: StepRecord) -> str:
-    """Return which optimizers have made an update, counted from 1, and which batch comes next.
+    """Return in words which optimizers made updates in the step before, and what comes next.
 
-    Example: "1 and 2, then the next batch".
+    ``record`` is the step record of one worker. Optimizers are counted from 1. Example: "1 and 2,
+    then the next batch".
     """
     bits = range(record.updated.bit_length())
     turns = [str(number + 1) for number in bits if record.updated >> number & 1]
@@ -417,7 +418,7 @@ def samples_for(records: StepRecords, optimizer: int) -> Column:
 def moves(records: StepRecords) -> Column:
     """Return how many positions leave the leases of each worker with this step, in rank order.
 
-    It is 0 in all steps of a batch but the first.
+    With several optimizers a batch has several steps; the number is 0 in all of them but the first.
     """
     samples, taken = records.column("samples"), records.column("taken")
     return np.where(records.column("part") > 0, 0, np.where(taken < 0, samples, taken))

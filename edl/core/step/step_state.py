@@ -58,9 +58,10 @@ class StepEvent(Enum):
     ``HAND_OUT``: the worker gets the next batch. ``SEND``: its first gradient is sent. ``AVERAGE``:
     all averages are there. ``KEEP``: there is no other worker, so the local gradients are the mean.
     ``DROP``: no worker has samples. ``BREAK``: a collective failed. ``REPAIR``: the survivors have
-    a ring and complete the step. ``SUPERSEDE``: they have one, and some had completed the step.
-    ``REOPEN``: a further backward pass adds to the gradients, or the ring broke in a later one.
-    ``APPLY``: the optimizer makes its update, if there is one. ``END``: the ledger has moved.
+    a ring and complete the step. ``SUPERSEDE``: they have a ring, and some of them had completed
+    the step, so all take over their state. ``REOPEN``: gradients of the decided step are sent once
+    more, for a further backward pass adds to them, or the ring broke later in the step. ``APPLY``:
+    the optimizer makes its update, if there is one. ``END``: the ledger has moved.
     ``REFUSE``: the script uses edl wrongly. ``FAIL``: an error ends the worker.
     """
 

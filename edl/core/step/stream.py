@@ -32,7 +32,9 @@ AHEAD = 2  # shards that a worker wants to hold: one is read, and the next is kn
 class StreamSource(Source):
     """A stream that a script trains on, equal on all workers.
 
-    It has shards whose lengths are known only when they are read.
+    It has shards whose lengths are known only when they are read. ``total`` is a number of
+    positions: :data:`SHARD` for each shard. The other inherited fields are as in
+    :class:`~edl.core.step.source.Source`.
 
     Attributes:
         shared: whether the stream is one shard that all workers read, each for its own leases.
@@ -118,7 +120,8 @@ class StreamSource(Source):
 class ShardPolicy(LeasePolicy):
     """The policy that leases whole shards of a stream, or the rest of a shard that was begun.
 
-    The need of a worker is a number of shards.
+    The need of a worker is a number of shards. ``batch_size`` (samples) and ``lease_batches`` do
+    not influence how many shards a worker gets.
     """
 
     def take(self, free: list[Span], need: int, asking: int, size: int) -> tuple[Span, ...]:

@@ -70,10 +70,10 @@ class UpdateOrder:
     def takes_newcomers(self, ends_epoch: bool) -> bool:
         """Return whether a newcomer may join after the present batch, by the schedule of updates.
 
-        It may join where the schedule begins again, for it counts its batches from 0 and must
-        follow the same schedule as the others. The epoch before tells the schedule of this one as
-        far as both are alike, but not its length, which the number of workers changes. A schedule
-        that does not repeat itself in :data:`KEPT` batches is not waited for.
+        A newcomer counts its batches from 0 and must follow the same schedule as the other workers,
+        so it may join where the schedule begins again. If this epoch has begun like the epoch
+        before, the schedule is read from that one. If the schedule does not repeat itself within
+        :data:`KEPT` batches, a newcomer may join after any batch.
 
         Args:
             ends_epoch: whether the present batch is the last one of its epoch.
