@@ -212,7 +212,7 @@ class SlotValues:
         return float(known[np.isfinite(known)][-1])
 
     def reason(self, slots: int, price: float) -> str:
-        """Return the sentence that says why the job has that many slots, or why it waits.
+        """Return the sentence that says why the job gets ``slots`` slots, or why it waits.
 
         Args:
             slots: how many slots the job gets; 0: it waits.

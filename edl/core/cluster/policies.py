@@ -1,7 +1,7 @@
 """Register the cluster policies that edl offers, by name.
 
-Policies that exist to be compared with these are in :mod:`edl.simulator.published`; the simulator
-registers them beside these (:mod:`edl.simulator.registry`).
+Published policies with which edl's are compared are in :mod:`edl.simulator.published`; only the
+simulator registers them, in addition to edl's (:mod:`edl.simulator.registry`).
 """
 
 from __future__ import annotations

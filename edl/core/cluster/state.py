@@ -49,7 +49,7 @@ def total(nodes: Sequence[Node]) -> int:
 
 
 class TrainingModel(Protocol):
-    """The known speed and remaining work of a job: measured, fitted, or told by an oracle.
+    """The known speed and remaining work of a job: measured, fitted, or exact in a simulation.
 
     Every ``batch`` is a global batch in samples: the samples that all slots of the job together
     train in a step.

@@ -211,7 +211,7 @@ def overdue(now: Snapshot, now_s: float) -> dict[int, str]:
 
     Args:
         now: the state of the job in ZooKeeper.
-        now_s: the time in seconds since 1970, by a clock that is about right.
+        now_s: the present time in seconds since 1970, by the caller's clock.
 
     Returns:
         The reason of the eviction, by worker id.

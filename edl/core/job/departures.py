@@ -126,7 +126,7 @@ def without_departed(assigned: Placement, leavers: Collection[Departure]) -> dic
 def _drained(
     now: Snapshot, active: Sequence[RingMember]
 ) -> tuple[tuple[Request, ...], tuple[Departure, ...]]:
-    """Answer the open requests to drain or replace workers.
+    """Return the answers to the open requests to drain or replace workers, and who leaves by them.
 
     An accepted drain lowers the number of workers assigned to its host by one, unless that is 0
     already. A replacement does not lower it.
@@ -172,7 +172,10 @@ def _drained(
 def attainable_size(now: Snapshot, active: Sequence[RingMember], assigned: Placement) -> int:
     """Return how many of the ``assigned`` workers are in the ring or can be started by an agent.
 
-    The parameters are as in :func:`attainable`, which gives this number by host.
+    Args:
+        now: the state of the job in ZooKeeper.
+        active: the members of the ring.
+        assigned: the number of assigned workers by host.
     """
     return sum(attainable(now, active, assigned).values())
 

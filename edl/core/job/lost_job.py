@@ -35,8 +35,8 @@ def may_write(own: int, generation: Generation | None, evicted: Collection[int])
 
     Args:
         own: the id of the worker.
-        generation: the newest generation that it has read, which must know the worker; None: there
-            was none yet.
+        generation: the newest generation that the worker has read; it must be a member of that
+            one or of the ring before it. None: there was no generation yet.
         evicted: the ids of the evicted workers, which may not write.
     """
     return own not in evicted and (generation is None or generation.knows(own))

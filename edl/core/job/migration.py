@@ -69,7 +69,7 @@ class Migration:
     """A migration of workers between two hosts that is over.
 
     Attributes:
-        move: what was asked for.
+        move: the request to migrate workers.
         generations: the numbers of the generations in which workers moved.
         stall_s: for how many seconds the migration held up the workers that stayed; None: not
             known.
@@ -134,7 +134,7 @@ def outcome(
     """Return how a finished migration went, from the job's event log and the generations seen.
 
     Args:
-        move: what was asked for.
+        move: the request to migrate workers.
         events: the job's event log.
         hosts: the host of each worker, by the worker's name ("w3").
         last: the number of the generation in which the migration was done.

@@ -5,7 +5,7 @@ give a throughput without any error but the noise of the steps themselves::
 
     throughput(n) = samples of all workers between the readings / time between them
     speed-up(n)   = throughput(n) / throughput(n0)          n0: the smallest size of the curve
-    efficiency(n) = speed-up(n) · n0 / n                    1: each worker adds all it has
+    efficiency(n) = speed-up(n) · n0 / n                    1: throughput grows in proportion to n
 
 A script that keeps its own place in its data (a Horovod elastic state) reports no samples, but each
 worker trains the same share between two commits: there the work is commits times workers.

@@ -489,7 +489,7 @@ def _awaited(
     newcomers: Newcomers,
     healthy: Mapping[int, Member],
 ) -> list[str]:
-    """Return the workers that ready newcomers may wait for, in words: "w5", "2 more of b".
+    """Return in words the workers that ready newcomers may wait for: "w5", "2 more of b" (a host).
 
     These are the newcomers that are preparing, and the workers that are about to be started: by an
     agent, or under horovodrun by an `edl-worker`.

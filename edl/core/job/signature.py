@@ -1,7 +1,7 @@
 """Decide whether a newcomer's model can take over the state of the job, before the newcomer joins.
 
-In a ring it would be too late: a newcomer that ends there costs the others a repair, and so does
-each worker that is started in its place.
+After it has joined it would be too late: if a newcomer ends with an error in a ring, the other
+workers must repair the ring, and again for each worker that is started in the newcomer's place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Signature = Mapping[str, str]  # the shape of each tensor of a model that worker
 
 @dataclass(frozen=True)
 class ScriptOfJob:
-    """The answer of a worker in the ring to a newcomer that is about to join.
+    """The script of a worker in the ring, as it describes it to a newcomer that is about to join.
 
     Attributes:
         signature: the shape of each tensor of the worker's model, by name; empty: it has no model

@@ -242,7 +242,7 @@ def _frozen(
 
 
 def _past_limit(working: Sequence[Report], step: int, limits: StallLimits) -> dict[int, str]:
-    """Return the workers to evict because the others wait too long: the reason by worker id.
+    """Return the workers to evict because others wait for them too long: the reason by worker id.
 
     Args:
         working: the reports of the workers that the others wait for.

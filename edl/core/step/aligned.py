@@ -45,8 +45,8 @@ class AlignedSource(Source):
         """Return how many more global batches ``worker`` asks to be leased after the present step.
 
         The worker wants leases for the batches that its loader prefetches, and for two steps. The
-        result is 0 if ``worker`` has no slice in the last leased global batch. Otherwise the worker
-        would train a slice of a later global batch while the other workers train that last one.
+        result is 0 if ``worker`` has no slice in the last leased global batch: with a lease for a
+        later one, it would train that while the other workers train the last one.
 
         Args:
             ledger: the ledger of the epoch.

@@ -294,11 +294,11 @@ def complete_step(
     policy: LeasePolicy,
     counted_by: int | None = None,
 ) -> Ledger:
-    """Return the ledger after a step: its samples are done, and leases are granted as asked for.
+    """Return the ledger after a step: its samples are done, and the workers got new leases.
 
     Args:
         ledger: the ledger before the step.
-        records: the step records of all workers.
+        records: the step records of all workers, which say what each has trained and needs.
         policy: the rule that says how many samples one lease has.
         counted_by: the optimizers, as bits, that have made their updates in the step; its samples
             stay in training for the other optimizers. None: there is one optimizer, and the samples
@@ -341,9 +341,9 @@ def complete_step(
 
 
 def _cut(ledger: Ledger, end: int) -> Ledger:
-    """Return the ledger of a shared stream that has ended at position ``end``, without the rest.
+    """Return the ledger of a shared stream without the positions after its end.
 
-    The positions from ``end`` on are removed from what is free and from all leases.
+    The positions from ``end`` on are removed from the free spans and from all leases.
     """
     nothing = ((end, ledger.total),)
     leases = {worker: subtract_spans(spans, nothing) for worker, spans in ledger.leases}

@@ -1,4 +1,4 @@
-"""Describe the data of a job as its steps need to know it: how many samples, in which order.
+"""Describe the data of a job: its number of samples, their order, and the sizes of its batches.
 
 A :class:`Source` also says how the positions of an epoch are leased to the workers.
 """

@@ -246,7 +246,12 @@ def reason(
 def resynced(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
     """Return a message that says which states differ, and whose state the odd workers get.
 
-    It is for the case that a majority agrees. The parameters are as in :func:`reason`.
+    It is for the case that a majority agrees; the odd workers are those outside of it.
+
+    Args:
+        found: the groups of workers whose states differ.
+        step: the number of the step after which they differ.
+        tables: by worker id, the digest of each part (tensor or value) of the state.
     """
     verb = "gets" if len(found.odd) == 1 else "get"
     how = f"{names(found.odd)} {verb} the state of w{found.source}"
@@ -256,7 +261,12 @@ def resynced(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
 def undecided(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
     """Return a message that says which states differ, and that no majority agrees on a state.
 
-    So no worker gets another one's state. The parameters are as in :func:`reason`.
+    So no worker gets another one's state.
+
+    Args:
+        found: the groups of workers whose states differ.
+        step: the number of the step after which they differ.
+        tables: by worker id, the digest of each part (tensor or value) of the state.
     """
     return (
         f"{_difference(found, step, tables)}; no majority agrees, so nobody is resynced. {ADVICE}"
@@ -272,7 +282,12 @@ def _difference(
 ) -> str:
     """Return the clause that says which states differ, after which step, and in what first.
 
-    The parameters are as in :func:`reason`.
+    Args:
+        found: the groups of workers whose states differ.
+        step: the number of the step after which they differ.
+        tables: by worker id, the digest of each part (tensor or value) of the state.
+        rates: by worker id, the learning rates by name.
+        unit: what ``step`` counts, in the singular: "step" or "save".
     """
     if found.odd:
         who = f"the state of {names(found.odd)} differs from that of {names(found.groups[0])}"
