@@ -2,7 +2,7 @@
 
 A job with borrowed slots has more workers than it needs. For each host the number of borrowed slots
 is kept, not which ones. When fewer workers are wanted on a host, its borrowed slots are given back
-first. When the owner wants slots back (``reclaim``), workers leave by a planned switch, as after
+first. When their owner wants slots back (``reclaim``), workers leave by a planned switch, as after
 any `edl scale`. A worker that has not left shortly before the deadline is evicted: then the other
 workers go on without it by a repair, which loses nothing either.
 """

@@ -47,8 +47,8 @@ class MembershipDecision:
         evict: the workers to evict: the reason by worker id.
         answers: the requests (to drain or replace a worker) that are answered with this decision.
         asks: new requests of the leader's own, which it or its successor answers later.
-        reclaimed: borrowed slots that were given back; ``change`` removes them from what is
-            desired.
+        reclaimed: the requests to give slots back that are fulfilled; ``change`` removes them from
+            the open requests.
     """
 
     reason: str

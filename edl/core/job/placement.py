@@ -25,7 +25,7 @@ Placement = Mapping[str, int]  # workers by host
 def whole(number: SupportsIndex, least: int | None = None) -> int:
     """Return a number of workers from a user's program as an int; NumPy's integers are accepted.
 
-    Floats such as 2.0 are not accepted: if such a number were desired, every agent would end.
+    Floats such as 2.0 are not accepted: a desired number of 2.0 would end all agents that read it.
 
     Args:
         number: the number that the program gives.
@@ -93,8 +93,8 @@ def move(
 
     Raises:
         UsageError: the two hosts are one, ``source`` has not that many workers or none, ``target``
-            is not available or has not that many free slots; or the launcher assigns slots and
-            would lose all of its hosts, of which it wants to keep one.
+            is not available or has not that many free slots; or the launcher is horovodrun, which
+            must keep one of its hosts, and no worker would be left on them.
     """
     job, by_slot = now.job.name, now.assigned.by_slot
     there, here = desired.get(target, 0), desired.get(source, 0)
@@ -170,7 +170,7 @@ def without_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]
 
     Hosts that are gone lose their workers, too.
 
-    If workers stayed wanted on a dead host, the others would wait for them before they leave. A
+    If workers stayed wanted on a dead host, workers that are to leave would wait for them. A
     worker that was to move to one of these hosts, and is not there yet, stays where it is. If the
     job may not have the number of workers that is left, more are wanted on free slots of other
     hosts; without free slots the job gets the next smaller size.

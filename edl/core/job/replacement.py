@@ -1,7 +1,7 @@
 """Choose the host on which one worker is replaced: another host if it has room, else the same.
 
 In both cases there is one switch: the leader keeps the worker until its replacement is ready
-(:mod:`edl.core.job.resize`), and meanwhile the host's agent starts the replacement.
+(:mod:`edl.core.job.resize`), which the agent of the chosen host starts meanwhile.
 """
 
 from __future__ import annotations

@@ -285,7 +285,7 @@ def _names(reports: Sequence[Report]) -> str:
 
 
 def _list(reports: Sequence[Report]) -> str:
-    """Return a list in words of what the workers do that ``reports`` are about.
+    """Return a list, in words, of the workers in ``reports`` with what each of them does.
 
     It has the first :data:`SPOKEN_OF` workers, and ends with the number of further ones.
     """

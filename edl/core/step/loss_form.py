@@ -46,7 +46,7 @@ class LossTerm:
 def why_no_mean(term: LossTerm, before: LossTerm | None) -> str | None:
     """Return why ``term`` is not a mean over the samples of its batch, as an error message.
 
-    The result is None if it is one, or if that cannot be told from these batches.
+    The result is None if ``term`` is such a mean, or if that cannot be told from these two batches.
 
     Args:
         term: the term of the loss of this batch.

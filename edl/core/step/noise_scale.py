@@ -150,7 +150,7 @@ class Average(Record):
 
     @property
     def count(self) -> float:
-        """The effective number of measurements: so many of equal weight would be worth as much."""
+        """The effective number of measurements: as many of equal weight would average as well."""
         return self.weight**2 / self.weight_2 if self.weight_2 else 0.0
 
     @property
@@ -162,8 +162,8 @@ class Average(Record):
     def error(self) -> float:
         """The standard error of the noise scale that the means give, relative to that noise scale.
 
-        The noise scale is the mean noise by the mean squared norm of the gradient. The error is
-        infinite with fewer than :data:`FEWEST` measurements, or if that norm is not above 0.
+        The noise scale is the mean of ``noise``, divided by the mean of ``signal``. The error is
+        infinite with fewer than :data:`FEWEST` measurements, or if the mean signal is not above 0.
         """
         (s, g), n = self.means, self.count
         if n < FEWEST or g <= 0:
@@ -304,6 +304,6 @@ def gain(scale: float, batch: float, base: float) -> float:
         batch: the global batch of the update, in samples.
         base: the global batch to compare with, in samples.
 
-    Source: Johnson and others, AdaScale SGD (ICML 2020), equation 5, by the noise scale.
+    Source: Johnson and others, AdaScale SGD (ICML 2020), equation 5, expressed by the noise scale.
     """
     return (scale / base + 1.0) / (scale / batch + 1.0)

@@ -11,8 +11,8 @@ hold for any sequence of events that the table allows
 3. **A repaired step is one that has just begun.** After a repair it is in the same state as a step
    whose batch was just handed out, so it sends the same collectives: survivors that repeat a step
    meet others that begin it.
-4. **Nothing is sent into a broken ring**: each break is followed by one repair, or others had
-   completed the step.
+4. **Nothing is sent into a broken ring**: each break is followed by one repair, unless other
+   workers had completed the step.
 5. **Nothing is forgotten on its way.** No batch is handed out while gradients of the one before are
    being sent.
 
