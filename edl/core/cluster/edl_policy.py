@@ -270,8 +270,8 @@ def curve(job: ClusterJob, had: int, slots_a_node: int, slots: int) -> SlotValue
 def _sizes(least: int, most: int, had: int, slots_a_node: int) -> list[int]:
     """Return the numbers of slots to try for a job, ascending.
 
-    They are all numbers up to a node, whole nodes beyond that, the number that the job has, and
-    both limits.
+    They are all numbers up to one node's, multiples of that, ``had``, ``least`` and ``most``; none
+    is below ``least`` or above ``most``.
 
     Args:
         least: the fewest slots that the job may have.

@@ -171,8 +171,8 @@ class Ledger:
         """Return which optimizers have applied the first sample of ``spans``.
 
         Returns:
-            (the optimizers as bits, how many samples from the first one on were applied by exactly
-            these optimizers).
+            (the optimizers as bits, bit k for optimizer k; how many samples from the first one on
+            were applied by exactly these optimizers).
         """
         spans = list(spans)
         if not self.partially_applied:
@@ -190,7 +190,8 @@ class Ledger:
         """Split ``span``, (start, stop), into pieces by the optimizers that have applied it.
 
         Returns:
-            For each piece, in order: (its length, the optimizers that have applied it, as bits).
+            For each piece, in order: (its length, the optimizers that have applied it, as bits: bit
+            k for optimizer k).
         """
         at, stop = span
         pieces = []
@@ -300,9 +301,9 @@ def complete_step(
         ledger: the ledger before the step.
         records: the step records of all workers, which say what each has trained and needs.
         policy: the rule that says how many samples one lease has.
-        counted_by: the optimizers, as bits, that have made their updates in the step; its samples
-            stay in training for the other optimizers. None: there is one optimizer, and the samples
-            are done.
+        counted_by: the optimizers that have made their updates in the step, as bits (bit k for
+            optimizer k); its samples stay in training for the other optimizers. None: there is one
+            optimizer, and the samples are done.
 
     Raises:
         DataError: a worker trained samples other than the next ones of its leases.
@@ -394,7 +395,8 @@ def _pieces(ledger: Ledger, spans: Iterable[Span]) -> list[tuple[int, int, int]]
     """Split ``spans`` into pieces whose samples were applied by the same optimizers of ``ledger``.
 
     Returns:
-        For each piece: (start, stop, the optimizers that have applied it, as bits).
+        For each piece: (start, stop, the optimizers that have applied it, as bits: bit k for
+        optimizer k).
     """
     found = []
     for at, stop in spans:
@@ -409,7 +411,8 @@ def _without(
 ) -> tuple[tuple[int, int, int], ...]:
     """Return the partially applied spans ``owed`` without the positions in ``spans``.
 
-    ``owed`` holds (start, stop, the optimizers that have applied the span, as bits).
+    ``owed`` holds (start, stop, the optimizers that have applied the span, as bits: bit k for
+    optimizer k).
     """
     for start, stop in spans:
         owed = tuple(

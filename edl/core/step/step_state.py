@@ -142,8 +142,8 @@ class OptimizerStep:
         number: the number of the step, counted from 1 on this worker; 0: before the first step.
         state: the present state.
         history: the events since the batch of the step was handed out.
-        done: whether nothing more is to be reduced. It is a field and not a property, for it is
-            asked once for each parameter.
+        done: whether no gradients of the step are left to be averaged over the workers. It is a
+            field and not a property, for it is read once for each parameter.
     """
 
     number: int = 0
