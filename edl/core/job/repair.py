@@ -2,7 +2,7 @@
 
 Each member of the ring reports how far it is, or is dead, or is evicted. Then the survivors go on
 from the state of one that has made the most progress, by steps and then by exchanges between steps.
-No newcomer joins with that generation, for the survivors are in the middle of a step.
+No newcomer joins in the generation that repairs, for the survivors are in the middle of a step.
 """
 
 from __future__ import annotations
