@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class Condition(Protocol):
-    """A condition variable of a :class:`Clock`, on which its time-outs pass.
+    """A condition variable whose time-outs are measured by a :class:`Clock`.
 
     The methods are as in :class:`threading.Condition`.
     """

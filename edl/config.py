@@ -34,15 +34,15 @@ _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no"
 
 @dataclass(frozen=True)
 class Config:
-    """The resolved settings of one process; the comments at the fields explain them.
+    """The resolved settings of one process; docs/reference/settings.md explains each of them.
 
     Times are in seconds. A field is set by the environment variable ``EDL_`` + the field's name in
     capitals.
 
     The fields from ``job`` to ``secret`` say which job this process belongs to; the agent (``edl
     run``, ``edl join``) sets them for the workers that it starts. Without ``job`` a script is a job
-    of one worker and needs no ZooKeeper. ``sizes`` and ``job_settings`` are what a job that this
-    process starts is asked to be.
+    of one worker and needs no ZooKeeper. ``sizes`` (the allowed numbers of workers) and
+    ``job_settings`` count only in a process that starts a job; they are stored in the job's record.
     """
 
     job: str | None = None
@@ -198,7 +198,7 @@ class HorovodSlot:
 
     @property
     def driver(self) -> str:
-        """The driver's ``address:port``, which no other driver has while that driver lives."""
+        """The ``address:port`` of horovodrun's driver, unique among all drivers that live."""
         return f"{self.address}:{self.port}"
 
 

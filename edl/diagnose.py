@@ -51,12 +51,12 @@ class LayerRow:
 
     Attributes:
         samples: the number of trained samples.
-        squared_norms: n_i of each layer.
-        residuals: ||D_i - D_i(first record)||_F of each pair of neighbouring layers; nan where the
-            sizes of the two matrices do not fit. Empty unless matrices are recorded.
-        moves: for each pair, the distance (Frobenius norm) that W_{i+1}^T W_{i+1} or W_i W_i^T has
-            moved since the first record, whichever has moved farther. Empty unless matrices are
-            recorded.
+        squared_norms: the squared Frobenius norm of each layer's weights W_i.
+        residuals: for each pair of neighbouring layers, the distance (Frobenius norm) that D_i =
+            W_{i+1}^T W_{i+1} - W_i W_i^T has moved since the first record; nan where the sizes of
+            the two matrices do not fit. Empty unless matrices are recorded.
+        moves: for each pair, the distance that W_{i+1}^T W_{i+1} or W_i W_i^T has moved since the
+            first record, whichever has moved farther. Empty unless matrices are recorded.
     """
 
     samples: float
@@ -96,9 +96,10 @@ class LayerBalance:
     Args:
         layers: by name, in the order of the net, a function that returns the weights of the layer,
             with one row for each output.
-        matrices: also record the residuals of D_i, for neighbours whose sizes fit. This costs two
-            matrix products for each pair, and memory for two square matrices as large as the width
-            between the two layers.
+        matrices: also record how far D_i = W_{i+1}^T W_{i+1} - W_i W_i^T moves, for neighbouring
+            layers with weights W_i and W_{i+1} whose sizes fit. This costs two matrix products for
+            each pair, and memory for two square matrices as large as the width between the two
+            layers.
 
     Raises:
         UsageError: there are fewer than two layers.
@@ -148,11 +149,11 @@ class LayerBalance:
         self._rows.append(LayerRow(float(samples), tuple(norms), tuple(residuals), tuple(moves)))
 
     def _measure(self) -> tuple[list[float], dict[int, tuple[Array, Array]]]:
-        """Return n_i of all layers, and the two matrices of D_i of each pair that fits.
+        """Return the squared norms of all layers, and two matrices of each pair that fits.
 
-        A pair is two neighbouring layers, and fits if the second can take the outputs of the first.
-        The matrices, W_{i+1}^T W_{i+1} and W_i W_i^T, are in a dictionary by i (from 0), which is
-        empty unless matrices are recorded.
+        A pair is two neighbouring layers with weights W_i and W_{i+1}. It fits if the second can
+        take the outputs of the first. The matrices, W_{i+1}^T W_{i+1} and W_i W_i^T, are in a
+        dictionary by i (from 0), which is empty unless matrices are recorded.
         """
         norms, grams = list[float](), dict[int, tuple[Array, Array]]()
         before: Array | None = None
@@ -165,7 +166,7 @@ class LayerBalance:
         return norms, grams
 
     def _moved(self, pair: int, grams: Mapping[int, tuple[Array, Array]]) -> tuple[float, float]:
-        """Return how far a pair of neighbouring layers has moved since the first record.
+        """Return how far the matrices of two neighbouring layers have moved since the first record.
 
         Args:
             pair: the index of the pair's first layer.
@@ -195,15 +196,17 @@ class LayerBalance:
 
     @property
     def squared_norms(self) -> Array:
-        """The squared norms n_i, as an array of shape (rows, layers)."""
+        """The squared Frobenius norm of each layer's weights, in shape (rows, layers)."""
         return np.array([row.squared_norms for row in self._rows]).reshape(-1, len(self.names))
 
     # --- what follows from it
 
     def growth(self) -> Array:
-        """Return dn_i per sample between each row and the next one, in shape (rows - 1, layers).
+        """Return the change of each layer's squared norm per sample, from each row to the next.
 
-        Where the conservation law holds, the values of all layers are equal.
+        The shape is (rows - 1, layers).
+
+        Where the conservation law (see the module) holds, the values of all layers are equal.
 
         Raises:
             UsageError: there are fewer than two rows.
@@ -213,9 +216,10 @@ class LayerBalance:
         return rates
 
     def drift(self) -> Array:
-        """Return how far each conserved difference n_{i+1} - n_i has moved since the first row.
+        """Return how far the difference of two neighbours' squared norms has moved since the start.
 
-        The unit is the largest change of any n_i in the whole record: 0 where the law holds, 1
+        The conservation law of the module says that it does not move from the first row on. The
+        unit is the largest change of any squared norm in the whole record: 0 where the law holds, 1
         where one of the two layers has grown and the other one has not. Shape (rows, layers - 1).
 
         Raises:
@@ -226,11 +230,11 @@ class LayerBalance:
         return _parts(np.diff(changes, axis=1), np.abs(changes).max())
 
     def matrix_drift(self) -> Array:
-        """Return how far the matrices D_i have moved since the first row.
+        """Return how far D_i = W_{i+1}^T W_{i+1} - W_i W_i^T has moved since the first row.
 
-        A linear net conserves them. The unit is the farthest that W_{i+1}^T W_{i+1} or W_i W_i^T
-        has moved in the whole record; nan for pairs whose sizes do not fit. Shape (rows, layers -
-        1).
+        W_i are the weights of layer i; a linear net conserves D_i. The unit is the farthest that
+        W_{i+1}^T W_{i+1} or W_i W_i^T has moved in the whole record; nan for pairs whose sizes do
+        not fit. Shape (rows, layers - 1).
 
         Raises:
             UsageError: there are fewer than two rows, or the record was made without matrices.
@@ -349,7 +353,7 @@ def phases_of(samples: Array, norms: Array) -> Phases:
 def _crossing(samples: Array, done: Array, level: float, after: int) -> float:
     """Return the number of samples at which the change between two records passes ``level``.
 
-    The line between the two neighbouring records is taken.
+    Between the two neighbouring records the change is interpolated linearly.
 
     Args:
         samples: the number of trained samples of each record.

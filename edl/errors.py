@@ -65,13 +65,13 @@ class ConfigError(UsageError):
 
 
 def some(names: Sequence[str]) -> str:
-    """Return the first FEW of ``names``, with commas, and how many more there are, as a text."""
+    """Return a text with the first 5 of ``names``, with commas, and how many more there are."""
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return ", ".join(names[:FEW]) + more
 
 
 class UnknownJob(UsageError):
-    """There is no job of this name in ZooKeeper, or a new job has taken the name of the one meant.
+    """There is no job of this name in ZooKeeper, or a new job has taken the name of the job meant.
 
     ``job`` is the name asked for. ``known`` are the names of the jobs that there are; if it
     contains ``job``, the message says that a new job has taken the name.
@@ -88,7 +88,12 @@ class UnknownJob(UsageError):
 
 
 class AccessDenied(UnknownJob):
-    """The job ``job`` is closed to this process, which does not know the job's secret."""
+    """This process does not know the secret of a job that it was to read or write.
+
+    Args:
+        job: the name of the job.
+        message: what was refused, and what to do next.
+    """
 
     def __init__(self, job: str, message: str) -> None:
         UsageError.__init__(self, message)
@@ -148,7 +153,12 @@ class LeadershipLost(CoordinationError):
 
 
 class RequestError(EdlError):
-    """The running job ``job`` did not do what was asked; the message says what is in force."""
+    """A running job did not do what was asked.
+
+    Args:
+        job: the name of the job.
+        message: what was not done, and the present state of the job.
+    """
 
     def __init__(self, job: str, message: str) -> None:
         super().__init__(message)
@@ -254,4 +264,7 @@ class BuildError(EdlError):
 
 
 class IllegalTransition(EdlError):
-    """A step was to enter a state that its present state forbids; the message has its history."""
+    """A training step was to enter a state that its present state does not allow.
+
+    The message has the history of the step.
+    """

@@ -55,6 +55,9 @@ def unsubscribe(listener: Callable[[str], None]) -> None:
 
 
 def reached(name: str) -> None:
-    """Call all listeners with ``name``, one of NAMES: the failpoint that the worker has reached."""
+    """Call all listeners with ``name``, the failpoint that the worker has reached.
+
+    The table of the module has all names.
+    """
     for listener in _listeners:
         listener(name)

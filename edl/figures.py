@@ -21,8 +21,8 @@ def check_figure(path: Path, what: str = "--plot") -> None:
         what: the option or call that asks for the figure, for messages.
 
     Raises:
-        UsageError: the format is none of FORMATS, the folder of ``path`` does not exist, or
-            matplotlib is not installed.
+        UsageError: the name ends neither with .png nor with .svg, the folder of ``path`` does not
+            exist, or matplotlib is not installed.
     """
     if path.suffix not in FORMATS:
         raise UsageError(f"{what} {path}: the name must end with {' or '.join(FORMATS)}")

@@ -25,9 +25,10 @@ def applied() -> frozenset[str]:
 
 
 def installed_marker() -> dict[str, Any]:
-    """Return the contents of the file MARKER, which ``edl build-horovod`` adds to Horovod's wheel.
+    """Return the contents of the file MARKER, a JSON object about edl's build of Horovod.
 
-    It is empty if no Horovod is installed, or one that edl has not built.
+    ``edl build-horovod`` adds this file to Horovod's wheel. The result is empty if no Horovod is
+    installed, or one that edl has not built.
     """
     return read_installed(f"horovod/{MARKER}")
 

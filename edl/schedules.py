@@ -62,7 +62,7 @@ class Schedule(ABC):
         """
 
     def _refuse(self, why: str) -> None:
-        """Raise a UsageError whose message is the name of the schedule's class and ``why``."""
+        """Raise a UsageError: the name of the schedule's class, and ``why`` it is not usable."""
         raise UsageError(f"edl.schedules.{type(self).__name__}: {why}")
 
 
@@ -333,5 +333,8 @@ RULES = {"linear": 1.0, "sqrt": 0.5, ADASCALE: 1.0}  # the power of k; AdaScale'
 
 
 def _half_cosine(begin: float, end: float, part: float) -> float:
-    """Return the value at ``part`` (0 to 1) of half a cosine from ``begin`` to ``end``."""
+    """Return the value at the fraction ``part`` of the way along half a cosine.
+
+    The curve goes from ``begin`` (at 0) to ``end`` (at 1), flat at both.
+    """
     return end + (begin - end) * (1.0 + math.cos(math.pi * part)) / 2.0

@@ -32,7 +32,8 @@ def set_desired(
         choose: Gets a copy of the present desired numbers of workers by host; returns the new ones.
         by: Who asks for the change.
         why: A clause such as "edl scale", which begins the sentence of the event.
-        terms: Whether slots are borrowed, or have to be given back.
+        terms: Whether the slots of added workers are borrowed, and by when the slots of
+            removed workers must be free.
 
     Returns:
         The change: the desired numbers before and after it. It is false if nothing changed.
@@ -56,7 +57,10 @@ def set_desired(
 
 
 def record_returned(nodes: JobNodes, done: Reclaim) -> None:
-    """Record that the borrowed slots ``done`` of the job were given back, and log that as an event.
+    """Record that borrowed slots of the job were given back, and log that as an event.
+
+    ``done`` is the demand that was fulfilled: the host, and the number of its slots.
+
 
     Nothing is written if the job has no such slots to give back.
     """
@@ -77,7 +81,9 @@ def record_returned(nodes: JobNodes, done: Reclaim) -> None:
 def discover(
     nodes: JobNodes, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
 ) -> Desired:
-    """Record the slots that horovodrun may use; see :meth:`JobStore.discover`.
+    """Record the slots that horovodrun may use, and start the job if it has not begun.
+
+    See :meth:`JobStore.discover`.
 
     Args:
         nodes: The nodes of the job.
@@ -122,7 +128,8 @@ def _changed(
         choose: Gets the present desired numbers by host; returns the new ones.
         by: Who asks for the change.
         why: A clause that begins the sentence of the event.
-        terms: Whether slots are borrowed, or have to be given back.
+        terms: Whether the slots of added workers are borrowed, and by when the slots of
+            removed workers must be free.
     """
     before = Desired.from_json(found[p.desired])
     hosts = choose(dict(before.hosts))

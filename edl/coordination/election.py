@@ -64,7 +64,7 @@ class Write:
 
 @dataclass(frozen=True)
 class _Term(Record):
-    """The field of the leader node that the election reads; the others are the leader's record.
+    """The field of the leader node that the election reads; its other fields describe the leader.
 
     Attributes:
         term: The number of the newest term, from 1.
@@ -155,7 +155,9 @@ class Election:
             raise self._missing() from None
 
     def leads(self, wake: OnChange = None) -> Leadership | None:
-        """Return this candidate's leadership, or None if it does not lead; start a term if need be.
+        """Return this candidate's leadership, or None if it does not lead.
+
+        A candidate that has come first in the election starts a new term.
 
         Args:
             wake: Called when the answer may have changed, because this candidate's node or the node
@@ -263,7 +265,7 @@ class Election:
         return sorted(names, key=sequence)
 
     def _are_there(self, names: Sequence[str]) -> bool:
-        """Return whether the election nodes called ``names`` all exist, and watch them.
+        """Return whether the election nodes with the names ``names`` all exist, and watch them.
 
         The session keeps the answer until one of the nodes is removed, so ZooKeeper is asked once.
         """

@@ -20,7 +20,10 @@ class EventNodes:
     """The event log of one job; events are numbered from 0.
 
     After ZooKeeper had lost the job and it was written again, the numbers begin at a higher
-    multiple of ``edl.coordination.job_copy.NUMBERS``, so that no number is used twice.
+    multiple of ``edl.coordination.job_copy.NUMBERS`` (a million), so that no number is used twice.
+
+    Args:
+        nodes: Access to the nodes of the job in ZooKeeper.
     """
 
     def __init__(self, nodes: JobNodes) -> None:
@@ -43,7 +46,7 @@ class EventNodes:
         return self._first() + sequence(path)
 
     def read(self, after: int = -1) -> list[tuple[int, Event]]:
-        """Return the events with a number above ``after``, as (number, event), oldest first.
+        """Return the logged events with a number above ``after``, as (number, event), oldest first.
 
         Raises:
             UnknownJob: there is no such job.
@@ -66,11 +69,11 @@ class EventNodes:
 
     @property
     def _counter(self) -> Read:
-        """The read of the events node, whose value says at which number the events begin."""
+        """The read of the node ``events``, whose value has the number of the first event."""
         return get(self._nodes.paths.events, ignore_changes)
 
     def _first(self) -> int:
-        """Return the number at which the events begin; 0 in a job that was never lost."""
+        """Return the number of the first event of the log; 0 in a job that was never lost."""
         paths = self._nodes.paths
         return first_of(paths.events, self._nodes.read(self._counter)[0])
 
@@ -89,7 +92,7 @@ class EventNodes:
         return Event.from_json(decode(path, answer[0])).step if answer is not None else 0
 
     def trim(self, keep: int) -> int:
-        """Remove all events except the newest ``keep``, and return how many were removed.
+        """Remove all events from the log except the newest ``keep``; return how many were removed.
 
         Raises:
             CoordinationError: ZooKeeper is away.

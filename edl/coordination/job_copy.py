@@ -31,6 +31,9 @@ class JobCopy:
 
     The fixed nodes of the copy are :attr:`JobPaths.describing`. The copy is empty before the first
     :meth:`keep`.
+
+    Args:
+        paths: The paths of the job's nodes.
     """
 
     def __init__(self, paths: JobPaths) -> None:
@@ -39,7 +42,7 @@ class JobCopy:
         self._evicted: dict[str, bytes] = {}
 
     def keep(self, fixed: Mapping[str, Any], evicted: Iterable[tuple[str, bytes]]) -> None:
-        """Replace the copy by the answers to a newer read; ignore them if a fixed node is missing.
+        """Replace the copy by the answers to a newer read, unless a fixed node is missing in them.
 
         A job with a missing fixed node is being removed.
 
@@ -118,7 +121,7 @@ class JobCopy:
         transaction.create(f"{paths.events}/e-", encode(event.to_json()), sequence=True)
 
     def _first_event(self) -> int:
-        """Return the number at which the copied events begin; 0 in a job that was never lost."""
+        """Return the number of the job's first event, as of the copy; 0 in a job never lost."""
         data = self._fixed.get(self._paths.events, b"")
         return int(decode(self._paths.events, data).get("first", 0))
 

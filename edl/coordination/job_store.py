@@ -71,9 +71,9 @@ class WorkerView(NamedTuple):
 class JobStore:
     """The nodes of one job in ZooKeeper, read and written as records.
 
-    This object reads and writes what belongs to the job as a whole; its attributes ``members``,
-    ``hosts``, ``slots``, ``requests``, ``events``, ``profile`` and ``policy`` read and write the
-    rest.
+    This object reads and writes what belongs to the job as a whole. Its attributes ``members``
+    (workers), ``hosts`` (agents), ``slots`` (edl-workers), ``requests``, ``events``, ``profile``
+    and ``policy`` each read and write one kind of node.
 
     Args:
         session: The ZooKeeper session to read and write with.
@@ -180,11 +180,13 @@ class JobStore:
         )
 
     def watch_generation(self, wake: OnChange) -> WorkerView:
-        """Read what a worker that does not lead needs, with less load on ZooKeeper than a snapshot.
+        """Read the nodes that a worker needs while it does not lead, and watch them.
+
+        This loads ZooKeeper less than :meth:`snapshot`.
 
         Args:
-            wake: Called when the job, its generation, leader or policy or the evictions change; for
-                the rest as in :meth:`snapshot`.
+            wake: Called on kazoo's connection thread, so it must not block, when the job, its
+                generation, leader or policy or the evictions change, or the connection is lost.
         """
         p = self.paths
         news = (p.job, p.generation, p.leader, p.policy)
@@ -289,8 +291,9 @@ class JobStore:
         """Set how many workers are desired on each host, and log an event that says why.
 
         The assigned workers (unless the launcher assigns by slot) and the event are written in the
-        same transaction. If a person asks for the change, a running `edl profile` leaves that size
-        when it ends, and the job's policy does not change it for the policy's ``hold_s`` seconds.
+        same transaction. If a person asks for the change, a running `edl profile` leaves the job at
+        that size when it ends, and the job's policy does not change the size for the policy's
+        ``hold_s`` seconds.
 
         Args:
             change: Gets a copy of the present desired numbers of workers by host; returns the new
@@ -298,7 +301,8 @@ class JobStore:
                 error to change nothing.
             by: Who asks for the change.
             why: A clause such as "edl scale", which begins the sentence of the event.
-            terms: Whether slots are borrowed, or have to be given back.
+            terms: Whether the slots of added workers are borrowed, and by when the slots of
+                removed workers must be free.
 
         Returns:
             The change: the desired numbers before and after it. It is false if nothing changed.
@@ -306,13 +310,16 @@ class JobStore:
         return desired.set_desired(self.nodes, change, by, why, terms)
 
     def record_returned(self, done: Reclaim) -> None:
-        """Record that the borrowed slots ``done`` were given back, and log that as an event."""
+        """Record that borrowed slots were given back, and log that as an event.
+
+        ``done`` is the demand that was fulfilled: the host, and the number of its slots.
+        """
         desired.record_returned(self.nodes, done)
 
     def discover(
         self, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
     ) -> Desired:
-        """Record which slots the driver of horovodrun may use; start the job if it has not begun.
+        """Record which slots the driver of horovodrun may use; start a job that has not begun.
 
         Args:
             slots: The number of slots of each host.

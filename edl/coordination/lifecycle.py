@@ -334,7 +334,10 @@ def create_nodes(
 
 
 def _run_node(paths: JobPaths, nodes: list[str]) -> str | None:
-    """Return the path of the node ``run/<token>`` among the paths ``nodes``, None without one."""
+    """Return the path of the node ``run/<token>`` of the job at ``paths``; None without one.
+
+    ``nodes`` are the paths of all nodes of the job, among which it is looked for.
+    """
     runs = [p for p in nodes if p.startswith(f"{paths.run}/") and p != paths.creator]
     return runs[0] if runs else None
 
@@ -351,5 +354,8 @@ def _delete(transaction: TransactionRequest, nodes: list[str], check: str | None
 
 
 def _chunks(nodes: list[str]) -> list[list[str]]:
-    """Split the paths ``nodes``, in order, into lists of ``CHUNK``, one for each transaction."""
+    """Split the paths ``nodes``, in order, into lists of at most ``CHUNK``.
+
+    The nodes of a list are removed in one transaction.
+    """
     return [nodes[start : start + CHUNK] for start in range(0, len(nodes), CHUNK)]

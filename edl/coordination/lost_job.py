@@ -23,7 +23,9 @@ LOST = "ZooKeeper has lost the job; training goes on, and its processes write it
 
 
 class LostJob(ABC):
-    """What one process does about a job that ZooKeeper may have lost; one thread calls it.
+    """The procedure by which one process of a job writes the job again after ZooKeeper lost it.
+
+    One thread calls its methods.
 
     Args:
         store: The job in ZooKeeper, with this process's copy of it.
@@ -38,11 +40,14 @@ class LostJob(ABC):
         self._since: float | None = None
 
     def is_back(self) -> None:
-        """Note that ZooKeeper has the job, so the times of a later loss count from its begin."""
+        """Note that this process has read the job from ZooKeeper, which ends a loss.
+
+        The time of the next loss counts from the first error after this call.
+        """
         self._since = None
 
     def handle(self, error: UnknownJob, name: str, step: int) -> bool:
-        """Write the lost job again if it is this process's turn; say whether to try again.
+        """Write the lost job again if it is this process's turn; return whether to go on trying.
 
         Call this method at each ``error`` until :meth:`is_back` can be called. After the job is
         written again, this process has to write its own nodes again, too.
@@ -54,7 +59,8 @@ class LostJob(ABC):
 
         Returns:
             True if the caller should try its read or write again. False if the job was removed or
-            replaced, or was not found for ``PATIENCE_S`` seconds while no worker is known to train.
+            replaced, or was not found for ``PATIENCE_S`` (60) seconds while no worker is known to
+            train.
         """
         try:
             if not self._store.was_lost(error):
@@ -107,10 +113,12 @@ class LostJob(ABC):
 
 
 class WorkersLostJob(LostJob):
-    """What a worker does about a lost job: in rank order, one of the workers writes it again.
+    """The procedure for a worker: the workers try in rank order to write the lost job again.
+
+    The constructor takes the arguments of :class:`LostJob`.
 
     Attributes:
-        own: The id of the worker; -1 until it has one.
+        own: The id of this worker; -1 until it has one.
     """
 
     own = -1
@@ -123,10 +131,11 @@ class WorkersLostJob(LostJob):
         return may_write(self.own, generation, self._store.copy.evicted)
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
-        """Return whether it is this worker's turn, and no other worker has a newer generation.
+        """Return whether it is this worker's turn to write the job, with the newest generation.
 
-        Workers begin in rank order, see :func:`edl.core.job.lost_job.begins_s`. Only the answers of
-        other workers of the same start of the job count.
+        Workers begin in rank order, see :func:`edl.core.job.lost_job.begins_s`. The other workers
+        of the same start of the job are asked for their generations; if one has a newer one, the
+        result is False.
 
         Args:
             generation: The newest generation that this worker has read, if any.
@@ -150,9 +159,10 @@ class WorkersLostJob(LostJob):
 
 
 class LaunchersLostJob(LostJob):
-    """What a launcher does about a lost job: it writes the job again only if no worker answers.
+    """The procedure for a launcher: it writes a lost job again only if no worker answers.
 
-    A worker that lives may know more about the job.
+    A live worker may have read newer nodes of the job. The constructor takes the arguments of
+    :class:`LostJob`.
     """
 
     def _trains(self, generation: Generation | None) -> bool:
@@ -165,7 +175,7 @@ class LaunchersLostJob(LostJob):
         return bool(answering(members, self._store.nodes.run, self._probe_timeout_s))
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
-        """Return whether no worker answers, and the workers had ``LAUNCHER_S`` to write the job.
+        """Return whether no worker answers, and workers had LAUNCHER_S (10) s to write the job.
 
         Args:
             generation: The newest generation that this launcher has read; it does not count here.

@@ -75,7 +75,7 @@ class JobNodes:
         return lifecycle.unknown_job(self.session, self.paths)
 
     def read(self, *issues: Any) -> list[Any]:
-        """Send all ``issues`` together; return their answers in order, None for a missing node.
+        """Send all reads ``issues`` together; return their answers in order, None without a node.
 
         Args:
             *issues: The reads, such as :func:`edl.coordination.reads.get` returns them.
@@ -86,14 +86,14 @@ class JobNodes:
         return self.session.read_all(f"read job {self.paths.name}", issues)
 
     def read_groups(self, *groups: Sequence[str], wake: OnChange = None) -> list[list[Node]]:
-        """Read the nodes of all groups together, without the nodes that do not exist.
+        """Read the nodes of several lists together, without the nodes that do not exist.
 
         Args:
-            *groups: The paths of the nodes of each group.
+            *groups: Lists of paths of nodes.
             wake: Called when one of the nodes changes; see :data:`edl.coordination.reads.OnChange`.
 
         Returns:
-            For each group the path and data of each node that exists, in order.
+            For each list the path and data of each node that exists, in order.
         """
         answers = iter(self.read(*(get(path, wake) for group in groups for path in group)))
         found = [[(path, next(answers)) for path in group] for group in groups]
@@ -230,7 +230,7 @@ class JobNodes:
     def _take(
         self, transaction: TransactionRequest, path: str, data: bytes, version: int | None
     ) -> None:
-        """Add to a transaction the creation of an ephemeral node, unless the job was replaced.
+        """Add the creation of an ephemeral node to a transaction, which fails in a replaced job.
 
         Args:
             transaction: The transaction to add to.
@@ -306,5 +306,8 @@ def _parsed(parse: Callable[[Values], Any], node: Node) -> Any:
 
 
 def _set(client: Any, path: str, data: bytes, version: int) -> Any:
-    """Start to set the node at ``path`` if it has ``version``; return kazoo's pending result."""
+    """Begin to set the node at ``path`` to ``data`` if its version is ``version``.
+
+    Return kazoo's pending result. ``client`` is the kazoo client to send the request on.
+    """
     return client.set_async(path, data, version)

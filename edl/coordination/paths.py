@@ -179,8 +179,8 @@ def candidate_name(worker: int) -> str:
 
 
 def candidate_worker(name: str) -> int:
-    """Return the id of the worker whose candidate's name in the election is ``name``.
+    """Return the id of the worker whose name as a candidate for the leadership is ``name``.
 
-    This is the inverse of :func:`candidate_name`.
+    This is the inverse of :func:`candidate_name`: "w3" gives 3.
     """
     return int(name.removeprefix("w"))

@@ -17,7 +17,13 @@ from edl.core.records import JobPolicy
 
 
 class PolicyNodes:
-    """The nodes of one job that hold its policy and what it has learned of its sizes."""
+    """The nodes of one job that hold its policy and what it has learned of its sizes.
+
+    A size is a number of workers.
+
+    Args:
+        nodes: Access to the nodes of the job in ZooKeeper.
+    """
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
@@ -55,7 +61,7 @@ class PolicyNodes:
         return JobPolicy.from_json(found[p.policy])
 
     def propose(self, policy: JobPolicy) -> JobPolicy:
-        """Make ``policy``, the script's, the policy of the job unless the job has one already.
+        """Make ``policy``, which the training script asks for, the job's policy unless it has one.
 
         Returns:
             The policy of the job after the call.
@@ -65,7 +71,7 @@ class PolicyNodes:
         )
 
     def learned(self) -> ScalingProfile:
-        """Return what the job has learned of its sizes; an empty profile if it is nothing."""
+        """Return the throughputs that the job has measured, by size; empty without any."""
         path = self._nodes.paths.learned
         return (
             record_or_none(ScalingProfile, path, self._nodes.read(get(path))[0]) or ScalingProfile()

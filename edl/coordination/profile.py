@@ -13,17 +13,23 @@ class ProfileNode:
 
     A profile is the throughput of the job by number of workers, measured by `edl profile`. The hold
     is an ephemeral node of the process that profiles, so one process at a time does.
+
+    Args:
+        nodes: Access to the nodes of the job in ZooKeeper.
     """
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def put(self, curve: Curve) -> None:
-        """Store ``curve`` as the newest profile of the job, also if the job has ended."""
+        """Store ``curve``, throughput by number of workers, as the newest profile of the job.
+
+        The job may have ended.
+        """
         self._nodes.compare_and_set(self._nodes.paths.profile, lambda _: curve.to_json())
 
     def get(self) -> Curve | None:
-        """Return the newest profile of the job, or None if it was never profiled.
+        """Return the newest profile of the job (throughput by number of workers); None without one.
 
         Raises:
             UnknownJob: the job does not exist.

@@ -19,10 +19,10 @@ Issue = Callable[[KazooClient], Any]
 
 
 def ignore_changes() -> None:
-    """Do nothing: the ``wake`` of a read whose answer is kept until the node changes.
+    """Do nothing; as the ``wake`` of a read, make the session keep the answer until a change.
 
-    With this ``wake`` a node is watched, so it is read again only after a change, but no code of
-    the caller runs at the change.
+    With this ``wake`` (the function that is called when the node changes) a node is watched, so it
+    is read again only after a change, but no code of the caller runs at the change.
     """
 
 
@@ -47,7 +47,10 @@ class Read:
     wake: OnChange = None
 
     def __hash__(self) -> int:
-        """Return the hash of the path only: a leader looks up thousands of reads in each turn."""
+        """Return the hash of the path only, which is fast.
+
+        A leader looks up thousands of reads in a dictionary each time it reads its job.
+        """
         return hash(self.path)
 
     @property
@@ -56,10 +59,10 @@ class Read:
         return self.method == _EXISTS
 
     def __call__(self, client: KazooClient, watch: Callable[[object], None] | None = None) -> Any:
-        """Send the read and return kazoo's pending result.
+        """Send this read to ZooKeeper, and return kazoo's pending result.
 
         Args:
-            client: The client to send it on.
+            client: The kazoo client to send it on.
             watch: Called by kazoo when the watch of this read fires; None sets no watch.
         """
         return getattr(client, self.method)(self.path, watch=watch)

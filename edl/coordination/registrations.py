@@ -16,7 +16,11 @@ from edl.errors import CoordinationError, UnknownJob, UsageError
 
 
 class MemberNodes:
-    """The nodes of the workers of one job, and of the evictions of workers."""
+    """The nodes of the workers of one job, and of the evictions of workers.
+
+    Args:
+        nodes: Access to the nodes of the job in ZooKeeper.
+    """
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
@@ -87,7 +91,11 @@ class MemberNodes:
 
 
 class HostNodes:
-    """The nodes of the agents of a job, one for each host."""
+    """The nodes of the agents of a job, one for each host.
+
+    Args:
+        nodes: Access to the nodes of the job in ZooKeeper.
+    """
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
@@ -134,7 +142,11 @@ class HostNodes:
 
 
 class SlotNodes:
-    """The nodes of the edl-worker processes of a job under horovodrun, one for each slot."""
+    """The nodes of the edl-worker processes of a job under horovodrun, one for each slot.
+
+    Args:
+        nodes: Access to the nodes of the job in ZooKeeper.
+    """
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes

@@ -17,7 +17,11 @@ from edl.errors import CoordinationError
 
 
 class RequestNodes:
-    """The request nodes of one job; requests are numbered from 0."""
+    """The nodes of the requests to the leader of one job; requests are numbered from 0.
+
+    Args:
+        nodes: Access to the nodes of the job in ZooKeeper.
+    """
 
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
@@ -90,5 +94,8 @@ class RequestNodes:
 
 
 def _delete(client: Any, path: str, version: int) -> Any:
-    """Start to delete the node at ``path`` if it has ``version``; return kazoo's pending result."""
+    """Begin to delete the node at ``path`` if its version is ``version``, without waiting.
+
+    Return kazoo's pending result. ``client`` is the kazoo client to send the request on.
+    """
     return client.delete_async(path, version)

@@ -120,7 +120,7 @@ def _directory(state: Path, job: str) -> Path:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the words in the file at ``path``, one a line; none if the file cannot be read."""
+    """Return the lines of the file at ``path``, a secret each; none if it cannot be read."""
     try:
         return path.read_text().split()
     except OSError:
@@ -128,7 +128,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _replace(path: Path, lines: Sequence[str]) -> None:
-    """Write ``lines`` to the file at ``path`` in one step, readable for this user only.
+    """Replace the file at ``path`` by one with ``lines``, readable for this user only.
 
     A reader sees the old or the new file, never a part of one (mkstemp creates it with mode 0600).
     """

@@ -89,7 +89,7 @@ class Refused(Exception):
 
 
 class _QuietLog(logging.LoggerAdapter[logging.Logger]):
-    """A logger for kazoo that lowers its messages to DEBUG and hides passwords and keys."""
+    """A wrapper of kazoo's logger that logs all at DEBUG and hides passwords and keys."""
 
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
@@ -115,6 +115,9 @@ class _Client(KazooClient):  # type: ignore[misc]
     may only be behind. An emptied server would refuse the client for ever, and look as if it were
     away. So when the session must be over by its time-out, this client says that it has seen no
     transaction.
+
+    Args:
+        **options: The options of kazoo's client.
 
     Attributes:
         granted_s: The session time-out that ZooKeeper granted, in seconds; None before the first
@@ -166,6 +169,10 @@ class Session:
         connect_timeout_s: How long to wait for the first connection, in seconds.
         access: The job that the session belongs to. Without one the session can list the jobs and
             nothing more, until :meth:`identify`.
+
+    Attributes:
+        request_timeout_s: The longest that one request takes: the session time-out, but at least 1
+            and at most 5 seconds.
     """
 
     def __init__(
@@ -232,7 +239,7 @@ class Session:
         self._shut_once(self.request_timeout_s)
 
     def _shut_once(self, limit_s: float) -> None:
-        """Stop and close the client unless that was done, waiting at most ``limit_s`` seconds.
+        """Stop and close kazoo's client if it is open, waiting at most ``limit_s`` seconds.
 
         If another thread closes it at this moment, wait for that thread.
         """
@@ -323,7 +330,7 @@ class Session:
             )
 
     def identify(self, *known: Access) -> None:
-        """Prove to ZooKeeper that this process knows the secrets of some jobs.
+        """Prove to ZooKeeper that this process knows the secrets of jobs, which opens their nodes.
 
         From then on the session may read and write these jobs. What it creates is closed to all
         sessions that do not know the last secret of ``known``.
@@ -339,9 +346,9 @@ class Session:
             self.access, self.client.default_acl = access, access.acl
 
     def add_listener(self, fn: Callable[[str], None]) -> None:
-        """Call ``fn`` whenever the connection becomes "connected", "suspended" or "lost".
+        """Call ``fn(state)`` whenever the connection becomes "connected", "suspended" or "lost".
 
-        ``fn`` gets that word. It runs on kazoo's connection thread, so it must return at once and
+        ``state`` is that word. It runs on kazoo's connection thread, so it must return at once and
         must not call ZooKeeper. On every loss of the connection all watches fire and are gone, so
         read again on "connected".
         """

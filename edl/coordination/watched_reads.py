@@ -27,9 +27,10 @@ UNKNOWN = object()  # no answer is kept
 
 
 class WatchedReads:
-    """The answers to reads with a watch of one session, kept until the watch fires.
+    """A cache of the answers to reads of one session that set a watch, until the watch fires.
 
-    Any thread may use it.
+    A read with a ``wake``, a function to call when the node changes, sets a watch. Any thread may
+    use the cache.
     """
 
     def __init__(self) -> None:
@@ -80,7 +81,7 @@ class WatchedReads:
             read.wake()
 
     def _watching(self, issue: Issue) -> Issue:
-        """Return ``issue``, so that it sets a watch when sent if it is a read with a ``wake``."""
+        """Return the request to send for ``issue``: a read with a ``wake`` also sets its watch."""
         if _is_watched(issue):
             return partial(issue, watch=Watch(self, issue))
         return issue
@@ -113,7 +114,7 @@ class Watch:
 class InOrder(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's threads, except that a :class:`Watch` runs at once on the connection thread.
 
-    It so runs before the answer to any later request is known.
+    So an answer that a change has made old is dropped before any later answer is known.
     """
 
     def dispatch_callback(self, callback: Callback) -> None:
