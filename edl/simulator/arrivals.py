@@ -53,8 +53,9 @@ def times(pieces: Pieces, until_s: float, chance: random.Random) -> Iterator[flo
 def shape(text: str) -> Pieces:
     """Return the rates of submission that ``text`` names, as :func:`times` takes them.
 
-    The text is a key of ``SHAPES``, or a number of jobs a minute, above 0 and at most 1000. The
-    result holds for each period its seconds and the jobs a second.
+    The text is "low", "high", "mixed" or "bursts" (a key of ``SHAPES``), or a number of jobs a
+    minute, above 0 and at most 1000. The result holds for each period its seconds and the jobs a
+    second.
 
     Raises:
         UsageError: the text is neither.

@@ -19,7 +19,7 @@ POLLUX, JSA, MIX, VIRTUALFLOW = "pollux", "jsa", "mix", "virtualflow"
 
 @dataclass(frozen=True)
 class JobSet:
-    """The cluster, the interval and the costs of a resize that a set of jobs has by default.
+    """The defaults with which a built-in set of jobs is simulated: its cluster and its costs.
 
     Attributes:
         what: a description of the set, for lists.

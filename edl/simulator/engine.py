@@ -192,7 +192,10 @@ def check_jobs(jobs: Sequence[SubmittedJob], nodes: Sequence[Node]) -> None:
 
 
 class _Simulation:
-    """The state of one simulation, which :func:`simulate` advances from decision to decision."""
+    """The state of one simulation: the nodes, the jobs, and the virtual time.
+
+    :func:`simulate` advances it from decision to decision.
+    """
 
     def __init__(
         self,
@@ -289,7 +292,7 @@ class _Simulation:
             self._refuse_to_wait()
 
     def _decision(self, cluster: ClusterState) -> Allocation:
-        """Return the policy's decision on ``cluster``; keep its state and its reasons.
+        """Return the policy's decision on ``cluster``; keep the policy's state and its reasons.
 
         Raises:
             AssertionError: the decision breaks a rule (:mod:`edl.core.cluster.validity`).
@@ -301,7 +304,7 @@ class _Simulation:
         return decision
 
     def _place(self, job: Progress, decision: Allocation) -> None:
-        """Give ``job`` the batch and the slots that the policy's ``decision`` names for it.
+        """Give ``job`` the batch and the slots that the policy's ``decision`` has for it.
 
         A job without slots in the decision loses the slots that it has.
         """
@@ -336,7 +339,7 @@ class _Simulation:
         return min(arrival_s, min(ends_s, default=math.inf))
 
     def _sort_out(self) -> None:
-        """Remove jobs that have ended from the active jobs, and add jobs that have arrived."""
+        """Update the list of active jobs: remove those that have ended, add those that arrived."""
         if any(job.end_s is not None for job in self.active):
             self.active = [job for job in self.active if job.end_s is None]
         came = False
@@ -364,7 +367,8 @@ class _Simulation:
     def _let_interfere(self) -> None:
         """Slow down each job on several nodes that shares a node with another such job.
 
-        All other jobs get their full speed back.
+        It loses the fraction ``Rules.interference`` of its speed. All other jobs get their full
+        speed back.
         """
         spread = [job for job in self.active if len(job.placement) > 1]
         used = Counter(node for job in spread for node, _ in job.placement)
@@ -396,7 +400,8 @@ class _QueueRun(_Simulation):
     with the number of nodes that have free slots and, unless jobs start in order, with the number
     of waiting jobs; it does not grow with the number of running jobs.
 
-    It is used if decisions are made on every event and there is no interference and no failure.
+    It is used if decisions are made on every event and there is no interference and no failure. The
+    constructor takes the arguments of :class:`_Simulation`.
     """
 
     def __init__(
@@ -458,8 +463,8 @@ class _QueueRun(_Simulation):
     def _start(self) -> None:
         """Start waiting jobs, asking the policy about 1, 2, 4, ... of them until one has to wait.
 
-        A policy that starts jobs in order decides the same so, at less cost. Any other policy is
-        asked about all waiting jobs at once.
+        For a policy that starts jobs in order the result is the same as if it were asked about all,
+        at less cost. Any other policy is asked about all waiting jobs at once.
         """
         count = 1 if self.in_order else len(self.active)
         while self.active:

@@ -29,9 +29,10 @@ from edl.simulator.work import SubmittedJob
 def with_isolated(
     submissions: Sequence[SubmittedJob], results: Sequence[JobResult], nodes: Sequence[Node]
 ) -> tuple[JobResult, ...]:
-    """Return the results, with ``isolated_s`` set for each job that was not rejected.
+    """Return ``results`` with ``isolated_s`` set for each job that was not rejected.
 
-    It is the time that the job would take in isolation, on its own share of the cluster.
+    It is the time that the job would take alone on 1/N of the cluster's slots, if on average N jobs
+    (itself included) were in the cluster while it was.
 
     Args:
         submissions: the jobs as they were submitted.

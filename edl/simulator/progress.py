@@ -99,21 +99,21 @@ class Progress:
             self.batches.append(BatchChange(now_s, batch))
 
     def reject(self, now_s: float) -> None:
-        """End the job before it has had slots, at the virtual time ``now_s``, as dropped."""
+        """End the job as rejected at the virtual time ``now_s``; it must never have had slots."""
         self.dropped, self.end_s = True, now_s
 
     def slow_down(self, part: float) -> None:
         """Reduce the job's speed by the fraction ``part`` (0 to below 1) of its full speed.
 
-        It holds until the next call; 0 gives the full speed back.
+        The reduction lasts until the next call; 0 gives the full speed back.
         """
         if part != self.slowdown:
             self.slowdown, self._rate = part, None
 
     def fail(self, now_s: float, cost: ResizeCost) -> None:
-        """Take all slots of the job because one of its nodes has failed.
+        """Take all slots from the job because one of its nodes has failed.
 
-        It keeps its progress, and has no slots until the next decision.
+        The job keeps its progress, and has no slots until the next decision.
 
         Args:
             now_s: the virtual time.
@@ -202,7 +202,8 @@ class Progress:
     def _rate_now(self) -> float:
         """Return the job's present progress per second, in the unit of its work.
 
-        After a change of slots or batch, and in a new epoch, the job also measures a step.
+        The first call after a change of slots or batch, or in a new epoch, also records a measured
+        step of the job.
         """
         if self._rate is None:
             self._rate = self._rate_in(self.epoch)
@@ -210,7 +211,7 @@ class Progress:
         return self._rate
 
     def _measure(self) -> None:
-        """Record the step time and the noise scale that the job measures with its slots and batch.
+        """Record the step time and gradient noise scale that the job has with its slots and batch.
 
         Of each combination of nodes, slots and local batch, only the step time measured there at
         first is kept.

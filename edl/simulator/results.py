@@ -70,8 +70,9 @@ class JobResult:
         history: all changes of its slots.
         batches: all changes of its batch, which begins as submitted.
         dropped: whether it was rejected, at ``end_s``, without ever having had slots.
-        isolated_s: the seconds that it would take on its own share of the cluster
-            (:mod:`edl.simulator.fairness`); 0: not known.
+        isolated_s: the seconds that it would take alone on 1/N of the slots, N being the mean
+            number of jobs in the cluster beside it and with it (:mod:`edl.simulator.fairness`); 0:
+            not known.
     """
 
     name: str
@@ -105,9 +106,10 @@ class JobResult:
 
     @property
     def finish_time_fairness(self) -> float:
-        """The job completion time divided by ``isolated_s``, the time on an own share of the slots.
+        """The job completion time divided by ``isolated_s``, its time alone on a fair share.
 
-        Up to 1 the job lost nothing by sharing; 0 if ``isolated_s`` is not known.
+        Up to 1 the job lost nothing by sharing the cluster, above 1 it lost time; 0 if
+        ``isolated_s`` is not known.
         """
         return self.jct_s / self.isolated_s if self.isolated_s else 0.0
 
@@ -177,9 +179,10 @@ class Result:
 
     @property
     def worst_finish_time_fairness(self) -> float:
-        """The largest finish-time fairness of the jobs that were not rejected.
+        """The largest finish-time fairness of the jobs that were not rejected; lower is better.
 
-        Up to 1 no job lost anything by sharing the cluster; see :mod:`edl.simulator.fairness`.
+        It is a job's completion time divided by its time alone on a fair share of the slots. Up to
+        1 no job lost anything by sharing the cluster; see :mod:`edl.simulator.fairness`.
         """
         return max(job.finish_time_fairness for job in self.ended)
 
@@ -191,7 +194,7 @@ class Result:
         return float(np.percentile([job.jct_s for job in self.ended], percent))
 
     def figures(self, history: bool = False) -> dict[str, Any]:
-        """Return the summary and every job as a dictionary that can be written as JSON.
+        """Return the summary of the run and the results of every job, as a dictionary for JSON.
 
         Args:
             history: whether to include all changes of each job's slots and batch.

@@ -44,7 +44,7 @@ class TimedWork:
         return 1 / self.whole_s(sum(slots))
 
     def model(self, epoch: int, progress: float) -> TimedModel:
-        """Return the model of the job that policies get: it knows the true speed and what is left.
+        """Return the model that policies get: it has the true speed and the work that is left.
 
         Args:
             epoch: the epoch that the job is in; it does not count.
@@ -53,9 +53,9 @@ class TimedWork:
         return TimedModel(self, 1 - progress)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
-        """Return the step time that the job would measure, the whole work being one step.
+        """Return the step time that the job would measure, and None: no noise scale is known.
 
-        All of the step is computing. The noise scale, the second value, is None: not known.
+        The whole work counts as one step, all of it computing.
 
         Args:
             slots: the number of the job's slots on each of its nodes.

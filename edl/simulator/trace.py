@@ -97,7 +97,7 @@ def parse_trace(lines: Iterable[str], where: str, cluster_slots: int) -> list[Su
 
 
 def _columns() -> str:
-    """Return the clause of an error message that lists the columns."""
+    """Return the clause of an error message that lists the allowed columns."""
     return f"columns are {', '.join(COLUMNS)}"
 
 

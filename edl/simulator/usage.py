@@ -14,7 +14,7 @@ class SlotSpan(NamedTuple):
 
     Attributes:
         from_s: the begin of the period, in seconds of virtual time.
-        to_s: its end.
+        to_s: the end of the period.
         slots: the number of slots.
     """
 
@@ -58,7 +58,8 @@ def spans(job: JobResult) -> list[SlotSpan]:
 def levels(result: Result) -> list[Usage]:
     """Return the number of used slots and of waiting jobs at each time at which one changes.
 
-    Each item holds until the next one; they are in order of time, and the first is at time 0.
+    The values of an item last until the time of the next item. The items are in order of time; the
+    first is at time 0.
     """
     used: Counter[float] = Counter()
     waiting: Counter[float] = Counter()

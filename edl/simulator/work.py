@@ -13,7 +13,7 @@ Observation = tuple[StepTimeSample, float | None]
 
 
 class JobWork(Protocol):
-    """The work that a job has to do, and its true speed with the slots that it has.
+    """The work that a job has to do, and its true speed with given slots and batch.
 
     Progress has a unit of its own in each kind of work. It begins at 0, and the job ends with its
     last epoch.
@@ -35,11 +35,11 @@ class JobWork(Protocol):
             epoch: the epoch that the job is in, counted from 0.
 
         Raises:
-            UsageError: the speed is not known, because this was not measured.
+            UsageError: the speed with these slots and this batch was not measured.
         """
 
     def model(self, epoch: int, progress: float) -> TrainingModel:
-        """Return the model of the job's speed and remaining steps that policies get.
+        """Return the model by which policies predict the job's step time and remaining steps.
 
         Args:
             epoch: the epoch that the job is in, counted from 0.
@@ -49,8 +49,8 @@ class JobWork(Protocol):
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
         """Return the step time and the gradient noise scale that the job itself would measure.
 
-        The noise scale is in samples; None: not known. Interference by other jobs is not part of
-        them, as in Pollux' simulator.
+        The noise scale is in samples; None: not known. Neither includes interference by other
+        jobs, as in Pollux' simulator.
 
         Args:
             slots: the number of the job's slots on each of its nodes.
@@ -72,7 +72,8 @@ class SubmittedJob:
         batch: the global batch that its user requests, in samples.
         batches: the smallest and the largest global batch that a policy may choose.
         preemptible: whether a policy may take slots away from it.
-        local_batches: as in :class:`edl.core.cluster.state.ClusterJob`.
+        local_batches: the fewest samples of a step that one slot can train, and the most that it
+            can train at once (a larger share is accumulated); None: there is no limit.
         kind: the kind of job (like the name of its application), for tables.
         weight: its weight in policies that share slots by weight.
     """

@@ -54,7 +54,7 @@ def _all() -> Mapping[tuple[str, int], Mapping[str, float]]:
 
 
 def answers(policy: str, load: str, workload: int) -> Mapping[str, float]:
-    """Return the published completion time of each job in seconds, by the job's name.
+    """Return the completion time in seconds that Pollux' artifact has of each job, by its name.
 
     Args:
         policy: the name of the policy.

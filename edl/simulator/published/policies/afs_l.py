@@ -35,7 +35,10 @@ class AfsL:
     """The cluster policy ``afs_l``: each slot goes to the job where it is worth most (AFS-L)."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation of slots to the jobs in ``cluster`` by the rule of the module."""
+        """Return the slots of the jobs in ``cluster``, given one by one to the most worthy job.
+
+        The docstring of the module has the rule by which jobs are compared.
+        """
         fixed = cluster.fixed
         left = cluster.slots - sum(fixed.values())
         largest = cluster.per_node
@@ -75,7 +78,7 @@ class JobShare:
         self._look_ahead()
 
     def take(self) -> None:
-        """Give the job ``more`` additional slots, and compute what it would be given after them."""
+        """Give the job ``more`` additional slots, and compute the next ``more`` and ``next_s``."""
         self.slots += self.more
         self.step_s = self.next_s
         self._look_ahead()
@@ -157,7 +160,9 @@ def give(shares: Sequence[JobShare], left: int) -> None:
 
 
 def preferred(one: JobShare, other: JobShare) -> JobShare:
-    """Return which of two jobs gets the next slot by the rule of the module; ``one`` if equal.
+    """Return which of two jobs gets the next slot by the AFS-L rule (see the module).
+
+    If both are equal, ``one`` gets it.
 
     ``one`` is the winner among the jobs so far, ``other`` the next job.
     """

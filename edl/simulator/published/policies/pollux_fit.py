@@ -27,6 +27,7 @@ def fit_parts(measured: Sequence[StepTimeSample]) -> StepTime:
     """Return the model that explains the measurements best, as the artifact of Pollux fits it.
 
     Args:
-        measured: at least one measurement, each with ``compute_s``; their order does not matter.
+        measured: at least one measured step, each with its time for computing (``compute_s``);
+            their order does not matter.
     """
     return fit(measured, PUBLISHED)

@@ -138,7 +138,9 @@ def efficiency(noise_scale: float | None, smallest: int, batch: Vector) -> Vecto
 def _best(
     noise_scale: float | None, limits: BatchLimits, candidates: tuple[Vector, Vector]
 ) -> tuple[Vector, Ints]:
-    """Return the largest goodput of each column, and the batch that reaches it.
+    """Return the largest goodput of each combination of nodes and slots, and its batch.
+
+    Goodput is throughput times statistical efficiency.
 
     Args:
         noise_scale: the gradient noise scale in samples; None: not known.

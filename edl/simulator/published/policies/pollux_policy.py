@@ -66,10 +66,11 @@ class Pollux:
     population of the search.
 
     Attributes:
-        population: the number of states that survive each generation of the search.
+        population: the number of states (allocations of slots to all jobs) that survive each
+            generation of the search.
         generations: the largest number of generations.
         patience: the number of generations without a fitter state after which the search ends.
-        move_s: the seconds that a change of a job's slots is assumed to cost; D in the module.
+        move_s: the seconds that a change of a job's slots is assumed to cost.
         seed: the seed of the search.
     """
 
@@ -240,9 +241,9 @@ def _state(jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placement
 
 
 def _carried(notes: PolicyState, jobs: Sequence[ClusterJob], nodes: Sequence[Node]) -> Counts:
-    """Return the population of the last search, fitted to the present jobs and nodes.
+    """Return the population of the last search, with rows and columns of present jobs and nodes.
 
-    It is an array (states, jobs, nodes).
+    It is an array (states, jobs, nodes); a state is one allocation of slots.
 
     Args:
         notes: the policy's state after its last decision.
@@ -294,7 +295,7 @@ def _moves(
     allocation: Placements,
     moves: Mapping[str, int],
 ) -> dict[str, int]:
-    """Return how often each started job was given other slots after its start, by its name.
+    """Return how often the slots of each started job were changed after its start, by its name.
 
     Args:
         jobs: all jobs.

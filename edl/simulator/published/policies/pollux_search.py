@@ -49,7 +49,9 @@ EPS = 1e-3  # so that a job without slots does not make the fitness 0
 
 @dataclass(frozen=True)
 class Problem:
-    """The input of a search; jobs are rows, in the order in which they go first.
+    """The input of a search for the fittest allocation of slots on nodes to jobs.
+
+    A *state* is an allocation, an array (jobs, nodes) of slots. An earlier job is served first.
 
     Attributes:
         slots: the number of slots of each node.
@@ -70,7 +72,12 @@ class Problem:
     fixed: Mask
 
     def values(self, states: Counts) -> Vector:
-        """Return the fitness and the utility of each of ``states``, in shape (states, 2)."""
+        """Return the fitness and the utility of each of ``states``, in shape (states, 2).
+
+        The fitness is the harmonic mean of the jobs' speedups, scaled by nodes / slots and lowered
+        by the penalty of a changed row. The utility is the sum of the speedups per slot of the
+        nodes in use.
+        """
         jobs, nodes = self.present.shape
         speedups = self.speedups[np.arange(jobs), by_job(states > 0), by_job(states)]
         total = int(self.slots.sum(dtype=np.int64))
@@ -83,7 +90,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """The limits of a search.
+    """The limits of a genetic search; a state is an allocation of slots to all jobs.
 
     Attributes:
         population: the number of states that survive each generation.
@@ -100,6 +107,8 @@ def search(
     problem: Problem, first: Counts, effort: SearchBudget, chance: np.random.Generator
 ) -> tuple[Counts, Counts]:
     """Search for the fittest state; return it, and the population of the last generation.
+
+    A state is an allocation, an array (jobs, nodes) of slots; a population is several states.
 
     Args:
         problem: the input of the search.
@@ -216,7 +225,7 @@ def surviving(values: Vector, count: int) -> tuple[Order, Vector]:
 
 
 def fronts(values: Vector) -> Order:
-    """Return the number of the Pareto front of each state, from 0 on.
+    """Return the number of the Pareto front to which each state belongs, from 0 on.
 
     Front 0 has the states that no other state beats, front 1 the states that only states of front 0
     beat, and so on. A state beats another if neither its fitness nor its utility is less, and one
@@ -239,10 +248,11 @@ def fronts(values: Vector) -> Order:
 
 
 def _apart(values: Vector, front: Order) -> Vector:
-    """Return the crowding distance of each state: that of its two neighbours from each other.
+    """Return the crowding distance of each state: the distance of its two neighbours.
 
-    The neighbours are in the same front. The distance is the sum over fitness and utility, each as
-    a fraction of the range in the front. It is infinite at the two ends of a front.
+    The neighbours are those in the same front, sorted by fitness, then by utility. The distance is
+    the sum over fitness and utility, each as a fraction of the range in the front. It is infinite
+    at the two ends of a front.
 
     Args:
         values: the fitness and the utility of each state, in shape (states, 2).
@@ -305,7 +315,8 @@ def _chosen(values: Vector, apart: Vector, count: int, chance: np.random.Generat
 def _mutate(problem: Problem, states: Counts, chance: np.random.Generator) -> None:
     """Mutate ``states`` at random, in place.
 
-    Some rows are set to the present ones, some slots are taken away, and free slots are given.
+    Randomly chosen rows are set to the present allocation, slots are taken away at random, and free
+    slots are given.
 
     Args:
         problem: the input of the search.
@@ -353,9 +364,9 @@ def _separate(problem: Problem, states: Counts) -> None:
 
 
 def _cut(rows: Counts, most: Order | Counts) -> Counts:
-    """Return ``rows`` with entries reduced from the end until no sum is above ``most``.
+    """Return ``rows`` with entries reduced, from the end of each row, until its sum is allowed.
 
-    ``most`` has the largest sum of each row.
+    ``most`` has the largest allowed sum of each row.
     """
     sums = np.minimum(rows.cumsum(axis=1, dtype=np.int64), most[:, None])
     kept: Counts = np.diff(sums, axis=1, prepend=0).astype(np.int16)
@@ -363,9 +374,9 @@ def _cut(rows: Counts, most: Order | Counts) -> Counts:
 
 
 def _different(states: Counts, known: Sequence[bytes]) -> tuple[Counts, list[bytes]]:
-    """Return the states that are new, each once, and their keys.
+    """Return those of ``states`` that are not known yet, each once, and their keys.
 
-    ``known`` has the keys of the states that are not new. A key is the bytes of a state.
+    ``known`` has the keys of the known states. A key is the bytes of a state.
     """
     seen, kept, keys = set(known), [], []
     for at, state in enumerate(states):

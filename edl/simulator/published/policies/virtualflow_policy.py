@@ -80,7 +80,7 @@ def weighted_shares(
 ) -> dict[str, int] | None:
     """Return the number of slots of each job by name, in proportion to weights, in powers of two.
 
-    Rules 1 to 3 of the module say how.
+    Rules 1 to 3 in the docstring of the module define the shares.
 
     Args:
         jobs: the jobs that share; an earlier job wins ties.

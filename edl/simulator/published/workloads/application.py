@@ -66,7 +66,7 @@ class Scaled(NamedTuple):
 
 @dataclass(frozen=True)
 class Validation:
-    """The measurements of one training with one batch, epoch by epoch.
+    """The measurements of one training of an application, with one global batch, by epoch.
 
     Attributes:
         batch: the global batch, in samples.
@@ -91,7 +91,7 @@ class Application:
         name: the name of the application.
         epochs: the number of epochs after which it is trained.
         validations: the trainings that were measured, one a batch; at least one.
-        timed: the step times that were measured by placement.
+        timed: the step times that were measured by placement (the slots on each node).
         scaled: the step times that were measured by numbers of nodes and slots.
         max_local_batch: the largest local batch that fits into a slot; None: the largest measured.
 
@@ -135,7 +135,7 @@ class Application:
         return self._ends[epoch]
 
     def split(self, slots: int, batch: int, always: bool = False) -> tuple[int, int]:
-        """Divide a global batch among ``slots`` slots, and into parts that fit into a slot.
+        """Divide a global batch among ``slots`` slots, and each share into batches that fit a slot.
 
         A single slot accumulates at least once if the batch is larger than the initial one, because
         two gradients are needed to estimate the noise.
@@ -160,7 +160,8 @@ class Application:
     def predicted_step_s(self, slots: tuple[int, ...], batch: int) -> float:
         """Return the seconds of a step, as the published oracle of Optimus predicts it.
 
-        A single slot accumulates with the initial batch, too.
+        The oracle assumes that a job on a single slot accumulates gradients even with the initial
+        batch.
 
         Args:
             slots: the number of slots on each node.
@@ -177,7 +178,7 @@ class Application:
         return self._step_s[key]
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
-        """Return the progress a second, in steps of the initial batch.
+        """Return the progress of a training per second, in steps of the initial batch.
 
         Args:
             slots: the number of slots on each node.
@@ -210,7 +211,9 @@ class Application:
     def observed(
         self, slots: tuple[int, ...], batch: int, epoch: int
     ) -> tuple[StepTimeSample, float]:
-        """Return a step as the job itself times it, and the gradient noise scale in samples.
+        """Return a step time as the job itself would measure it, and the gradient noise scale.
+
+        The noise scale is in samples.
 
         An infinite noise scale says that the gradients are nothing but noise.
 
@@ -364,7 +367,7 @@ def _points(timed: Sequence[Timed], scaled: Sequence[Scaled]) -> list[tuple[floa
 
 
 def _along(measured: Sequence[Timed], local_batch: int) -> tuple[float, float] | None:
-    """Return the seconds of a step and of its synchronisation, linear in the local batch.
+    """Interpolate the seconds of a step and of its synchronisation linearly in the local batch.
 
     The result is None if ``local_batch`` lies outside of the measurements.
 
@@ -393,7 +396,7 @@ def _between(
     high: Sequence[float],
     epoch: int,
 ) -> float:
-    """Return a value for ``batch`` in an epoch, linear between two measured batches.
+    """Return a quantity for ``batch`` in an epoch, interpolated between two measured batches.
 
     Args:
         batch: the batch, from ``smaller`` to ``larger``.

@@ -39,9 +39,10 @@ class Kind:
     Attributes:
         name: the name of the kind.
         weights: the number of weights that an allreduce sums up.
-        start_s: the seconds that each part of a step takes, whatever its samples.
+        start_s: the seconds that each local batch takes, whatever the number of its samples; a slot
+            trains several of them in a step if its share does not fit.
         sample_s: the seconds that each sample of a slot adds.
-        local_batch: the most samples that fit into a slot.
+        local_batch: the most samples that fit into a slot at once.
         batches: the smallest and the largest batch of the range in which it trains equally well.
     """
 
@@ -96,7 +97,7 @@ class Samples:
         return 1
 
     def end_of(self, epoch: int) -> float:
-        """Return the number of all samples, the progress at the end of the only ``epoch``."""
+        """Return the number of all samples: the progress at the end of the job's only ``epoch``."""
         return self.count
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
@@ -186,7 +187,7 @@ def job_of_kind(name: str, arrival_s: float, kind: Kind, duration_s: float) -> S
 
 
 def jsa_jobs(arrivals: str, seed: int) -> list[SubmittedJob]:
-    """Return jobs that arrive within eight hours, drawn by ``seed``.
+    """Return jobs of JSA's four kinds that arrive within eight hours, drawn by ``seed``.
 
     Args:
         arrivals: the rates of arrival, as :func:`edl.simulator.arrivals.shape` takes them.

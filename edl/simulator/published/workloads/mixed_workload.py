@@ -23,7 +23,7 @@ ARRIVALS = "0.333"  # a minute: 160 jobs in 8 hours, as at load 1.0
 
 
 def mixed_jobs(arrivals: str, seed: int, mix: str = "") -> list[SubmittedJob]:
-    """Return jobs that arrive within eight hours, drawn by ``seed``.
+    """Return jobs of Pollux' measured applications that arrive in 8 hours, drawn by ``seed``.
 
     Args:
         arrivals: the rates of arrival, as :func:`edl.simulator.arrivals.shape` takes them.

@@ -29,7 +29,7 @@ UNTUNED = "ncf"
 
 @dataclass(frozen=True)
 class Oracle:
-    """The model that policies get of a job: the measurements themselves, at the epoch it is in.
+    """The model that policies get of a job: the measurements themselves, at the job's epoch.
 
     Attributes:
         application: the measured application that the job trains.
@@ -162,8 +162,9 @@ def pollux_jobs(load: str, workload: int) -> list[SubmittedJob]:
     """Return the jobs of one published workload, in the order of submission.
 
     Args:
-        load: one of LOADS: the rate of submissions relative to 160 jobs, or "realistic".
-        workload: the number of the workload at that load, one of WORKLOADS (1 to 8).
+        load: "0.5", "1.0", "1.5" or "2.0", the rate of submissions relative to 160 jobs in 8 hours;
+            or "realistic".
+        workload: the number of the workload at that load, 1 to 8.
     """
     known = measured_applications()
     return [
