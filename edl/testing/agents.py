@@ -13,7 +13,7 @@ MOST_WORKERS = 24  # that a job may start in all
 
 
 class HostedWorker(Protocol):
-    """A worker of a loopback job as the agent of its host sees it."""
+    """A worker of a loopback job (a job in one process), as the agent of its host sees it."""
 
     @property
     def id(self) -> int:
@@ -29,7 +29,7 @@ class HostedWorker(Protocol):
 
 
 class HostedJob(Protocol):
-    """A job as the agents of its hosts see it."""
+    """A loopback job (a job in one process), as the agents of its hosts see it."""
 
     @property
     def schedule(self) -> TaskScheduler:
@@ -56,7 +56,8 @@ class HostedJob(Protocol):
 class Agents:
     """The agents of all hosts of a loopback job, one for each host.
 
-    They are two actors of the job's schedule: one starts missing workers, one wakes frozen ones.
+    They are two actors of the job's schedule, functions that it calls while no worker runs:
+    one starts missing workers, one wakes frozen ones.
 
     Args:
         job: the job whose workers they start.
@@ -79,7 +80,7 @@ class Agents:
         self.come()
 
     def come(self) -> None:
-        """Give an agent to each host that has an entry in the desired numbers of workers."""
+        """Register an agent on each host that has an entry in the desired numbers of workers."""
         memory = self._job.memory
         memory.agents |= dict.fromkeys(memory.hosts, self._slots)
 
@@ -93,14 +94,15 @@ class Agents:
         memory.set_desired({**memory.hosts, host: memory.hosts[host] - 1})
 
     def see_end(self) -> None:
-        """Note that a worker's process has ended: the next worker starts ``restart_s`` later."""
+        """Note that a worker's process has ended: no worker starts in the next ``restart_s``."""
         self._restart_at = self._job.schedule.now_s() + self._restart_s
 
     def _lacking(self) -> str | None:
-        """Return the name of a host with fewer workers than desired, or None.
+        """Return the name of a host on which a worker is to be started, or None.
 
-        No worker may be started if the job is over, ZooKeeper is away, or MOST_WORKERS were
-        started. Workers that are evicted, or are to be replaced, do not count.
+        It is a host with fewer workers than desired; workers that are evicted, or are to be
+        replaced, do not count. None also if the job is over, ZooKeeper is away, or MOST_WORKERS
+        (24) were started.
         """
         job, memory = self._job, self._job.memory
         current = memory.generation

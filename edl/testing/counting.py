@@ -93,7 +93,7 @@ class CountingModel:
     # --- what edl asks of a framework's copy of the state
 
     def end_batch(self, step: int, epoch: int) -> None:
-        """Do nothing: the model has no objects that follow the end of a batch.
+        """Do nothing: the model has no objects that change at the end of a batch, as schedules do.
 
         Args:
             step: the step; it does not count.
@@ -106,7 +106,8 @@ class CountingModel:
         Args:
             ring: the ring on which the state is sent.
             root: the rank of the worker that sends its state.
-            receive: whether this model takes the state that is sent.
+            receive: ``NOTHING``: keep this model's state; any other value: take the state that is
+                sent.
         """
         sent = self.exchange(ring, root)
         if receive is not Receive.NOTHING:
@@ -129,10 +130,13 @@ class CountingModel:
         return {}
 
     def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
-        """Return digests of the model's state, by the name of the part that each covers.
+        """Return digests of the arrays ``w`` and ``count``, to compare the states of workers.
 
         Args:
-            group: which parts of the arrays ``w`` and ``count`` are included, all by default.
+            group: the range of the arrays' bytes to digest; all by default.
+
+        Returns:
+            The digest of each piece of an array that lies in the range, by the piece's name.
         """
         parts = StateArrays(lambda: {"w": self.w, "count": self.count}, lambda array: array.nbytes)
         return {
@@ -141,11 +145,11 @@ class CountingModel:
         }
 
     def capture(self) -> dict[str, Vector]:
-        """Return copies of ``w``, ``before`` and ``count``, for :meth:`restore`."""
+        """Return copies of the arrays ``w``, ``before`` and ``count``, for :meth:`restore`."""
         return {name: getattr(self, name).copy() for name in ("w", "before", "count")}
 
     def restore(self, state: object) -> None:
-        """Set ``w``, ``before`` and ``count`` to those in ``state``, a result of ``capture``."""
+        """Set the arrays ``w``, ``before`` and ``count`` to those in ``state``, from ``capture``."""
         assert isinstance(state, dict)
         vars(self).update(state)
 
@@ -220,8 +224,8 @@ def source_of(
 class CountingBatchSource:
     """The batches that a worker forms from its leases, as :class:`edl.framework.steps.BatchSource`.
 
-    To imitate slow loading, callers of :meth:`next` that do not wait get padding batches until they
-    have asked LATE times; then the data count as loaded.
+    To imitate slow loading, the first LATE (2) calls of :meth:`next` that do not wait return
+    padding batches; then the data count as loaded.
 
     Args:
         worker: the worker that trains the batches.
@@ -282,11 +286,15 @@ def accumulated(worker: Worker, model: CountingModel, gradient: Vector) -> Vecto
 class CountingNoise(NoiseMeter):
     """A noise meter for the counting model, whose gradients consist of noise alone.
 
-    Each sample has a parameter of its own, so the mean gradient of n samples has the square 1 / n.
+    Each sample has a parameter of its own, so the mean gradient of n samples has the squared norm
+    1 / n.
+
+    Args:
+        worker: the worker whose gradients are measured.
     """
 
     def _square(self, gradients: Looked) -> float:
-        """Return the sum of squared norms over ``gradients``, pairs of gradient and weight."""
+        """Return the weighted sum of the squared norms of (gradient, weight) in ``gradients``."""
         return float(sum(times * (each @ each) for each, times in gradients))
 
 
@@ -299,6 +307,7 @@ def train_step(
 ) -> bool:
     """Train one step as edl's frameworks do: send the gradient, wait for the step records, update.
 
+    A step record is a worker's message with the number of its samples in the step.
     If the ring breaks, the step is repeated on the next ring. The gradient is sent before any
     worker knows how many samples the step has.
 
@@ -310,8 +319,8 @@ def train_step(
         noise: measures the gradient noise scale; None: it is not measured.
 
     Returns:
-        Whether this worker completed the step; False if the others had completed it and their state
-        was received.
+        Whether this worker completed the step; False if the other workers had completed it, and
+        this worker received their state.
     """
     local = gradient if model.sum is None else accumulated(worker, model, gradient)
     model.sum = mean = None
@@ -381,13 +390,13 @@ class Counting:
             batch each.
         single: the number of steps at the start that have one batch each.
         step_s: how long a batch takes, in virtual seconds.
-        shards: the samples are a stream, in shards of these lengths; empty: they are no stream.
+        shards: the lengths of the shards, if the samples are a stream; empty: they are no stream.
         shared: all workers read the stream together, and it has one shard.
         max_global_batch: the most samples in a batch of all workers together; 0: any.
         aligned: ``batch_size`` is of all workers together, and the batches have the same samples in
             every job.
-        batch_range: the range of the global batch; the leader asks for another batch in it every 3
-            steps. (0, 0): the job does not choose it.
+        batch_range: the least and largest global batch; the leader asks for another batch between
+            them every 3 steps. (0, 0): the job does not choose it.
         micro_batch: the samples that a worker trains at once; 0: its whole batch.
     """
 
@@ -408,7 +417,7 @@ class Counting:
 
     @property
     def _batching(self) -> Batching:
-        """The rule by which batches are formed, as the fields of the script say."""
+        """The rule by which batches are formed, from the script's fields (like ``batch_size``)."""
         micro = self.micro_batch
         if self.batch_range[1]:
             return Batching(batch_range=self.batch_range, micro_batch=micro)
@@ -543,10 +552,10 @@ class Counted:
         sizes: by step, the size of the ring that completed it; 0 if this worker missed the step.
         noise: the measured gradient noise scale.
         largest: the most samples in a step.
-        ring: the largest size of a ring in which the worker began a step, completed or not.
+        ring: the largest size of a ring in which the worker began a step, whether it was completed
+            or not.
         split: the number of steps whose samples come from more than one aligned global batch.
-        batches: the changes of the global batch, (first update, batch), as learning rates follow
-            it.
+        batches: the changes of the global batch: (number of the first update with it, samples).
         rounds: by step, how many iterations of the training loop it took.
     """
 

@@ -79,18 +79,19 @@ def start_process(
 
 
 class Run:
-    """A job that ``edl run`` runs from a Python script, and other commands of ``edl`` on it.
+    """A job in a test, which ``edl run`` starts, and the ``edl`` commands on this job.
 
     Args:
         directory: the working directory, which also holds the job's output and state.
         zookeeper: the addresses of ZooKeeper, "host:port,host:port".
 
     Attributes:
-        start_process: is called to start ``edl run`` and ``edl join``; a test may replace it.
+        start_process: is called to start ``edl run`` and ``edl join``, with the arguments of
+            :func:`start_process`; a test may replace it.
         name: the name of the job.
         environment: the environment variables of all its processes.
-        here: words before the command ``edl run``, to run it somewhere else.
-        there: words before all other ``edl`` commands.
+        here: a command prefix of ``edl run``, such as one that enters a network namespace.
+        there: a command prefix of all other ``edl`` commands.
     """
 
     start_process = staticmethod(start_process)
@@ -184,7 +185,7 @@ class Run:
         return self.start_process(command, self.directory, self.environment | environment, output)
 
     def _follow(self, agent: subprocess.Popen[bytes]) -> None:
-        """Take the end of ``agent`` as the end of the job, and watch the job until then."""
+        """Note that the job ends when the process ``agent`` ends, and watch the job until then."""
         if self._process is not None:
             self._stop_watching()
         self._closing = False
@@ -220,7 +221,7 @@ class Run:
     def scale(self, np: int) -> None:
         """Set the desired number of workers to ``np``, as ``edl scale`` does.
 
-        Where ZooKeeper can be reached from here, this method and those that read the job's status
+        If the test's process can reach ZooKeeper, this method and those that read the job's status
         or events start no process of ``edl``.
         """
         if self.there:
@@ -313,8 +314,8 @@ class Run:
     def _watch_from_there(self) -> None:
         """Keep the newest status of the job, read from a process ``edl status --watch``.
 
-        It replaces :meth:`_watch` where only a process elsewhere reaches ZooKeeper: in another
-        network.
+        It replaces :meth:`_watch` if the test's process cannot reach ZooKeeper, because that is in
+        another network.
         """
         environment = {k: v for k, v in self.environment.items() if k != MARK}
         while self._is_watching():
@@ -364,7 +365,7 @@ class Run:
         }
 
     def describe(self, what: str) -> str:
-        """Return the message that ``what`` went wrong in this job, with the end of its output."""
+        """Return an error message: ``what`` went wrong in this job, and the end of its output."""
         return f"job {self.name}: {what}\n--- output ---\n{self.output()[-6000:]}"
 
     def close(self) -> None:
@@ -399,7 +400,10 @@ def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Job(Run):
-    """A job that ``edl run`` runs, with methods by which a test waits for it and injects faults."""
+    """A job that ``edl run`` runs, with methods by which a test waits for it and injects faults.
+
+    :func:`started` makes it; the constructor takes the arguments of :class:`Run`.
+    """
 
     # --- watching ---
 
@@ -457,7 +461,7 @@ class Job(Run):
 
         Raises:
             AssertionError: the job does not end within ``timeout_s`` seconds, or one of its
-                processes lives on for END_S seconds.
+                processes lives on for END_S (60) seconds.
         """
         assert self._process is not None
         try:
@@ -474,11 +478,11 @@ class Job(Run):
     # --- faults ---
 
     def process(self, name: str) -> psutil.Process:
-        """Return the process of the worker ``name`` ("w1"), once the status shows it."""
+        """Wait until the status shows the worker ``name`` ("w1"), and return its process."""
         return psutil.Process(self.members(name)[name]["pid"])
 
     def members(self, *names: str) -> dict[str, Any]:
-        """Return all workers' entries in the status, by name, once those of ``names`` are there.
+        """Wait until the status shows all workers ``names``; return all workers' entries, by name.
 
         On a busy machine a session may end and be opened again at any time, so a name may be
         missing for a while.
@@ -491,11 +495,11 @@ class Job(Run):
         return found(now)
 
     def leader(self) -> str:
-        """Return the name of the worker that leads, once there is one."""
+        """Wait until a worker leads the job, and return its name."""
         return str(self.wait(lambda now: now["leader"], "a leader")["leader"])
 
     def plain(self) -> str:
-        """Return the name of a worker that does not lead, once there is one."""
+        """Wait until there is a worker that does not lead the job, and return its name."""
         now = self.wait(lambda now: now["leader"] and len(now["members"]) > 1, "two members")
         return next(str(m["id"]) for m in now["members"] if m["id"] != now["leader"])
 

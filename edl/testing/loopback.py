@@ -52,9 +52,9 @@ class LoopbackWorker:
         worker: the :class:`edl.worker.worker.Worker` that the thread runs.
         member: its place in the loopback network.
         schedule: the scheduler of the job, which has its virtual time.
-        coordinator: what connects the worker with the records of the job, in place of ZooKeeper.
+        coordinator: the worker's access to the records of the job, in place of ZooKeeper.
         shared: the state that its training thread and its daemon share.
-        result: what the script leaves here at its end.
+        result: the result that the script stores at its end.
         model: the model that the script trains.
         points: the number of points (see :class:`PassedPoint`) that the worker has passed.
         fails_next: whether its next collective fails.
@@ -109,8 +109,8 @@ class _Orders:
 
     Attributes:
         at_points: by (worker, number of its point), the actions when the worker passes that point.
-        after_steps: (number of steps, action), in order: each action when a worker has completed so
-            many steps.
+        after_steps: (number of steps, action), in order: each action is carried out when the first
+            worker has completed so many steps.
     """
 
     at_points: dict[tuple[int, int], list[Act]] = field(default_factory=dict)
@@ -121,7 +121,8 @@ class LoopbackJob:
     """A job in one process, from its start to its end, with the faults that a test causes.
 
     Args:
-        script: what each worker runs once it has started, as a training script after edl.init().
+        script: is called with each worker once it has started, and trains as a script does after
+            ``edl.init()``.
         np: the number of workers to start with, all on the host "a".
         min_np: the smallest number of workers.
         max_np: the largest number of workers; None: ``np``.
@@ -130,12 +131,12 @@ class LoopbackJob:
             other, without interruptions.
         restart_s: how long a host's agent waits after the end of a worker before it starts another
             one, in virtual seconds.
-        elastic_timeout_s: as the setting of the job.
-        state_check_steps: as the setting of the job.
-        noise_scale_steps: as the setting of the job.
-        on_divergence: as the setting of the job.
-        stragglers: the job's policy for stragglers; None: it has none.
-        most_decisions: a run with more choices of the schedule than this fails.
+        elastic_timeout_s: how long too few workers wait for others, in virtual seconds.
+        state_check_steps: the number of steps over which the workers' whole states are compared.
+        noise_scale_steps: the steps from one measurement of the gradient noise scale to the next.
+        on_divergence: "end" the job or "resync" workers whose states differ from most others'.
+        stragglers: the job's policy for stragglers (slow workers); None: it has none.
+        most_decisions: the run fails if the schedule chooses the next task more often than this.
 
     Attributes:
         workers: all workers that were started; the index is the number of the worker.
@@ -193,7 +194,7 @@ class LoopbackJob:
         Args:
             worker: the number of the worker.
             point: the number of the point, as in :class:`PassedPoint`.
-            act: the action, which gets this job.
+            act: the action; it is called with this job.
         """
         self._orders.at_points.setdefault((worker, point), []).append(act)
 
@@ -270,7 +271,7 @@ class LoopbackJob:
         self.schedule.freeze(one.task)
 
     def thaw(self, worker: int) -> None:
-        """Let worker number ``worker``, which is frozen, go on, as SIGCONT does."""
+        """Wake worker number ``worker``, which is frozen, as SIGCONT does."""
         one = self.workers[worker]
         if one.ended or worker not in self.memory.frozen:
             return
@@ -286,7 +287,10 @@ class LoopbackJob:
             self.network.member(worker).cut()
 
     def fail(self, worker: int) -> None:
-        """Make the next collective or rendezvous fail on worker number ``worker``, at least."""
+        """Make the next collective or rendezvous of worker number ``worker`` fail.
+
+        It may fail on other workers, too.
+        """
         self.workers[worker].fails_next = True
 
     def delay(self, worker: int, seconds: float = 5.0) -> None:
@@ -337,12 +341,15 @@ class LoopbackJob:
 
     @property
     def results(self) -> dict[int, Any]:
-        """What the script left as ``result``, by worker, of scripts that came to their end."""
+        """The ``result`` of each worker whose script came to its end, by the worker's number."""
         return {one.id: one.result for one in self.workers if one.result is not None}
 
     @property
     def errors(self) -> dict[int, BaseException]:
-        """The errors, by worker, that ended scripts; kills and orderly leaves do not count."""
+        """The error that ended each failed script, by the number of its worker.
+
+        Kills and orderly leaves do not count.
+        """
         quiet = (Killed, SystemExit)
         found = {one.id: one.error for one in self.workers}
         return {w: error for w, error in found.items() if error and not isinstance(error, quiet)}
@@ -435,7 +442,7 @@ class LoopbackJob:
     # --- points
 
     def _moment(self, moment: CollectivePoint) -> None:
-        """Pass a moment of a collective as a point, and let the collective fail if a test wants it.
+        """Record a phase of a collective as a passed point; let it fail if a test asked for that.
 
         Args:
             moment: the worker, the name of the collective, and the phase that it has reached.
@@ -452,10 +459,10 @@ class LoopbackJob:
             raise CollectiveFailed(f"{moment.name}: a test lets it fail")
 
     def _point(self, name: str) -> None:
-        """Pass the point ``name`` in the thread of a worker.
+        """Record that the worker of this thread has passed the point ``name``.
 
-        The actions that a test has ordered for it are carried out, and then other tasks may run.
-        Nothing happens outside of the workers' threads.
+        The actions that a test has ordered for the point are carried out; then other workers may
+        run. Nothing happens outside of the workers' threads.
         """
         task = self.schedule.current
         if task is None:

@@ -48,7 +48,7 @@ LIMITS = Limits(
 
 
 class MemoryJob:
-    """The records of one job that ZooKeeper would hold, and what its leader does with them.
+    """The records of one job that ZooKeeper would hold, and the decisions of the job's leader.
 
     Args:
         job: the record of the job.
@@ -97,11 +97,11 @@ class MemoryJob:
     # --- writes
 
     def changed(self, news: bool = False) -> None:
-        """Count a change of the records.
+        """Count a change of the records, so that the leader looks at them again.
 
         Args:
-            news: whether daemons have to read the change: that of leader, generation, evictions or
-                state.
+            news: whether the daemons of workers have to read the change, too: a change of leader,
+                generation, evictions or the job's state.
         """
         self.changes += 1
         self.news += news
@@ -152,7 +152,7 @@ class MemoryJob:
     # --- the election
 
     def campaign(self, worker: int) -> None:
-        """Add the worker with the id ``worker`` to the candidates for the leadership."""
+        """Add the worker with the id ``worker`` to the candidates for the job's leadership."""
         if worker not in self._candidates:
             self._candidates.append(worker)
             self._elect()
@@ -230,7 +230,10 @@ class MemoryJob:
         return worker in self._candidates[:1] and worker not in {*self.gone, *self.frozen}
 
     def _may_look(self) -> bool:
-        """Return whether the leader is to decide: after a change, or LOOK_S after it last did."""
+        """Return whether the leader is to decide now.
+
+        It decides after each change of the records, and LOOK_S (0.5) s after its last decision.
+        """
         if not self._leads:
             return False
         seen, at = self._looked
@@ -292,7 +295,8 @@ class MemoryJob:
 class MemoryCoordinator:
     """The :class:`edl.worker.coordinator.Coordinator` of one worker, with the job in memory.
 
-    It is what connects a training thread with the job; here it also acts as the worker's daemon.
+    A coordinator connects a training thread with the job. This one also acts as the worker's
+    daemon.
 
     Args:
         job: the records of the job.
@@ -349,7 +353,7 @@ class MemoryCoordinator:
         return self._member, self._job.generation
 
     def close(self) -> None:
-        """Write what is pending, and take the worker out of the job. Idempotent."""
+        """Write the worker's pending reports, and take the worker out of the job. Idempotent."""
         if not self._open:
             return
         self._write()
@@ -358,7 +362,7 @@ class MemoryCoordinator:
         self._job.remove_member(self._member.id)
 
     def resign(self) -> None:
-        """Leave the ring's membership and the elections, from the next turn of the daemon on."""
+        """Ask the daemon to remove the worker from the members and the candidates of the job."""
         self._resigned = True
         self._dirty = True
 
@@ -384,7 +388,8 @@ class MemoryCoordinator:
             stage: the stage of the worker, such as ready or training.
             generation: the generation whose ring the worker is in.
             newest_generation: the newest generation that the worker knows.
-            fits: as in the record :class:`edl.core.records.Member`.
+            fits: the number of calls of Keras' ``fit`` before the one for which a newcomer is
+                ready.
         """
         self._change(self._member.at(stage, generation, newest_generation, fits))
 
@@ -409,11 +414,11 @@ class MemoryCoordinator:
     def release_others(self, generation: Generation | None) -> None:
         """Note that the worker's script has ended, so that no other worker waits for it for ever.
 
-        The daemon breaks the connections of the worker's ring when another worker waits there for
-        this one.
+        When another worker waits for this one in a collective, the daemon breaks the ring.
 
         Args:
-            generation: the generation of that ring; None: there is none, and nothing is broken.
+            generation: the generation of the worker's ring; None: it is in none, and nothing is
+                broken.
         """
         self._ended_in = 0 if generation is None else generation.number
 
@@ -427,7 +432,7 @@ class MemoryCoordinator:
             return self._written.wait_for(lambda: not self._dirty, timeout_s)
 
     def _change(self, member: Member) -> None:
-        """Make ``member`` the worker's record, which the daemon writes at its next turn."""
+        """Make ``member`` the worker's record; the daemon writes it when it acts next."""
         self._member = member
         self._dirty = True
 
@@ -442,10 +447,10 @@ class MemoryCoordinator:
         return fresh or self._must_cut() or bool(self._needed_for())
 
     def _needed_for(self) -> str:
-        """Return what other workers wait for from this one, after its script has ended.
+        """Return for which collective other workers wait for this one, whose script has ended.
 
-        Only the ring counts in which the script ended. The result is FOR_GRADIENTS, FOR_NUMBERS (an
-        exchange of numbers between steps), or empty if no other worker waits.
+        The result is FOR_GRADIENTS, FOR_NUMBERS (an exchange of numbers between steps), or empty if
+        no other worker waits. Only the ring in which the script ended counts.
         """
         if not self._ended_in or self._ring.membership[0] != self._ended_in:
             return ""
@@ -519,12 +524,16 @@ class MemoryCoordinator:
     def _must_cut(self) -> bool:
         """Return whether the daemon is to break the connections of the worker's ring at once.
 
-        It is if :meth:`_wants_cut` says so and CUT_S seconds have passed since it last did.
+        That is so if :meth:`_wants_cut` returns True and CUT_S (0.05) s have passed since the last
+        break.
         """
         return self._job.schedule.now_s() >= self._cut_after and self._wants_cut()
 
     def _wants_cut(self) -> bool:
-        """Return whether the ring has an evicted member, or is being built but outdated."""
+        """Return whether the ring has an evicted member, or is being built but outdated.
+
+        The worker could then wait in the ring for ever. Outdated: there is a newer generation.
+        """
         number, members = self._ring.membership
         if number == 0 or not (self._job.evicted or self._ring.is_building):
             return False
@@ -534,7 +543,7 @@ class MemoryCoordinator:
     def _cuts_at(self) -> float | None:
         """Return when the daemon breaks the ring's connections next, in virtual seconds.
 
-        None: it need not, or cannot act.
+        None: the ring needs no break, or the daemon cannot act.
         """
         stands_still = self._member.id in {*self._job.gone, *self._job.frozen}
         wants = self._open and not stands_still and not self._job.away and self._wants_cut()

@@ -8,11 +8,13 @@ ENOUGH = 20  # measurements that all say the same
 
 
 def known_noise(noise: float, signal: float, batch: int, update: int = 0) -> NoiseScale:
-    """Return the noise scale after ENOUGH measurements with equal values.
+    """Return the gradient noise scale after ENOUGH (20) measurements with equal values.
+
+    The scale is ``noise`` / ``signal``, in samples.
 
     Args:
-        noise: S of each measurement, the trace of the covariance of a sample's gradient.
-        signal: |G|^2 of each, the squared norm of the gradient; the scale is noise / signal.
+        noise: the measured trace of the covariance of a sample's gradient.
+        signal: the measured squared norm of the mean gradient.
         batch: the global batch of each measured step.
         update: the number of the first update that is made with this scale.
     """

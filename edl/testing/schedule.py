@@ -39,7 +39,7 @@ class ScheduleError(AssertionError):
 
 
 class Random:
-    """The source of all random choices of a schedule, determined by its seed.
+    """The source of all random choices of a schedule, determined by the integer ``seed``.
 
     Seed 0 always takes the first possibility, and interrupts no task. Other seeds interrupt tasks
     anywhere, and make some tasks slower than others.
@@ -51,7 +51,7 @@ class Random:
         self._rate = self._random.choice(INTERRUPTIONS) if self._random is not None else 0.0
 
     def interrupts(self) -> bool:
-        """Draw whether a task that could go on has to let others run at this point."""
+        """Draw whether a task that could go on has to let other tasks run instead."""
         return self._random is not None and self._random.random() < self._rate
 
     def below(self, limit: int) -> int:
@@ -110,8 +110,8 @@ class Task:
         go: a lock that the thread takes to run; its release gives the turn to the thread.
         condition: the condition variable that the task waits for; None: it waits for none.
         predicate: what must be true for the wait to end; None: any notification ends it.
-        seen: the number of notifications of ``condition`` that the task has looked at.
-        woken: whether the last of them ends the wait.
+        seen: the number of notifications of ``condition`` for which the predicate was evaluated.
+        woken: whether the last of these notifications ends the wait.
         wake_at: when the wait of the task times out, in virtual seconds; None: never.
         why: what the task waits for, for people.
         killed: whether the task is to end by :class:`Killed`.
@@ -156,6 +156,9 @@ class _Condition:
     """A condition variable under virtual time, as :class:`edl.clock.Condition` describes it.
 
     It has no lock, since only one task runs at a time.
+
+    Args:
+        schedule: the scheduler whose tasks wait for the condition.
     """
 
     def __init__(self, schedule: TaskScheduler) -> None:
@@ -441,7 +444,7 @@ class TaskScheduler:
             raise ScheduleError(f"no end after {self._now_s:.0f} s: {self.table()}")
 
     def table(self) -> str:
-        """Return one line that says what each task waits for, for people."""
+        """Return one line of text that says for each task what it waits for."""
         rows = []
         for task in self.tasks:
             state = "done" if task.done else "frozen" if task.frozen else f"waits for {task.why}"
@@ -450,7 +453,7 @@ class TaskScheduler:
         return f"at {self._now_s:.2f} s: {'; '.join(rows)}"
 
     def _own(self) -> Task:
-        """Return the task that runs now.
+        """Return the task that runs at present.
 
         Raises:
             Killed: the task was killed.

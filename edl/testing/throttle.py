@@ -59,7 +59,7 @@ class Throttle:
         return alone_s + self.each_s * (size - 1)
 
     def put(self, file: Path) -> None:
-        """Write this throttle to ``file``; jobs that have its path in their environment obey it."""
+        """Write this throttle to ``file``; a job whose environment names the file obeys it."""
         file.write_text(f"{self.step_s} {self.steps} {self.later_s} {self.each_s}")
 
     @classmethod

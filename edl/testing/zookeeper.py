@@ -51,8 +51,9 @@ class Server:
         address: the address for clients.
         number: its number in an ensemble.
         peers: the ``server.N`` lines of an ensemble; empty: it is a standalone server.
-        enter: words before its command, to run it somewhere else (in a network namespace).
-        inside: takes a function that asks the server, and calls it where the server can be reached.
+        enter: a command prefix, such as one that starts the server in a network namespace.
+        inside: gets a function that asks the server, and returns the result of calling it at a
+            place that reaches the server, such as its network namespace.
 
     Attributes:
         hosts: "address:port", for EDL_ZOOKEEPER.
