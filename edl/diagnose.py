@@ -351,7 +351,7 @@ def phases_of(samples: Array, norms: Array) -> Phases:
 
 
 def _crossing(samples: Array, done: Array, level: float, after: int) -> float:
-    """Return the number of samples at which the change between two records passes ``level``.
+    """Return the number of samples at which a layer's change passes the fraction ``level``.
 
     Between the two neighbouring records the change is interpolated linearly.
 

@@ -230,7 +230,7 @@ class JobError(EdlError):
 
 
 class JobFailed(JobError):
-    """The job ended without its result."""
+    """The job has failed: it ended before its training was complete."""
 
 
 class StateDiffers(JobFailed):

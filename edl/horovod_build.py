@@ -37,7 +37,7 @@ def read_installed(name: str) -> dict[str, Any]:
     """Return the JSON object in the file ``name`` of the installed Horovod.
 
     ``name`` is relative to site-packages. The object is empty if there is no such file or it holds
-    something else.
+    no JSON object.
     """
     try:
         path = Path(str(importlib.metadata.distribution("horovod").locate_file(name)))

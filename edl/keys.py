@@ -12,9 +12,14 @@ import hmac
 
 
 def derived(secret: str, purpose: str, job: str) -> str:
-    """Return the key for ``purpose`` of ``job``, derived from ``secret``, as 64 hexadecimal digits.
+    """Return a key of ``job`` for one purpose, as 64 hexadecimal digits.
 
     The key does not reveal the secret.
+
+    Args:
+        secret: the secret of the job.
+        purpose: the use of the key, "http" or "zookeeper"; each has another key.
+        job: the name of the job.
     """
     message = f"edl {purpose} {job}".encode()
     return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()

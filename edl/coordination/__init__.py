@@ -1,6 +1,7 @@
 """Read and write the state of a job in ZooKeeper: its workers, leader, requests and generation.
 
-- ``session`` keeps one connection alive; ``reads`` and ``watched_reads`` are what it reads.
+- ``session`` keeps one connection alive; ``reads`` describes its reads, and ``watched_reads``
+  keeps their answers.
 - ``access`` says who may read and write a job; ``secrets`` keeps a job's secret on this machine.
 - ``paths`` is the layout in ZooKeeper, ``wire`` the format of a node, and ``nodes`` reads and
   writes the nodes of one job.

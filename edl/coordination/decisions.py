@@ -52,7 +52,7 @@ def job_election(nodes: JobNodes, worker: int) -> Election:
 
 
 class DecisionWriter:
-    """The writer of what the leader of a job decides during one term.
+    """The writer of the decisions of a job's leader during one term.
 
     Every method raises LeadershipLost if the term is over, and has written nothing then.
 
@@ -121,10 +121,11 @@ class DecisionWriter:
         self._leadership.commit([write, self._logged(event)])
 
     def put_learned(self, learned: ScalingProfile) -> None:
-        """Write what the job has learned of its sizes (numbers of workers), for a later leader.
+        """Write the throughputs that the job has measured, by number of workers, for later leaders.
 
         Args:
-            learned: The measured throughput of each size, and the state of the policy's size rule.
+            learned: The measured throughput of each size (number of workers), and the state of the
+                policy's size rule.
 
         Raises:
             LeadershipLost, CoordinationError: as :meth:`Leadership.commit`.

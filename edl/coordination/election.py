@@ -233,7 +233,7 @@ class Election:
             candidate: The name of the candidate to remove.
 
         Returns:
-            Whether there was such a candidate.
+            Whether there was a candidate of that name.
 
         Raises:
             CoordinationError: ZooKeeper is away.
@@ -390,7 +390,10 @@ class Leadership:
             raise Refused(refused.index - _FENCE, refused.error) from refused
 
     def _build(self, transaction: TransactionRequest, writes: Sequence[Write]) -> None:
-        """Add the fence (see the module) and the leader's ``writes`` to ``transaction``."""
+        """Add the leader's ``writes`` to ``transaction``, after the fence.
+
+        The fence is two checks that fail when the term is over (rule 3 of the module).
+        """
         transaction.check(self.node, -1)
         transaction.check(self._leader_path, self._leader_version)
         for write in writes:

@@ -2,9 +2,9 @@
 
 ZooKeeper forgets a job when its disk is lost, when it runs in a container without a disk, or when
 somebody removes the tree. The workers train on, but every command is told that there is no such
-job. So the job's own processes write it again: its record, what is desired and decided, and which
-workers were evicted. Each process then adds its own nodes, as after a lost session. Events and
-requests are lost.
+job. So the job's own processes write it again: its record, the desired numbers of
+workers, the decisions of the leader, and the evictions. Each process then adds its own nodes, as
+after a lost session. Events and requests are lost.
 """
 
 from __future__ import annotations

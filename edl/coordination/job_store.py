@@ -51,7 +51,7 @@ from edl.errors import AccessDenied, UnknownJob
 
 
 class WorkerView(NamedTuple):
-    """What a worker that does not lead reads of its job.
+    """The records of a job that a worker reads while it does not lead.
 
     Attributes:
         job: The record of the job.

@@ -1,6 +1,6 @@
 """Read and write the policy of a job, and what the job has learned of its sizes.
 
-A size is a number of workers; what is learned is mainly the throughput of each size.
+A size is a number of workers; the job learns mainly the throughput of each size.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def read_file(path: Path) -> str:
 
     Raises:
         ConfigError: the file cannot be read, other users may read it, or it does not hold exactly
-            one word of at least ``LEAST_SECRET`` characters.
+            one word of at least ``LEAST_SECRET`` (32) characters.
     """
     try:
         with path.open() as file:

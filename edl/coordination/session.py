@@ -376,7 +376,7 @@ class Session:
     def read_all(self, what: str, issues: Sequence[Issue]) -> list[Any]:
         """Send several reads together and return their answers in order, None for a missing node.
 
-        A read with a ``wake`` is not sent again until that was called; its answer is kept.
+        The answer to a read with a ``wake`` is kept, and returned until ``wake`` was called.
 
         Args:
             what: What the reads do, for error messages: "cannot <what>: ...".

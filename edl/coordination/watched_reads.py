@@ -81,7 +81,7 @@ class WatchedReads:
             read.wake()
 
     def _watching(self, issue: Issue) -> Issue:
-        """Return the request to send for ``issue``: a read with a ``wake`` also sets its watch."""
+        """Return ``issue`` unchanged or, if it has a ``wake``, a request that also sets a watch."""
         if _is_watched(issue):
             return partial(issue, watch=Watch(self, issue))
         return issue

@@ -445,7 +445,7 @@ class _QueueRun(_Simulation):
             self.active.append(self.coming.pop())
 
     def decide(self) -> None:
-        """Start the waiting jobs to which the policy gives slots; with ``drop``, reject the others.
+        """Start the waiting jobs that the policy gives slots; with ``drop``, reject all others.
 
         The policy is not asked if, since the last decision, no job has arrived or ended that could
         let a job start.

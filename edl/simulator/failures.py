@@ -17,8 +17,8 @@ class Failures:
     Attributes:
         mean_up_s: the mean seconds from the return of a node to its next failure.
         mean_down_s: the mean seconds from the failure of a node to its return.
-        seed: the seed of the random times. Each node draws from a generator of its own, so another
-            node changes nothing for it.
+        seed: the seed of the random times. Each node draws from a generator of its own, so its
+            times do not depend on the other nodes.
     """
 
     mean_up_s: float

@@ -78,7 +78,7 @@ class Progress:
         return self._seen
 
     def place(self, placement: Placement, now_s: float, reason: str, cost: ResizeCost) -> None:
-        """Give the job the slots of ``placement``, or none, and charge what the change costs.
+        """Give the job the slots of ``placement``, or none, and charge the cost of the change.
 
         Args:
             placement: the slots that the job has from now on; empty: none.

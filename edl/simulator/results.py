@@ -163,7 +163,7 @@ class Result:
     def ended(self) -> list[JobResult]:
         """The results of the jobs that were not rejected.
 
-        Means and percentiles of the job completion time (JCT) are taken over these.
+        Only they count in means and percentiles of the job completion time (JCT).
         """
         return [job for job in self.jobs if not job.dropped]
 

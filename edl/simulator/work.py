@@ -1,4 +1,4 @@
-"""Define what the simulator knows about a job and a policy does not: the job's true work."""
+"""Define the true work of a job, which the simulator knows and a policy does not."""
 
 from __future__ import annotations
 

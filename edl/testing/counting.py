@@ -149,7 +149,7 @@ class CountingModel:
         return {name: getattr(self, name).copy() for name in ("w", "before", "count")}
 
     def restore(self, state: object) -> None:
-        """Set the arrays ``w``, ``before`` and ``count`` to those in ``state``, from ``capture``."""
+        """Set ``w``, ``before`` and ``count`` to the arrays in ``state``, from :meth:`capture`."""
         assert isinstance(state, dict)
         vars(self).update(state)
 
@@ -548,7 +548,7 @@ class Counted:
     Attributes:
         model: the trained model.
         steps: the number of steps.
-        exchanged: by step, what all workers sent in the exchange after it.
+        exchanged: by step, the bytes or numbers of all workers in the exchange after it.
         sizes: by step, the size of the ring that completed it; 0 if this worker missed the step.
         noise: the measured gradient noise scale.
         largest: the most samples in a step.

@@ -306,7 +306,7 @@ class LoopbackJob:
         self.memory.drop_session(worker)
 
     def disconnect(self, seconds: float) -> None:
-        """Cut all workers off from ZooKeeper for so many virtual ``seconds``."""
+        """Cut all workers off from ZooKeeper for ``seconds`` of virtual time."""
         self.memory.away = True
         self.memory.changed()
         back_at = self.schedule.now_s() + seconds

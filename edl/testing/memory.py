@@ -397,7 +397,7 @@ class MemoryCoordinator:
         """Report that a ring failed.
 
         Args:
-            failure: the ring, and what the worker had completed when it failed.
+            failure: the ring, and the progress of the worker when the ring failed.
         """
         self._change(replace(self._member, broken=failure))
 
@@ -439,7 +439,10 @@ class MemoryCoordinator:
     # --- the daemon's thread
 
     def _is_due(self) -> bool:
-        """Return whether the daemon can act, and has to write, to read, or to break a ring."""
+        """Return whether the daemon can act, and has something to do.
+
+        It has reports to write, changes to read, or a ring to break.
+        """
         job, worker = self._job, self._member.id
         if not self._open or job.away or worker in job.gone or worker in job.frozen:
             return False

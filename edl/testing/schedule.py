@@ -113,7 +113,7 @@ class Task:
         seen: the number of notifications of ``condition`` for which the predicate was evaluated.
         woken: whether the last of these notifications ends the wait.
         wake_at: when the wait of the task times out, in virtual seconds; None: never.
-        why: what the task waits for, for people.
+        why: the reason of the wait, for people.
         killed: whether the task is to end by :class:`Killed`.
         frozen: whether the task may not run until it is thawed.
         done: whether the task has ended.
@@ -432,7 +432,7 @@ class TaskScheduler:
         """Set the virtual time to the next deadline, as no task or actor can run before it.
 
         Raises:
-            ScheduleError: there is no deadline, or it lies after LONGEST_S.
+            ScheduleError: there is no deadline, or it lies after LONGEST_S (3600 s).
         """
         waking = [t.wake_at for t in self._left if not t.frozen]
         due = [at for at in (*waking, *(a.due() for a in self.actors)) if at is not None]
@@ -465,7 +465,7 @@ class TaskScheduler:
         return task
 
     def _close(self) -> None:
-        """End the threads of all tasks that are not done, one after the other."""
+        """End the threads of all unfinished tasks one by one, by raising Killed in them."""
         self._closing = True
         for task in self.tasks:
             if not task.done:

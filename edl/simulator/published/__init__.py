@@ -1,1 +1,1 @@
-"""Hold what edl is compared with: policies, workloads and results that papers published."""
+"""Hold policies, workloads and results that papers published, to compare edl with them."""

@@ -104,8 +104,8 @@ def _reasons(
 
     Args:
         jobs: all jobs.
-        sizes: the number of slots of each job that may be resized, by name; the others may not be
-            preempted.
+        sizes: the number of slots of each job that may be resized, by name; jobs that are not in it
+            may not be preempted.
         gains: the seconds that one more slot would save each job that has slots, by name.
     """
     reasons = {}

@@ -1,4 +1,4 @@
-"""Compute what a job gains by each number of slots and nodes, with the best batch for each of them.
+"""Compute a job's speedup with each number of slots and nodes, and the best batch for each of them.
 
 Goodput is throughput times statistical efficiency (Pollux, OSDI 2021, section 3): samples a second,
 each counted by what it is worth compared with one in the smallest batch,
@@ -121,7 +121,8 @@ def choices(
 def efficiency(noise_scale: float | None, smallest: int, batch: Vector) -> Vector:
     """Return the statistical efficiency of each global batch, relative to the smallest batch.
 
-    It is what a sample is worth compared with one in the smallest batch, at most 1.
+    It is the progress that a sample brings, as a fraction of the progress of a sample in the
+    smallest batch; at most 1.
 
     Args:
         noise_scale: the gradient noise scale in samples. None: it is not known, and a larger batch

@@ -40,7 +40,10 @@ class VirtualFlow:
     """
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the allocation of slots to the jobs in ``cluster`` by the rules of the module."""
+        """Return the allocation of slots: weighted fair shares of the admitted jobs in ``cluster``.
+
+        The docstring of the module has the rules.
+        """
         fixed, slots = cluster.fixed, cluster.slots
         running = _survivors(_running(cluster), fixed, slots)
         admitted, sizes = list(running), weighted_shares(running, fixed, slots) or {}
@@ -115,8 +118,8 @@ def weighted_shares(
 def _round(jobs: Sequence[ClusterJob], slots: int) -> dict[str, int]:
     """Return the share of each job by its weight, rounded down to a power of two, by name.
 
-    It is rule 1 of the module: while the sum exceeds the number ``slots`` to share, shares are
-    halved, the lightest job first.
+    This is rule 1 of the module's docstring: while the sum exceeds the number ``slots`` to share,
+    shares are halved, the lightest job first.
     """
     weights = sum(job.weight for job in jobs)
     given = {job.name: max(_least(job), _power_below(slots * job.weight / weights)) for job in jobs}

@@ -54,7 +54,10 @@ class Scaled(NamedTuple):
     Attributes:
         nodes: the number of nodes.
         slots: the number of slots on all nodes together.
-        local_batch, step_s, sync_s: as in :class:`Timed`.
+        local_batch: the samples of a step that each slot trains.
+        step_s: the seconds of the step.
+        sync_s: the seconds of ``step_s`` for synchronisation, which accumulated batches do not
+            need.
     """
 
     nodes: int
@@ -246,7 +249,7 @@ class Application:
         return self._steps[key]
 
     def parts(self, slots: tuple[int, ...], local_batch: int) -> tuple[float, float]:
-        """Return the seconds of a step without accumulation, and those of its synchronisation.
+        """Return the seconds of a step without accumulation, and of its synchronisation.
 
         The second number is included in the first. Placements that are rotations of one another
         count as the same.

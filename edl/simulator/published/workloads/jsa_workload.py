@@ -65,7 +65,7 @@ class Kind:
         """Return the seconds that the slowest slot computes in a step of ``batch`` samples.
 
         The samples are divided among ``slots`` slots. A share that does not fit into a slot is
-        computed in parts.
+        computed in several local batches, one after the other.
         """
         share = math.ceil(batch / slots)
         return self.start_s * math.ceil(share / self.local_batch) + self.sample_s * share
@@ -194,7 +194,7 @@ def jsa_jobs(arrivals: str, seed: int) -> list[SubmittedJob]:
         seed: the seed of the arrivals, the kinds and the durations.
 
     Raises:
-        UsageError: there are no such arrivals, or no job arrives within eight hours.
+        UsageError: ``arrivals`` names no rates, or no job arrives within eight hours.
     """
     chance = random.Random(f"jsa {seed}")
     made = []

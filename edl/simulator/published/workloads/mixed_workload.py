@@ -32,8 +32,8 @@ def mixed_jobs(arrivals: str, seed: int, mix: str = "") -> list[SubmittedJob]:
             the published frequencies at load 1.0.
 
     Raises:
-        UsageError: there are no such arrivals or applications, or no job arrives within eight
-            hours.
+        UsageError: ``arrivals`` names no rates, ``mix`` names an unknown application, or no job
+            arrives within eight hours.
     """
     users: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for row in pollux_rows("jobs"):

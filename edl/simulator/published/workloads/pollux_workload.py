@@ -187,7 +187,7 @@ def check_measured(slots: int) -> None:
         slots: the number of slots of a node.
 
     Raises:
-        UsageError: nodes are larger than those measured, or scipy is missing.
+        UsageError: the nodes have more slots than the measured nodes, or scipy is missing.
     """
     if slots > SLOTS:
         raise UsageError(
