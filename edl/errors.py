@@ -242,7 +242,7 @@ class NewcomerDiffers(JobError):
 
 
 class JobStopped(JobError):
-    """The job was asked to stop."""
+    """The job has ended because it was asked to stop, as by ``edl stop``."""
 
 
 class WorkerEvicted(JobError):

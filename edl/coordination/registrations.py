@@ -152,7 +152,7 @@ class SlotNodes:
         self._nodes = nodes
 
     def put(self, slot: SlotRecord) -> None:
-        """Write the node of the edl-worker that ``slot`` describes, which lives like this session.
+        """Write the node of the edl-worker that ``slot`` describes; it ends with this session.
 
         The node of an earlier edl-worker in the same slot is replaced: the driver of horovodrun has
         one process in a slot.

@@ -367,7 +367,7 @@ class Session:
 
         Raises:
             CoordinationError: ZooKeeper is away, and it is unknown whether a request that was sent
-                took effect; or ZooKeeper answered with an error that nobody expects.
+                took effect; or ZooKeeper answered with an error that is not listed below.
             AccessDenied: the node belongs to a job whose secret this session does not know.
             NoNodeError, NodeExistsError, BadVersionError, NotEmptyError: kazoo's, as answered.
         """

@@ -27,8 +27,8 @@ class Usage(NamedTuple):
     """The use of the cluster from one change to the next.
 
     Attributes:
-        at_s: the begin, in seconds of virtual time.
-        used: the number of slots of all jobs together.
+        at_s: the begin of the period between two changes, in seconds of virtual time.
+        used: the number of slots in use, by all jobs together.
         waiting: the number of jobs that have arrived, have not ended, and have no slots.
     """
 

@@ -294,7 +294,7 @@ class LoopbackJob:
         self.workers[worker].fails_next = True
 
     def delay(self, worker: int, seconds: float = 5.0) -> None:
-        """Let worker number ``worker`` sleep for virtual ``seconds``.
+        """Let worker number ``worker`` sleep for ``seconds`` of virtual time.
 
         Nothing happens if the method is called in another thread than that worker's.
         """

@@ -162,9 +162,8 @@ def give(shares: Sequence[JobShare], left: int) -> None:
 def preferred(one: JobShare, other: JobShare) -> JobShare:
     """Return which of two jobs gets the next slot by the AFS-L rule (see the module).
 
-    If both are equal, ``one`` gets it.
-
-    ``one`` is the winner among the jobs so far, ``other`` the next job.
+    ``one`` is the winner among the jobs so far, ``other`` the next job. If the rule prefers
+    neither, ``one`` gets the slot.
     """
     if not one.slots and not other.slots:
         return other if other.first_length_s < one.first_length_s else one

@@ -216,9 +216,7 @@ class Application:
     ) -> tuple[StepTimeSample, float]:
         """Return a step time as the job itself would measure it, and the gradient noise scale.
 
-        The noise scale is in samples.
-
-        An infinite noise scale says that the gradients are nothing but noise.
+        The noise scale is in samples; infinite: the gradients are nothing but noise.
 
         Args:
             slots: the number of slots on each node.
