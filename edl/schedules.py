@@ -100,7 +100,7 @@ class Step(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Budgeted(Schedule):
-    """A schedule over a known total number of samples; the base of schedules that decay until the end.
+    """A schedule over a known number of samples; the base of schedules that decay until the end.
 
     Args:
         total: the samples of the whole training: the samples of an epoch times the epochs.
