@@ -90,7 +90,7 @@ class Progress:
         self._set(AllocationChange(now_s, change, placement, reason), cost)
 
     def train_with(self, batch: int, now_s: float) -> None:
-        """Set the global batch of the job from its next step on, which costs nothing.
+        """Set the global batch of the job from its next step on, without a pause.
 
         ``batch`` is in samples, and ``now_s`` is the virtual time, for the history.
         """
