@@ -298,7 +298,7 @@ class LayerBalance:
         """Replace the record by ``state``, the :meth:`state_dict` of a worker or a checkpoint.
 
         Raises:
-            UsageError: the state is of other layers, or was made with another choice of ``matrices``.
+            UsageError: the state is of other layers, or was made with other ``matrices``.
         """
         if tuple(state["names"]) != self.names or bool(state["matrices"]) != self.matrices:
             raise UsageError(
