@@ -242,7 +242,7 @@ class NewcomerDiffers(JobError):
 
 
 class JobStopped(JobError):
-    """The job has ended because it was asked to stop, as by ``edl stop``."""
+    """The job has ended because it was asked to stop; edl does not raise this error yet."""
 
 
 class WorkerEvicted(JobError):
