@@ -17,9 +17,9 @@ WORD_BYTES = 8  # the size of an integer in a Table
 
 
 def pack_frame(payload: bytes | memoryview) -> Table:
-    """Return ``payload`` as a vector of int64: its length in bytes, then its bytes.
+    """Return ``payload`` as a vector of int64: its length in bytes, then its bytes, 8 to a number.
 
-    The last number is filled up with zero bytes.
+    The last number is padded with zero bytes.
     """
     size = len(payload)
     frame: Table = np.empty(1 + -(-size // WORD_BYTES), dtype=np.int64)

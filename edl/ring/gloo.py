@@ -52,11 +52,11 @@ def gloo_ring(binding: Binding, address: str, go_timeout_s: float = 10.0) -> Rin
     Args:
         binding: Horovod's binding for the framework of the script.
         address: the IPv4 address of this host on which Gloo makes the ring's connections.
-        go_timeout_s: the HTTP time-out, in seconds, for telling the newcomers through the daemon of
-            rank 0 that the old members switch.
+        go_timeout_s: the time-out, in seconds, of the HTTP request by which a member of the old
+            ring tells newcomers that the members begin to build the next ring.
 
     Raises:
-        ConfigError: the environment lets Horovod communicate by something else than Gloo.
+        ConfigError: the environment lets Horovod communicate by another library than Gloo.
     """
     refuse_other_libraries(config.environment())
     return Ring(binding, GlooConnection(binding, address, go_timeout_s))
@@ -70,8 +70,8 @@ class GlooConnection:
     Args:
         binding: Horovod's binding for the framework of the script.
         address: the IPv4 address of this host on which Gloo makes the ring's connections.
-        go_timeout_s: the HTTP time-out, in seconds, for telling the newcomers through the daemon of
-            rank 0 that the old members switch.
+        go_timeout_s: the time-out, in seconds, of the HTTP request by which a member of the old
+            ring tells newcomers that the members begin to build the next ring.
     """
 
     def __init__(self, binding: Binding, address: str, go_timeout_s: float) -> None:

@@ -132,8 +132,8 @@ class _Wire:
     def break_(self, reason: str, choose: Callable[[int], int]) -> None:
         """Break the ring because of ``reason``: no further collective is completed in it.
 
-        ``choose(n)`` returns a number from 0 to n - 1; such numbers decide which members still have
-        the results of the newest collectives.
+        Which members still have the results of the newest collectives is decided by calls of
+        ``choose(n)``, which returns a number from 0 to n - 1.
         """
         if self.broken:
             return
@@ -263,9 +263,10 @@ class LoopbackNetwork:
     # --- for members
 
     def enter(self, generation: Generation, rank: int, worker: int) -> _Room:
-        """Note that a member has come to the rendezvous of ``generation``; return the rendezvous.
+        """Record that a member has come to the rendezvous of ``generation``; return the rendezvous.
 
-        With the last member the rendezvous is complete and makes the ring. Call it with the lock.
+        When the last member has come, the ring's connections are made. The caller holds the
+        network's lock.
 
         Args:
             generation: the generation whose ring is built.

@@ -55,7 +55,7 @@ class MeshRequest:
         return _keys(f"{self.scope}/{'rank_' if self.rank < 0 else ''}", self.size)
 
     def answer(self, values: Sequence[bytes]) -> bytes:
-        """Return the answer in bytes: the length of each entry, then the entries.
+        """Return the store's answer to the request: the length of each entry, then the entries.
 
         Args:
             values: the stored values of :attr:`keys`, in the same order.
@@ -87,7 +87,9 @@ def question(key: str) -> MeshRequest | None:
         The request; None if ``key`` is an ordinary key, with one value.
 
     Raises:
-        RingError: the mesh has fewer than 2 or more than 1,024 members, or not this rank.
+        RingError: the mesh has fewer than 2 or more than 1,024 members, or the rank that asks is
+        none
+            of its ranks.
     """
     match = _QUESTION.fullmatch(key)
     if match is None:

@@ -183,7 +183,7 @@ class Ring:
         return self._connection.wait_for_announcement(generation)
 
     def start_record(self, record: StepRecord) -> Any:
-        """Start to send this worker's step record ``record`` to all members.
+        """Start to send ``record``, this worker's report on its current step, to all members.
 
         Returns:
             A handle for :meth:`finish_record`.
@@ -196,7 +196,13 @@ class Ring:
         return self._call(self._collectives.allgather_start, record.encode(), "edl.step_record")
 
     def finish_record(self, handle: Any) -> StepRecords:
-        """Wait for the allgather of ``handle``, and return all workers' step records in rank order.
+        """Wait until the sending that :meth:`start_record` began is complete.
+
+        Args:
+            handle: the result of :meth:`start_record`.
+
+        Returns:
+            The step records of all workers, in rank order.
 
         Raises:
             RingBroken: a worker is gone.

@@ -1,10 +1,10 @@
-"""Accumulate gradients: decide which backward passes only add up, and weight what each pass adds.
+"""Accumulate gradients over several backward passes, and weight what each pass adds.
 
-Autograd adds what a pass has computed to the gradient of a parameter. A hook right before that
-addition multiplies what is added by the weight of the batch, which is the number of its samples
-over the nominal batch size. So the sums of all workers can be sent as they are
-(:mod:`edl.core.step.weighting`). ``torch.autograd.grad`` adds nothing to a gradient, and does not
-run this hook.
+A pass that only accumulates adds to this worker's gradients and sends none. Autograd adds what a
+pass has computed to the gradient of a parameter. A hook right before that addition multiplies the
+addend by the weight of the batch, which is the number of its samples over the nominal batch size.
+So the sums of all workers can be sent as they are (:mod:`edl.core.step.weighting`).
+``torch.autograd.grad`` adds nothing to a gradient, and does not run this hook.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ class Contribution:
 
     Attributes:
         parameter: the parameter whose gradient is accumulated.
-        begin: a function that is called before something is added to the gradient.
-        weighted_in: the number of the backward pass whose addition was weighted last; -1: none yet.
-        is_padding: whether that addition came from a padding batch and the gradient was None
-            before.
+        begin: a function that is called before each addition to the gradient.
+        weighted_in: the number of the last backward pass whose addition the hook has weighted; -1:
+            none yet.
+        is_padding: whether that addition came from a padding batch (weight 0) and the gradient was
+            None before.
         node: the autograd node that adds to the gradient; the reference keeps its hooks alive.
     """
 
@@ -46,9 +47,9 @@ class Accumulation:
 
     Args:
         worker: the worker of this process.
-        reduction: the optimizer's reduction of gradients, which knows the weights.
+        reduction: the decisions on the optimizer's gradients, by which the weights are known.
         passes_per_step: how many backward passes make a step. A step that ends after fewer passes
-            sends the gradients that there are.
+            sends the gradients accumulated until then.
 
     Attributes:
         passes: how many backward passes have ended in all steps so far.
@@ -123,7 +124,10 @@ class Accumulation:
         self.watch_all()
 
     def leave_out(self) -> bool:
-        """Add nothing for the current batch, or microbatch, to this worker's accumulated gradients.
+        """Handle a batch or microbatch without a backward pass: it adds nothing to the gradients.
+
+        If gradients are accumulated in the step, the step is marked as one that may have more
+        batches.
 
         Returns:
             Whether the step goes on with another batch or microbatch, because the call is inside of
@@ -147,15 +151,18 @@ class Accumulation:
         return added_up
 
     def break_off(self) -> None:
-        """Count a failed backward pass: in :attr:`passes`, but not among the passes of its step."""
+        """Count a backward pass that has failed, in :attr:`passes` only.
+
+        The step still expects as many passes as before.
+        """
         self.passes += 1
 
     def begin_step(self) -> bool:
         """Begin to count the backward passes of the next step from 0.
 
         Returns:
-            Whether passes were counted in the step that ends. Between two batches, True means that
-            the script has left that step unfinished, and its sums are still in the gradients.
+            Whether the step that ends has had a backward pass. Between two batches, True means that
+            the script has left that step unfinished: its sums are still in the gradients.
         """
         left, self._left = self._left, self._per_step
         return left < self._per_step

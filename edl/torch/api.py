@@ -113,9 +113,10 @@ def begin_loop() -> None:
 
 
 def end_batch() -> None:
-    """End the current batch in all optimizers, because the script asks for the next batch.
+    """End the current batch in all optimizers; the script asks for the next batch.
 
-    Reduced gradients that no optimizer has applied count as a skipped update.
+    If gradients were reduced and no optimizer has applied them, the batch counts as one whose
+    update was skipped.
     """
     if (optimizers := _of_this_job()) is not None:
         optimizers.end_batch()

@@ -21,8 +21,9 @@ def after_closure(
 ) -> Arguments | None:
     """Call ``then`` as soon as the gradients of an ``optimizer.step()`` are computed.
 
-    Without a closure that is at once. With one, the closure is replaced by a closure that calls
-    ``then`` at its end, and raises UsageError when the optimizer evaluates it a second time.
+    If the script passes no closure, that is at once. Otherwise the script's closure is wrapped: the
+    wrapper calls ``then`` after it, and raises UsageError when the optimizer evaluates it a second
+    time.
 
     Args:
         arguments: the positional arguments of ``optimizer.step``, the first being the optimizer.
@@ -30,8 +31,8 @@ def after_closure(
         then: a function without arguments that uses the gradients.
 
     Returns:
-        The positional and the keyword arguments to call ``optimizer.step`` with; None if they stay
-        as they are.
+        The positional and the keyword arguments to call ``optimizer.step`` with, the closure in
+        them wrapped; None if there is no closure, so that they need no change.
     """
     closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
     if closure is None:

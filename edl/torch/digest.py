@@ -20,11 +20,14 @@ def size_of(value: Any) -> int | None:
 
 
 def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
-    """Return the digest of each byte range in ``parts``, by the name of the value that it is of.
+    """Return the digest of each byte range in ``parts``, by the name of the range's value.
 
     A value that cannot be compared is left out: a sparse or quantized tensor, or an object of an
     unknown type. Two tensors have equal digests if their bits are equal, so 0.0 and -0.0 differ.
-    What a device has computed comes to the CPU in one transfer for all its tensors.
+    The results of a device come to the CPU in one transfer for all its tensors.
+
+    Args:
+        parts: values of the state, each with the first and last byte to compute a digest of.
     """
     found: dict[str, int] = {}
     sums: dict[torch.device, dict[str, torch.Tensor]] = {}

@@ -123,10 +123,9 @@ class TorchState(State):
         return exchange(ring, root, values, keep, cloudpickle.dumps)
 
     def renew(self) -> None:
-        """After a change of the ring, divide the rest of the epoch anew, and save the state.
+        """Divide the untrained samples among the workers of a new ring, and save the state.
 
-        Each :class:`ElasticSampler` in the state divides the untrained samples among the workers of
-        the new ring.
+        Each :class:`ElasticSampler` in the state does so with the samples of its epoch.
         """
         for name in self._names:
             if isinstance(thing := getattr(self, name), ElasticSampler):

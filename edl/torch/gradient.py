@@ -1,4 +1,4 @@
-"""Keep track of one parameter's gradient: which step computed it, and what was sent of it."""
+"""Keep track of one parameter's gradient: which step has computed it, and whether it was sent."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class PendingAllreduce:
 class Gradient:
     """The record of one parameter's gradient: when it was computed, sent and averaged.
 
-    A parameter has one such object for the whole training, because a look-up by tensor costs more
-    than all the rest here. "Local" is the gradient that this worker has computed, "mean" the
-    average over the global batch of all workers, and "leftover" a gradient that is still there from
-    the step before.
+    A parameter has one such object for the whole training, because looking records up by tensor
+    would cost more than all other work on them. "Local" is the gradient that this worker has
+    computed, "mean" the average over the global batch of all workers, and "leftover" a gradient
+    that is still there from the step before.
 
     Attributes:
         parameter: the parameter.
@@ -45,15 +45,15 @@ class Gradient:
         computed: the number of the step in which backward computed the gradient last; 0: none.
         computed_in: the number of that backward pass; -1: none.
         pending: the allreduce that was started and not waited for; None: there is none.
-        buffer: memory that receives the next average; None: it is allocated then.
+        buffer: memory that receives the next average; None: memory is allocated for it.
         left: the gradient at the end of the last step; None: there was none.
         left_version: PyTorch's count of in-place writes to that gradient at that time.
         local: with several optimizers, the local gradient while ``parameter.grad`` is the mean.
         mean_in: the number of the step whose mean the gradient is; -1: it is no mean.
-        is_mixed: whether a gradient of an earlier step is added into it.
-        forgotten_in: the step in which the script cleared the mean before it was reduced again;
-            -1: none.
-        forgotten: what the script left as the gradient then: None, or zeros.
+        is_mixed: whether the gradient is a sum that includes one of an earlier step.
+        forgotten_in: the step in which the script set the mean to None or zeros before the gradient
+            was reduced a second time; -1: none.
+        forgotten: the value that the script had set then: None, or zeros.
         microbatches: the sum over the microbatches so far; None: there is none.
         pieces_of: the number of the step that these microbatches belong to; -1: none.
     """
@@ -85,7 +85,7 @@ class Gradient:
         return self.computed == step or not self.is_leftover()
 
     def is_leftover(self, since: int = 0) -> bool:
-        """Return whether the gradient is still the tensor of the step before.
+        """Return whether the gradient is still the tensor that the last step has left.
 
         Args:
             since: how many in-place writes the tensor has had since the end of that step; with any
@@ -96,18 +96,19 @@ class Gradient:
         return self.left() is gradient and gradient._version == self.left_version + since
 
     def refuse_leftover(self, since: int = 0) -> None:
-        """Raise UsageError if the gradient is still the tensor of the step before.
+        """Raise UsageError if the gradient is still the tensor that the last step has left.
 
-        Such a gradient is the mean of another step, and a newcomer does not have it.
+        It is the mean of that step, and a newcomer does not have it.
 
         Args:
-            since: as for :meth:`is_leftover`: the number of in-place writes since that step.
+            since: how many in-place writes the gradient has had since that step, as for
+                :meth:`is_leftover`.
         """
         if self.is_leftover(since):
             self._refuse()
 
     def refuse_mixed(self, step: int) -> None:
-        """Raise UsageError if the gradient is, or contains, one of a step before ``step``."""
+        """Raise UsageError if the gradient is, or includes, one of a step before ``step``."""
         gradient = self.parameter.grad
         if gradient is None or (self.is_mixed and not gradient.any()):
             self.is_mixed = False
@@ -124,7 +125,7 @@ class Gradient:
         )
 
     def remember(self) -> None:
-        """Record the gradient at the end of a step, so that the next step recognises it."""
+        """Record the gradient at the end of a step, for :meth:`is_leftover` to recognise it."""
         gradient = self.parameter.grad
         if gradient is None:
             self.left = None
@@ -132,11 +133,11 @@ class Gradient:
             self.left, self.left_version = weakref.ref(gradient), gradient._version
 
     def check_unchanged(self) -> None:
-        """Check that the script has not changed the gradient since it was sent.
+        """Check that the script has not changed the local gradient since its allreduce was started.
 
         Raises:
-            UsageError: the script has changed or replaced it, so that the mean and the gradient
-                that is there now contradict each other.
+            UsageError: the script has changed or replaced the gradient; its change would not be in
+                the mean.
         """
         flight, local = self.pending, self.parameter.grad
         assert flight is not None
@@ -239,7 +240,7 @@ class Gradient:
         return gradient is None or (not self.is_leftover() and not gradient.any())
 
     def expect_more(self, step: int) -> None:
-        """Prepare for autograd's addition to the gradient in step ``step``, right before it.
+        """Prepare the gradient for an addition by autograd in step ``step``, right before it.
 
         If the gradient is the mean of ``step`` already, the local gradient takes its place again.
 

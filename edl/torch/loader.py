@@ -210,7 +210,9 @@ class DataLoader:
             yield from self
 
     def _resized(self, before: int, now: int) -> None:
-        """Warn of LR schedulers that count steps, if a resize changes the global batch.
+        """Log a warning for LR schedulers that count steps, if a resize changes the global batch.
+
+        The job then makes another number of steps than they were set up for.
 
         Args:
             before: the number of workers until now.
@@ -220,7 +222,9 @@ class DataLoader:
         self._batch_changed(batching.of_all(before), batching.of_all(now))
 
     def _batch_changed(self, before: int, now: int) -> None:
-        """Warn on rank 0 of LR schedulers that count steps, if the global batch has changed.
+        """Log a warning on rank 0 for LR schedulers that count steps, if the batch has changed.
+
+        The batch is the global batch, which all workers train together in a step.
 
         Args:
             before: the size of the global batch until now, in samples.
@@ -424,7 +428,8 @@ class _LoaderBatchSource:
 def _forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
     """Return whether ``loader`` starts its processes as forks of this process.
 
-    A loader process started in another way may keep a blocked signal blocked for good.
+    Only for forks may signals be blocked while the processes start: a process started in another
+    way may keep a blocked signal blocked for good.
     """
     context = loader.multiprocessing_context or multiprocessing
     return loader.num_workers > 0 and context.get_start_method() == "fork"
@@ -531,7 +536,9 @@ class _Parsed(torch.utils.data.Dataset[Any]):
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Refuse arguments of PyTorch's loader that contradict the ledger, and remove them if unset.
+    """Refuse arguments of PyTorch's loader that would change which samples a worker trains.
+
+    ``sampler``, ``batch_sampler`` and ``drop_last`` are removed if they are None or False.
 
     Args:
         options: arguments of ``torch.utils.data.DataLoader`` by name; changed in place.

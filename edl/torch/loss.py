@@ -48,10 +48,10 @@ class LossLook:
         self._plain: Callable[..., None] = torch.autograd.backward
 
     def begin(self) -> None:
-        """Replace ``torch.autograd.backward`` by a function that first checks the losses.
+        """Replace ``torch.autograd.backward`` by a function that checks the losses first.
 
-        After enough checked losses the function is put back. In a job that has one worker only,
-        nothing is done.
+        PyTorch's own function is put back after 20 checked passes, or after a warning. In a job of
+        one worker only, nothing is done.
         """
         if not self._worker.is_shared:
             return
@@ -82,9 +82,9 @@ class LossLook:
     def _why_one_is_none(self, losses: list[Any] | tuple[Any, ...], samples: int) -> str | None:
         """Return a text that says why one of ``losses`` is no mean over its ``samples`` samples.
 
-        None if all may be means, or their graph cannot be read: the attributes of the nodes are no
-        public interface of PyTorch, and a script may have nodes of its own. A check that fails must
-        not end a step.
+        Returns:
+            The text; None if all may be means, or if their autograd graph cannot be read. Nothing
+            is raised then: the attributes of the graph's nodes are no public interface of PyTorch.
         """
         try:
             for loss in losses:
@@ -96,11 +96,14 @@ class LossLook:
         return None
 
     def why_no_mean(self, loss: torch.Tensor, samples: int) -> str | None:
-        """Return a text that says why ``loss`` is no mean over its batch; None if it may be one.
+        """Return a text that says why ``loss`` is no mean over the samples of its batch.
 
         Args:
             loss: a loss with its autograd graph.
             samples: how many samples the batch has.
+
+        Returns:
+            The text; None if the loss may be a mean.
         """
         for number, term in enumerate(terms_of(loss, samples)):
             key = f"{number}.{term.name}"
@@ -113,7 +116,8 @@ class LossLook:
 def terms_of(loss: torch.Tensor, samples: int) -> Iterator[LossTerm]:
     """Yield those terms of ``loss`` that may be no mean over the ``samples`` of its batch.
 
-    A term that is a mean over all entries of a tensor is also a mean over the samples, so it is
+    A term is a sum over the batch, with the numbers by which it is divided and multiplied on its
+    way to the loss. A mean over all entries of a tensor is also a mean over the samples, so it is
     left out.
 
     Args:
