@@ -83,7 +83,11 @@ class LRSchedule(LRScheduler):
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def _set(self, update: Update) -> None:
-        """Set the learning rate of each parameter group for the update described by ``update``."""
+        """Set the rate of each parameter group for ``update``, the record of the next update.
+
+        The rate is the schedule's at the samples trained with that update, times the factor for the
+        present global batch.
+        """
         scaling = self.scaling
         factor = 1.0
         if scaling is not None:
@@ -121,13 +125,13 @@ class LRSchedule(LRScheduler):
 def refuse_changed_groups(
     optimizer: torch.optim.Optimizer, count: int, scheduler: str, may_grow: bool = False
 ) -> None:
-    """Raise UsageError if the script has changed the number of parameter groups.
+    """Raise UsageError if ``optimizer`` does not have ``count`` parameter groups any more.
 
     Args:
         optimizer: the optimizer whose rates ``scheduler`` sets.
         count: the number of parameter groups that ``scheduler`` has rates for.
         scheduler: the name of the scheduler, for the message.
-        may_grow: whether the script may add groups.
+        may_grow: whether more than ``count`` groups are allowed.
     """
     now = len(optimizer.param_groups)
     if now < count or (now > count and not may_grow):
@@ -141,9 +145,10 @@ def refuse_changed_groups(
 
 
 def follow_policy(optimizer: torch.optim.Optimizer) -> None:
-    """Set the rate of ``optimizer`` by the ``[learning_rate]`` table of the job's policy file.
+    """Attach an LR scheduler to ``optimizer`` if the job's policy file has a ``[learning_rate]``.
 
-    Without a policy file or without the table, nothing is done.
+    The scheduler sets the rate by the schedule and the scaling rule of that table. If it has
+    no schedule, the optimizer's present rate is the base.
 
     Raises:
         UsageError: the policy has a schedule and the script several optimizers, the rate cannot be
@@ -165,12 +170,12 @@ def follow_policy(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_schedulers() -> None:
-    """Check that no optimizer whose rate the job's policy sets has an LR scheduler of the script.
+    """Check that the script has no LR scheduler for an optimizer whose rate the job's policy sets.
 
     It is called when the training begins, for schedulers made after the optimizer.
 
     Raises:
-        UsageError: such an optimizer has another LR scheduler.
+        UsageError: such an optimizer has an LR scheduler of the script.
     """
     for mine in _of_policy:
         if others := [one for one in schedulers_of(mine.optimizer) if one is not mine]:

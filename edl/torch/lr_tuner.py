@@ -31,9 +31,9 @@ from edl.worker.loader_steps import Update
 
 
 class LRTuner(LRScheduler):
-    """An LR scheduler that chooses the rate of ``optimizer`` by measuring the loss along updates.
+    """An LR scheduler that chooses the rate of ``optimizer`` by losses that it measures.
 
-    ::
+    It evaluates what the loss would be if an update had been made with a larger or smaller rate::
 
         tuner = edl.LRTuner(
             optimizer,
@@ -44,21 +44,22 @@ class LRTuner(LRScheduler):
             optimizer.step()
             tuner.step((x, y))
 
-    While it explores, it uses the highest rate at which the loss does not grow; after that, the
-    rate that minimises the loss. It begins at a tenth of the optimizer's own rate. Parameter
-    groups keep the ratios of their rates.
+    In the first ``explore`` samples, it uses the highest rate at which the loss does not grow;
+    after that, the rate that minimises the loss. It begins at a tenth of the optimizer's own rate.
+    Parameter groups keep the ratios of their rates.
 
     Args:
         optimizer: the optimizer that ``edl.Optimizer`` has returned, the script's only one.
-        loss_of: a function that computes the mean loss of a batch, a number, by a forward pass.
+        loss_of: a function that computes the mean loss of a batch, a number, by a forward pass. Its
+            argument is the batch that the script gives to :meth:`step`.
         total: samples of the whole training: the samples of an epoch times the number of epochs.
         explore: in how many of these samples it explores; None: half of them.
         share: the fraction of the training time that the measurements may take.
         max_lr: the highest learning rate; None: 1,000 times the optimizer's own.
 
     Raises:
-        UsageError: the optimizer is not edl's, has another scheduler, or has a rate that does not
-            simply multiply its updates; or another argument has an impossible value.
+        UsageError: the optimizer is not edl's, has another scheduler, or makes updates that are not
+            proportional to its rate; or another argument has an impossible value.
     """
 
     def __init__(
@@ -95,11 +96,11 @@ class LRTuner(LRScheduler):
         return self._tuner.reason
 
     def step(self, batch: Any) -> None:  # type: ignore[override]
-        """Measure the loss along an update, or keep this update to be measured in the next batch.
+        """Measure losses at other rates of an earlier update, or choose this update for it.
 
-        All workers call it after the update of each batch, before they take the next batch. If the
-        update of an earlier batch was kept, the losses along it are evaluated in this ``batch``,
-        and the learning rate may change. Otherwise the update of this batch may be kept.
+        All workers call it after the update of each batch, before they take the next batch. If an
+        earlier update was chosen, its losses at several rates are evaluated in this ``batch``, and
+        the learning rate may change. Otherwise the update of this batch may be chosen.
 
         Args:
             batch: the batch of the update, in the form that ``loss_of`` takes.
@@ -142,7 +143,7 @@ class LRTuner(LRScheduler):
         self._last_lr = self.get_lr()
 
     def _begin_update(self, update: Update) -> None:
-        """Set the learning rate for ``update`` right before it is made.
+        """Set the learning rate right before ``update``, the record of the next update.
 
         If the update is to be measured, the parameters are copied, too.
 
@@ -154,7 +155,7 @@ class LRTuner(LRScheduler):
         self._tuner.begin_update(current_worker(), update)
 
     def _set(self, update: Update) -> None:
-        """Set the learning rate of each parameter group for the update described by ``update``."""
+        """Set the rate of each parameter group for ``update``, the record of the next update."""
         refuse_changed_groups(self.optimizer, len(self._ratios), "edl.LRTuner")
         rate = self._tuner.rate(update)
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):

@@ -21,7 +21,10 @@ _PORTABLE = (*PLAIN, np.ndarray, np.generic, torch.Tensor)
 
 
 def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, Any]]:
-    """Map the names in a model's ``state_dict()`` to its tensors' own names; return the rest, too.
+    """Map the names in a model's ``state_dict()`` to its tensors' own names.
+
+    Args:
+        model: the model.
 
     Returns:
         Two dicts. The first maps the name of each tensor in ``state_dict()`` to its name in

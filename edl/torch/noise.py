@@ -1,8 +1,9 @@
 """Measure the squared norms of PyTorch's gradients, for the gradient noise scale.
 
-For an optimizer of Adam's kind the norms are those of the scaled gradient g / (sqrt(v) + eps),
-because a larger batch reduces the noise of that (adaptdl does the same). Until Adam's ``v`` covers
-some steps, the norms are those of the gradients themselves.
+For an optimizer of Adam's kind the norms are those of the scaled gradient g / (sqrt(v) + eps), with
+the gradient g, Adam's running mean v of squared gradients and its constant eps: a larger batch
+reduces the noise of the scaled gradient (adaptdl does the same). Until v covers 5 steps, the norms
+are those of the gradients themselves.
 """
 
 from __future__ import annotations

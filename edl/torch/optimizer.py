@@ -1,4 +1,4 @@
-"""Provide ``edl.torch.Optimizer``: an optimizer then applies the mean gradient of all workers."""
+"""Provide ``edl.torch.Optimizer``, by which an optimizer applies all workers' mean gradient."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _evaluates_again(lbfgs: torch.optim.LBFGS) -> bool:
 
 
 def _refuse_other_exchange(model: torch.nn.Module) -> None:
-    """Raise UsageError if something else than edl averages the gradients of ``model``.
+    """Raise UsageError if another library than edl averages the gradients of ``model``, too.
 
     That is a wrapper such as DDP, or a process group of several processes. edl would average the
     gradients again, with other weights.
@@ -109,7 +109,7 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
     """Set hooks before and after each ``step()`` of ``optimizer``.
 
     The hook before it completes the reduction of the gradients; the hook after it ends the step of
-    the job. Between two microbatches they do neither.
+    the job. Before the last microbatch of a batch, the hooks do neither.
 
     Args:
         optimizer: the optimizer.

@@ -48,7 +48,7 @@ class OptimizerReduction(Protocol):
 
     @property
     def step(self) -> OptimizerStep:
-        """The state of this optimizer in the current step: its number, and how far it has come."""
+        """The current step of this optimizer: its number, its state and its events so far."""
 
     @property
     def exchanges(self) -> bool:
@@ -84,13 +84,13 @@ class OptimizerReduction(Protocol):
         """Wait until each gradient of this optimizer is the mean over the global batch."""
 
     def skip(self) -> None:
-        """Reduce the gradients of the current step, and end it without an update."""
+        """Reduce the current step's gradients with all workers, and end it without an update."""
 
     def note_skipped(self) -> None:
         """At the end of a step, record whether this optimizer's update counts as skipped."""
 
     def end_batch(self) -> None:
-        """Prepare for the next batch; gradients that are reduced but not applied are skipped."""
+        """Prepare for the next batch; reduced gradients not applied are a skipped update."""
 
 
 class Optimizers:
@@ -197,9 +197,10 @@ class Optimizers:
     # --- backward passes
 
     def computed(self, reduction: OptimizerReduction) -> None:
-        """Note that the current backward pass has computed a gradient of ``reduction``.
+        """Record that the current backward pass has computed a gradient of ``reduction``.
 
-        The first call in a pass requests that all reductions noted in it are told of its end.
+        At the end of the pass, :meth:`OptimizerReduction.backward_ended` of each recorded reduction
+        is called.
         """
         if reduction not in self._computed:
             self._computed.append(reduction)
@@ -221,10 +222,10 @@ class Optimizers:
                     reduction.backward_ended()
 
     def see_failure(self) -> None:
-        """Check whether an exception has ended a backward pass, and void what was sent in it.
+        """Check whether an exception has ended a backward pass; if so, void its sent gradients.
 
-        All optimizers that have gradients of this pass mark them as void. The script may have
-        caught the exception, so edl calls this wherever it next acts on gradients.
+        Void gradients count for nothing on all workers. The script may have caught the exception,
+        so edl calls this wherever it next acts on gradients.
         """
         if not self.backward_end.failed:
             return
@@ -263,7 +264,8 @@ class Optimizers:
     def begin_anew(self) -> None:
         """End the step and begin the next on the same batch, if an optimizer has made its update.
 
-        It is called when more gradients are to be reduced. With one optimizer it does nothing.
+        It is called when a backward pass computes more gradients, which another optimizer needs.
+        With one optimizer it does nothing.
 
         Raises:
             UsageError: the step has accumulated the gradients of more than one batch.

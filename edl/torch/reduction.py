@@ -123,11 +123,11 @@ class GradientReduction:
     def finish(self) -> None:
         """Wait until every gradient of the step is the mean over its global batch. Idempotent.
 
-        When a worker dies meanwhile, the survivors complete the step with the gradients that they
-        hold. If other survivors had completed the step already, this worker has received their
-        weights instead. Its gradients are then filled with 0, or with inf if the others have
-        skipped the update, so that the script (a GradScaler) decides as theirs did; and
-        :meth:`begin_update` sets them to None.
+        When a worker dies meanwhile, the survivors complete the step with their own gradients. If
+        other survivors had completed the step already, this worker has received their weights
+        instead. Its gradients are then filled with 0, or with inf if the other workers have skipped
+        the update, so that the script's GradScaler skips it, too; and :meth:`begin_update` sets the
+        gradients to None.
 
         Raises:
             UsageError: no batch was handed out for this step; or gradients are left of the step
@@ -149,7 +149,8 @@ class GradientReduction:
     def _reduce(self) -> None:
         """Reduce the gradients of the current step, and set them to the result.
 
-        That is the mean; in a step that changes nothing, 0 or inf; alone, the local gradient.
+        The result is the mean; for a worker alone, the local gradient; in a step without an update
+        on this worker, 0, or inf if the other workers have skipped their update.
         """
         averaged = self._reduction.complete(self._average)
         step = self._reduction.step
@@ -271,7 +272,7 @@ class GradientReduction:
 
     @property
     def step(self) -> OptimizerStep:
-        """The state of this optimizer in the current step: its number, and how far it has come."""
+        """The current step of this optimizer: its number, its state and its events so far."""
         return self._reduction.step
 
     @property
@@ -298,7 +299,7 @@ class GradientReduction:
             gradient.refuse_changed(self._reduction.step.number)
 
     def end_batch(self) -> None:
-        """Prepare for the next batch; gradients that are reduced but not applied are skipped.
+        """Prepare for the next batch; reduced gradients not applied are a skipped update.
 
         Raises:
             UsageError: the script accumulates gradients, and the loader splits batches into
@@ -489,7 +490,7 @@ class GradientReduction:
         return with_gradient, [flights.wait(gradient) for gradient in with_gradient], is_void
 
     def _take_over(self, averaged: list[tuple[Gradient, torch.Tensor]]) -> None:
-        """Set the gradients to their averages, and reuse the local gradients as buffers.
+        """Set the gradients to their averages; keep the local ones as buffers for the next step.
 
         Args:
             averaged: pairs of a gradient's record and its average.
@@ -516,7 +517,11 @@ class GradientReduction:
         self._pending.all_done()
 
     def _keep(self, weight: float) -> None:
-        """Set the gradients to the local ones times ``weight``, because this worker is alone."""
+        """Set the gradients to the local ones times ``weight``, because this worker is alone.
+
+        Args:
+            weight: the factor for the samples of this worker's batch; 1.0 for a full batch.
+        """
         number = self._reduction.step.number
         for gradient in self._gradients:
             local = gradient.parameter.grad

@@ -216,7 +216,14 @@ class TorchReplica(FrameworkReplica):
     size_of = staticmethod(size_of)
 
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest of each byte range in ``parts``, by the name of the range's value."""
+        """Return a digest of each byte range in ``parts``, to compare the workers' states.
+
+        Args:
+            parts: values of the state, each with the first and last byte to compute a digest of.
+
+        Returns:
+            The digests by the names of the values.
+        """
         return digests(parts)
 
     def learning_rates(self) -> dict[str, float]:
@@ -279,7 +286,7 @@ class TorchReplica(FrameworkReplica):
     ) -> None:
         """Write weights and an optimizer's state once more, after a step without gradients.
 
-        Such a step changes something with some wrapped optimizers.
+        Some wrapped optimizers change weights or state even in a step without gradients.
 
         Args:
             optimizer: the optimizer to change.
@@ -294,13 +301,16 @@ class TorchReplica(FrameworkReplica):
 
     @staticmethod
     def _load_optimizer(each: _Trained, theirs: dict[str, Any], receive: Receive) -> dict[str, Any]:
-        """Load the state ``theirs`` into the optimizer of ``each``, and return the loaded state.
+        """Load an optimizer's state from another worker into the same optimizer of this worker.
 
         Args:
-            each: the optimizer.
-            theirs: the optimizer's state on another worker; its entry of groups is removed.
+            each: this worker's optimizer, with its model and groups.
+            theirs: the optimizer's state on the other worker; its entry of groups is removed.
             receive: how much to load. After a missed step the optimizer keeps its own groups and
                 options, such as learning rates; else it gets those of the job.
+
+        Returns:
+            The loaded state.
         """
         groups, own = theirs.pop(GROUPS, None), each.optimizer
         if receive is Receive.STEP:
@@ -319,9 +329,11 @@ class TorchReplica(FrameworkReplica):
         return theirs
 
     def capture(self) -> Any:
-        """Return a copy of the state for a checkpoint, and the tensor names of ``state_dict()``.
+        """Return a copy of the state, in host memory, as a checkpoint stores it.
 
-        See :class:`edl.checkpoint.store.Durable`.
+        Beside the state of :meth:`state`, it has the kind of the optimizers, and what a later
+        ``load_state_dict()`` needs: the names of the tensors in the models' ``state_dict()``, and
+        its other values.
         """
         names: dict[str, str] = {}
         besides: dict[str, Any] = {}
@@ -390,7 +402,7 @@ class TorchReplica(FrameworkReplica):
         """Return the parameters of one optimizer that belong to no model, by name.
 
         Args:
-            each: the optimizer and its model; the names get this model's prefix.
+            each: the optimizer and its model; the names begin with this model's prefix.
             trained: the optimizer's parameters with their names.
         """
         inside = {parameter for model in self._models() for parameter in model.parameters()}

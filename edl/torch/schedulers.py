@@ -35,10 +35,11 @@ _counting_samples: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
 
 
 def watch_schedulers() -> None:
-    """Register each LR scheduler that the script makes in this process from now on.
+    """Keep a list of all LR schedulers that the script makes in this process from now on.
 
-    Call it once. It replaces ``LRScheduler.__new__``, because PyTorch has no hook for that, and not
-    every scheduler calls the constructor of the base class.
+    :func:`schedulers_of` searches this list. Call :func:`watch_schedulers` once. It replaces
+    ``LRScheduler.__new__``, because PyTorch has no hook for that, and not every scheduler calls the
+    constructor of the base class.
     """
 
     def new(kind: type[LRScheduler], *_: Any, **__: Any) -> LRScheduler:
@@ -195,9 +196,10 @@ def _alive() -> list[LRScheduler]:
 
 
 def _portable(state: dict[str, Any]) -> Any:
-    """Return ``state``, of a scheduler, with a marker in the place of each value not to be sent.
+    """Return a scheduler's ``state`` in a form that can be sent to other workers.
 
-    Numbers, texts, arrays and tensors can be sent. A scheduler may also hold functions and objects.
+    Numbers, texts, arrays and tensors are kept. A marker takes the place of any other value, such
+    as a function or an object.
     """
     values = (*PLAIN, np.ndarray, np.generic, torch.Tensor)
     return map_leaves(state, lambda leaf, _: leaf if isinstance(leaf, values) else STAYS)

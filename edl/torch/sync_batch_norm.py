@@ -10,8 +10,10 @@ losses. edl multiplies its gradients by n_i / N, with N = sum n_i. So the loss o
     sum_i n_i / N L_i
 
 The layer computes the output y = gamma xhat + beta of an input x, with xhat = (x - mean) / sigma.
-Let g be the derivative of L_i by y, and M the elements of a channel in the batches of all workers.
-Then the derivative of the job's loss by an input of worker i is
+mean is the mean of the channel over all workers, and sigma the square root of its variance plus
+eps; gamma and beta are the layer's parameters. Let g be the derivative of L_i by y, and M the number
+of elements of a channel in the batches of all workers. Then the derivative of the job's loss by an
+input of worker i is
 
     gamma / sigma * (n_i / N g - 1/M sum_j n_j / N S_j - xhat/M sum_j n_j / N Q_j)
 
@@ -82,7 +84,7 @@ def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> 
 
 
 def _exchange(exchange_of_step: Callable[[], Exchange | None]) -> tuple[Exchange | None, int]:
-    """Return how to exchange statistics with the other workers, and this batch's weight.
+    """Return the function that exchanges statistics between workers, and this batch's weight.
 
     Args:
         exchange_of_step: as for :func:`synchronise_batch_norm`.

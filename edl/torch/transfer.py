@@ -20,14 +20,15 @@ class TorchArrays:
     """
 
     def refer(self, value: Any, index: int) -> tuple[torch.Tensor, Reference] | None:
-        """Return the tensor to send for ``value``, and the reference that stands for it in a state.
+        """Return the tensor to send for ``value``, and its placeholder in the sent state.
 
         Args:
             value: any value in the state.
             index: the number of the tensor in the state, by which the receiver finds it.
 
         Returns:
-            The tensor and the reference; None if ``value`` is no tensor.
+            The tensor; and the reference, with its index, shape, dtype, size and type of device.
+            None if ``value`` is no tensor.
         """
         if not isinstance(value, torch.Tensor):
             return None
@@ -37,7 +38,7 @@ class TorchArrays:
         return tensor, Reference(index, tuple(tensor.shape), dtype, size, tensor.device.type)
 
     def empty(self, reference: Reference) -> torch.Tensor:
-        """Return a tensor of the shape, dtype and device in ``reference``, which has no elements.
+        """Return a tensor without elements, of the shape, dtype and device in ``reference``.
 
         Such a tensor is never sent.
         """

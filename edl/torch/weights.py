@@ -1,4 +1,4 @@
-"""Provide ``edl.torch.load_weights``, which loads a job's trained weights in any script."""
+"""Provide ``edl.torch.load_weights``, which loads the trained weights from a job's checkpoint."""
 
 from __future__ import annotations
 
