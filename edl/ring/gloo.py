@@ -33,7 +33,10 @@ NO_FILE_YET = "DYNAMIC"  # a timeline that waits for hvd.start_timeline()
 
 
 class Binding(Collectives, Protocol):
-    """The interface of a Horovod binding (PyTorch's or TensorFlow's) that a ring uses."""
+    """The interface of a Horovod binding (PyTorch's or TensorFlow's) that a ring uses.
+
+    It has Horovod's ``init()`` and ``shutdown()``, and the collectives that edl itself uses.
+    """
 
     def init(self) -> None:
         """Call ``hvd.init()``, which builds the ring that the HOROVOD_... variables describe.

@@ -1,11 +1,11 @@
-"""Simulate rings inside one process, for tests: their members are threads, their breaks are chosen.
+"""Simulate rings inside one process, whose members are threads: a test decides when rings break.
 
 A loopback ring fails as Horovod over Gloo does (docs/explanation/failures.md), which the workers
 rely on:
 
 1. All members execute the collectives of a ring in one order. When a member dies during a
-   collective, some of the others may have its result and the others not; no member is behind by
-   two.
+   collective, some survivors may have its result and others not; no survivor lacks more than one
+   result.
 2. A member in a collective that cannot be completed any more fails in it; so do all others as soon
    as one member cuts its connections. A frozen member breaks nothing: the others wait for it, until
    they are cut or Gloo's time-out ends the wait.

@@ -270,13 +270,13 @@ class RendezvousStore:
         _answer_all(self._early, None)
 
     async def _ask_mesh(self, room: _Scope, asked: mesh.MeshRequest) -> tuple[int, bytes]:
-        """Wait until all members have stored what the mesh request ``asked`` needs, and answer it.
+        """Wait until all members have stored the values for a mesh request, and return the answer.
 
-        The last value releases the requests of all members. The event loop does other work between
-        two answers, because 1,024 answers at once would block it.
+        The last stored value releases the requests of all members. The event loop does other work
+        between two answers, because 1,024 answers at once would block it.
 
         Args:
-            room: the open scope.
+            room: the open scope in which the values are stored.
             asked: the request.
 
         Returns:

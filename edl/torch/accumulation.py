@@ -176,7 +176,8 @@ class Accumulation:
 
         Args:
             parameter: a parameter of the optimizer.
-            begin: a function that the hook calls before something is added to the gradient.
+            begin: a function without arguments that the hook calls before each addition to the
+                gradient.
 
         Returns:
             The hook's record of the parameter, an argument of :meth:`is_padding`.

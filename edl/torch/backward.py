@@ -66,7 +66,7 @@ class _Pass:
     and ``end.failed`` is set. The engine has no other sign of that.
 
     Args:
-        end: the watcher that is told.
+        end: the watcher whose :meth:`BackwardEnd.at_end` the callback calls.
     """
 
     def __init__(self, end: BackwardEnd) -> None:

@@ -13,7 +13,7 @@ from edl.torch.accumulation import Contribution
 
 @dataclass(slots=True)
 class PendingAllreduce:
-    """An allreduce of one gradient that was started in the ring and not waited for yet.
+    """An allreduce of one gradient that this worker has started and not waited for yet.
 
     Attributes:
         handle: Horovod's handle, to wait for the allreduce.

@@ -455,9 +455,10 @@ class _Leases(torch.utils.data.Sampler[list[Any]]):
 class _WorkerInit:
     """The ``worker_init_fn`` of PyTorch's loader: a function that prepares a loader process.
 
-    The loader process closes its copies of the ring's connections, and will end when its worker
-    dies. A fork holds copies of these connections; as long as they are open, the other workers
-    cannot see that the worker is gone. At the end the script's own ``worker_init_fn`` is called.
+    PyTorch calls it in each loader process, with the number of the process. The process closes its
+    copies of the ring's connections, and will end when its worker dies. A fork holds copies of
+    these connections; as long as they are open, the other workers cannot see that the worker is
+    gone. At the end the script's own ``worker_init_fn`` is called.
 
     Args:
         then: the ``worker_init_fn`` of the script; None: it has none.

@@ -106,7 +106,8 @@ class Optimizers:
         several: whether there is more than one optimizer, or one that takes two backward passes for
             an update. It is no property, because it is read once for each parameter.
         scaler: the GradScaler that has scaled a loss last; None: no GradScaler was used.
-        backward_end: the watcher that calls :class:`Optimizers` at the end of a backward pass.
+        backward_end: the watcher for the end of a backward pass, at which the optimizers whose
+            gradients it has computed reduce them.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -247,9 +248,7 @@ class Optimizers:
             yield
 
     def leave_out(self) -> bool:
-        """Add nothing for the current batch to the accumulated gradients of this worker.
-
-        It is called for a batch without a backward pass.
+        """Handle a batch without a backward pass: it adds nothing to the accumulated gradients.
 
         Returns:
             Whether the step goes on with another batch or microbatch, because the call is inside of
@@ -293,10 +292,10 @@ class Optimizers:
         self._skipped = 0
 
     def reduce_broken_off(self, updating: OptimizerReduction) -> None:
-        """Before an update, reduce gradients of a backward pass that an exception has ended here.
+        """Before an update, reduce gradients of a backward pass that an exception has ended.
 
-        With several optimizers the other workers have reduced the gradients of all of them at the
-        end of that pass, and wait for this worker, whose pass did not come to its end.
+        The exception was on this worker. With several optimizers the other workers have reduced the
+        gradients of all of them at the end of that pass, and wait for this worker to do the same.
 
         Args:
             updating: the reduction of the optimizer that makes the update.

@@ -1,11 +1,11 @@
 """Reduce gradients: send them while backward still runs, weight them, and average them exactly.
 
 Each parameter's gradient goes to Horovod the moment autograd has accumulated it. It is weighted by
-two factors, one before and one after the average, see :mod:`edl.core.step.weighting`: in a full
-step both are 1 and nothing is multiplied. The local gradient is never written to before the step is
-complete, so that a survivor of a broken ring can send it again. It changes places with the buffer
-that receives the average, so this costs the memory of one more gradient and no copy. (This is
-promise 5 of docs/explanation/guarantees.md.)
+two factors, one before and one after the average, see :mod:`edl.core.step.weighting`: if all
+workers train full batches, both are 1 and nothing is multiplied. The local gradient is never
+written to before the step is complete, so that a survivor of a broken ring can send it again
+(promise 5 of docs/explanation/guarantees.md). After that it becomes the buffer that receives the next average, so
+this costs the memory of one more gradient and no copy.
 
 When ``backward()`` returns, each gradient is the mean over the global batch. So what scripts do
 with gradients then (clipping, loss scaling, looking for overflow) they do with the job's gradients.

@@ -79,9 +79,9 @@ class Schedulers:
         ]
 
     def load(self, states: Sequence[dict[str, Any]], but: Collection[Any]) -> list[str]:
-        """Load states of the job into this script's schedulers of the same classes.
+        """Load states of the job's LR schedulers into this script's schedulers of the same classes.
 
-        The newest state goes into the newest scheduler of its class.
+        If there are several of a class, the newest state goes into the newest scheduler, and so on.
 
         Args:
             states: what :meth:`states` has returned on another worker.

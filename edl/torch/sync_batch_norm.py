@@ -11,9 +11,9 @@ losses. edl multiplies its gradients by n_i / N, with N = sum n_i. So the loss o
 
 The layer computes the output y = gamma xhat + beta of an input x, with xhat = (x - mean) / sigma.
 mean is the mean of the channel over all workers, and sigma the square root of its variance plus
-eps; gamma and beta are the layer's parameters. Let g be the derivative of L_i by y, and M the number
-of elements of a channel in the batches of all workers. Then the derivative of the job's loss by an
-input of worker i is
+eps; gamma and beta are the layer's parameters. Let g be the derivative of L_i by y, and M the
+number of elements of a channel in the batches of all workers. Then the derivative of the job's loss
+by an input of worker i is
 
     gamma / sigma * (n_i / N g - 1/M sum_j n_j / N S_j - xhat/M sum_j n_j / N Q_j)
 
