@@ -362,7 +362,7 @@ class LoopbackMember:
 
         Raises:
             CollectiveFailed: the rendezvous has failed.
-            Killed: this worker was lost meanwhile.
+            Killed: :meth:`LoopbackNetwork.lose` was called for this worker.
         """
         network = self._network
         self._rank, self._wire, self._cut = where.rank, None, False
@@ -552,7 +552,7 @@ class LoopbackMember:
             phase: how far this member is in the collective.
 
         Raises:
-            Killed: this member was lost meanwhile.
+            Killed: :meth:`LoopbackNetwork.lose` was called for this worker.
             CollectiveFailed: ``disturb`` has raised it.
         """
         self._check_alive()

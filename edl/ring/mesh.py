@@ -87,9 +87,8 @@ def question(key: str) -> MeshRequest | None:
         The request; None if ``key`` is an ordinary key, with one value.
 
     Raises:
-        RingError: the mesh has fewer than 2 or more than 1,024 members, or the rank that asks is
-        none
-            of its ranks.
+        RingError: the mesh has fewer than 2 or more than 1,024 members, or the asking rank is
+            none of its ranks.
     """
     match = _QUESTION.fullmatch(key)
     if match is None:

@@ -148,7 +148,7 @@ def with_own_options(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, A
 
 
 def named_state(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return an optimizer's state with its parameters named, not numbered, to be compared.
+    """Return an optimizer's state by parameter names, so that workers can compare their states.
 
     Args:
         state: a state that :func:`state_of` has returned.

@@ -90,7 +90,7 @@ class OptimizerReduction(Protocol):
         """At the end of a step, record whether this optimizer's update counts as skipped."""
 
     def end_batch(self) -> None:
-        """Prepare for the next batch; reduced gradients not applied are a skipped update."""
+        """Prepare for the next batch; count reduced gradients not applied as a skipped update."""
 
 
 class Optimizers:

@@ -4,8 +4,8 @@ Each parameter's gradient goes to Horovod the moment autograd has accumulated it
 two factors, one before and one after the average, see :mod:`edl.core.step.weighting`: if all
 workers train full batches, both are 1 and nothing is multiplied. The local gradient is never
 written to before the step is complete, so that a survivor of a broken ring can send it again
-(promise 5 of docs/explanation/guarantees.md). After that it becomes the buffer that receives the next average, so
-this costs the memory of one more gradient and no copy.
+(promise 5 of docs/explanation/guarantees.md). After that it becomes the buffer that receives the
+next average, so this costs the memory of one more gradient and no copy.
 
 When ``backward()`` returns, each gradient is the mean over the global batch. So what scripts do
 with gradients then (clipping, loss scaling, looking for overflow) they do with the job's gradients.
@@ -299,7 +299,7 @@ class GradientReduction:
             gradient.refuse_changed(self._reduction.step.number)
 
     def end_batch(self) -> None:
-        """Prepare for the next batch; reduced gradients not applied are a skipped update.
+        """Prepare for the next batch; count reduced gradients not applied as a skipped update.
 
         Raises:
             UsageError: the script accumulates gradients, and the loader splits batches into

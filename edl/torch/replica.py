@@ -1,4 +1,4 @@
-"""Send, load, save and compare the state that all workers share, as PyTorch has it.
+"""Send, load, save and compare a PyTorch script's state, which all workers of a job share.
 
 :mod:`edl.framework.replica` has what is the same in every framework.
 """
