@@ -47,7 +47,7 @@ class Accumulation:
 
     Args:
         worker: the worker of this process.
-        reduction: the decisions on the optimizer's gradients, by which the weights are known.
+        reduction: the reduction of the optimizer's gradients, which has the weight of each batch.
         passes_per_step: how many backward passes make a step. A step that ends after fewer passes
             sends the gradients accumulated until then.
 
@@ -249,7 +249,8 @@ class Accumulation:
     def _weight(self) -> float:
         """Return the factor that the hooks multiply gradients of the current batch by.
 
-        It is 1.0 in a step without accumulation, whose gradients are weighted when they are sent.
+        With accumulation it is the number of the batch's samples over the nominal batch size. In a
+        step without accumulation it is 1.0: the gradients are weighted when they are sent.
         """
         loader, reduction = self._worker.loader, self._reduction
         if not loader.open or reduction.step.done or not (self.adds_up or loader.step_input.summed):

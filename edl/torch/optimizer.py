@@ -42,7 +42,7 @@ def Optimizer(
         model: the module whose parameters it trains.
         backward_passes_per_step: how many backward passes come before each ``optimizer.step()``.
             Their gradients are added up before they are sent, as with :func:`edl.torch.no_sync`.
-            After fewer passes ``optimizer.step()`` sends the sums until then.
+            After fewer passes ``optimizer.step()`` sends the sums over these passes.
 
     Raises:
         UsageError: ``edl.init()`` was not called, the optimizer was wrapped already, or it

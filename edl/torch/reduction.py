@@ -328,12 +328,12 @@ class GradientReduction:
     # --- while backward runs
 
     def _hook_new(self) -> None:
-        """Set hooks on the parameters that were added to the optimizer since the last call.
+        """Set the hooks that send gradients, on parameters new since the last call.
 
         Parameters that do not require a gradient yet get hooks, too.
 
         Raises:
-            UsageError: another optimizer trains such a parameter, too.
+            UsageError: another optimizer trains one of the added parameters, too.
         """
         listed = [p for group in self._optimizer.param_groups for p in group["params"]]
         if len(listed) == len(self._listed) and all(map(operator.is_, listed, self._listed)):
@@ -531,9 +531,9 @@ class GradientReduction:
                 gradient.become_mean(local if weight == 1.0 else local * weight, number)
 
     def _fill(self, number: float) -> None:
-        """Set all elements of all gradients to ``number``, in a step that changes nothing.
+        """Set all elements of all gradients to ``number``, in a step without an update.
 
-        The script may look at the gradients before it calls the optimizer's ``step()``.
+        The script may read its gradients before it calls the optimizer's ``step()``.
         """
         step = self._reduction.step.number
         for gradient in self._gradients:
