@@ -169,8 +169,8 @@ def finish(handle: int) -> torch.Tensor:
 def _synchronize(handle: int) -> Any:
     """Wait for the collective of ``handle`` as ``hvd.synchronize`` does, but sleep between polls.
 
-    Horovod's own wait (WaitAndClear in torch/mpi_ops_v2.cc) polls without a pause and keeps a
-    processor busy, which its own threads need, and the other workers of the machine.
+    Horovod's own wait (WaitAndClear in torch/mpi_ops_v2.cc) polls without a pause. That keeps
+    a processor busy which Horovod's own threads and the other workers of the machine need.
 
     Returns:
         The output of the collective; None for a handle that was waited for before.

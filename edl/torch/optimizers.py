@@ -66,7 +66,7 @@ class OptimizerReduction(Protocol):
         """Whether gradients were accumulated in the current step and not sent yet."""
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Send ``payload`` to all workers in the current step; return all in rank order."""
+        """Send ``payload`` to all workers in the current step; return all payloads by rank."""
 
     def refuse_changed(self) -> None:
         """Raise UsageError if the script has changed a gradient that is reduced in this step."""
@@ -321,7 +321,8 @@ class Optimizers:
     def end_batch(self) -> None:
         """Prepare all optimizers for the next batch.
 
-        If gradients of the current batch are reduced and not applied, their update is skipped.
+        If gradients of the current batch are reduced and not applied, they count as a skipped
+        update.
 
         Raises:
             UsageError: an exception has ended the step's backward pass on this worker alone.

@@ -348,7 +348,7 @@ class TorchReplica(FrameworkReplica):
     def copied(self, state: dict[str, Any]) -> Any:
         """Return ``state`` with the bytes of each tensor copied into host memory.
 
-        The next call overwrites the copy.
+        The next call overwrites the copy, because the host memory is used again.
         """
         return self._copier.copy(state)
 
