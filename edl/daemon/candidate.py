@@ -23,7 +23,8 @@ class Candidate:
     Only the daemon thread calls it, except for :meth:`campaign`.
 
     Args:
-        begin: Starts a term of this worker.
+        begin: Called with the won election (its term) when this worker begins to lead; returns the
+            object that does the leader's work, turn by turn.
         run: Returns the identifier of the start of the job that the candidates belong to.
         probe_timeout_s: How long to wait for the port of another candidate to answer, in seconds.
     """
@@ -51,9 +52,9 @@ class Candidate:
                 self._election = make()
 
     def end_term(self) -> None:
-        """Stop leading for now; :meth:`turn` may start a new term.
+        """Stop leading, but stay a candidate: :meth:`turn` may start a new term.
 
-        This is called when the session was lost, or when nothing is left to decide.
+        This is called when the session with ZooKeeper was lost, or when the job is over.
         """
         self._term = None
 
@@ -66,6 +67,8 @@ class Candidate:
 
     def turn(self, wake: Callable[[], None]) -> None:
         """Take part in the election and, if this worker leads, do one turn of its term.
+
+        A turn reads the state of the job, decides, and writes the decision.
 
         Args:
             wake: Called when a fact may have changed, so that another turn is due.
@@ -97,10 +100,10 @@ class Candidate:
     ) -> bool:
         """Remove dead candidates ahead of this worker while it waits for a new ring.
 
-        It waits for one if its ring is broken or being built, or if it is a newcomer that is ready.
-        Without the removal it would wait until the sessions of the dead candidates end. Workers in
-        ``given_up`` count as dead without being asked, because the generation may not name them any
-        more.
+        The worker waits for a new ring if its ring is broken or being built, or if it is a newcomer
+        that is ready. Without the removal it would wait until the sessions of the dead candidates
+        end. Workers in ``given_up`` count as dead without being asked, because the generation may
+        not name them any more.
 
         Args:
             own: This worker's member record.
@@ -130,9 +133,9 @@ class Candidate:
         return False
 
     def _is_gone(self, member: RingMember | None) -> bool:
-        """Return whether the process of ``member`` is gone; False if ``member`` is None.
+        """Return whether the process of the worker ``member`` is gone; False if ``member`` is None.
 
-        It is gone if no process listens on its port, or another worker does.
+        It is gone if its port answers for another worker, or if no process listens there.
         """
         if member is None:
             return False

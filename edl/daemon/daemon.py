@@ -261,11 +261,11 @@ class Daemon:
 
         Args:
             stage: The new stage.
-            generation: The number of the generation whose ring this worker is in; None leaves it.
-            newest_generation: The number of the newest generation that this worker knows; None
-                leaves it.
-            fits: How many fits are done before the one for which a newcomer is ready; None leaves
-                it.
+            generation: The number of the generation whose ring this worker is in; None: as before.
+            newest_generation: The number of the newest generation that this worker knows; None: as
+                before.
+            fits: How many fits (calls of Keras' ``fit``) are done before the one for which a
+                newcomer is ready; None: as before.
         """
         self._pending_writes.change_member(
             lambda own: own.at(stage, generation, newest_generation, fits)
@@ -273,7 +273,7 @@ class Daemon:
         self._wake.set()
 
     def report_broken(self, failure: RingFailure) -> None:
-        """Report ``failure`` in this worker's member node: its ring failed after some step."""
+        """Report in this worker's member node which ring failed, and after which step."""
         self._pending_writes.change_member(lambda own: replace(own, broken=failure))
         self._wake.set()
 
@@ -337,7 +337,7 @@ class Daemon:
     # --- the thread ---
 
     def _run(self) -> None:
-        """Listen until the worker ends; evict this worker if the daemon fails.
+        """Exchange news with ZooKeeper until the worker ends; evict the worker if that fails.
 
         A worker without its daemon would not hear of any change.
         """
@@ -379,7 +379,10 @@ class Daemon:
             self._tell(details, f"{member.name} trains on without its log: {failure}")
 
     def _reached(self) -> None:
-        """Note that ZooKeeper was read and written; log an outage of 1 s or more on rank 0."""
+        """Note that ZooKeeper was read and written, which ends an outage if there was one.
+
+        On rank 0 an outage of 1 s or more is logged as an event.
+        """
         self._lost_job.is_back()
         away_s, reason = self._outage.end()
         if away_s >= AWAY_S and self._shared.progress.generation and self._ring.place.rank == 0:

@@ -2,8 +2,9 @@
 
 The end of the job cannot be written to ZooKeeper then. Instead, the agent of `edl run` tells a
 worker on the worker's own port (``POST /end``, signed), and that worker tells the other workers of
-its ring. All leave after the step in whose records all of them know of the end, as for an end that
-the leader has written (:data:`edl.core.records.END`).
+its ring. Each worker says in its step records whether it knows of the end. All leave after the
+first step in which all of them say so, as when the leader ends the job
+(:data:`edl.core.records.END`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class JobEndEndpoint:
 
     Args:
         key: The key by which requests to the workers of the job are signed.
-        announce: Tells the training thread of the end, which is a generation without members.
+        announce: Called with a generation without members, which means the end, at the first
+            request; hands it to the training thread.
     """
 
     def __init__(self, key: str, announce: Callable[[Generation], None]) -> None:
@@ -36,7 +38,7 @@ class JobEndEndpoint:
         server.add_route(END_PATH, self._answer, changes=True)
 
     def generation_is(self, generation: Generation) -> None:
-        """Keep the newest generation of the job, whose workers are told if the job ends."""
+        """Keep ``generation``, the newest of the job: its members are told if the job ends."""
         self._current = generation
 
     def _answer(self, request: HttpRequest) -> tuple[int, bytes]:

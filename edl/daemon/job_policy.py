@@ -59,9 +59,10 @@ class PolicyInZooKeeper:
         return found
 
     def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """Let the job begin with the scaling profile ``learned``, unless it has measured any size.
+        """Let the job begin with the profile ``learned``, unless it has measurements already.
 
-        A value that cannot be read, perhaps of another version of edl, is dropped with a warning.
+        It is the scaling profile: throughput by number of workers. One that cannot be read, perhaps
+        because another version of edl wrote it, is dropped with a warning.
         """
         try:
             read = ScalingProfile.from_json(learned)
@@ -73,7 +74,7 @@ class PolicyInZooKeeper:
         self._wake()
 
     def write(self) -> None:
-        """Write to ZooKeeper what the training thread has proposed and is not written yet.
+        """Write the proposed policy and profile to ZooKeeper, if they are not written yet.
 
         Raises:
             UnknownJob: the job is gone.

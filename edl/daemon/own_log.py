@@ -67,7 +67,7 @@ class OwnLog:
                 setattr(sys, f"__{name}__", guarded)
 
     def look(self, most_bytes: int) -> str | None:
-        """Begin a new file if this one has ``most_bytes`` or more; return a new failure to write.
+        """Begin a new log file if this one has ``most_bytes`` or more, and report failed writes.
 
         Returns:
             Why lines are missing from the file, once for each series of failures; None: nothing
@@ -79,8 +79,9 @@ class OwnLog:
     def rotate(self, most_bytes: int) -> None:
         """Begin a new file if this one has ``most_bytes`` or more; keep only one former file.
 
-        The new file is in use before it has the name, so a reader that finds it there has all of
-        the old one. Processes that this process has started go on in the old file.
+        This process writes to the new file before the file is renamed to ``path``. So a reader that
+        finds a new file at ``path`` knows that this process adds nothing to the old one. Processes
+        that this process has started still write to the old file.
         """
         if not self._is_own(1) or os.fstat(1).st_size < most_bytes:
             return
@@ -113,13 +114,16 @@ class OwnLog:
             self._left_out += left_out
 
     def notice(self) -> bytes:
-        """Return the line that says how many bytes are missing in the file here; or b""."""
+        """Return the line for the log that says how many bytes are left out before it.
+
+        The result is b"" if none are.
+        """
         with self._lock:
             missing = self._left_out
         return f"\nedl: {missing} bytes are left out here\n".encode() if missing else b""
 
     def resumed(self) -> None:
-        """Set the count of missing bytes to 0, since the line of :meth:`notice` was written."""
+        """Set the count of bytes left out to 0, because the line of :meth:`notice` was written."""
         with self._lock:
             self._left_out = 0
 

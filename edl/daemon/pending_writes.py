@@ -47,7 +47,7 @@ class PendingWrites:
         """Write the member node of this worker for the first time, with the record ``member``.
 
         Raises:
-            CoordinationError: as :meth:`edl.coordination.registrations.MemberNodes.put`.
+            CoordinationError: ZooKeeper is away.
         """
         self._member = member
         self._store.members.put(member)
@@ -123,8 +123,8 @@ class PendingWrites:
     def _conclude(self, end: JobEnd, event: Event | None) -> None:
         """Write how the job has ended, unless the job goes on without this worker.
 
-        It goes on if this worker was evicted, or if the ring of this worker was cut off and trained
-        on while the job has another ring.
+        It goes on without this worker if the worker was evicted, or if the newest generation leaves
+        it out: the worker has then trained on in a ring that was cut off.
 
         Args:
             end: The state, reason and exit code of the job.

@@ -122,7 +122,8 @@ class Health:
 
     Attributes:
         liveness: Whether the daemon answered, and what it means if it did not.
-        report: What the worker says of itself; empty if it did not answer.
+        report: The JSON object of the answer: the worker's progress and activity; empty without
+            one.
     """
 
     liveness: Liveness
@@ -258,7 +259,7 @@ def tell_end(key: str, members: Iterable[RingMember], reason: str) -> int:
 
 
 def _object(body: bytes) -> Mapping[str, Any]:
-    """Return the JSON object in ``body``; an empty one if there is none."""
+    """Return the JSON object in the HTTP ``body``; an empty one if the body has none."""
     try:
         value = json.loads(body)
     except ValueError:

@@ -40,7 +40,7 @@ class Route:
     """The handler of all paths with one prefix.
 
     Attributes:
-        handler: Answers the requests.
+        handler: Called with each request; returns the status and the body of the answer.
         content_type: The header ``Content-Type`` of the answers.
         changes: Whether requests change something, so that only signed ones are handled.
     """
@@ -62,7 +62,8 @@ class DaemonServer:
         port: The port to listen on; 0 lets the system choose one.
         health: Returns the JSON object to answer to ``GET /health``; without it that path is
             unknown.
-        guard: Checks the signatures of requests that change something; without it none is handled.
+        guard: Checks the signatures of requests to paths that change something; without it no such
+            request is handled.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class DaemonServer:
             raise RingError(f"the HTTP server of {self.address} did not start in {CLOSE_S:g} s")
 
     def close(self) -> None:
-        """Answer the requests that are held, close all connections and stop. Idempotent."""
+        """Answer the requests that still wait, close all connections and stop. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -176,9 +177,9 @@ class DaemonServer:
         return Response(404)
 
     def let_go(self) -> None:
-        """Answer the requests that a subclass holds, because the server closes; here: none.
+        """Answer the requests that a subclass keeps waiting, because the server closes.
 
-        This runs on the thread of the event loop.
+        This class keeps none waiting. The method runs on the thread of the event loop.
         """
 
     def in_loop(self, function: Callable[[], None]) -> None:
@@ -212,7 +213,7 @@ class DaemonServer:
             loop.close()
 
     async def _say_goodbye(self) -> None:
-        """Answer the requests that are held, then close every connection."""
+        """Answer the requests that still wait for an answer, then close every connection."""
         self.let_go()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         if tasks:

@@ -71,7 +71,7 @@ class AuthenticatorLimits:
 class Authenticator:
     """The server's side of the signatures: it makes nonces, and accepts each of them once.
 
-    It is for one thread.
+    Only one thread may use it.
 
     Args:
         key: The key of the job, from :func:`http_key`.

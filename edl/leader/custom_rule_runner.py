@@ -24,7 +24,8 @@ class CustomRuleRunner:
     its turns, from one thread.
 
     Args:
-        rule: The user's function, how often to call it, and how long to wait for its answer.
+        rule: The user's function by its name, how many steps lie between two calls of it, and how
+            long to wait for its answer.
     """
 
     def __init__(self, rule: CustomRule) -> None:
@@ -35,11 +36,13 @@ class CustomRuleRunner:
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
         """Return the answer of the user's function once it has come, else the present size.
 
-        The function is called in a thread, every ``every_steps`` steps of the rule.
+        The function is called in a thread, each time the job has made the number of steps
+        (``every_steps``) that the policy gives for the function.
 
         Args:
             now: The observation of the job that the function gets when it is called.
-            state: What the function has returned as its state the last time; it gets it again.
+            state: The state that the function returned with its last answer; the function gets it
+                back.
             now_s: How long the job has trained, in seconds; the function gets it as well.
 
         Raises:

@@ -173,8 +173,8 @@ class FailureDetector:
     def _step_of(self, worker: int, answers: Mapping[int, Health]) -> int:
         """Return the last complete step of ``worker``: this leader's own, or the one in its answer.
 
-        ``answers`` has the answers of the other workers, by id. The step is 0 if the answer does
-        not say it.
+        ``answers`` has the answers of the other workers, by id. The step is 0 if the answer of
+        ``worker`` does not name one.
         """
         own = self._own_progress()
         progress = own if worker == self._worker else _progress(answers[worker], self._clock())
@@ -215,10 +215,7 @@ class FailureDetector:
         return self._clock() - self.newest_report.progress.updated_at
 
     def _idle(self) -> RingIdle:
-        """Return the record of how long the ring has completed no step.
-
-        The rules on dead workers use it.
-        """
+        """Return for how long the ring has completed no step, for the rules on dead workers."""
         progress, doing = self.newest_report.progress, self._own_activity().doing
         observed = f"; in step {progress.step + 1} w{self._worker} is {doing}"
         deaf = self._outside and not progress.generation

@@ -65,7 +65,8 @@ class PolicyLoop:
     Args:
         store: The job in ZooKeeper.
         wait_s: How long to wait for the replacement of a slow worker, in seconds.
-        ring: Returns what the step records in this worker's ring say about the other workers.
+        ring: Returns what the step records in this worker's ring say: the times of all workers,
+            which of them are slow, the batch sizes.
         clock: Returns the time in seconds; only differences count.
     """
 
@@ -92,7 +93,7 @@ class PolicyLoop:
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
-        """Record what was measured since the last turn, and decide if the job has a policy.
+        """Record what was measured since the last turn; if the job has a policy, decide by it.
 
         Args:
             snapshot: The state of the job in ZooKeeper.
@@ -100,6 +101,9 @@ class PolicyLoop:
             left: How many samples are to be trained until the job ends; None if that is not known.
             samples_per_s: The speed of all workers together in samples per second, for the event
                 log.
+
+        Returns:
+            The decisions on the size of the job, its global batch and its slow workers.
         """
         kept = snapshot.policy
         if (kept.text, kept.off) != (self._kept.text, self._kept.off):
@@ -129,7 +133,7 @@ class PolicyLoop:
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
-        """Decide on the size of the job and, if that stays as it is, on its slow workers.
+        """Decide by ``policy`` on the size of the job or, if that needs no change, on slow workers.
 
         Args:
             snapshot: The state of the job in ZooKeeper.
@@ -227,6 +231,6 @@ def _chosen(now: Observation) -> BatchDecision:
 
 
 def _details(finding: StragglerReport) -> StragglerDetails:
-    """Return the details of the event that reports the slow workers of ``finding``."""
+    """Return the details of the event that reports the slow workers named in ``finding``."""
     workers = tuple(f"w{worker}" for worker in finding.workers)
     return StragglerDetails(workers, finding.host, str(finding.at), round(finding.speed, 3))

@@ -86,7 +86,10 @@ class SizePolicy:
         return self._learned or self._store.policy.learned()
 
     def note(self, **changes: Any) -> None:
-        """Set those fields of the profile :attr:`learned` that ``changes`` names."""
+        """Set fields of the scaling profile :attr:`learned`.
+
+        ``changes`` has the new values by the names of the fields of :class:`ScalingProfile`.
+        """
         self._learned = replace(self.learned, **changes)
 
     def turn(
@@ -97,7 +100,7 @@ class SizePolicy:
         left: float | None,
         wishes: Sequence[int] = (),
     ) -> SizeOutcome:
-        """Record the newest measurement, and decide if the job has a rule for its size.
+        """Record the newest measurement; if the policy has a rule for the size, decide by it.
 
         Args:
             snapshot: The state of the job in ZooKeeper.
@@ -106,6 +109,9 @@ class SizePolicy:
             now: The newest progress of the ring; None if no worker has reported any.
             left: How many samples are to be trained until the job ends; None if that is not known.
             wishes: How many workers more, or fewer, the script of each worker asks for.
+
+        Returns:
+            The suggested size and, if the size has to change, the change of the desired workers.
         """
         learned = self._learn(snapshot, now)
         if policy is not self._policy:
@@ -188,14 +194,14 @@ class SizePolicy:
         return learned.observation(np, snapshot.job.sizes, slots, awaits, left, wishes, filled)
 
     def written(self) -> None:
-        """Note that the profile :attr:`learned` was written to ZooKeeper just now."""
+        """Note that the scaling profile :attr:`learned` was written to ZooKeeper just now."""
         self._written_s = self._clock()
 
     def _learn(self, snapshot: Snapshot, now: ProgressSample | None) -> ScalingProfile:
         """Add the measurement ``now`` and the time since the last turn to the scaling profile.
 
-        ``snapshot`` is the state of the job in ZooKeeper; ``now`` is None if no worker has reported
-        any progress.
+        The profile is the job's throughput by number of workers. ``snapshot`` is the state of the
+        job in ZooKeeper; ``now`` is None if no worker has reported any progress.
 
         Returns:
             The new value of :attr:`learned`.
@@ -250,9 +256,9 @@ class SizePolicy:
         return said != before
 
     def _due(self, learned: ScalingProfile) -> ScalingProfile | None:
-        """Return the profile ``learned`` if it is time to write it to ZooKeeper, else None.
+        """Return the scaling profile ``learned`` if it is time to write it to ZooKeeper, else None.
 
-        It is time ``KEEP_S`` seconds after the last write.
+        It is time ``KEEP_S`` (10) seconds after the last write.
         """
         return learned if self._clock() - self._written_s >= KEEP_S else None
 

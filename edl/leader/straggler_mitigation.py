@@ -25,7 +25,8 @@ class MitigationResult:
 
     Attributes:
         says: Which workers are slow and what is done about them, for people; empty if none is.
-        findings: New findings, each with a sentence that also says what is done about it.
+        findings: New findings (which workers are slow, at what, and how slow), each with a sentence
+            for people that also says what is done about it.
         decision: A decision to carry out, or None.
         replaced: When a worker of each host was last replaced, in seconds of the job's training, if
             a new replacement begins; else None.
@@ -64,7 +65,7 @@ class StragglerMitigation:
         """Decide which slow worker to replace, and which findings to report.
 
         At most one worker is replaced at a time, by a request and a change of the desired workers.
-        A replacement that does not come within ``wait_s`` is taken back.
+        A replacement that does not come within ``wait_s`` seconds is taken back.
 
         Args:
             now: The state of the job in ZooKeeper.
@@ -106,11 +107,13 @@ class StragglerMitigation:
         done: Mapping[int, str],
         members: set[int],
     ) -> tuple[tuple[StragglerReport, str], ...]:
-        """Return the findings that are new, or about which something else is done than before.
+        """Return the findings to report: new ones, and those whose treatment has changed.
+
+        Slow workers are treated with smaller batches or with a replacement.
 
         Args:
-            says: The present findings, each with its sentence.
-            care: What the training thread found.
+            says: The present findings, each with its sentence for people.
+            care: The share of a batch that each slow worker trains.
             done: What is done to replace a worker, as a clause by worker id.
             members: The ids of the workers in the generation.
 
@@ -192,10 +195,10 @@ def _on_its_way(request: Request) -> str:
 
 
 def _doing(finding: StragglerReport, care: Mitigation, done: Mapping[int, str]) -> str:
-    """Return what is done about the workers of ``finding``, as the end of a sentence.
+    """Return what is done about the slow workers of ``finding``, as the end of a sentence.
 
     Args:
-        finding: The finding about slow workers.
+        finding: The finding: which workers are slow, and at what.
         care: The share of a batch that each slow worker trains.
         done: What is done to replace a worker, as a clause by worker id.
     """
