@@ -97,7 +97,7 @@ def works_at(look: Callable[[], str]) -> None:
     """Register a function that names an activity in the user's code that is known to take long.
 
     :meth:`ThreadWatch.look` calls ``look``, which returns the name of the activity, such as "after
-    a fit", or an empty string if it knows of none.
+    a fit", or an empty string if no such activity is going on.
     """
     _works.append(look)
 
@@ -107,7 +107,7 @@ def training_here() -> Iterator[None]:
     """Treat the calling thread as the training thread while the context lasts.
 
     It is for a framework that calls edl from a thread of its own, while the thread that called
-    :meth:`Watch.start` waits.
+    :meth:`ThreadWatch.start` waits.
     """
     global _acting
     _acting = threading.get_ident()
@@ -175,12 +175,15 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _work(file: str) -> str:
-    """Return the name of the long activity of the module at the path ``file``, or ""."""
+    """Return the name of the long activity registered for the file at this path, or ""."""
     return next((work for path, work in _WORKS.items() if path in file), "")
 
 
 def _of_library(file: str) -> bool:
-    """Return whether the path ``file`` belongs to edl or a library, or to generated code."""
+    """Return whether the source file at the path ``file`` is not the user's.
+
+    It is of edl, of a library, or generated code.
+    """
     generated = any(part in file for part in _GENERATED)
     return generated or file.startswith(("<", *_LIBRARIES))
 

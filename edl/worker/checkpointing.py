@@ -140,9 +140,10 @@ class Checkpointing:
     def begin(self, generation: Generation, warmed_up: bool) -> None:
         """Load the job's state from a checkpoint on the state source, or let the job start afresh.
 
-        The state source calls it when it has no state yet. A checkpoint of a later fit is not
-        loaded: its fits become those that the job passes over (``LoaderProgress.fits_ahead``), and
-        this method is called again in the next fit. Any error ends the job as failed.
+        The state source calls it when it has no state yet. A fit is one call of Keras' ``fit``. A
+        checkpoint of a later fit is not loaded: the fits before it become those that the job passes
+        over (``LoaderProgress.fits_ahead``), and this method is called again in the next fit. Any
+        error ends the job as failed.
 
         Args:
             generation: the generation of the ring that gets the state.
@@ -214,9 +215,10 @@ class Checkpointing:
         return done < len(fits)
 
     def save_soon(self) -> None:
-        """Make the next :meth:`save_if_due` save, however recent the checkpoint before is.
+        """Make the next :meth:`save_if_due` save a checkpoint, however recent the last one is.
 
-        It is called at the end of a fit, so that the first boundary of the next fit is saved.
+        It is called at the end of a fit (a call of Keras' ``fit``), so that a checkpoint is saved
+        at the first boundary between two steps of the next fit.
         """
         if self._checkpoints is not None:
             self._checkpoints.hasten()
@@ -227,8 +229,8 @@ class Checkpointing:
         Args:
             generation: the generation of the ring that gets the state.
             found: the checkpoint.
-            warmed_up: whether all workers had died; the event then says how many steps were lost at
-                least.
+            warmed_up: whether this worker has trained a warm-up batch, so the job trained until all
+                workers died; the event then says how many steps were lost at least.
         """
         step = self.progress.step
         lost_steps: int | None = None
@@ -333,7 +335,7 @@ class Checkpointing:
             self._checkpoints.wait_for_writes(self.settings.save_timeout_s)
 
     def fail(self, reason: str, error: type[JobFailed] = JobFailed) -> NoReturn:
-        """End the job as failed for all workers, with the message ``reason``; raise ``error``.
+        """End the job as failed for all workers, with the message ``reason``.
 
         Raises:
             JobFailed: always, or the subclass of it that ``error`` is.
@@ -343,10 +345,10 @@ class Checkpointing:
 
     @waits(SAVING)
     def fail_together(self, reason: str, rank: int) -> NoReturn:
-        """End the job as failed where all workers of the ring call this; rank 0 saves before.
+        """End the job as failed after rank 0 has saved a checkpoint; all of the ring call it.
 
-        The other workers wait for rank 0, because the launchers end all workers that are left of a
-        failed job. ``reason`` says why the job failed, ``rank`` is this worker's rank.
+        The other workers wait for rank 0, because the launchers end all workers of a failed job
+        that are left. ``reason`` says why the job failed, ``rank`` is this worker's rank.
 
         Raises:
             JobFailed: always.

@@ -59,7 +59,7 @@ class Coordinator(Protocol):
         """
 
     def script_of_job(self) -> ScriptOfJob:
-        """Ask the workers in the ring for the model and the fits of their script.
+        """Ask the workers in the ring, one by one, for the model and the fits of their script.
 
         A fit is one call of Keras' ``fit``.
 
@@ -118,16 +118,16 @@ class Coordinator(Protocol):
         """What another worker waited for when :meth:`release_others` broke the ring; else ""."""
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was to be published is published, at most ``timeout_s`` seconds.
+        """Wait until all reports of this worker are published, at most ``timeout_s`` seconds.
 
         Returns:
-            Whether all is published; False when the time is over.
+            Whether all are published; False when the time is over.
         """
 
     def resign(self) -> None:
         """Withdraw this worker from the job's members and from the election.
 
-        What is not yet published still will be.
+        Reports of this worker that are not yet published still will be.
         """
 
     def close(self) -> None:

@@ -51,8 +51,8 @@ def exchange(
         progress: counts the exchanges, and holds the answer of the last one.
         repair: called when the ring breaks, with the error and the time since when this worker
             waited; it builds a ring of the survivors. If a survivor had the answer, ``repair`` has
-            brought it and ``progress.exchanges`` has grown. Otherwise the survivors exchange once
-            more.
+            brought it and ``progress.exchanges`` has grown. Otherwise the survivors send their
+            payloads again, in the new ring.
         now_s: returns the time of a monotonic clock, in seconds.
     """
     failpoints.reached("exchange")

@@ -44,16 +44,16 @@ class Finishing:
         told_to_leave: whether a signal has asked this worker to leave.
         has_trained_all: whether the script has come to the end of a call of ``fit``; another call
             may follow.
-        end_batch: called when the script has ended; it completes the update that the script made,
-            or skipped, just before.
+        end_batch: called without arguments when the script has ended; it completes the update that
+            the script made, or skipped, just before.
 
     Args:
-        steps: returns the steps of this worker.
+        steps: returns the object that makes this worker's steps.
         switching: holds the ring and the generation of this worker.
         checkpointing: saves the last checkpoint.
         shared: the state that the training thread shares with the daemon's threads.
         coordinator: records the end of the job.
-        log_event: adds an event, with its reason, to the job's event log.
+        log_event: called with an event's details and its reason; adds the event to the job's log.
     """
 
     def __init__(
@@ -81,7 +81,8 @@ class Finishing:
 
         Args:
             early: whether the script ends its training on purpose, perhaps inside an epoch; False:
-                all epochs should be trained, so samples that are not are counted and logged.
+                all epochs should be trained, so samples left out of the last one are counted and
+                logged.
 
         Raises:
             WorkerEvicted: this worker was evicted, so what it has trained does not belong to the
@@ -96,8 +97,8 @@ class Finishing:
         """End the training of this worker when its script has ended with success.
 
         If the scripts of all workers have ended after the same step, the job is finished. Nothing
-        is done if training has not begun here or is over, if this worker is leaving, or if the
-        script keeps its own place in its data.
+        is done if this worker has not begun to train or has finished, if it is leaving, or if the
+        script keeps its own place in its data. A fit is one call of Keras' ``fit``.
 
         Raises:
             UsageError: the script ended while this worker warmed up, before it joined the job.

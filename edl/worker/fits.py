@@ -23,8 +23,17 @@ RESYNCS = 3  # at the end of a fit; what cannot be resynced shows in each whole 
 class FitProgress:
     """One worker's record of its script's fits (calls of Keras' ``fit``).
 
-    Newcomers, checkpoints and the end of the job depend on it. ``exchange`` sends bytes to all
-    workers and returns what all have sent; the other arguments are the parts of the same worker.
+    Newcomers, checkpoints and the end of the job depend on it.
+
+    Args:
+        shared: publishes the fits that are done and begun, for newcomers.
+        coordinator: asks another worker for its fits.
+        checkpointing: saves the job's state at the end of a fit.
+        finishing: is told whether a fit is over.
+        loader: this worker's steps, whose position has the fits that are done.
+        switching: repairs the ring if it breaks while states are compared.
+        check: compares the states of the workers.
+        exchange: sends bytes to all workers, and returns what all have sent, in rank order.
     """
 
     def __init__(
@@ -53,11 +62,14 @@ class FitProgress:
         return self._shared.fits.begun
 
     def of_job(self) -> ScriptFits:
-        """Ask another worker of the ring for the fits that its script has done and begun."""
+        """Ask another worker of the ring for the fits that its script has done and begun.
+
+        A fit is one call of Keras' ``fit``.
+        """
         return self._coordinator.script_of_job().fits
 
     def begin(self, done: tuple[DoneFit, ...]) -> None:
-        """Note that the script begins the fit that follows the fits ``done``."""
+        """Note that the script begins the fit (call of Keras' ``fit``) after the fits ``done``."""
         self._loader.progress.fits, self._loader.progress.stop = done, ""
         self._loader.wants_to_stop = False
         self._finishing.has_trained_all = False
@@ -79,33 +91,44 @@ class FitProgress:
             self._switching.between_steps(self._check.compare_all)
 
     def end(self, done: tuple[DoneFit, ...], rank: int, generation: int) -> None:
-        """Note that the last of the fits ``done`` is over, and let rank 0 save a checkpoint.
+        """Note that a fit (a call of Keras' ``fit``) is over, and let rank 0 save a checkpoint.
 
         All workers call it together. The saved state belongs to this fit until another fit begins,
-        whose first boundary between two steps is saved again. ``rank`` is this worker's rank in the
-        ring of the generation with the number ``generation``.
+        whose first boundary between two steps is saved again.
+
+        Args:
+            done: the fits that are over, with the one that has just ended as the last.
+            rank: this worker's rank in its ring.
+            generation: the number of the ring's generation.
         """
         self._leave(done)
         self._checkpointing.save_now(rank, generation)
         self._checkpointing.save_soon()
 
     def pass_over(self, done: tuple[DoneFit, ...]) -> None:
-        """Note that the script passes over the last of the fits ``done``, without training."""
+        """Note that the script passes over a fit (a call of Keras' ``fit``) without training.
+
+        ``done`` are the fits that are over, with the one passed over as the last.
+        """
         self._loader.progress.fits = done
         self._leave(done)
 
     def check(self, theirs: ScriptFits) -> None:
-        """Raise an error if the other workers have done the fit in which this newcomer is.
+        """Raise an error if the job has done the fit in which this newcomer is.
 
-        ``theirs`` are the fits that the script of the other workers has done and begun.
+        A fit is one call of Keras' ``fit``. ``theirs`` are the fits that the script of the other
+        workers has done and begun.
 
         Raises:
-            FitIsDone: the others have done the fit in which this worker is.
+            FitIsDone: the other workers have done the fit in which this worker is.
         """
         if self.begun and len(theirs.done) > self._loader.progress.fits_done:
             raise FitIsDone(theirs.done)
 
     def _leave(self, done: tuple[DoneFit, ...]) -> None:
-        """Note that the last of the fits ``done`` is over and that no other fit has begun."""
+        """Note that the last of the fits ``done`` is over and that no other fit has begun.
+
+        A fit is one call of Keras' ``fit``.
+        """
         self._finishing.has_trained_all = True
         self._shared.fits = ScriptFits(done, len(done))

@@ -55,7 +55,10 @@ class GradientNoise:
         return every > 0 and step % every == 0
 
     def turn(self, step: int) -> int:
-        """Return the number of measurements from step 0 up to, and without, the one at ``step``."""
+        """Return how many measurements are due from step 0 up to, and without, ``step``.
+
+        The number counts the measurements: of a large gradient, each looks at the next eighth.
+        """
         return step // max(1, self._every)
 
     @property
@@ -72,7 +75,7 @@ class GradientNoise:
         return every
 
     def measured(self, own: float, mean: float) -> None:
-        """Record the squared norms of the gradients of the open step.
+        """Record the squared norms of the gradients of the open step, for the next step record.
 
         Args:
             own: the squared norm of this worker's own gradient.
@@ -88,10 +91,12 @@ class GradientNoise:
         return {"own_square": _bits(self._squares.own), "mean_square": _bits(self._squares.mean)}
 
     def complete(self, records: StepRecords, step: int) -> None:
-        """Update the estimate from the rows of a complete step, which measure the step before it.
+        """Update the estimate after a complete step, from the measurements in its step records.
+
+        They are of the step before it, which each worker has measured then.
 
         Args:
-            records: the rows of all workers.
+            records: the step records of all workers.
             step: the number of the complete step.
         """
         own, mean = records.column("own_square"), records.column("mean_square")
@@ -134,7 +139,10 @@ class GradientNoise:
             self._squares = self._open = Squares()
 
     def resume(self, saved: Mapping[str, Any]) -> None:
-        """Restore the estimate from ``saved`` in a checkpoint; empty: the job did not measure."""
+        """Restore the estimate from ``saved``, its JSON values in a checkpoint.
+
+        Empty values mean that the job measured nothing.
+        """
         self.scale = self.before = NoiseScale.from_json(saved) if saved else NoiseScale()
 
 

@@ -18,7 +18,8 @@ NUMBER = 0  # of the job's only generation
 class JobOfOne:
     """A :class:`edl.worker.coordinator.Coordinator` of one worker, which publishes nothing.
 
-    ``config`` is the configuration of this process, with the settings of the job.
+    Args:
+        config: the configuration of this process, with the settings of the job.
     """
 
     is_shared = False

@@ -46,8 +46,9 @@ CHANGES_KEPT = 64  # changes of the global batch; an old one no longer affects t
 class LoaderProgress(TrainingProgress):
     """One worker's position in the epochs of edl's own loader.
 
-    It holds the ledger, the sampler and the open step, and counts steps, samples and fits (calls of
-    Keras' ``fit``).
+    It holds the ledger (which samples of the epoch are trained, which are leased to which worker),
+    the sampler that forms this worker's batches, and the open step. It counts steps, samples and
+    fits (calls of Keras' ``fit``).
     """
 
     unit = "steps"
@@ -155,12 +156,12 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def epoch_left(self) -> EpochLeft:
-        """How many samples of the present epoch are trained, in case that all leave it now."""
+        """The present epoch, and how many of its samples are trained, as if all left it now."""
         ledger = self.ledger
         return EpochLeft(ledger.epoch, ledger.done, self.source.known_total, ledger.finished)
 
     def next_epoch(self) -> None:
-        """Begin the next epoch, with all samples free; drop what is not trained of the present one.
+        """Begin the next epoch, with all samples free; drop untrained samples of the present one.
 
         If other workers have begun that epoch already, their ledger of it is used.
         """
@@ -186,14 +187,15 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def fits_done(self) -> int:
-        """The number of fits of the script that are done before the present one."""
+        """The number of fits (calls of Keras' ``fit``) that the script has done before this one."""
         return len(self.fits)
 
     @property
     def later_fits(self) -> tuple[DoneFit, ...]:
-        """The fits done before the resumed checkpoint, until the script has done as many.
+        """The fits before the resumed checkpoint's, as long as the script has done fewer fits.
 
-        Then it is empty, as in a job that was not resumed. A fit is one call of Keras' ``fit``.
+        Otherwise it is empty, as in a job that was not resumed. A fit is one call of Keras'
+        ``fit``.
         """
         return self.fits_ahead if len(self.fits_ahead) > len(self.fits) else ()
 
@@ -296,7 +298,7 @@ class LoaderProgress(TrainingProgress):
         return (*self.batches, (self.step, now))[-CHANGES_KEPT:]
 
     def close_step(self) -> None:
-        """Close the open step, which this worker has completed, or the others without it."""
+        """Close the open step, which this worker has completed, or which others did without it."""
         updated = self.step_input.close()
         if self.optimizers > 1:
             self._updated, self.update_order = updated, self.update_order.after_step(updated)
@@ -348,7 +350,10 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def epoch_progress(self) -> dict[str, Any]:
-        """The fields of :class:`edl.core.progress.WorkerProgress` about the data, by field name."""
+        """The fields of :class:`edl.core.progress.WorkerProgress` about the data, by field name.
+
+        They are what this worker reports to other processes.
+        """
         ledger, noise = self.ledger, self.noise.scale
         return {
             "noise_scale": noise.samples,
@@ -405,8 +410,8 @@ class LoaderProgress(TrainingProgress):
     def passes_over(self, header: Mapping[str, Any], exchange: Exchange) -> bool:
         """Return whether some workers have to pass over fits before they can get the job's state.
 
-        All workers of the ring exchange how many fits they have done, unless the state source has
-        none.
+        A fit is one call of Keras' ``fit``. All workers of the ring exchange how many fits they
+        have done, unless the state source's position comes after no fit.
 
         Args:
             header: the result of :meth:`header` on the state source.
@@ -558,7 +563,7 @@ class LoaderProgress(TrainingProgress):
         self.step, self.has_state = step, True
 
     def _granted(self, ledger: Ledger) -> Ledger:
-        """Return ``ledger`` with the leases added that each member of the ring needs."""
+        """Return ``ledger`` with more positions leased to each ring member that needs samples."""
         source, size = self.source, len(self.members)
         needs = [(w, source.lacks(ledger, w, self.step_batches, size)) for w in self.members]
         return grant(ledger, needs, source.policy(size))

@@ -92,7 +92,7 @@ class LoaderSteps(WorkerSteps):
 
     Attributes:
         changes: counts batches that were begun, gradients that were added up, and repairs.
-        before_exchange: called before each exchange between two steps.
+        before_exchange: called without arguments before each exchange between two steps.
         replica: the model and optimizer, whose state other workers may need after a failure; None
             until the script has declared them.
         step_input: the open step and its batches.
@@ -159,7 +159,7 @@ class LoaderSteps(WorkerSteps):
         return self._progress.iterations_of_epoch(self._switching.began_with)
 
     def next_epoch(self) -> None:
-        """Begin the next epoch with all samples free; drop what is left of the present one."""
+        """Begin the next epoch with all samples free; drop untrained samples of the present one."""
         self.leave()
         self.note_untrained()
         self._progress.next_epoch()
@@ -253,7 +253,7 @@ class LoaderSteps(WorkerSteps):
         """Return the step records of all workers in rank order; send this worker's own, and wait.
 
         If some workers did not know that gradients are accumulated, all send their records again.
-        For the errors see :meth:`edl.worker.steps.Steps.records`.
+        For the errors see :meth:`edl.worker.steps.WorkerSteps.records`.
         """
         while True:
             self.announce()
@@ -267,8 +267,8 @@ class LoaderSteps(WorkerSteps):
     def _see_who_left(self, records: StepRecords) -> None:
         """Raise an error if other workers have left their loops during the batch of this step.
 
-        ``records`` are the rows of the step. The gradients of workers that left never come; all
-        workers send one more row, which says how each of them ended.
+        ``records`` are the step records of all workers. The gradients of workers that left never
+        come; all workers send one more step record, which says how each of them ended.
 
         Raises:
             JobFailed: some workers have left.
@@ -319,9 +319,9 @@ class LoaderSteps(WorkerSteps):
         return self.step_input.completed_by_peers
 
     def end(self) -> None:
-        """Complete the open step after its update: move the ledger, and see whether to switch next.
+        """Complete the open step after its update: move the ledger, and see if a switch is agreed.
 
-        Nothing happens if no step is open.
+        A switch moves all workers to another ring. Nothing happens if no step is open.
         """
         progress = self._progress
         if not self.open:
@@ -351,7 +351,9 @@ class LoaderSteps(WorkerSteps):
         self._check.joined()
 
     def compare(self, records: StepRecords) -> None:
-        """Compare the states of all workers by the digests in the step records ``records``.
+        """Raise an error if the digests in the step records say that the workers' states differ.
+
+        ``records`` are the step records of all workers.
 
         Raises:
             StateDiffers, NewcomerDiffers, RingBroken: see
@@ -425,11 +427,11 @@ class LoaderSteps(WorkerSteps):
         return here + left_out(untrained)
 
     def last_record(self, stop: Stop) -> StepRecord:
-        """Return this worker's row about the end of its training; ``stop`` says how it ended.
+        """Return this worker's step record about the end of its training.
 
-        The row also reaches workers that are still in a step, if there are any. If the ring has
-        changed since this worker left its last batch, all workers first send their records of that
-        batch again, because some may have missed them.
+        ``stop`` says how the training ended. The record also reaches workers that are still in a
+        step, if there are any. If the ring has changed since this worker left its last batch, all
+        workers first send their records of that batch again, because some may have missed them.
         """
         while self.open and self._left_in != self.generation:
             self._records = self._pending = None
@@ -445,7 +447,7 @@ class LoaderSteps(WorkerSteps):
         unsaved = ""
 
         def saved() -> StepRecord:
-            """Save on rank 0, and return this worker's row, which says whether that succeeded."""
+            """Save on rank 0, and return this worker's step record, which says if it succeeded."""
             nonlocal unsaved
             unsaved = save() if self.ring.place.rank == 0 else ""
             return self.last_record(Stop.UNSAVED if unsaved else Stop.SAVED)
@@ -462,7 +464,7 @@ class LoaderSteps(WorkerSteps):
         return "its last checkpoint was not written; the output of rank 0 says why"
 
     def idle_record(self) -> StepRecord:
-        """Return this worker's row for a time without training, with its state's digest."""
+        """Return this worker's step record for a time without training, with its state's digest."""
         return replace(super().idle_record(), state=self._check.state)
 
     def _begin_step(self) -> None:
@@ -477,7 +479,7 @@ class LoaderSteps(WorkerSteps):
             failpoints.reached("step")
 
     def _send_row(self) -> None:
-        """Send this worker's record of the open step, with the position of its batches."""
+        """Send this worker's record of the open step, with its batches' position in the epoch."""
         step = self.step_input
         stop = Stop.LEFT if self._leaves else Stop.NO
         record = self._record(step.samples, stop, self._check.state)

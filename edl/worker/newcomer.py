@@ -20,16 +20,18 @@ NEWS_SLICE_S = 1.0  # after so long a waiting worker looks at other news
 class Newcomer:
     """The wait of one worker for its first generation; it runs in the training thread.
 
+    A fit is one call of Keras' ``fit``.
+
     Attributes:
-        fits_of_job: asks another worker which fits (calls of ``fit``) its script has done and
-            begun.
+        fits_of_job: asks another worker which fits its script has done and begun.
 
     Args:
         shared: the state that the training thread shares with the daemon's threads.
         ring: the ring that this worker will enter.
         progress: how many fits this worker's script has done.
         coordinator: publishes the stage of this worker.
-        exit: ends this process with success, and logs the reason that it gets.
+        exit: called with a reason when the job ended first; logs it and ends this process with
+            success.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class Newcomer:
 
         When it returns, the old members are on their way into the ring of that generation. With a
         number ``after``, the worker publishes beyond which generation it waits; otherwise the
-        leader would take it to be stuck.
+        leader would take it to be stuck. A fit is one call of Keras' ``fit``.
 
         Args:
             worker: the id of this worker.

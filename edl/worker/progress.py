@@ -23,7 +23,8 @@ class Receive(Enum):
 
     ``NOTHING``: it has the state, and only takes part in the broadcast. ``STEP``: it missed the
     last update, and takes what that update has changed. ``RESYNC``: its state differed, and it
-    takes all but what is each worker's own. ``ALL``: it is a newcomer and takes everything.
+    takes all but what is each worker's own, such as its place in its loop. ``ALL``: it is a
+    newcomer and takes everything.
     """
 
     NOTHING = "nothing"  # it has the state already, and just takes part in the broadcast
@@ -75,9 +76,10 @@ class TrainingProgress(ABC):
 
     @property
     def later_fits(self) -> tuple[DoneFit, ...]:
-        """The fits done before the resumed checkpoint, until the script has done as many.
+        """The fits before the resumed checkpoint's, as long as the script has done fewer fits.
 
-        Then it is empty, as in a job that was not resumed.
+        Otherwise it is empty, as in a job that was not resumed. A fit is one call of Keras'
+        ``fit``.
         """
         return ()
 
@@ -103,7 +105,10 @@ class TrainingProgress(ABC):
     @property
     @abstractmethod
     def epoch_progress(self) -> dict[str, Any]:
-        """The fields of :class:`WorkerProgress` about the data, by field name."""
+        """The fields of :class:`WorkerProgress` about the data, by field name.
+
+        They are what this worker reports to other processes.
+        """
 
     @abstractmethod
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
@@ -133,8 +138,8 @@ class TrainingProgress(ABC):
     def passes_over(self, header: Mapping[str, Any], exchange: Exchange) -> bool:
         """Return whether some workers have to pass over fits before they can get the job's state.
 
-        A fit is one call of Keras' ``fit``; here there are none, so the result is False. All
-        workers of a ring call it where none of them has the state yet.
+        A fit is one call of Keras' ``fit``. This class knows of no fits, so the result is False.
+        All workers of a ring call it where none of them has the state yet.
 
         Args:
             header: the result of :meth:`header` on the state source.

@@ -27,14 +27,16 @@ class ScriptState(Shared, Compared, Protocol):
 class Replica(Shared, Durable, Compared, Protocol):
     """The interface of the state of a framework: model, optimizer and tracked objects.
 
-    All workers share it.
+    All workers share it. Tracked objects, such as schedulers, are those given to ``edl.track``.
     """
 
     def end_batch(self, step: int, epoch: int) -> None:
         """Copy the state of the tracked objects, or load copies received from another worker.
 
-        The copies are for workers that missed the last step; such a worker loads them here. It is
-        called when the script asks for its next batch, and when it exchanges something before that.
+        Tracked objects, such as schedulers, are those given to ``edl.track``. The copies are for
+        workers that missed the last step; such a worker loads them here. It is called when the
+        script asks for its next batch, and when it exchanges numbers with other workers before
+        that.
 
         Args:
             step: the number of steps that are complete.

@@ -30,8 +30,10 @@ COLUMNS = ("compute_us", "data_us", "reduce_us")
 class RingWatch:
     """A summary of the step times of the workers in one ring, for the job's policy.
 
-    It is used by the training thread. The summary is put into ``shared``, where the daemon's
-    threads read it.
+    The training thread uses it.
+
+    Args:
+        shared: the state shared with the daemon's threads, which read the summary there.
     """
 
     def __init__(self, shared: SharedState) -> None:
@@ -54,7 +56,7 @@ class RingWatch:
         batch that this worker is able to train in time.
 
         Args:
-            records: the rows of all workers in the step.
+            records: the step records of all workers.
             switching: knows this worker and its present generation.
             progress: holds the sampler that is given the share, and the batch sizes.
         """
@@ -98,13 +100,13 @@ class RingWatch:
         self._rows.clear()
 
     def _add(self, records: StepRecords, generation: Generation) -> list[Times] | None:
-        """Add the rows of a step; every tenth time, return the mean times of each worker.
+        """Add the step records of a step; every tenth time, return the mean times of each worker.
 
         The period is :data:`EVERY` steps. The result is in rank order, and None at all other steps.
-        The times in a row are of the step before.
+        The times in a step record are of the step before.
 
         Args:
-            records: the rows of all workers in the step.
+            records: the step records of all workers.
             generation: the present generation, which tells the host of each worker.
         """
         before, self._before = self._before, records.column("samples").copy()

@@ -43,7 +43,10 @@ class Batch:
 
     @property
     def items(self) -> list[Any]:
-        """What the framework's loader makes the batch of: the samples' indices in the data set."""
+        """The items of which the framework's loader makes the batch: the samples' indices.
+
+        They are indices in the data set.
+        """
         items: list[Any] = self.indices.tolist()
         return items
 
@@ -104,7 +107,7 @@ class BatchSampler:
             self.size = size
 
     def take_place(self, members: Sequence[int]) -> None:
-        """Set the batch size to what this worker trains in a new ring.
+        """Set :attr:`size` to the batch size that this worker has in a new ring.
 
         ``members`` are the ids of the workers in the ring, in rank order.
         """
@@ -178,8 +181,9 @@ class BatchSampler:
         """Form the next batch, or return None if the leases have no samples for it now.
 
         A batch is smaller than ``size`` only when nothing is left to be leased, or when the samples
-        that follow count for other optimizers (``Batch.counted``). A batch that is larger than a
-        worker trains at once comes in microbatches, one in each call. ``ledger`` has the leases.
+        that follow were counted by other optimizers already (``Batch.counted``). A batch that is
+        larger than a worker trains at once comes in microbatches, one in each call. ``ledger`` has
+        the leases.
         """
         spans = _skip(ledger.held_by(self._worker), self.ahead)
         if not self._sizes:
@@ -248,7 +252,9 @@ class BatchSampler:
     def _cut(self, spans: list[Span], samples: int, counted: int = 0, follow: int = 0) -> Batch:
         """Return a batch of the first ``samples`` positions of ``spans``.
 
-        ``counted`` and ``follow`` are as in :class:`Batch`.
+        ``spans`` are pairs (start, stop) of positions. ``counted`` are the optimizers (bit i for
+        number i) that have counted these samples already, ``follow`` is the number of microbatches
+        of the same batch that come later.
         """
         positions: list[npt.NDArray[np.int64]] = []
         position = spans[0][0]
@@ -276,6 +282,10 @@ class AlignedSampler(BatchSampler):
     """The sampler for a fixed global batch: a worker's batch is its slice of the global batch.
 
     The ledger assigns the slices to the workers (:mod:`edl.core.step.aligned`).
+
+    Args:
+        source: the description of the data, with the batch sizes.
+        worker: the id of the worker.
     """
 
     takes_shares = False
@@ -313,7 +323,8 @@ class AlignedSampler(BatchSampler):
         """Return the size of the next slice: the positions of one global batch in ``spans``.
 
         ``spans`` are the leased positions of which no batch is formed yet, as (start, stop). The
-        slice ends sooner where the samples count for other optimizers, by ``ledger``.
+        slice ends sooner if, by ``ledger``, the samples that follow were counted by other
+        optimizers.
         """
         if not spans:
             return 0

@@ -39,7 +39,15 @@ logger = logging.getLogger(__name__)
 class ScriptStateCheck(StateComparison):
     """One worker's part in comparing the states at each save; it runs in the training thread.
 
-    The parameters are those of :class:`edl.worker.state_check.StateComparison`.
+    Attributes:
+        cause: the text on why a newcomer's state differs, for messages.
+        unit: the word for a step in messages.
+
+    Args:
+        ring: the ring whose workers are compared.
+        progress: how often the script has saved, and whether the states are comparable.
+        checkpointing: ends the job when states differ, and knows the job's settings.
+        log_event: called with an event's details and its reason; adds the event to the job's log.
     """
 
     cause: ClassVar[str] = SCRIPT_CAUSE

@@ -72,9 +72,9 @@ class ScriptSteps(WorkerSteps):
         return self._progress.ended
 
     def beat(self) -> None:
-        """Report progress to the daemon: the mean gradients of an update are in the optimizer.
+        """Report progress to the daemon when an optimizer has received the mean gradients.
 
-        Without it a job between two saves would seem to stand still.
+        Without these reports a job between two saves would seem to stand still.
         """
         self.begun += 1
         if not self.warming_up:
@@ -87,8 +87,9 @@ class ScriptSteps(WorkerSteps):
         Nothing happens if no worker has joined since the last save.
 
         Raises:
-            RingBroken: a worker is gone, or a newcomer that differs; see :meth:`repair`.
-            NewcomerDiffers: this worker is the newcomer that differs.
+            RingBroken: a worker is gone, perhaps a newcomer whose state differs; see
+                :meth:`repair`.
+            NewcomerDiffers: this worker is the newcomer whose state differs.
             StateDiffers: old workers differ from each other; the job ends.
         """
         if self._check.newcomers_are_due:
@@ -172,7 +173,9 @@ class ScriptSteps(WorkerSteps):
         self._check.joined()
 
     def compare(self, records: StepRecords) -> None:
-        """Compare the states of all workers by the digests in the step records ``records``.
+        """Raise an error if the digests in the step records say that the workers' states differ.
+
+        ``records`` are the step records of all workers.
 
         Raises:
             StateDiffers, NewcomerDiffers, RingBroken: see

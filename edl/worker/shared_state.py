@@ -27,8 +27,8 @@ class SharedState:
 
     Attributes:
         worker: the id of this worker; -1: not known yet.
-        clock: the clock of all times here.
-        keeps_events: whether events are kept until the daemon writes them.
+        clock: the clock of all times in this object.
+        keeps_events: whether events are kept until the daemon writes them; False: they are dropped.
         policy: the job's policy while it is switched on, else None.
         written: the job's policy, also while it is switched off; None: there is none, or none that
             can be read.
@@ -201,8 +201,9 @@ class SharedState:
             deadline: when to stop waiting, on the monotonic clock; None waits as long as the job
                 lives.
             slice_s: return None after this many seconds even before the deadline; None: do not.
-            repairs: accept only a generation that repairs a broken ring, or one of which this
-                worker neither is a member nor was one in the ring before.
+            repairs: ignore a generation that was planned before the ring broke: accept one that
+                repairs a broken ring, or that leaves this worker out (a member neither of it nor of
+                the ring before it).
 
         Returns:
             The generation; None when the job is over, or when the time is.
@@ -256,7 +257,7 @@ class SharedState:
             return self._events[0] if self._events else None
 
     def event_is_written(self) -> None:
-        """Drop the oldest event, which is written into the job's log now."""
+        """Drop the oldest kept event, because it has been written into the job's log."""
         with self._lock:
             self._events.pop(0)
 

@@ -17,7 +17,8 @@ class SizeRequest:
     """The script's request for more or fewer workers; it is used by the training thread.
 
     Attributes:
-        change: the newest answer: so many workers more, or fewer; 0 before the first answer.
+        change: the script's newest answer: how many workers more (above 0) or fewer (below 0) it
+            wants; 0 before the first answer.
         policy: the policy that the script proposes; None: it proposes none.
 
     Args:

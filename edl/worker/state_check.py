@@ -5,8 +5,9 @@ costs no collective: another part after each step, the whole at the first step o
 the end of the training. At the end of a fit the digests are exchanged by themselves, because the
 script uses the model then. See :mod:`edl.core.step.state_check`.
 
-If the job resyncs, a difference is noted when the rows arrive, and examined when all workers are
-between two steps again. All apply the same mean gradients meanwhile, so a worker that was right
+A job may resync (its setting ``on_divergence``): workers that differ get the state that most
+workers hold. Then a difference is noted when the step records arrive, and examined when all workers
+are between two steps again. All apply the same mean gradients meanwhile, so a worker that was right
 stays right, and a worker that receives the state then has what it would have with the state before
 that update.
 
@@ -68,7 +69,7 @@ class Compared(Protocol):
         """
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the present learning rates, by the name under which messages mention each."""
+        """Return the present learning rates, by the name that messages give to each."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         """Broadcast the state over ``ring``, from the rank ``root`` to all others.
@@ -83,12 +84,15 @@ class StateComparison:
     Attributes:
         replica: the state that is compared; None until the script has declared it.
         state: the digest that is sent with the step record of the open step; 0: none is due.
+        cause: the text on why a newcomer's state may differ, for messages.
+        unit: the word for a step in messages.
 
     Args:
         ring: the ring whose workers are compared.
         progress: the step and the members of the ring, as this worker knows them.
         checkpointing: ends the job when states differ, and knows the job's settings.
-        log_event: writes an event to the job's log, on rank 0.
+        log_event: called with an event's details and its reason; on rank 0 it writes the event to
+            the job's log.
     """
 
     cause: ClassVar[str] = CAUSE  # why a newcomer may compute something else, and what to do
@@ -112,7 +116,10 @@ class StateComparison:
 
     @property
     def _every(self) -> int:
-        """The number of steps in which each bit of the state is compared once; 0: none ever is."""
+        """The number of steps in which each bit of the state is compared once; 0: none ever is.
+
+        It is the job's setting ``state_check_steps``.
+        """
         return self._checkpointing.settings.state_check_steps
 
     def joined(self) -> None:
@@ -120,9 +127,10 @@ class StateComparison:
         self._joined_after = self._at.step
 
     def now(self, group: StateGroup = WHOLE) -> int:
-        """Return one digest of the present state, or of a ``group`` of its bytes; 0: none is due.
+        """Return one digest of the present state, or of one ``group`` of its bytes.
 
-        Nothing is due if the job's setting is 0, the worker is alone, or no state is declared.
+        A group is one of the parts of equal size into which the state is cut. The result is 0 if
+        the job's setting ``state_check_steps`` is 0, the worker is alone, or no state is declared.
         """
         if self._every == 0 or self._ring.alone or self.replica is None:
             return 0
@@ -146,7 +154,7 @@ class StateComparison:
         """Make newcomers leave the ring: each of them ends, and the ring breaks for the others.
 
         Args:
-            leaving: the ids of the newcomers that differ.
+            leaving: the ids of the newcomers whose states differ.
             said: the digests and learning rates of all workers, by id.
             step: the step after which the states differ.
 
@@ -184,7 +192,12 @@ class StateComparison:
 class StateCheck(StateComparison):
     """One worker's comparison of states, in a job whose batches come from edl's loader.
 
-    The parameters are those of :class:`StateComparison`.
+    Args:
+        ring: the ring whose workers are compared.
+        progress: this worker's position in the data, with the step and the members of the ring.
+        checkpointing: ends the job when states differ, and knows the job's settings.
+        log_event: called with an event's details and its reason; on rank 0 it writes the event to
+            the job's log.
     """
 
     def __init__(
@@ -212,15 +225,17 @@ class StateCheck(StateComparison):
         self.state = self.now(group) if group is not None else 0
 
     def compare(self, records: StepRecords) -> None:
-        """Compare the digests in ``records``, the rows of all workers in a step or at the end.
+        """Compare the digests in ``records``, the step records of all workers.
 
-        If the job resyncs, a difference between old workers is only noted, for :meth:`resync`.
+        Old workers are all but newcomers. If the job resyncs (gives workers that differ the state
+        of most), a difference between old workers is only noted, for :meth:`resync`.
 
         Raises:
             StateDiffers: states of old workers differ; the job ends.
-            NewcomerDiffers: this worker is a newcomer that differs, and ends.
-            RingBroken: another worker is such a newcomer. Or a worker went while the others
-                examined a difference; the rows are sent and compared once more then.
+            NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
+            RingBroken: another worker is a newcomer whose state differs; or a worker went while the
+                others examined a difference. The records are then sent and compared again in the
+                next ring.
         """
         found = split_of(records)
         if found is not None and not self._only_resyncs:
@@ -246,10 +261,11 @@ class StateCheck(StateComparison):
         return split_by_digest(rows) is None
 
     def compare_all(self) -> None:
-        """Compare the whole state of all workers between two steps, and correct what differs.
+        """Compare the whole state of all workers between two steps, and correct a wrong state.
 
-        A newcomer that differs leaves. Other workers that differ get the state that most workers
-        hold, if the job resyncs; otherwise the job ends. Nothing happens if all states are equal.
+        A newcomer whose state differs leaves. Other workers that differ get the state that most
+        workers hold, if the job resyncs; otherwise the job ends. Nothing happens if all states are
+        equal.
 
         Raises:
             StateDiffers, NewcomerDiffers, RingBroken: see :meth:`compare`.
@@ -267,12 +283,13 @@ class StateCheck(StateComparison):
     def resync(self) -> None:
         """Give workers that differ the state that most workers hold, between two steps.
 
-        Nothing happens unless :meth:`compare` has found a difference in the present ring. After a
-        failure the new ring forgets it, and finds it again by comparing the states.
+        Nothing happens unless :meth:`compare` has found a difference in the present ring. If a
+        worker fails, the next ring forgets the difference, and finds it again by comparing the
+        states.
 
         Raises:
             StateDiffers: no majority holds the same state; the job ends.
-            RingBroken: a worker is gone. A worker that was not resynced yet is found again.
+            RingBroken: a worker is gone, so the resync is not complete.
         """
         if self._split_in == self._ring.generation:
             self.compare_all()
@@ -285,14 +302,19 @@ class StateCheck(StateComparison):
 
     @property
     def _only_resyncs(self) -> bool:
-        """Whether a difference leads to a resync only: no newcomer is in its first step."""
+        """Whether a difference leads to a resync only, because no newcomer is in its first step.
+
+        In its first step a newcomer whose state differs has to leave instead.
+        """
         return self._resyncs and self._progress.step != self._progress.joined_after + 1
 
     def _judge(self, found: Split, said: dict[int, StateReport]) -> None:
-        """Let newcomers that differ leave; otherwise end the job, unless it resyncs.
+        """Let newcomers whose states differ leave; without such newcomers end the job.
+
+        A job that resyncs does not end: its workers that differ get the state that most hold.
 
         Args:
-            found: the groups of workers whose states differ.
+            found: the groups of workers whose states agree.
             said: the digests and learning rates of all workers, by id.
         """
         step = self._progress.step
@@ -307,7 +329,7 @@ class StateCheck(StateComparison):
         """Broadcast the state that most workers hold; the workers that differ take it over.
 
         Args:
-            found: the groups of workers whose states differ.
+            found: the groups of workers whose states agree.
             tables: the digests of the parts of the state, by worker id.
 
         Raises:

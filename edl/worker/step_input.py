@@ -51,7 +51,10 @@ class StepInput:
 
     @property
     def untrained(self) -> tuple[Batch, ...]:
-        """The batches of the step with positions that the ledger has to mark as done."""
+        """The batches of the open step that are not in the model yet.
+
+        The ledger has to mark their positions as done when the step is complete.
+        """
         return tuple(self._batches)
 
     @property
@@ -65,8 +68,8 @@ class StepInput:
     def share(self, optimizer: int) -> Share:
         """Return the samples and batches that this worker brings into the step for one optimizer.
 
-        ``optimizer`` is the number of the optimizer. It gets 0 samples if it has counted them
-        already, with another worker.
+        ``optimizer`` is the number of the optimizer. The number of samples is 0 if the optimizer
+        has counted them already, with another worker.
         """
         samples = 0 if self.counted >> optimizer & 1 else self.samples
         return Share(samples, self.batches, self.summed)
@@ -75,7 +78,8 @@ class StepInput:
     def is_exhausted(self) -> bool:
         """Whether all samples of the batch in hand are handed out, but not all its microbatches.
 
-        Each worker divides a batch into the same number of microbatches; the rest are padding.
+        Each worker divides a batch into the same number of microbatches; those still to come are
+        padding, without samples that count.
         """
         return self.pieces_left > 0 and self._follow == 0
 

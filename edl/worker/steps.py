@@ -47,7 +47,7 @@ class WorkerSteps(ABC):
         slowest: finds the worker for which the others wait, if there is one.
         ends_with_script: whether the training ends when the script ends, wherever the training is.
         trained_in: the number of the generation in which the last step was completed.
-        on_trained: called when this worker has completed its first step in a ring.
+        on_trained: called once, when this worker has completed its first step in a ring of the job.
         wants_to_stop: whether the script wants all workers to stop after the next step.
 
     Args:
@@ -94,7 +94,7 @@ class WorkerSteps(ABC):
     def exchange(self, payload: bytes) -> list[bytes]:
         """Send ``payload`` to all workers between two steps; return all payloads in rank order.
 
-        See :meth:`edl.worker.worker.Worker.exchange_bytes`.
+        The answer is the same on all workers; see :meth:`edl.worker.worker.Worker.exchange_bytes`.
         """
 
     @abstractmethod
@@ -103,9 +103,9 @@ class WorkerSteps(ABC):
 
     @abstractmethod
     def last_record(self, stop: Stop) -> StepRecord | None:
-        """Return this worker's row about the end of its training; None: no row is needed.
+        """Return this worker's step record about the end of its training.
 
-        ``stop`` says how the training ended.
+        ``stop`` says how the training ended. None: the other workers need no such record.
         """
 
     def note_untrained(self) -> None:
@@ -140,6 +140,8 @@ class WorkerSteps(ABC):
     @abstractmethod
     def compare(self, records: StepRecords) -> None:
         """Raise an error if the digests in the step records say that the workers' states differ.
+
+        ``records`` are the step records of all workers.
 
         Raises:
             StateDiffers: the states of workers that are no newcomers differ.
@@ -208,7 +210,7 @@ class WorkerSteps(ABC):
     # --- for the two kinds
 
     def _send(self, record: StepRecord) -> None:
-        """Send this worker's row; a broken ring may show only in :meth:`records`."""
+        """Send this worker's step record; a broken ring may show only in :meth:`records`."""
         self._records = None
         try:
             self._pending = self.ring.start_record(record)
@@ -231,7 +233,7 @@ class WorkerSteps(ABC):
     def _publish(self) -> None:
         """Report a complete step; after the second one in a ring, log the switch into that ring.
 
-        The times of the switch, with those of its first step, are in the rows of the second step.
+        The step records of the second step have the times of the switch and of the first step.
         """
         if self.timer.steps_here == 2:
             self._log_switch()
@@ -258,14 +260,14 @@ class WorkerSteps(ABC):
         state: int = 0,
         idle: bool = False,
     ) -> StepRecord:
-        """Return this worker's row for the present step.
+        """Return this worker's step record for the present step.
 
         Args:
             samples: how many samples this worker brings into the step.
-            stop: what the row says about the end of training.
+            stop: what the record says about the end of training.
             state: the digest of the worker's state; 0: none is due.
-            idle: whether nothing is trained, so that the row may name a generation with newcomers
-                even where the script does not admit them.
+            idle: whether nothing is trained, so that the record may name a generation with
+                newcomers even where the script does not admit them.
         """
         newest = self._shared.newest(self.generation)
         if newest is not None and newest.joined and not (idle or self.progress.takes_newcomers):
@@ -302,7 +304,7 @@ class WorkerSteps(ABC):
     def _switch_event(self, generation: Generation, records: StepRecords) -> Event:
         """Return the event about the switch to ``generation``, with the times in ``records``.
 
-        ``records`` are the rows of all workers in the first or second step after the switch.
+        ``records`` are the step records of all workers in the first or second step after it.
         """
         details = SwitchDetails(self.ring.place.size, switch_parts(records, generation.joined))
         at, reason = self.timer.entered_at, generation.reason

@@ -60,7 +60,7 @@ class StreamBatch(Batch):
 
     @property
     def items(self) -> list[Any]:
-        """The samples themselves, of which the framework's loader makes the batch."""
+        """The samples, of which the framework's loader makes the batch."""
         return list(self.read)
 
     @property
@@ -129,8 +129,8 @@ class StreamSampler(BatchSampler):
     def has_more(self, ledger: Ledger) -> bool:
         """Return whether :meth:`form` would return a batch now; read the samples for it.
 
-        A batch that is not full waits for more leases in ``ledger`` only while others are formed
-        ahead of it: shards may be short, and a smaller batch is worth more than padding.
+        A batch that is not full waits for more leases in ``ledger`` only while other batches are
+        formed ahead of it: shards may be short, and a smaller batch is worth more than padding.
         """
         bounded = self._fill(ledger)
         samples = self._samples_alike()
@@ -140,7 +140,10 @@ class StreamSampler(BatchSampler):
     def use(self, source: Source, members: Sequence[int], in_hand: Sequence[Batch]) -> None:
         """Form batches of the sizes of ``source`` from now on.
 
-        The parameters are those of :meth:`edl.worker.sampler.BatchSampler.use`.
+        Args:
+            source: the description of the stream, with the new batch sizes.
+            members: the ids of the workers in the ring, in rank order.
+            in_hand: the batches that are trained now; they stay as they are.
         """
         assert isinstance(source, StreamSource)
         self._stream = source
@@ -234,11 +237,11 @@ class StreamSampler(BatchSampler):
     # --- what is read
 
     def _fill(self, ledger: Ledger) -> bool:
-        """Read the samples of one batch and one more, if the leases in ``ledger`` have them.
+        """Read the samples of one batch and one sample more, if the leases in ``ledger`` have them.
 
         Returns:
-            Whether the batch has to end at the samples read, because the next ones count for other
-            optimizers.
+            Whether the batch has to end at the samples read, because the samples that follow were
+            counted by other optimizers already.
         """
         size = self.size
         while (missing := size + 1 - sum(len(piece.samples) for piece in self._pieces)) > 0:

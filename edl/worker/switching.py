@@ -70,7 +70,8 @@ class Switching:
         newcomer: waits for the first generation that has this worker as a member.
 
     ``config`` is the process's configuration, ``shared`` the state that the daemon's threads share
-    with the training thread; the other parameters are the parts of the same worker.
+    with the training thread. ``ring`` connects the workers, ``coordinator`` reports this worker's
+    stage and failures, ``checkpointing`` loads the first state and saves the last.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Switching:
             The generation that this worker has joined.
 
         Raises:
-            FitIsDone: the job is in a later fit. This worker warms up, as before.
+            FitIsDone: the job is in a later call of ``fit``. This worker warms up, as before.
         """
         assert self.warming_up
         self._warmed_up = True
@@ -201,7 +202,8 @@ class Switching:
     def wait_for_end(self) -> None:
         """Wait until the job has ended; then end the process with success (SystemExit 0).
 
-        It is for a newcomer whose script has ended, since it has passed over all its fits.
+        It is for a newcomer whose script has ended, since it has passed over all its fits (calls of
+        Keras' ``fit``).
 
         Raises:
             NewcomerDiffers: the job is in a fit that this script does not have.
@@ -256,7 +258,7 @@ class Switching:
         does the load of a checkpoint with which a job begins.
 
         Raises:
-            FitIsDone: the checkpoint is of a later fit.
+            FitIsDone: the checkpoint is of a later call of ``fit``.
         """
         while not self._synchronised:
             assert self.generation is not None
@@ -271,7 +273,7 @@ class Switching:
     def between_steps(self, act: Callable[[], None]) -> None:
         """Call ``act``, in which all workers take part; repair the ring if it breaks meanwhile.
 
-        ``act`` is not repeated then.
+        After a repair ``act`` is not called again.
         """
         began = self._now_s()
         try:
@@ -286,7 +288,7 @@ class Switching:
         switch and show if a worker dies.
 
         Args:
-            record: returns this worker's row while nothing is trained.
+            record: returns this worker's step record while nothing is trained.
 
         Raises:
             JobFailed: no worker joined in time, or the job has ended.
@@ -322,9 +324,9 @@ class Switching:
     def _pauses(self) -> bool:
         """Return whether all members of this ring, which are between two steps now, must pause.
 
-        They do if they are too few, but not before they have completed a step together: after a
+        They must if they are too few, but not before they have completed a step together: after a
         repair some are in the midst of a step, and would wait for the gradients of those that
-        pause. A script with an elastic state begins anew on all of them, and so may pause.
+        pause. Scripts with an elastic state all begin anew after a repair, and so may pause.
         """
         if self._coordinator.sizes.enough(self._ring.place.size):
             return False
@@ -332,7 +334,7 @@ class Switching:
 
     @property
     def is_in_ring(self) -> bool:
-        """Whether this worker has a ring that is open, be it a ring of one; False: it has left."""
+        """Whether this worker has an open ring, perhaps a ring of one; False: it has left."""
         return self._ring.is_open
 
     @property
@@ -361,14 +363,14 @@ class Switching:
         that a worker which has left alone does not wait for ever for the workers that train on.
 
         Args:
-            record: returns this worker's row; None: the script keeps its own place in its data, and
-                no row is sent.
-            compare: compares the states by the rows of all workers, since no later step would do
-                so.
+            record: returns this worker's step record; None: the script keeps its own place in its
+                data, and no record is sent.
+            compare: called with the step records of all workers; compares the workers' states by
+                them, since no later step would do so.
 
         Returns:
-            The rows of all workers; None if no row is sent, or if the others have finished the
-            job.
+            The step records of all workers; None if none is sent, or if the others have finished
+            the job.
 
         Raises:
             JobFailed: other workers train on.
@@ -564,7 +566,7 @@ class Switching:
         return True
 
     def _over(self) -> JobFailed:
-        """Return the error to raise when other workers have ended the job; it says how."""
+        """Return the error that other workers have ended the job; its message says how."""
         return JobFailed(f"the job {self._shared.job_end}")
 
     def _leave(self, generation: Generation) -> NoReturn:

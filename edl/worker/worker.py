@@ -75,7 +75,8 @@ class Worker:
 
     Args:
         config: the configuration of this process.
-        ring: the ring of this worker, not built yet.
+        ring: the connection to the other workers, over which gradients are exchanged; not built
+            yet.
         shared: the state that the training thread shares with the daemon's threads.
         coordinator: connects this worker with the other processes of its job.
     """
@@ -146,14 +147,14 @@ class Worker:
         self._switching.start()
 
     def join(self) -> None:
-        """End the warm-up, enter the ring, and get the job's state; the next call begins a batch.
+        """End the warm-up, enter the ring, and take over the job's state.
 
-        The process ends with success (SystemExit 0) when the job ends or has no use for this
-        worker.
+        The worker is between two steps then. The process ends with success (SystemExit 0) when the
+        job ends or has no use for this worker.
 
         Raises:
             NewcomerDiffers: this worker's model differs from the job's.
-            FitIsDone: the job is in a later fit. This worker warms up, as before.
+            FitIsDone: the job is in a later call of ``fit``. This worker warms up, as before.
         """
         self.loader.step_input.abandon()
         self._check_script()
@@ -170,7 +171,7 @@ class Worker:
         the step are those of the job.
 
         Raises:
-            FitIsDone: the job was resumed from a checkpoint of a later fit.
+            FitIsDone: the job was resumed from a checkpoint of a later call of ``fit``.
         """
         self._switching.synchronise_if_due()
 
@@ -289,7 +290,7 @@ class Worker:
     def _is_of_another_fit(self, target: int) -> bool:
         """Return whether the newcomers of a generation were ready for a fit that has ended since.
 
-        ``target`` is the number of the generation.
+        ``target`` is the number of the generation; a fit is one call of Keras' ``fit``.
         """
         generation = self._shared.generation(target)
         return bool(generation.joined) and generation.fits != self.steps.progress.fits_done
@@ -301,7 +302,8 @@ class Worker:
         the callbacks may exchange messages with those that leave.
 
         Returns:
-            Whether the ring is still the same, so that the switch can follow.
+            Whether the ring is still the same; False: it broke meanwhile, and its repair replaces
+            the switch.
         """
         number, staying = self.generation, self._shared.generation(target).worker_ids
         leaving = frozenset(self.loader.progress.members) - {*staying}
@@ -312,11 +314,14 @@ class Worker:
     # --- what the script declares ---
 
     def on_trained(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when this worker has completed its first step in a ring."""
+        """Call ``callback`` once, after the first step of this worker in a ring of the job."""
         self.loader.on_trained = self.script.on_trained = callback
 
     def on_resize(self, callback: Callable[[int, int], None]) -> None:
-        """Call ``callback(old_size, new_size)`` after each switch, also after the one of a join."""
+        """Call ``callback(old_size, new_size)`` after each switch, repair and join of this worker.
+
+        The sizes are the numbers of workers in the ring.
+        """
         self._on_resize.append(callback)
 
     def on_leave(self, callback: Callable[[frozenset[int]], None]) -> None:
@@ -353,7 +358,7 @@ class Worker:
         """Declare ``replica``, the state that all workers share: model, optimizer, tracked objects.
 
         Raises:
-            UsageError: there is such a state already.
+            UsageError: a state was declared already.
         """
         if self.replica is not None:
             raise UsageError("this script has two edl.Optimizers; a job trains with one")
@@ -442,8 +447,8 @@ class Worker:
         All workers call it at the same point of the script. The sizes of the payloads may differ.
         The answer is the same on all workers, even if some die meanwhile: if one of the survivors
         had the answer, then all get it, with what the dead workers have sent; otherwise the
-        survivors exchange once more. While this worker warms up, and in a job of one, the answer is
-        its own payload.
+        survivors send their payloads again. While this worker warms up, and in a job of one, the
+        answer is its own payload.
 
         A script that keeps its own place in its data gets an error instead, as at any collective.
 
