@@ -39,6 +39,9 @@ class EventLog:
             self._shared.event_is_written()
 
     def _is_there(self, event: Event) -> bool:
-        """Return whether the job's log has ``event``, behind the last event known to be written."""
+        """Return whether the job's log has ``event``.
+
+        The search begins behind the last event known to be written.
+        """
         data = encode(event.to_json())
         return any(encode(e.to_json()) == data for _, e in self._events.read(self._last))

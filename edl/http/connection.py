@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
     The methods called on_* are callbacks of the HTTP parser (httptools).
 
     Args:
-        respond: Makes the answer to a complete request.
+        respond: Called with the complete request; returns the answer to it.
         open_: The set of all open connections, which this one enters and leaves.
         loop: The event loop that the connection runs on.
     """

@@ -200,7 +200,7 @@ class FailureDetector:
         return answers | {w: Health(Liveness.SILENT) for w in ports if w in silent}
 
     def _listen(self, ring: Sequence[RingMember]) -> None:
-        """Ask the members of ``ring`` for their progress, and keep the first one with a step."""
+        """Ask the members of ``ring`` for their progress; keep the first answer with a step."""
         ports = {member.id: (member.address, member.port) for member in ring}
         answers, now = ask_all(ports, self._limits.answer_s), self._clock()
         reports = {w: _progress(health, now) for w, health in answers.items()}

@@ -1,12 +1,13 @@
 """Exchange messages among all workers, so that all get the same answer even if some die.
 
-When a ring breaks during an exchange, some survivors may know the answer and others not. So each
-worker counts the exchanges that it has completed, beside its steps, and reports both numbers when
-its ring breaks (:class:`edl.core.records.RingFailure`). The state source of the repair is a worker
-that has completed most. If it has the answer, it sends the answer to all others together with its
-progress (:meth:`edl.worker.loader_progress.LoaderProgress.header`,
+The answer of an exchange is the messages of all workers. When a ring breaks during an exchange,
+some survivors may have the answer and others not. So each worker counts the exchanges that it has
+completed, beside its steps, and reports both numbers when its ring breaks
+(:class:`edl.core.records.RingFailure`). The state source of the repair is a survivor that has
+completed the most steps and exchanges. If it has the answer, it sends the answer to all others
+together with its progress (:meth:`edl.worker.loader_progress.LoaderProgress.header`,
 :meth:`edl.worker.switching.Switching.synchronise_if_due`). If no survivor has the answer, the
-survivors exchange once more, in the new ring.
+survivors send their messages again, in the new ring.
 
 A worker that had missed the step before the exchange gets the result of that step in the same
 repair, and then comes to the exchange in its script as the others do.

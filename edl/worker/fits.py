@@ -58,7 +58,7 @@ class FitProgress:
 
     @property
     def begun(self) -> int:
-        """The number of fits that this worker's script has begun or passed over."""
+        """The number of fits (calls of Keras' ``fit``) that the script has begun or passed over."""
         return self._shared.fits.begun
 
     def of_job(self) -> ScriptFits:

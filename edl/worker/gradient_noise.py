@@ -23,7 +23,8 @@ USUAL_STEPS = 50  # between two measurements, where the job does not say: 0.2 % 
 class GradientNoise:
     """The estimate of the gradient noise scale on one worker, and this worker's measurements.
 
-    It is used by the training thread, or by a thread for which the training thread waits.
+    The scale, a number of samples, says how large a global batch is worth its cost. The object is
+    used by the training thread, or by a thread for which the training thread waits.
 
     Attributes:
         scale: the present estimate, equal on all workers that have completed the same steps.

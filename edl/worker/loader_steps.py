@@ -253,7 +253,10 @@ class LoaderSteps(WorkerSteps):
         """Return the step records of all workers in rank order; send this worker's own, and wait.
 
         If some workers did not know that gradients are accumulated, all send their records again.
-        For the errors see :meth:`edl.worker.steps.WorkerSteps.records`.
+
+        Raises:
+            RingBroken, RingError, JobFailed, StateDiffers: see
+                :meth:`edl.worker.steps.WorkerSteps.records`.
         """
         while True:
             self.announce()
@@ -280,9 +283,10 @@ class LoaderSteps(WorkerSteps):
 
     @property
     def update(self) -> Update:
-        """The update of the open step once its records are in; otherwise the newest update.
+        """The update of the open step once its records are in; otherwise the job's newest update.
 
-        It is the newest one of the job, too, if other workers have completed the open step.
+        If other workers have completed the open step without this one, its update is the newest
+        one.
         """
         progress, step = self._progress, self.step_input
         trained, number = progress.trained, progress.step
@@ -347,7 +351,7 @@ class LoaderSteps(WorkerSteps):
         self._publish()
 
     def joined(self) -> None:
-        """Note that this worker has joined, so that its state is compared as a newcomer's."""
+        """Note that this worker has joined a job that trains, so it is compared as a newcomer."""
         self._check.joined()
 
     def compare(self, records: StepRecords) -> None:

@@ -81,7 +81,7 @@ class ScriptStateCheck(StateComparison):
         self._saves, self.state = self._progress.step + 1, self.now()
 
     def newcomers_are_right(self) -> None:
-        """Note that the newcomers' states are equal to the others', so they are due no longer."""
+        """Note that the newcomers' states are equal to the others', and need no more comparison."""
         self._progress.joined_after, self.state = NEVER, 0
 
     def saved(self) -> None:

@@ -169,7 +169,7 @@ class ScriptSteps(WorkerSteps):
         """Return None, whatever ``stop`` says: the other workers need no record of the end."""
 
     def joined(self) -> None:
-        """Note that this worker has joined, so that its state is compared as a newcomer's."""
+        """Note that this worker has joined a job that trains, so it is compared as a newcomer."""
         self._check.joined()
 
     def compare(self, records: StepRecords) -> None:

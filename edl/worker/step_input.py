@@ -159,8 +159,8 @@ class StepInput:
     def lose(self) -> None:
         """Drop the batches of the step, whose positions are leased to other workers now.
 
-        What this worker has trained in an earlier step of the batch still counts, and so does a
-        step that others have completed.
+        Samples that this worker has trained in an earlier step of the batch still count, and so do
+        those of a step that others have completed.
         """
         self._batches, self._follow = [], 0
         if not self.completed_by_peers and self.part == 0:

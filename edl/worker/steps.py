@@ -105,37 +105,41 @@ class WorkerSteps(ABC):
     def last_record(self, stop: Stop) -> StepRecord | None:
         """Return this worker's step record about the end of its training.
 
-        ``stop`` says how the training ended. None: the other workers need no such record.
+        ``stop`` says how the training ended. The result is None if the other workers need no such
+        record.
         """
 
     def note_untrained(self) -> None:
         """Count and log the samples of the epoch that are not trained when all workers leave it.
 
-        Here they are not known, so nothing is done.
+        This class does not know these samples, so it does nothing; subclasses may.
         """
         return
 
     def describe_end(self, stop: Stop) -> str:
         """Return where the training ended and how many samples it left out, as a clause.
 
-        Here it is not known, so the result is empty. ``stop`` says how the training ended.
+        This class does not know it, so the result is empty. ``stop`` says how the training ended.
         """
         return ""
 
     def save_together(self, save: Callable[[], str]) -> str:
         """Let rank 0 call ``save`` for the last checkpoint while the other workers wait.
 
-        Here nothing is saved: a script that keeps its own place in its data has no state of edl to
-        save.
+        This class saves nothing: a script that keeps its own place in its data has no state of edl
+        to save.
 
         Returns:
-            Why the checkpoint was not written; empty if it was, and here always.
+            Why the checkpoint was not written; empty if it was, and always in this class.
         """
         return ""
 
     @abstractmethod
     def joined(self) -> None:
-        """Note that this worker has joined, so that its state is compared as a newcomer's."""
+        """Note that this worker has joined a job that trains, so it is compared as a newcomer.
+
+        The comparison is of its state with the states of the other workers.
+        """
 
     @abstractmethod
     def compare(self, records: StepRecords) -> None:
