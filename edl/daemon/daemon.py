@@ -273,7 +273,7 @@ class Daemon:
         self._wake.set()
 
     def report_broken(self, failure: RingFailure) -> None:
-        """Report in this worker's member node which ring failed, and after which step."""
+        """Report ``failure`` (which ring failed, after which step) in this worker's member node."""
         self._pending_writes.change_member(lambda own: replace(own, broken=failure))
         self._wake.set()
 

@@ -281,7 +281,8 @@ class Checkpointing:
         """Let rank 0 save a checkpoint between two steps, however recent the one before is.
 
         ``rank`` is this worker's rank in the ring of the generation with the number ``generation``.
-        While another checkpoint is being written, the save is put off until the next boundary.
+        While another checkpoint is being written, the save is put off until the next boundary
+        between two steps.
         """
         self.save_if_due(rank, generation, at_once=True)
 

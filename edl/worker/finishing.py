@@ -1,8 +1,8 @@
 """End the training of one worker: all epochs are trained, or its script has ended before that.
 
 A job has *finished* when all workers of its ring end after the same step, whether they have trained
-all epochs or their scripts have ended inside one. They exchange step records once more, so that a
-worker that missed the last step can still receive its result, and then learn whether rank 0 has
+all epochs or their scripts have ended inside one. They then exchange one more step record each, so
+that a worker that missed the last step can still receive its result, and learn whether rank 0 has
 saved the last checkpoint. If a worker ends while others train on, the job fails, after rank 0 has
 saved; the error names the workers that have left
 (:func:`edl.core.step.step_record.check_together`).

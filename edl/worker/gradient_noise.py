@@ -130,8 +130,8 @@ class GradientNoise:
 
         Args:
             header: the result of :meth:`header` on the state source.
-            missed: whether the state source has completed one step more than this worker, whose own
-                measurements are then dropped.
+            missed: whether this worker has missed a step that the state source has completed; then
+                the measurements of this worker are dropped.
         """
         self.scale = NoiseScale.from_json(header["scale"])
         self.before = NoiseScale.from_json(header["before"])

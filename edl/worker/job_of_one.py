@@ -54,7 +54,14 @@ class JobOfOne:
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> None:
-        """Ignore ``stage`` and all numbers, since nobody else needs to know them."""
+        """Ignore ``stage`` and all numbers, since nobody else needs to know them.
+
+        Args:
+            stage: the stage of the worker.
+            generation: the number of its generation.
+            newest_generation: the number of the newest generation that it knows.
+            fits: the number of fits (calls of Keras' ``fit``) that are done.
+        """
 
     def report_broken(self, failure: RingFailure) -> None:
         """Ignore ``failure``, since nobody could repair the ring of the only worker."""

@@ -228,8 +228,8 @@ class LoaderProgress(TrainingProgress):
     def complete(self, records: StepRecords) -> None:
         """Move the ledger and all counters past a step whose update is in the model.
 
-        ``records`` are the rows of all workers in that step. If they ask for another global batch,
-        it begins with the next step.
+        ``records`` are the step records of all workers in that step. If they ask for another global
+        batch, it begins with the next step.
         """
         counted_by = self.step_input.updates if self.optimizers > 1 else None
         policy = self.source.policy(len(records))
@@ -266,8 +266,9 @@ class LoaderProgress(TrainingProgress):
 
         Before this worker's first step in the ring, that is while its script is set up and while it
         warms up, the number is the one of a job as it began: with ``began_with`` workers, and the
-        global batch with which such a job begins. So a newcomer gets the number that the first
-        workers got. From then on it is the number for the present workers and the present batch.
+        global batch with which a job of that size begins. So a newcomer gets the number that the
+        first workers got. From then on it is the number for the present workers and the present
+        batch.
         """
         if self.has_stepped:
             return self.iterations_now
@@ -285,7 +286,7 @@ class LoaderProgress(TrainingProgress):
         accumulated gradients the batches of a step add up.
 
         Args:
-            records: the rows of the open step.
+            records: the step records of all workers in the open step.
 
         Returns:
             Pairs of the step in which a change took effect and the size in samples, oldest first;

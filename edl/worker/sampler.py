@@ -134,7 +134,7 @@ class BatchSampler:
     def regroup(self, in_hand: Sequence[Batch]) -> None:
         """Adapt to the leases of a new ring; ``in_hand`` are the batches that are trained now.
 
-        Nothing has to be done here, since leases of a worker that stays do not change.
+        This class does nothing, since the leases of a worker that stays do not change.
         """
 
     def keep_only(self, in_hand: Sequence[Batch]) -> None:

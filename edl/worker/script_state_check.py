@@ -101,7 +101,7 @@ class ScriptStateCheck(StateComparison):
         """Compare the digests of all workers at a save; the first save decides if they must agree.
 
         Args:
-            records: the rows of all workers.
+            records: the step records of all workers, which have the digests.
 
         Raises:
             StateDiffers: states of workers that are no newcomers differ; the job ends.

@@ -109,7 +109,8 @@ class ScriptSteps(WorkerSteps):
             compares: whether the state has just been saved, so that its digests are compared.
 
         Returns:
-            Whether all workers have agreed to switch to another generation, at the next boundary.
+            Whether all workers have agreed to switch to another generation; then all have to call
+            :meth:`edl.worker.worker.Worker.boundary`.
 
         Raises:
             RingBroken: a worker is gone; see :meth:`repair`.

@@ -116,9 +116,9 @@ class StateComparison:
 
     @property
     def _every(self) -> int:
-        """The number of steps in which each bit of the state is compared once; 0: none ever is.
+        """The number of steps in which the whole state is compared, a group of its bytes at a time.
 
-        It is the job's setting ``state_check_steps``.
+        It is the job's setting ``state_check_steps``; 0: nothing is compared.
         """
         return self._checkpointing.settings.state_check_steps
 

@@ -528,7 +528,7 @@ class Switching:
         return built, synchronised
 
     def _synchronise(self, generation: Generation) -> bool:
-        """Bring all workers to the state source's progress, and those that need it to its state.
+        """Give members of ``generation`` the state source's progress, and its state if they lack it.
 
         What belongs to the script's place in its loop (schedulers, the epoch) stays each worker's
         own, except on a newcomer.
