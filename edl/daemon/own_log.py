@@ -1,4 +1,4 @@
-"""Keep a worker's standard output and error in a file of bounded size, whose errors do not end it.
+"""Keep a worker's standard output and error in a file of bounded size; survive a full disk.
 
 A worker writes to a file, not to a pipe of its agent, so that it can go on when the agent is gone.
 It therefore does itself what a reader of the pipe would do: it begins a new file when the old one

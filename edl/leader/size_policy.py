@@ -159,6 +159,8 @@ class SizePolicy:
     def observation(self, snapshot: Snapshot, left: float | None) -> Observation | None:
         """Return the observation of the job from which the global batch is chosen.
 
+        It has the number of workers, the slots, and the measurements of the scaling profile.
+
         Args:
             snapshot: The state of the job in ZooKeeper.
             left: How many samples are to be trained until the job ends; None if that is not known.
@@ -180,6 +182,8 @@ class SizePolicy:
         wishes: Sequence[int] = (),
     ) -> Observation:
         """Return the observation of the job that the rule for its size gets.
+
+        It has the number of workers, the slots, and the measurements of the scaling profile.
 
         Args:
             snapshot: The state of the job in ZooKeeper.

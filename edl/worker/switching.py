@@ -528,7 +528,7 @@ class Switching:
         return built, synchronised
 
     def _synchronise(self, generation: Generation) -> bool:
-        """Give members of ``generation`` the state source's progress, and its state if they lack it.
+        """Give members of ``generation`` the state source's progress, and the state they lack.
 
         What belongs to the script's place in its loop (schedulers, the epoch) stays each worker's
         own, except on a newcomer.
