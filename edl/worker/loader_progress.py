@@ -299,7 +299,7 @@ class LoaderProgress(TrainingProgress):
         return (*self.batches, (self.step, now))[-CHANGES_KEPT:]
 
     def close_step(self) -> None:
-        """Close the open step, which this worker has completed, or which others did without it."""
+        """Close the open step, which is complete on this worker, or on the others without it."""
         updated = self.step_input.close()
         if self.optimizers > 1:
             self._updated, self.update_order = updated, self.update_order.after_step(updated)

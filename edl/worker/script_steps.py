@@ -164,7 +164,7 @@ class ScriptSteps(WorkerSteps):
         return self.ring.exchange(payload)
 
     def leave(self) -> None:
-        """Do nothing: such a script holds no batch of edl's loader when it leaves its loop."""
+        """Do nothing: a script with its own data holds no batch of edl's loader to complete."""
 
     def last_record(self, stop: Stop) -> None:
         """Return None, whatever ``stop`` says: the other workers need no record of the end."""

@@ -298,7 +298,7 @@ class WorkerSteps(ABC):
         )
 
     def _log_switch(self) -> None:
-        """Log the switch into the present ring, with its times on all workers, if this is rank 0."""
+        """Log the switch into the present ring, with its times on all workers; only rank 0 does."""
         generation, records = self._switching.generation, self._records
         if generation is None or not records or self.ring.place.rank != 0:
             return
