@@ -1,19 +1,24 @@
 """Goodput: how much of what a job could train it trains, when something fails again and again.
 
-Each system trains the same model with three workers. Its own pace, without a failure, is measured
-first. Then, at the same seconds for all, a process is killed with -9: of edl a worker, the worker
-that leads and the agent in turn, and the agent is started again; of the others a worker each time,
-because their job ends when their launcher does. Useful samples are those of each completed step.
-A step that is redone after a return to a commit or a snapshot counts once.
+Each system trains the same model with three workers. The benchmark first measures how many samples
+a second the system trains without a failure. Then it kills a process with -9, at the same seconds
+for each system: of edl a worker, the worker that leads and the agent in turn, and it starts the
+agent again; of the others a worker each time, because their job ends when their launcher does.
+Useful samples are those of each completed step. A step that is redone after a return to a commit or
+a snapshot counts once.
 
 Stock Horovod bars the host of a dead worker, so its job runs on two "hosts", which are this
 machine, and a host is barred for 1 to 2 s only. Its script commits, and torchrun's writes a
 snapshot, every 100 steps.
 
-The first column differs by the length of a plain step, and by the machine, which is not equally
-fast at all times; so each system is measured against itself. edl loses a third of its pace for
-the seconds until a killed worker is replaced. The others train the steps after the last commit or
-snapshot again, and stand still while they start.
+Compare goodput, not samples a second. The samples a second without failures differ from system to
+system for two reasons: an ordinary step takes each system a different time, and this machine is
+faster at some times than at others. The run does not tell the two apart. So each system is measured
+against itself. A system that is faster without failures can train more useful samples a second than
+another one and yet have a lower goodput.
+
+edl loses a third of its pace for the seconds until a killed worker is replaced. The others train
+the steps after the last commit or snapshot again, and stand still while they start.
 """
 
 from __future__ import annotations
@@ -195,6 +200,11 @@ def markdown(found: Mapping[str, Goodput], minutes: float, every_s: float, seed:
         "# Goodput",
         "",
         (
+            "*Goodput* is the useful samples a second that a job trains while its processes are "
+            "killed, divided by the samples a second that it trains without failures."
+        ),
+        "",
+        (
             f'`make bench ARGS="--only goodput"` wrote this page: {WORKERS} workers, {minutes:g} '
             f"minutes, a failure every {every_s:g} s (seed {seed}); each system after the other."
         ),
@@ -213,7 +223,8 @@ def markdown(found: Mapping[str, Goodput], minutes: float, every_s: float, seed:
             f"| {name} | {one.pace:.0f} | {one.useful:.0f} | **{one.ratio:.1%}** | "
             f"{one.stopped_s:.0f} s | {one.redone} | {killed}{ended} |"
         )
-    how = " ".join((__doc__ or "").split("\n\n", 1)[1].split())
+    paragraphs = (__doc__ or "").split("\n\n")[1:]
+    how = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     return "\n".join([*lines, "", how, ""])
 
 
