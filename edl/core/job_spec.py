@@ -47,8 +47,9 @@ class JobSettings(Record):
     )
     switch_timeout_s: float = setting(
         60.0,
-        "how long a newcomer may take to note that the others have gone on without it; and a "
-        "worker whose ring broke waits for a leader after `elastic_timeout_s`",
+        "a newcomer that is ready is evicted if it does not read the newest membership within this "
+        "time. A worker whose ring broke fails if there is no repair within `elastic_timeout_s` "
+        "plus this time",
     )
     save_timeout_s: float = setting(60.0, "how long the last checkpoint before an end may take")
     elastic_timeout_s: float = setting(
