@@ -160,10 +160,10 @@ def write(path: Path, manifest: Manifest, state: PackedState) -> int:
 
 
 def prune(directory: Path, step: int, keep: int) -> None:
-    """Remove old checkpoints: keep the ``keep`` newest ones up to a step, and all later ones.
+    """Remove all checkpoints of steps up to ``step`` except the ``keep`` newest of them.
 
-    Checkpoints of later steps do not count: the job did not continue from them, so they were
-    refused, and they must not displace the good ones.
+    Checkpoints of later steps are neither counted nor removed. They were refused when the job began
+    to continue from an earlier one, so good ones must not be removed in favour of them.
 
     Args:
         directory: the directory of checkpoints.
@@ -204,7 +204,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read the whole checkpoint in the file ``path``, and check every byte.
+    """Return the whole checkpoint in the file ``path``, after checking every byte.
 
     Raises:
         CheckpointError: if the file is no intact checkpoint; the message says what is wrong.
@@ -317,7 +317,7 @@ def _encode(value: Any, path: tuple[Any, ...], blobs: dict[str, Blob]) -> Any:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open the file ``path`` for reading.
+    """Return the file ``path``, opened for reading.
 
     Raises:
         CheckpointError: if the file cannot be opened.
@@ -355,7 +355,7 @@ class _CheckpointHeader:
 
 
 def _read_header(path: Path, file: BinaryIO) -> _CheckpointHeader:
-    """Read and check the header of a checkpoint file; check the length of the file, too.
+    """Return the header of a checkpoint file, after checking it and the length of the file.
 
     Args:
         path: the path of the file, for the error message.
@@ -394,7 +394,7 @@ def _read_header(path: Path, file: BinaryIO) -> _CheckpointHeader:
 
 
 def _parsed(text: bytes) -> _CheckpointHeader:
-    """Parse the header of a checkpoint file.
+    """Return the header of a checkpoint file, parsed from its bytes.
 
     Args:
         text: the first bytes of the file: LENGTH and the whole header.

@@ -2,7 +2,8 @@
 
 If a whole ring is cut off from ZooKeeper, it trains on, while the job may have been started again
 from its newest checkpoint. So each ring claims the directory when it begins, by a file in it, and
-checks before each save whether the directory still belongs to it.
+checks before each save whether the directory still belongs to it. If another ring has claimed it
+since, the older ring saves no more.
 """
 
 from __future__ import annotations

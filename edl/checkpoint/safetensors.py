@@ -9,7 +9,8 @@
 A type that the format does not know is stored as bytes, ``U8``.
 
 The safetensors package is not used: it writes under a temporary name of its own choice, which
-nobody could remove after a kill, and reads either twice the memory or no bfloat16 (ADR 0013).
+nobody could remove after a kill. To read a file, it either takes twice the file's size in memory or
+cannot read bfloat16 (ADR 0013).
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Layout:
 
     @classmethod
     def of(cls, blobs: Mapping[str, Blob]) -> Layout:
-        """Return a layout of the arrays ``blobs``, by name, without gaps.
+        """Return the layout of a file with the arrays in ``blobs`` (by name), without gaps.
 
         The arrays with the largest elements come first. In this order each array begins at a
         multiple of the size of its elements, as its type requires.

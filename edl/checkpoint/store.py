@@ -45,7 +45,9 @@ Resume = Callable[[int, Mapping[str, Any], int, Mapping[str, Any], int], None]
 
 
 class Durable(Protocol):
-    """The interface of the state that a checkpoint holds: model, optimizer and tracked objects.
+    """The interface to copy and load the state that a checkpoint holds.
+
+    The state is that of the model, the optimizer and the tracked objects.
 
     Attributes:
         framework: the name of the framework, which checkpoints record.
@@ -209,7 +211,8 @@ class Checkpoints:
             resume: called with the position that belongs to the checkpoint: step, ledger, samples,
                 gradient noise scale and global batch (0: the job does not choose it).
             fits: how many calls of Keras' ``fit`` the script has done. If the checkpoint was made
-                after more or fewer of them, its state is not loaded, and ``resume`` is not called.
+                after more or fewer of them, it is returned, but its state is not loaded and
+                ``resume`` is not called.
 
         Returns:
             The checkpoint; None for a fresh start: there is no checkpoint to read, and no file of
@@ -311,8 +314,8 @@ class Checkpoints:
         """Save a checkpoint if it is time; rank 0 calls this at each boundary between two steps.
 
         The state before the first step is saved at once. Later saves follow every ``every_s``
-        seconds, also across a change of rank 0. A save that is due while the one before is still
-        being written is made at a later boundary.
+        seconds; a worker that becomes rank 0 counts them from the newest checkpoint. A save that is
+        due while the one before is still being written is made at a later boundary.
 
         Args:
             at: the job's position.
@@ -344,9 +347,10 @@ class Checkpoints:
     def _age_of_newest(self) -> float:
         """Return how old the newest checkpoint is, in seconds, for a worker that has become rank 0.
 
-        The result is from 0 to ``every_s`` and decides when the new rank 0 saves next. If it waited
-        ``every_s`` from its own beginning, a job would never save whose workers all live for less
-        than that. The clocks of two hosts may differ; this shifts one save, by ``every_s`` at most.
+        The result is from 0 to ``every_s``; the new rank 0 saves when the age has grown to
+        ``every_s``. If it counted from its own beginning, a job whose workers all live for less
+        than ``every_s`` would never save. A difference between the clocks of two hosts shifts only
+        this one save, by ``every_s`` at most.
         """
         if self._last_step >= 0:  # this worker has read it, or written it
             return 0.0

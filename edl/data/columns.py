@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 
 class Rows(Protocol):
-    """The interface of one column in one part of a data set: an array read by row numbers."""
+    """The interface to read rows, by their numbers, of one column in one part of a data set."""
 
     def take(self, rows: Integers) -> Array:
         """Return a new array of the rows with the numbers ``rows``, in the machine's byte order."""

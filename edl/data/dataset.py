@@ -192,8 +192,8 @@ def skip_events(dataset: object) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the events to log about what a data set leaves out: pairs of a reason and details.
 
     Nothing is yielded for a data set that is not edl's, or that leaves nothing out. Each of the
-    first :data:`LOGGED_ONE_BY_ONE` parts that are left out has an event, and all others share one,
-    because the log keeps a limited number of events.
+    first :data:`LOGGED_ONE_BY_ONE` parts that are left out has an event. One more event has the
+    number and the bytes of all others, because the log keeps a limited number of events.
 
     Args:
         dataset: any data set.

@@ -90,7 +90,9 @@ def compression_of(head: bytes) -> str | None:
 
 
 def refuse_compressed(path: str, or_zlib: bool = False) -> None:
-    """Raise an error if a file is compressed: a mistake of the user, and no damage to be skipped.
+    """Raise a DataError if a file is compressed, even if damaged data are to be left out.
+
+    A compressed file is a mistake of the user, and no damage.
 
     Args:
         path: the file.
@@ -139,10 +141,10 @@ class Stamp:
 
 
 class Readable:
-    """An open file that is read at given offsets, so that processes and threads may share it.
+    """An open file that is read at given offsets, so forks and threads may use the same object.
 
     The file is closed with the last reference to this object. If the file is cut off while it is
-    read, an error is raised; with a file that is mapped into memory the process would end.
+    read, a DataError is raised; a file mapped into memory would crash the process.
 
     Args:
         path: the file.

@@ -2,15 +2,15 @@
 
 An index says where the records of the file lie. The cache is ``$XDG_CACHE_HOME/edl/data`` and never
 a place beside the data: data folders are often read-only, or shared by hosts whose locks do not
-reach each other, and ``data/*`` must not match an index tomorrow that was not there today. The
-price is that each host makes one pass.
+reach each other, and a pattern such as ``data/*`` must not match index files. The price is that
+each host reads the whole file once.
 
 An index is named by the file's real path, its kind and its options, and contains the size and the
 modification time of the file. An index that is torn, of another file, of another version or of an
 earlier state of the file is made again. It is written under another name and renamed, so nobody
-reads half of one. A lock lets one process of the host make an index while the others wait. The lock
-only saves work: if a process cannot get it in time, or the file system has no locks, the process
-makes the index by itself.
+reads half of one. One process of the host locks the index and makes it, while the others wait. If a
+process cannot get the lock in time, or the file system has no locks, the process makes the index as
+well, with the same result.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def index_of(
 
 
 def _made(path: str, kind: str, stamp: Stamp, make: Callable[[str, int], Index]) -> Indexed:
-    """Make the index of a file by ``make(path, size)``, and check that the file did not change.
+    """Return a file with its index, newly made by ``make(path, size)``.
 
     Args:
         path: the file.
@@ -237,10 +237,10 @@ class _IndexPath:
         return Indexed(self._path, stamp, Index.of_payload(payload))
 
     def write(self, made: Indexed) -> None:
-        """Write an index to the cache, if possible, and remove temporary files of earlier attempts.
+        """Write an index to the cache, and remove temporary files of earlier attempts.
 
-        If another process writes the same index at this moment, its temporary file may be removed;
-        the two indexes are equal.
+        A failure is only logged. If another process writes the same index at this moment, its
+        temporary file may be removed, so only one of the two equal indexes is kept.
 
         Args:
             made: the file with its index.
@@ -259,12 +259,13 @@ class _IndexPath:
 
     @contextlib.contextmanager
     def locked(self, wait_s: float) -> Iterator[None]:
-        """Hold the lock of the index during the ``with`` block, if it can be had in time.
+        """Hold the lock of the index during the ``with`` block, waiting for it first.
 
-        The block runs in any case. The kernel frees the lock of a process that ends.
+        If the lock is not free in time, the block runs without it. A process that ends or is killed
+        holds its lock no longer.
 
         Args:
-            wait_s: how many seconds to wait for the lock.
+            wait_s: how many seconds to wait for the lock at most.
         """
         lock = FileLock(self._lock, wait_s, fallback_to_soft=False)
         try:

@@ -1,8 +1,8 @@
 """Read arrays in ``.npy`` files by row.
 
 The format is described in numpy.lib.format. Its header has the type and the shape. There is no
-checksum of the data, so only a file that is too short can be noticed. The header is read anew at
-each start, because that costs less than to look up an index of the file.
+checksum of the data, so damaged data are noticed only if the file is too short. The header is read
+anew at each start, because that costs less than to look up an index of the file.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class NpyHeader:
 
 
 class BadHeader(Exception):
-    """The error that bytes are not the header of a ``.npy`` array, or a damaged header."""
+    """The exception for bytes that are no intact header of a ``.npy`` array."""
 
 
 def read_header(file: IO[bytes]) -> NpyHeader:

@@ -65,7 +65,7 @@ def npz(
     """Return a data set of ``.npz`` files, whose record i is a dict of row i of each array.
 
     Several files follow one another. An array that is compressed (``numpy.savez_compressed``) is
-    held in memory as a whole; loader processes that are forks share it.
+    held in memory as a whole, once for a process and its forks.
 
     Args:
         paths: the files.

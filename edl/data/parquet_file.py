@@ -216,7 +216,7 @@ class _Reader:
             self._file.close(force=True)
 
     def decode(self, group: int, columns: list[str]) -> _RowGroup:
-        """Read and decode a row group.
+        """Return a row group, read from the file and decoded.
 
         Args:
             group: the number of the row group in the file.
@@ -270,7 +270,7 @@ def index_groups(path: str, size: int, columns: list[str] | None, skip: bool) ->
 
 
 def open_file(path: str) -> pyarrow.parquet.ParquetFile:
-    """Open the Parquet file ``path`` so that PyArrow starts no threads.
+    """Return the Parquet file ``path``, opened so that PyArrow starts no threads.
 
     Threads would not survive a fork of the process.
     """
@@ -280,7 +280,7 @@ def open_file(path: str) -> pyarrow.parquet.ParquetFile:
 
 
 def read_group(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str]) -> pyarrow.Table:
-    """Read some columns of one row group, without threads of PyArrow.
+    """Return columns of one row group, read without threads of PyArrow.
 
     Args:
         file: the open file.
@@ -494,7 +494,7 @@ def _arrow() -> Any:
 def _damage() -> tuple[type[Exception], ...]:
     """Return the types of the exceptions that reading a row group with PyArrow may raise.
 
-    It raises them for a damaged file, or for a value, such as a date, that Python cannot represent.
+    The causes are a damaged file, and a value (such as a date) that Python cannot represent.
     """
     return _arrow().ArrowException, OSError, ValueError, OverflowError
 

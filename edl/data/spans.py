@@ -17,7 +17,7 @@ class SpanDataset(Dataset[Record]):
     """A data set whose records are spans of bytes in files: the base class for text and TFRecords.
 
     The constructor indexes every file: it finds where each record begins, and its length. This
-    takes 16 bytes of memory for each record; processes that are forks share them.
+    takes 16 bytes of memory for each record, once for a process and its forks.
 
     Args:
         kind: the kind of the files, for the index and for messages.

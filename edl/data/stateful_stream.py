@@ -1,6 +1,7 @@
-"""Make a stream of an iterable data set that can save its position, as torchdata asks.
+"""Make a stream of an iterable data set that can save and load its position.
 
-torchdata's StatefulDataLoader asks for ``state_dict()`` and ``load_state_dict()``.
+These are data sets with the methods ``state_dict()`` and ``load_state_dict()``, as torchdata's
+StatefulDataLoader needs them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ HEAD = 4  # samples that tell whether a set goes on where it was
 class Stateful(Protocol):
     """The interface of an iterable data set whose position can be saved and loaded.
 
-    It is torchdata's interface: a second copy of the data set that loads the state of the first one
+    torchdata defines it: a second copy of the data set that loads the state of the first one
     after n samples yields sample n + 1 next.
     """
 
@@ -57,10 +58,11 @@ class _Mark:
 class StatefulStream(ShardReader):
     """A stream of an iterable data set: all workers read all samples, and each trains its own.
 
-    Some states of the data set are kept, so that a worker that has to read an earlier sample, or
-    joins later, need not begin at the first sample. They are a tracked object, so newcomers and
-    checkpoints get them. A state is used only if the samples after it are those that followed it
-    before, because data sets that shuffle in a buffer leave the buffer out of their states.
+    About every :data:`MARK_EVERY` samples the state of the data set is kept. A worker that has to
+    read an earlier sample, or joins later, then reads on from a kept state instead of the first
+    sample. Newcomers and checkpoints get the kept states (the stream is a tracked object). A state
+    is used only if the same samples follow it as before: a data set that shuffles in a buffer may
+    leave the buffer out of its state, and then yields other samples.
 
     Args:
         dataset: the data set.
@@ -119,7 +121,7 @@ class StatefulStream(ShardReader):
     def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
         """Load the last usable state at or before a sample, and return the samples from there on.
 
-        States that turn out not to be usable are dropped.
+        A kept state is usable if the same samples follow it as before. Others are dropped.
 
         Args:
             epoch: the epoch, from 0.
@@ -142,7 +144,7 @@ class StatefulStream(ShardReader):
         return self._from(0, *self._go_on(self._first))
 
     def _take(self, count: int) -> list[Any]:
-        """Read the next ``count`` samples, or fewer at the end of the epoch.
+        """Return the next ``count`` samples, or fewer at the end of the epoch.
 
         Keep a state of the data set about every :data:`MARK_EVERY` samples.
         """
@@ -195,8 +197,8 @@ def _digests(samples: list[Any]) -> list[str]:
 def _content(value: Any) -> Any:
     """Return a sample, or a value in it, as plain Python values that are equal for equal samples.
 
-    A pickle would not do: it depends on which objects are shared. Of a value that cannot be
-    compared, the name of its type is returned.
+    For a value that cannot be compared, the name of its type is returned. Pickles would not serve:
+    those of two equal samples may differ.
     """
     if isinstance(value, dict):
         return [(_content(key), _content(item)) for key, item in value.items()]

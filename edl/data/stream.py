@@ -1,9 +1,9 @@
 """Read streams: samples in order, shard by shard, from data without numbered records.
 
-A shard is a part of the data that is read from its beginning, such as a file. Every worker could
-read all shards, and would read the same samples; the job's ledger says which worker trains which of
-them (:mod:`edl.core.step.stream`). A worker reads the shards of its leases one after the other,
-each from the sample that the job has come to.
+A shard is a part of the data that is read from its beginning, such as a file. The samples of a
+shard are the same on every worker; the job's ledger says which worker trains which of them
+(:mod:`edl.core.step.stream`). A worker reads the shards that the ledger has leased to it one after
+the other, each from its first sample that is not trained yet.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def stream(shards: Sequence[Any], open: Open, parse: Callable[[Any], Any] | None
             processes, if there are any. None: the sample itself.
 
     Raises:
-        UsageError: if an argument cannot be used.
+        UsageError: if ``shards`` is text or cannot be iterated, or if ``open`` or ``parse`` is no
+            function.
     """
     return Stream(shards, open, parse)
 
@@ -69,7 +70,7 @@ class ShardReader(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """One line of text that differs if the data differ, as far as edl can tell."""
+        """One line of text; if it differs between two workers, their data differ."""
 
     @abstractmethod
     def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
@@ -91,7 +92,7 @@ class ShardReader(ABC):
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
         """Return some samples of a shard, in order.
 
-        The method is the interface :class:`edl.worker.stream_sampler.StreamReader`.
+        This implements the interface :class:`edl.worker.stream_sampler.StreamReader`.
 
         Args:
             epoch: the epoch, from 0.
@@ -212,7 +213,7 @@ def reading() -> Iterator[None]:
 
 
 def _name_of(shard: Any) -> Any:
-    """Return a name of ``shard`` that is equal on hosts with the data in different folders.
+    """Return a name of ``shard`` that does not depend on the folder in which the data lie.
 
     A path is named by its last part; a list, tuple or dict by the names of its items.
     """

@@ -1,7 +1,7 @@
 """Record the layer balance of a model that a job trains, counting the samples of the whole job.
 
 The layer balance itself, the norms of each layer's weights over the training, is
-:class:`edl.diagnose.LayerBalance`. Each framework finds the layers of its models.
+:class:`edl.diagnose.LayerBalance`. ``edl.torch`` and ``edl.tensorflow`` find the layers of a model.
 """
 
 from __future__ import annotations

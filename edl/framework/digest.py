@@ -60,10 +60,10 @@ class StateArrays:
     """A list of all values in a training state, to read one group of its bytes at a time.
 
     The bytes of the state are cut into groups (:class:`edl.core.step.state_check.StateGroup`), and
-    :meth:`within` returns the values of one group. To list the values for every group would cost
-    more than the digests. So the list is renewed only for group 0, and for a group with values
-    other than arrays, because a script replaces such values. An array is looked up in its container
-    each time.
+    :meth:`within` returns the values of one group. It lists the state's values anew only for group
+    0, and for a group with values other than arrays, because to list them each time would cost more
+    than the digests. For any other group it uses the old list, and reads each array anew from the
+    container that holds it.
 
     Args:
         state: a function that returns the containers of the state.
@@ -83,7 +83,8 @@ class StateArrays:
     def forget(self) -> None:
         """Drop the list, so the next :meth:`within` lists the state's values anew.
 
-        All workers must call this between the same two steps, because all must cut the state alike.
+        All workers must call this between the same two steps; otherwise they cut the state into
+        different groups, whose digests cannot be compared.
         """
         self._is_listed = False
 

@@ -14,10 +14,10 @@ present state when workers join or leave.
 
     train(state)
 
-These rules are edl's own (docs/adr/0010):
+In these points edl differs from Horovod Elastic (docs/adr/0010):
 
 1. When all workers agree that a switch to another ring is due, each raises HostsUpdatedInterrupt
-   and switches. Until that moment no worker has waited for a newcomer.
+   and switches. The workers train on until the newcomers are ready, and do not wait for them.
 2. A newcomer warms up, because its function may be interrupted and called again anyway.
 3. If a worker dies during the last steps, some workers may have finished the function and others
    not. Those that have finished give their state to those that were interrupted.
@@ -73,7 +73,7 @@ class Plain:
 
 
 class State(ABC):
-    """A set of named attributes that all workers share: an elastic state, as in Horovod Elastic.
+    """A set of named attributes that are equal on all workers: an elastic state, as in Horovod Elastic.
 
     Newcomers get the attributes, and :meth:`commit` and :meth:`restore` save and reset them. Only
     the attributes that are given to the constructor are shared. Any other attribute is each
@@ -98,8 +98,8 @@ class State(ABC):
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Add functions that :meth:`on_reset` calls in each new ring, before newcomers get a state.
 
-        A newcomer calls them as well, because the number of workers that it saw when its script
-        began was a guess.
+        A newcomer calls them as well, because the ring that it joins may have another size than the
+        one that ``size()`` returned before.
 
         Args:
             callbacks: functions without arguments.

@@ -1,4 +1,4 @@
-"""End a worker's process soon after its script has ended, and tell the launcher how far that is.
+"""End a worker's process soon after its script; tell the launcher which stage the end has reached.
 
 The end of a process has three stages:
 
@@ -9,9 +9,9 @@ The end of a process has three stages:
    these handlers ``exit_timeout_s`` (:class:`edl.core.job_spec.JobSettings`).
 3. The interpreter ends. With PyTorch or TensorFlow loaded, that takes a second of computing, all of
    it to free memory that the operating system takes back anyway. It may also hang, in a library's
-   threads or destructors. So edl makes this stage short, and tells the launcher that it has begun:
-   the launcher ends a process that does not end by itself within ``exit_s``
-   (:class:`edl.core.host.supervision.SupervisorLimits`).
+   threads or destructors. So edl keeps the garbage collector from looking at the objects that exist
+   then, and tells the launcher that this stage has begun: the launcher ends a process that does not
+   end by itself within ``exit_s`` (:class:`edl.core.host.supervision.SupervisorLimits`).
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def fails(code: int = 1) -> None:
 def has_begun() -> bool:
     """Return whether edl's exit handler (``atexit``) has begun to run, so this process is ending.
 
-    A signal handler that would end the process need not do so then. Exit handlers that a script has
-    registered after ``edl.init()`` run before edl's.
+    A signal handler need not end the process then. Exit handlers that a script has registered after
+    ``edl.init()`` run before edl's, so the result is still False in them.
     """
     return _closing
 
@@ -149,11 +149,11 @@ def _see_exits() -> None:
 
 
 def say_ended(word: str = ENDED) -> None:
-    """Tell the launcher how far the end of this process is, by changing the name of the process.
+    """Tell the launcher which stage the end of this process has reached, by renaming the process.
 
-    The new name is ``word`` and the exit code. A name needs no connection and no file, and belongs
-    to this process only: a wrapper around it, which may have more to do, has its own. Files that
-    the script left open are flushed before.
+    The new name is ``word`` and the exit code; the launcher reads it. A wrapper around this
+    process, such as a shell script, keeps its own name, so the launcher sees that only the script
+    has ended. Files that the script left open are flushed before.
 
     Args:
         word: :data:`~edl.core.host.process.EXITING` while exit handlers may still run,
@@ -265,11 +265,12 @@ class _AfterHandlers:
 
 
 def _last() -> None:
-    """Tell the launcher that the script has ended, and make the interpreter's end short.
+    """Tell the launcher that the script has ended, and speed up the interpreter's own end.
 
-    This is the last of edl's exit handlers to run. The launcher is not told if Python still waits
-    for processes of :mod:`multiprocessing`. Nothing happens in a process that is no worker. The
-    handler is registered when edl is imported, so handlers that were registered earlier run later.
+    The garbage collections at the interpreter's end skip all objects that exist now, because there
+    is nothing to free. The launcher is not told if Python still waits for processes of
+    :mod:`multiprocessing`. Nothing happens in a process that is no worker. This is the last of
+    edl's exit handlers to run; those that were registered before edl was imported run later.
     """
     if not _armed:
         return

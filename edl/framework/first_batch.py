@@ -52,9 +52,9 @@ class FirstBatch:
     def may_form(self) -> bool:
         """Return whether the framework's loader may form one more batch; False after a discard.
 
-        The loader calls this before it forms a batch, which :class:`FirstBatch` cannot see. In this
-        object's thread the call waits until :meth:`take` or :meth:`discard`, because the samples of
-        a second batch depend on the steps that are trained while the first batch is loaded.
+        The loader calls this before it forms each batch after the first. In this object's thread
+        the call waits until :meth:`take` or :meth:`discard` is called, because which samples the
+        second batch has depends on the steps that are trained until then.
         """
         if threading.current_thread() is self._thread:
             self._come.set()

@@ -1,8 +1,8 @@
 """Tell the launcher through two files that a worker has trained its first step.
 
-1. An empty file says that the worker has trained a step, so its end does not count as a start
-   without progress. It is written at once, even while ZooKeeper cannot be reached: a worker may be
-   killed right after its first step.
+1. An empty file says that the worker has trained a step. The launcher limits the number of starts
+   that end without such a file. It is written at once, even while ZooKeeper cannot be reached: a
+   worker may be killed right after its first step.
 2. A JSON file lists the modules that the worker has imported. The next workers of the job are
    forked from a process that has imported the same modules (:mod:`edl.launch.template`). The list
    is not written before the first step, because PyTorch imports 800 more modules when the first

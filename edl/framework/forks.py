@@ -3,8 +3,8 @@
 A fork has copies of the worker's connections, and of the port that the worker listens on. While the
 fork lives, other workers cannot see that the worker is gone: no connection closes, and the port
 does not refuse. The fork also has the worker's handler for SIGTERM, which asks the worker to leave
-the job. With this handler the fork would live on, because it has no job to leave, and
-``multiprocessing.Pool``, which ends its processes by this signal, would wait for them for ever.
+the job. With this handler SIGTERM would not end the fork, and ``multiprocessing.Pool``, which ends
+its processes by this signal, would wait for them for ever.
 """
 
 from __future__ import annotations

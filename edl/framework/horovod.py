@@ -1,4 +1,4 @@
-"""Call Horovod's ``init()`` for edl; edl's build of Horovod refuses it when a script calls it."""
+"""Call Horovod's ``init()`` for edl; edl's build of Horovod raises an error if a script calls it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Raise an error with advice for each function of Horovod that edl does not offer.
 
-docs/guides/horovod-scripts.md has the same table.
+docs/guides/horovod-scripts.md lists the same functions with the same advice.
 """
 
 from __future__ import annotations

@@ -12,10 +12,11 @@ from edl.framework import process
 def raise_in(thread: int, error: EdlError) -> bool:
     """Raise an error in another thread, as soon as that thread runs Python code again.
 
-    This is for a thread that waits inside a call of a framework, such as ``fit``. The error seems
-    to come from that call. The framework does not notice it; otherwise it would print a traceback
-    and change the error's type. If the framework is raising an error of its own at that moment,
-    pybind11 wraps ``error`` in a RuntimeError: see :func:`edl.framework.process.unhiding`.
+    This is for a thread that waits inside a call of a framework, such as ``fit``, which then seems
+    to raise ``error``. (An error raised in the framework's own thread would reach the script with
+    another type, and the framework would print a traceback.) If the framework is raising an error
+    of its own at that moment, pybind11 wraps ``error`` in a RuntimeError, which
+    :func:`edl.framework.process.unhiding` turns back into ``error``.
 
     Args:
         thread: the identifier of the other thread, as :func:`threading.get_ident` returns it.

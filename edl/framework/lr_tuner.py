@@ -1,14 +1,14 @@
 """Measure some updates of a job and set its learning rate: ``edl.LRTuner`` in every framework.
 
-To measure an update is to evaluate the loss at some points along it, in the batches of the next
-update. The update is kept until then. All workers agree on the mean losses by an exchange between
-two steps. Which updates are measured follows from what all workers know, so all of them come to the
-exchange. A worker that did not make the update (a newcomer, or a worker that missed the step) takes
-part with weight 0. :mod:`edl.core.policy.lr_tuner` has the rules that turn a measurement into a
-learning rate.
+To measure an update is to evaluate the loss at several points on the line through the weights
+before and after it, in the batches of the next update. Until then each worker keeps a copy of these
+weights. All workers exchange their losses between two steps and use the mean. All measure the same
+updates, because the choice depends only on values that are equal on all workers. A worker that did
+not make the update (a newcomer, or a worker that missed the step) takes part with weight 0.
+:mod:`edl.core.policy.lr_tuner` has the rules that turn a measurement into a learning rate.
 
-A framework adds the probe, which keeps an update and evaluates the loss along it, and sets the
-learning rate.
+Each framework adds a :class:`Probe`, which keeps an update, evaluates the loss, and sets the
+optimizer's learning rate.
 """
 
 from __future__ import annotations

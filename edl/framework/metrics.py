@@ -11,7 +11,7 @@ from edl.framework.process import current_worker
 
 
 def batch_weight() -> int:
-    """Return how many samples of this worker's batch count in the mean; 0 for a padding batch.
+    """Return how many samples of this worker's batch count in :func:`mean`; 0 for a padding batch.
 
     The batch is the one that is being trained, or between two steps the one that was trained last.
     A warm-up's first batch has the weight of its samples, although its result is discarded.

@@ -1,7 +1,7 @@
 """Measure squared norms of gradients, from which the gradient noise scale is computed.
 
-Two norms are measured: of each worker's own gradient, and of the job's mean gradient. Only some
-steps are measured (:mod:`edl.worker.gradient_noise`). The scale is defined in
+Two norms are measured: of each worker's own gradient, and of the job's mean gradient.
+:mod:`edl.worker.gradient_noise` chooses the steps in which this is done. The scale is defined in
 :mod:`edl.core.step.noise_scale`.
 """
 
@@ -26,7 +26,7 @@ class NoiseMeter(ABC):
 
     The gradient noise scale (:mod:`edl.core.step.noise_scale`) is computed from the norms. Of a
     large gradient only one eighth is read, and counted eight times, because the norms of all of it
-    would cost as much as some steps. Each measured step reads another eighth.
+    would take as long as several steps. Each measured step reads another eighth.
 
     If there are several workers, a worker measures its own gradients and the mean of all. A worker
     that is alone measures the gradients of two consecutive steps and their mean, so it keeps those
@@ -44,8 +44,8 @@ class NoiseMeter(ABC):
     def wants(self) -> bool:
         """Whether to measure the open step, so its gradients must be given to :meth:`show`.
 
-        False in a warm-up, and with several optimizers, because each of them has a noise of its
-        own.
+        False in a warm-up, in steps that need not be measured, and for a script with several
+        optimizers, because the gradients of each have another noise scale.
         """
         loader = self._worker.loader
         if not loader.open or self._worker.warming_up or loader.progress.optimizers > 1:
@@ -153,7 +153,7 @@ class NoiseMeter(ABC):
     def _square_of_sum(self, kept: Looked, own: Looked, unit: float) -> float:
         """Return the squared norm of the sum of two steps' gradients, kept + own / sqrt(unit).
 
-        The result is 0 if the two do not have the same parts of the gradients.
+        The result is 0 if ``kept`` and ``own`` are not of the same parts of the gradients.
 
         Args:
             kept: the gradients of the step before, without loss scale.

@@ -125,7 +125,7 @@ def _end_at_prompt(worker: Worker) -> bool:
 
 
 def is_over(worker: Worker) -> bool:
-    """Return whether ``worker`` is of a job that a later ``edl.init()`` at a prompt has ended."""
+    """Return whether a later ``edl.init()`` at a Python prompt has ended the job of ``worker``."""
     return worker in _over
 
 
@@ -445,10 +445,10 @@ def speak_in_sentences() -> None:
 
 
 def _own_log() -> OwnLog | None:
-    """Let writes to this worker's log file never fail, even on a full disk.
+    """Keep writes to this worker's log file from failing, even on a full disk.
 
     Returns:
-        The guard of the log file; None if the launcher has named no log file.
+        The log file, guarded; None if the launcher has named no log file for this worker.
     """
     if not (path := config.log_of_worker()):
         return None
@@ -458,7 +458,7 @@ def _own_log() -> OwnLog | None:
 
 
 def guard_output() -> None:
-    """Let writes to standard output and error never fail, as on a full disk, if they go to a log.
+    """Keep writes to standard output and error from failing (full disk) if they go to a log file.
 
     The log is the file that the launcher has named for this worker. Output that cannot be written
     is left out. This is called when edl is imported, and in a process that is forked from one that

@@ -50,7 +50,8 @@ class RandomNumbers:
     def warm_up(self) -> None:
         """Seed a newcomer's generators for its warm-up; call this before its first batch.
 
-        Its first batch may build a TensorFlow graph, which keeps the seeds it was built with.
+        This cannot wait until it joins: its first batch may build a TensorFlow graph, which keeps
+        for ever the seeds that were set when it was built.
         """
         self._begin("warm-up", self._worker.id, 0)
 

@@ -13,8 +13,8 @@ for their averages and applies them, in one of two ways:
   of the graph follows. In ``Branch.AGAIN`` the graph calls :meth:`~StepReduction.agree` and
   :meth:`~StepReduction.end`, until the gradients have come back in one ring.
 
-Every path through a step sends the same collectives, whatever a worker has gone through. So a
-worker that repeats a step after a repair meets others that begin it.
+Every worker sends the same collectives in a step, whether it begins the step or repeats it after a
+repair. So workers that repeat a step can complete it together with workers that begin it.
 
 With several optimizers a step is what lies between two updates: the backward passes of one or more
 optimizers, and then the updates of one or more. A backward pass that comes after an update begins
@@ -212,8 +212,8 @@ class StepReduction:
     def exchanges(self) -> bool:
         """Whether :meth:`exchange` may be called: all workers are in the passes of one step.
 
-        The passes are forward and backward. False while this worker warms up, is alone, or is
-        between two steps.
+        The passes are forward and backward. False while this worker warms up, is alone in its ring,
+        or is between two steps.
         """
         loader = self._worker.loader
         alone = self._worker.warming_up or self._worker.ring.alone

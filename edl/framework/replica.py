@@ -115,7 +115,7 @@ class FrameworkReplica(ABC):
 
     @abstractmethod
     def compared(self) -> dict[str, Any]:
-        """Return, in containers, the values of the state that must be equal on all workers.
+        """Return, in nested dicts and lists, the values of the state that must be equal on all workers.
 
         Buffers (such as the statistics of batch normalisation) are not among them, because each
         worker has its own.
@@ -247,7 +247,7 @@ class FrameworkReplica(ABC):
         return self._tracked
 
     def objects_from_gradients(self) -> Mapping[str, Trackable]:
-        """Return by name the tracked objects that a script may compute from a step's gradients."""
+        """Return by name the tracked objects that a script may change by what it reads in gradients."""
         return self.compared_things()
 
     def compared_things(self) -> dict[str, Trackable]:

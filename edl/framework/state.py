@@ -1,8 +1,8 @@
 """Send a state from the state source to other workers: a description, and then the arrays.
 
 The state source pickles a description of its state, in which each array is replaced by a reference,
-and sends it in one message. The bytes of the arrays follow in a few large pieces. Pickles travel
-inside the ring only, between processes of one job.
+and sends it in one message. The bytes of the arrays follow in a few large pieces. Pickles are
+exchanged only between the workers of one ring.
 """
 
 from __future__ import annotations

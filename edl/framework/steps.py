@@ -1,6 +1,6 @@
 """Hand out the batches of a script's training loop: epochs, padding, and a newcomer's warm-up.
 
-A framework's loader or data set adds a :class:`BatchSource`, which has the data of the next batch.
+The loader or data set of each framework implements :class:`BatchSource`, the queue of batches.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class BatchSource(Protocol):
         """Drop all batches in the queue, because this worker's leases have changed."""
 
     def form_lost_again(self) -> None:
-        """Form again the batches that were dropped by mistake; call this between two steps.
+        """Form again the batches that were lost untrained; call this between two steps.
 
-        A framework's reader may be ended while it has batches that no step has trained.
+        They are lost if the framework ends the iterator that has formed them, such as at the end of
+        a call of Keras' ``fit``.
         """
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
@@ -276,10 +277,10 @@ class BatchSteps:
         return True
 
     def _others_train(self) -> bool:
-        """Return whether the next step has samples even if this newcomer trains a padding batch.
+        """Return whether other workers train samples in the next step, so this newcomer may pad.
 
-        That is so if the state source (a worker that has the job's state, and so is no newcomer)
-        has leased samples for a whole batch.
+        It may train a padding batch if the state source (a worker that has the job's state, and so
+        is no newcomer) has leased samples for a whole batch.
         """
         root, loader = self._worker.steps.state_source, self._worker.loader
         source = loader.progress.source

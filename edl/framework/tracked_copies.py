@@ -4,8 +4,8 @@ The script of such a worker has gradients of zero, or infinite ones. What it com
 before its `optimizer.step()` (a history of their norms, a count of skipped updates) differs from
 what the other workers have computed. When it asks for its next batch, it is at the same place of
 the script at which the others asked for theirs, so it loads the copies that another worker made of
-its objects at that place. An exchange between two steps, as in `edl.mean`, is such a place, too:
-the other workers may wait in it.
+its objects at that place. The copies are made and loaded also when the script exchanges values
+between two steps, as in `edl.mean`, because the other workers may wait there for this one.
 """
 
 from __future__ import annotations
