@@ -96,8 +96,8 @@ class Dataset(ABC, Generic[Record]):
     def __iter__(self) -> Iterator[Record]:
         """Yield all records in order.
 
-        Without this method Python would iterate by index, and take an IndexError that ``parse``
-        raises for the end of the data set.
+        An IndexError that ``parse`` raises reaches the caller. Without this method Python would
+        take it for the end of the data set.
         """
         for index in range(len(self)):
             yield self[index]

@@ -1,4 +1,4 @@
-"""Let a script say how the number of workers of its job is decided.
+"""Let a script choose the rules by which the number of workers of its job is decided.
 
 A script may give its job a policy with :func:`policy`. Or it may name a function with
 :func:`on_interval`: each worker calls that function regularly, and it returns how many workers to

@@ -1,6 +1,7 @@
 """Compute checksums (digests) of the parts of a training state, to compare workers with each other.
 
-A digest is a CRC-32: cheap, and different when a bit, or the order of the values, is different.
+A digest is a CRC-32. It costs little time, and it changes if one bit or the order of the values
+does.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Plain:
 
 
 class State(ABC):
-    """A set of named attributes that are equal on all workers: an elastic state, as in Horovod Elastic.
+    """An elastic state, as in Horovod Elastic: named attributes that are equal on all workers.
 
     Newcomers get the attributes, and :meth:`commit` and :meth:`restore` save and reset them. Only
     the attributes that are given to the constructor are shared. Any other attribute is each

@@ -291,8 +291,8 @@ def _waits_for_processes() -> bool:
 def _flush_files() -> None:
     """Flush the regular files that the script left open, so no buffered data is lost.
 
-    Python flushes a file when it frees it, but not a file that only a garbage collection would
-    find.
+    Python itself flushes a file when the file is freed, but a file in a reference cycle may never
+    be freed at the interpreter's end.
     """
     for one in gc.get_objects():
         if not issubclass(type(one), io.IOBase):  # isinstance() would wake up lazy modules

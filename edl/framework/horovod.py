@@ -1,4 +1,4 @@
-"""Call Horovod's ``init()`` for edl; edl's build of Horovod raises an error if a script calls it."""
+"""Call Horovod's ``init()`` for edl; edl's build of Horovod refuses a call by a script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edl.horovod_build import EDL_CALLS
 def call_init(init: Callable[[], Any]) -> None:
     """Call ``init``, the ``init()`` of one of Horovod's bindings, marked as a call by edl.
 
-    edl's build of Horovod refuses a call without this mark.
+    edl's build of Horovod raises an error for a call without this mark.
     """
     setattr(HorovodBasics, EDL_CALLS, True)
     try:

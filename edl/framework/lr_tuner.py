@@ -38,9 +38,9 @@ Losses = Callable[[Sequence[float]], list[float]]  # at the points e, see edl.co
 
 
 class Probe(Protocol):
-    """The interface of a framework's copy of one update: the weights before and after it.
+    """The interface to keep and drop a copy of one update: the weights before and after it.
 
-    The copy is kept until the loss is evaluated at points between and beyond these weights.
+    The copy is kept until the loss is evaluated at points on the line through these weights.
     """
 
     @property
@@ -83,7 +83,7 @@ class Tuner:
 
     @property
     def measures(self) -> bool:
-        """Whether the loss along the last update will be measured in the batch of the next one."""
+        """Whether the loss along the last update will be measured (in the next update's batch)."""
         return self._state.measures
 
     def rate(self, update: Update) -> float:
@@ -125,7 +125,7 @@ class Tuner:
         self._extra_s += self._copied_s
 
     def end_update(self, worker: Worker, losses: Losses) -> None:
-        """Measure the previous update if it was kept; call this between an update and a batch.
+        """Measure the previous update if it was kept; call this between an update and the next batch.
 
         All workers must call this at the same point.
 

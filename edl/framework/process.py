@@ -194,7 +194,8 @@ def local_size() -> int:
 def cross_rank() -> int:
     """Return the index of this host among the hosts with a worker of the same local rank, from 0.
 
-    The local rank is Horovod's here, not that of :func:`local_rank`.
+    This is Horovod's local rank: the index of a worker among those of its host, without gaps. It
+    may differ from the result of :func:`local_rank`.
     """
     return current_worker().ring.place.cross_rank
 

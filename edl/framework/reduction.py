@@ -345,7 +345,7 @@ class StepReduction:
 
         When a worker dies, the survivors complete the step with the gradients that they hold. If
         other workers had completed it already, the repair has put their state into the model, and
-        this worker must change nothing: the weights then say that nothing is sent.
+        this worker must change nothing: the returned weights then say that it sends no gradients.
         """
         while True:
             if self.step.state is StepState.BROKEN:

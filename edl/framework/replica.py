@@ -115,7 +115,7 @@ class FrameworkReplica(ABC):
 
     @abstractmethod
     def compared(self) -> dict[str, Any]:
-        """Return, in nested dicts and lists, the values of the state that must be equal on all workers.
+        """Return, in nested dicts, the values of the state that must be equal on all workers.
 
         Buffers (such as the statistics of batch normalisation) are not among them, because each
         worker has its own.
@@ -144,8 +144,8 @@ class FrameworkReplica(ABC):
     def signature(self) -> dict[str, str]:
         """Return the shape of each tensor of the models as text, by the tensor's name.
 
-        A newcomer must have the same. The dict is empty if the shapes are not known before the
-        newcomer receives the state. Any thread may call this.
+        A newcomer with another result does not fit the job. The dict is empty if the shapes are not
+        known before the newcomer receives the state. Any thread may call this.
         """
         return {}
 
@@ -247,7 +247,10 @@ class FrameworkReplica(ABC):
         return self._tracked
 
     def objects_from_gradients(self) -> Mapping[str, Trackable]:
-        """Return by name the tracked objects that a script may change by what it reads in gradients."""
+        """Return by name the tracked objects that a script may compute from a step's gradients.
+
+        Copies of them are kept for a worker that missed the last update, see :meth:`end_batch`.
+        """
         return self.compared_things()
 
     def compared_things(self) -> dict[str, Trackable]:

@@ -69,8 +69,8 @@ class StepWeights:
         """Wait for the step records of all workers; return the factors that follow from them.
 
         A step record has the numbers of samples and batches of a worker in the step. The result is
-        stored in ``agreed``, too. A newcomer that warms up does not wait; its own gradient is the
-        mean.
+        stored in ``agreed``, too. A newcomer that warms up does not wait: it uses its own gradient
+        in place of the mean.
 
         Raises:
             RingBroken: if the ring is broken.

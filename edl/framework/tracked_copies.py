@@ -41,9 +41,9 @@ class TrackedCopies:
         return {**self._received, **self._kept}
 
     def receive(self, kept: Mapping[Place, dict[str, Any]]) -> None:
-        """Store copies of another worker's objects, because this worker missed the last update.
+        """Store copies of another worker's objects, for :meth:`end_batch` to load.
 
-        :meth:`end_batch` loads them.
+        Called on a worker that missed the last update.
 
         Args:
             kept: the other worker's copies, as its :meth:`sent` returned them.
@@ -51,7 +51,7 @@ class TrackedCopies:
         self._received = kept
 
     def forget(self) -> None:
-        """Drop this worker's own copies, because its state differed from that of the job."""
+        """Drop this worker's own copies; called when its state differed from that of the job."""
         self._kept.clear()
 
     def end_batch(self, place: Place, things: Mapping[str, Trackable]) -> None:
