@@ -125,7 +125,7 @@ class Tuner:
         self._extra_s += self._copied_s
 
     def end_update(self, worker: Worker, losses: Losses) -> None:
-        """Measure the previous update if it was kept; call this between an update and the next batch.
+        """Measure the previous update if it was kept; call this between update and batch.
 
         All workers must call this at the same point.
 
