@@ -12,7 +12,7 @@ A script with a training loop of its own::
 
 Keras' ``fit`` (:class:`KerasCallback`) and graphs (:class:`Session`) work too;
 docs/guides/tensorflow.md has all three. The loss must be a mean over the batch. A process has one
-worker, one data source and one optimizer.
+worker and one data source.
 
 A script written for Horovod Elastic needs no more than ``import edl.tensorflow as hvd`` (or
 ``edl.tensorflow.keras``) in place of Horovod's import; see docs/guides/horovod-scripts.md and

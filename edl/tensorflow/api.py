@@ -44,9 +44,9 @@ def init(**settings: Any) -> None:
 def track(**objects: Any) -> None:
     """Add ``objects`` to the job's state, which every worker that joins receives.
 
-    Each object is given as a keyword, whose name it has in the state. It has variables
-    (``tf.Variable``, ``tf.Module``, a Keras layer, a list of variables), or the methods
-    ``state_dict()`` and ``load_state_dict()``.
+    The keyword of an object is its name in the state. An object has variables (``tf.Variable``,
+    ``tf.Module``, a Keras layer, a list of variables), or the methods ``state_dict()`` and
+    ``load_state_dict()``.
 
     Raises:
         UsageError: an object has neither variables nor these two methods.
@@ -63,7 +63,7 @@ def mean(value: Any, weight: float | None = None) -> Any:
     """Return the mean of ``value`` over all workers, the same on all of them.
 
     All workers call this function at the same place in their scripts, after the update of a batch
-    and before the next batch. The call first completes the open step, as the next batch would: its
+    and before the next batch. The call first completes the step of that batch, so that the batch's
     samples count as trained.
 
     Args:
@@ -72,7 +72,8 @@ def mean(value: Any, weight: float | None = None) -> Any:
             batch.
 
     Raises:
-        Exception: the errors of :func:`edl.framework.metrics.mean`.
+        UsageError: the call is inside of a step or outside of the training, a value is not a
+            number, or ``weight`` is negative.
     """
     if process.current_worker().loader.open:
         training.current().finish_step()

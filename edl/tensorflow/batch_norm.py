@@ -15,7 +15,7 @@ an input x of worker i is
 
 The backward pass returns this derivative divided by n_i / N, so that N cancels
 (:mod:`edl.torch.sync_batch_norm` has the same formula with the rest of the layer). Each layer has
-two exchanges a step, which survive a broken ring as gradients do
+two exchanges a step, which are made again in the next ring if the ring breaks
 (:mod:`edl.tensorflow.pass_exchange`).
 """
 
@@ -112,7 +112,7 @@ def _moments_of_layer(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
     """Return the mean and variance of each channel of ``inputs``, over the batches of all workers.
 
     If the batches of all workers are padding, the result is the moving mean and variance of
-    ``layer``, so that the step leaves no trace in them.
+    ``layer``, so that the step does not change these moving averages.
 
     Args:
         layer: the Keras batch normalisation layer.

@@ -4,9 +4,10 @@ Everything here runs eagerly, also in a script that builds graphs, and blocks th
 Horovod's TensorFlow binding has no handles to wait on, as its PyTorch binding has. So the step
 record, which travels while the model computes, is gathered in a thread of its own.
 
-Run eagerly, Horovod's operations are known by their type alone, whatever name they are given:
-no two of a type may be under way at once. Step records are the only allgathers, and a state is
-broadcast between steps; gradients have names (:mod:`edl.tensorflow.gradient_ops`).
+Run eagerly, Horovod's operations are known by their type alone, whatever name they are given: no
+two of a type may run at once. So step records are the only allgathers, states are broadcast between
+steps only, and gradients are reduced in graphs, where an operation keeps its name
+(:mod:`edl.tensorflow.gradient_ops`).
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ _LOOKS_ON = ("as_numpy_iterator", "cardinality", "fingerprint", "options")
 class _Readers(threading.local):
     """A flag of each thread: whether the thread may read an :class:`ElasticDataset` at the moment.
 
-    It may while it runs a method of ElasticDataset. Other code of TensorFlow's that reads an
-    ElasticDataset gets a UsageError.
+    The flag is set while the thread runs a method of ElasticDataset. While it is not set, a read of
+    an ElasticDataset by TensorFlow's code raises UsageError.
     """
 
     own = False
@@ -62,7 +62,8 @@ _readers = _Readers()
 class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
     """A ``tf.data.Dataset`` of this worker's batches, in which each batch belongs to one step.
 
-    Only methods that keep the order of the batches are allowed: ``map``, ``prefetch`` and the like.
+    Methods that keep the order of the batches are allowed (``map``, ``prefetch`` and the like); the
+    others raise UsageError.
 
     Args:
         batches: TensorFlow's data set of the batches.
@@ -149,8 +150,9 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
     def epochs(self, count: int | None = None, *, max_steps: int | None = None) -> Iterator[int]:
         """Return an iterator over the epochs to train, from the job's current one to ``count - 1``.
 
-        A newcomer first warms up: it gets one batch of one epoch, in a ring of its own, and the
-        result is discarded; then it goes on with the job's current epoch.
+        On a newcomer, the iterator first yields an epoch of one batch to warm up. The newcomer
+        trains that batch alone, and the result is discarded. Then come the job's current epoch and
+        those that follow.
 
         Args:
             count: the number of epochs; None: as many as ``max_steps`` updates take.
@@ -173,9 +175,9 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
     def steps(self, count: int) -> Iterator[Any]:
         """Return an iterator over this worker's batches, until the job has made ``count`` updates.
 
-        The batches are of as many epochs as that takes. An update is what :func:`edl.step` counts:
-        the updates of the whole job since its beginning, also when it was resumed. So a newcomer
-        and a resumed job end with the same update. A newcomer first gets one batch to warm up.
+        The iterator goes through as many epochs as needed. It ends when :func:`edl.step` is
+        ``count``, on all workers alike. Updates before a resume from a checkpoint are counted, too.
+        A newcomer first gets one batch to warm up.
         """
         asked_length("dataset.steps()", None, count)
         epochs = self.epochs(max_steps=count)
@@ -360,7 +362,8 @@ def Dataset(
 
     Every sample of an epoch enters the model exactly once, whichever workers join or leave
     meanwhile. All workers leave an epoch after the same step. If this worker has no samples left
-    and others do, it gets a batch again, with weight zero. ``map`` and ``prefetch`` may follow.
+    and others do, it gets a padding batch: samples that it had before, whose gradients have weight
+    zero. ``map`` and ``prefetch`` may be applied to the data set.
 
     Args:
         source: columns (an array, a list of labels, a data frame, a tensor; a tuple or dict of
@@ -372,8 +375,8 @@ def Dataset(
         shuffle: whether to shuffle the samples anew in each epoch; the order is a function of
             (seed, epoch) alone.
         seed: the seed of the shuffled order.
-        max_global_batch: the largest global batch, in samples: more workers divide it among them.
-            None: there is no limit.
+        max_global_batch: the largest global batch, in samples; with more workers the batch of each
+            worker becomes smaller. None: there is no limit.
         global_batch: in place of batch_size: the samples of all workers together, the same in each
             step whichever workers come and go (a worker's share is then loaded when its step
             begins, not before); or a tuple of the smallest and the largest number, between which

@@ -29,7 +29,8 @@ def layer_balance(
         model: a Keras model or layer that is built, a ``tf.Module``, or a list of variables.
         layers: paths (Keras) or names of variables with two or more dimensions, in the order of the
             network; None: all such variables that are trained, in the order of ``model.variables``.
-        matrices: whether to record the matrices D_i, too (see :mod:`edl.diagnose`).
+        matrices: whether to record, too, how far D_i = W_{i+1}^T W_{i+1} - W_i W_i^T has moved
+            since the first record, W_i being the weights of layer i (see :mod:`edl.diagnose`).
 
     Raises:
         UsageError: there are fewer than two such variables, one of ``layers`` does not exist, the

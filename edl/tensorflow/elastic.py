@@ -241,11 +241,11 @@ class TensorFlowState(_VariablesState):
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function`` wrapped so that it trains while workers join and leave.
 
-    ``function(state, ...)`` takes the elastic state first. It may be interrupted at any collective
-    and at any commit of the state, and is then called again. All workers return after the same
-    commit; a worker that is caught in its last steps by the crash of another one returns with the
-    state of a worker that has returned. The errors below are those of a call of the wrapped
-    function.
+    ``function(state, ...)`` takes the elastic state first. When workers join, leave or crash, a
+    collective or a commit of the state interrupts it, and it is called again. All workers return
+    after the same commit. If some workers have returned when a crash interrupts the last steps of
+    the others, the others take the state of one that has returned, and return, too. The errors
+    below are those of a call of the wrapped function.
 
     Raises:
         UsageError: the state is not one of edl's; a second function is run; or Horovod refuses a

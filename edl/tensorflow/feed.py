@@ -2,8 +2,8 @@
 
 Two threads take part. The training thread forms batches, between two steps only, a few batches
 before their steps. A reader, a function that ``tf.data`` runs in a thread of its own, takes the
-batches in the same order and loads their samples. Batches have no other mark than their order: the
-k-th batch that leaves the pipeline is the k-th that was formed.
+batches in the same order and loads their samples. A batch is recognised by its place in the order
+alone: the k-th batch that leaves the pipeline is the k-th that was formed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Entry:
 
     Attributes:
         batch: the positions of the samples, formed from the leases.
-        padding: whether the batch counts for nothing.
+        padding: whether it is a padding batch, whose gradients have weight zero.
         handed_s: when the batch was handed to a step, by the monotonic clock; infinity: not yet.
         read: whether ``tf.data`` has taken it to load its samples.
         error: why its samples could not be loaded; None: no error.
@@ -56,15 +56,14 @@ class PipelineBatchSource:
     The training thread forms batches and takes them by :meth:`next`, as from any
     :class:`edl.framework.steps.BatchSource`. The thread of ``tf.data`` loads them by :meth:`read`,
     or by :meth:`open` and :meth:`take`. A *reader* is one iteration of ``tf.data`` that loads
-    batches; only the newest one goes on.
+    batches. When a new reader begins, the older ones end.
 
     Args:
         worker: this worker, whose leases the batches are formed from.
 
     Attributes:
-        ahead: how many batches are formed before they are needed. With 0, no batch is in the
-            pipeline when the set of workers changes; what ``tf.data`` has read cannot be taken
-            back.
+        ahead: how many batches are formed before the steps that train them. With 0, ``tf.data`` has
+            read no batch in advance when workers join or leave.
         trial: whether ``tf.data`` has taken a batch before any step of the job had begun.
     """
 
@@ -90,8 +89,8 @@ class PipelineBatchSource:
     def is_trial(self) -> bool:
         """Whether the graph of a plain TensorFlow session runs for the first time.
 
-        A session other than ``edl.Session`` begins no steps of the job, so its first run trains for
-        nothing.
+        A session other than ``edl.Session`` begins no steps of the job, so edl lets its first run
+        apply no update.
         """
         return self.trial and not self._worker.loader.begun
 
@@ -116,7 +115,7 @@ class PipelineBatchSource:
                 they are not loaded yet, the warm-up's batch is returned again, as a padding batch.
 
         Returns:
-            The batch, and whether it is padding, which counts for nothing.
+            The batch, and whether it is padding, whose gradients have weight zero.
 
         Raises:
             DataError: the batch could not be loaded.
@@ -219,9 +218,10 @@ class PipelineBatchSource:
             self._change.notify_all()
 
     def form_lost_again(self) -> None:
-        """Let the sampler form the batches again that :meth:`end` has dropped, if there are any.
+        """Return the samples of the batches that :meth:`end` has dropped to the sampler.
 
-        Call it between two steps.
+        The sampler forms batches of them again, so that they are trained in this epoch. Call it
+        between two steps.
         """
         with self._change:
             gave_up, self._abandoned = self._abandoned, False
@@ -258,7 +258,7 @@ class PipelineBatchSource:
     def _put(self, batch: Batch, padding: bool) -> None:
         """Append ``batch`` to the batches that ``tf.data`` is to load and steps are to take.
 
-        ``padding`` says whether the batch counts for nothing.
+        ``padding`` says whether it is a padding batch, whose gradients have weight zero.
         """
         entry = _Entry(batch, padding)
         self._formed.append(entry)

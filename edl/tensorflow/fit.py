@@ -85,18 +85,18 @@ class KerasCallback(keras.callbacks.Callback):
     """The callback that lets ``model.fit`` train as one worker of the job.
 
     Give it among the callbacks, as in ``model.fit(dataset, epochs=10,
-    callbacks=[edl.KerasCallback(), ...])``. A further ``fit`` of the model goes on with the data
-    set.
+    callbacks=[edl.KerasCallback(), ...])``. A further ``fit`` of the model continues the same job:
+    its epochs follow those of the fit before.
 
     ``dataset`` is an ``edl.Dataset``, and the model is compiled with an ``edl.Optimizer``. All
     workers are given the same callbacks, in any order. At the end of an epoch, the callbacks see
-    metrics over the samples that all workers have trained in the epoch. Other numbers are averaged
-    over the workers, weighted with the samples of each.
+    metrics over the samples that all workers have trained in the epoch. Other numbers in the logs
+    are averaged over the workers, weighted with the samples that each has trained.
 
     Args:
         max_steps: training ends when the job has made this many updates (``edl.step()``), even
-            inside an epoch, on all workers alike; give ``fit`` as many epochs as that may take.
-            None: it ends after the epochs of ``fit``.
+            inside an epoch, on all workers alike; give ``fit`` at least as many epochs as these
+            updates take. None: it ends after the epochs of ``fit``.
 
     Raises:
         UsageError: the model was compiled with another optimizer, or ``fit`` was given something
@@ -132,8 +132,9 @@ class KerasCallback(keras.callbacks.Callback):
 
         This callback is the first, then come ``others`` (in place of each one that writes files, a
         wrapper which lets it write on rank 0 only), and a :class:`_LastCallback` is the last. If
-        the job has done this fit already, the list is a :class:`~edl.tensorflow.fits.PassedOver`,
-        and Keras' ``History`` if there is one.
+        the job has done this fit already, the list has only a
+        :class:`~edl.tensorflow.fits.PassedOver`, which skips the fit, and Keras' ``History`` if
+        there is one.
 
         Args:
             others: the callbacks that ``fit`` has beside this one.
@@ -167,7 +168,7 @@ class KerasCallback(keras.callbacks.Callback):
         return [self, *shown, self._last]
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Check the arguments of ``fit``, begin a fit of the job, and build the model."""
+        """Check the arguments of ``fit``, begin a fit of the job, and create the model's variables."""
         now = self._training
         if now.newest_dataset is None:
             raise UsageError("model.fit needs an edl.Dataset to train on")
@@ -437,9 +438,11 @@ class _LastCallback(keras.callbacks.Callback):
             self._stop(now.stop)
 
     def _take_back(self) -> None:
-        """Turn a ``stop_training`` that a callback has set here into a request to the job to stop.
+        """Turn a ``stop_training`` that a callback of this worker has set into a request to the
+        job.
 
-        ``stop_training`` is reset. All workers receive the request, and stop after the same step.
+        ``stop_training`` is set to False again. All workers receive the request, and stop training
+        after the same step.
         """
         if self.model.stop_training and self.model.stop_training is not EPOCH_IS_OVER:
             worker = self._training.worker

@@ -38,8 +38,9 @@ class Fits:
         worker: this worker.
 
     Attributes:
-        done: the fits that are done, in order. Those that this worker skipped, because the job had
-            done them before it came, are among them.
+        done: for each fit that is done, in order, the epochs that the job had then trained, and the
+            numbers of its ``History``. Fits that this worker skipped, because the job had done them
+            before it came, are among them.
         shift: the job's number of an epoch minus Keras' number of it, in the present fit.
     """
 
@@ -54,7 +55,9 @@ class Fits:
         return self.done[-1].until if self.done else 0
 
     def begin(self, first: int) -> None:
-        """Begin a call of ``fit`` whose ``initial_epoch`` is ``first``."""
+        """Begin a call of ``fit``, whose epoch ``first`` (``initial_epoch``) follows the last
+        fit's.
+        """
         self.shift = self._before - first
         self._worker.fits.begin(self.done)
 

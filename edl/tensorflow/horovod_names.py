@@ -87,9 +87,8 @@ def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any
     """Return a tape whose ``gradient`` returns the mean gradients over all workers.
 
     In a script with ``edl.Dataset`` and ``edl.Optimizer`` the tape is a
-    :class:`edl.tensorflow.tape.JobTape`. Without them the script is one for Horovod, which may make
-    a step before it has its elastic state. Then the tape is Horovod's, and its ``gradient`` takes
-    the variables of Keras 3, too.
+    :class:`edl.tensorflow.tape.JobTape`. In a script for Horovod, without them, the tape is
+    Horovod's, and its ``gradient`` accepts variables of Keras 3, too.
 
     Args:
         gradtape: the ``tf.GradientTape`` that computes this worker's gradients.
