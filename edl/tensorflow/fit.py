@@ -168,7 +168,7 @@ class KerasCallback(keras.callbacks.Callback):
         return [self, *shown, self._last]
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Check the arguments of ``fit``, begin a fit of the job, and create the model's variables."""
+        """Check the arguments of ``fit``, begin a fit of the job, create the model's weights."""
         now = self._training
         if now.newest_dataset is None:
             raise UsageError("model.fit needs an edl.Dataset to train on")
@@ -438,11 +438,10 @@ class _LastCallback(keras.callbacks.Callback):
             self._stop(now.stop)
 
     def _take_back(self) -> None:
-        """Turn a ``stop_training`` that a callback of this worker has set into a request to the
-        job.
+        """Turn a ``stop_training`` that a callback has set into a request to all workers.
 
-        ``stop_training`` is set to False again. All workers receive the request, and stop training
-        after the same step.
+        ``stop_training`` is set to False again. All workers receive this worker's request, and
+        stop training after the same step.
         """
         if self.model.stop_training and self.model.stop_training is not EPOCH_IS_OVER:
             worker = self._training.worker

@@ -55,8 +55,9 @@ class Fits:
         return self.done[-1].until if self.done else 0
 
     def begin(self, first: int) -> None:
-        """Begin a call of ``fit``, whose epoch ``first`` (``initial_epoch``) follows the last
-        fit's.
+        """Begin a call of ``fit``, whose epoch ``first`` follows the last fit's.
+
+        ``first`` is the call's ``initial_epoch``.
         """
         self.shift = self._before - first
         self._worker.fits.begin(self.done)

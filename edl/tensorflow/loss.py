@@ -53,8 +53,8 @@ def why_loss_is_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: b
         loss: a ``keras.losses.Loss``.
         is_masked: whether layers have masked entries of the predictions.
         is_weighted: whether the loss is given sample weights.
-        in_fit: whether ``fit`` trains. A script's own loop may divide a sum itself, so a reason is
-            given for a sum in ``fit`` only.
+        in_fit: whether ``fit`` trains. A script's own loop may divide a sum by the samples, so
+            outside of ``fit`` a loss that is a sum is no reason.
     """
     if loss.reduction in ("sum", "none", None):
         if not in_fit:

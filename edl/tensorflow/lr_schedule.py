@@ -44,9 +44,9 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     Args:
         schedule: a schedule of :mod:`edl.schedules`, or its configuration, as in a saved model.
-        scaling: how the rate follows the global batch; None: the rate does not follow it. A
-            momentum that holds the rate, such as that of Keras' SGD, is multiplied by each change
-            of the rate.
+        scaling: by which factor a changed global batch multiplies the rate; None: by none. A
+            momentum that contains the rate, such as that of Keras' SGD, is multiplied by the same
+            change.
 
     Raises:
         UsageError: ``schedule`` is no schedule of :mod:`edl.schedules`.
@@ -91,7 +91,7 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         """Return the learning rate of ``update``: the schedule's rate times the scaling's factor.
 
         ``update`` has the update's number, the samples that the job has trained with it, and the
-        global batches until then.
+        sizes of the global batches until then.
         """
         return self._factor(update, update.noise) * self.schedule.at(update.after)
 
@@ -117,7 +117,7 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         Without a scaling the factor is 1.
 
         Args:
-            update: the number of the update, and the global batches until then.
+            update: the number of the update, and the sizes of the global batches until then.
             noise: the estimates of the gradient noise scale that the scaling may use.
         """
         scaling = self.scaling
@@ -178,10 +178,10 @@ def refuse_beside_policy(others: Sequence[Any]) -> None:
 
 
 def check_scaling(optimizer: Any) -> None:
-    """Refuse ``optimizer`` if its learning rate follows the global batch and its updates do not.
+    """Raise an error if ``optimizer`` has a scaling of its rate that its updates do not follow.
 
-    The rate follows the global batch by the scaling of an :class:`LRSchedule`. An optimizer without
-    a scaling is never refused.
+    The scaling is that of an :class:`LRSchedule`, by which the rate follows the global batch. An
+    optimizer without a scaling is never refused.
 
     Raises:
         UsageError: the updates of the optimizer are not proportional to the rate, or it accumulates

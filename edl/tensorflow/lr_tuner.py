@@ -69,8 +69,9 @@ class LRTuner(keras.callbacks.Callback):
             training; it is traced. None, with ``fit``: the loss of the compiled model.
         total: samples of the whole training: those of an epoch times the epochs.
         explore: how many of these samples the exploration takes; None: half of them.
-        share: the fraction of the time of all steps that measuring may take.
-        max_lr: the highest learning rate; None: 1,000 times the optimizer's own.
+        share: the largest fraction of the time of all steps that measurements take.
+        max_lr: the highest learning rate that the tuner sets; None: 1,000 times the optimizer's
+            own.
 
     Raises:
         UsageError: the optimizer is not edl's, has a schedule, or a rate that is no factor of its
@@ -246,10 +247,10 @@ class LRTuner(keras.callbacks.Callback):
 
 
 def check_callbacks(tuner: LRTuner | None, callbacks: Iterable[Any]) -> None:
-    """Refuse a ``fit`` that lacks the tuner of its optimizer, or has callbacks that set the rate.
+    """Raise an error if ``callbacks`` lack the tuner, or one of them sets the learning rate, too.
 
-    Callbacks that set the learning rate are refused beside a tuner, and if the job's policy has a
-    [learning_rate].
+    A callback that sets the learning rate is refused beside a tuner, and if the job's policy file
+    has a table [learning_rate].
 
     Args:
         tuner: the tuner of the optimizer; None: there is none.

@@ -35,7 +35,7 @@ class KerasNoise(NoiseMeter):
     def show_reduced(
         self, own: Sequence[Any], mean: Sequence[Any], variables: Sequence[Any]
     ) -> None:
-        """Measure the squared norms of a step's gradients: this worker's own, and the job's means.
+        """Record the squared norms of a step's gradients: this worker's own, and the job's means.
 
         Args:
             own: the gradients of this worker, tensors or arrays.

@@ -3,8 +3,8 @@
 The one method through which an optimizer applies gradients is replaced, on that object only. The
 new method reduces the gradients first, unless :mod:`edl.tensorflow.tape` has done it, and applies
 them only if all were reduced. In an optimizer of TensorFlow 1, the method that computes gradients
-is replaced, too, and returns the job's. The object keeps its class, which Keras looks at, and
-writes into the files of a saved model.
+is replaced, too, and returns the job's. The object keeps its class, because Keras checks the class,
+and saved models have the class's name.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ NOT_DENSE = (tf.RaggedTensor, tf.SparseTensor)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The loss of one batch as a function without arguments, to be called at different weights.
+    """The loss of one batch as a function without arguments, called at other values of the weights.
 
     Attributes:
         graph: the concrete function of the loss.

@@ -4,12 +4,12 @@ The update is that of one process with the whole batch (promise 5 of
 docs/explanation/guarantees.md).
 
 In a graph each gradient is an operation of its own, on its way while backward computes the next
-(:mod:`edl.tensorflow.gradient_ops`). The graph calls back into this process twice
-(docs/adr/0008): :meth:`GradientReduction._begin` when the first gradient is there, and
+(:mod:`edl.tensorflow.gradient_ops`). The graph calls back into this process twice (docs/adr/0008):
+:meth:`GradientReduction._begin` when the first gradient is there, and
 :meth:`~GradientReduction._end` when all are reduced, or some have failed. After the second call the
 local gradients can be sent again, by a loop in the graph, in a ring that was repaired without the
-graph noticing. The graph does not know how many workers there are either, so no change of
-membership traces it anew.
+graph noticing. The number of workers is not in the graph, so no change of membership traces it
+anew.
 
 With several optimizers each has a reduction of its own. The gradients of one optimizer are reduced
 and applied before those of the next are reduced, in a graph, too; that is the next step of the same
@@ -154,9 +154,10 @@ class GradientReduction:
         return [None if none else mean for mean, none in zip(means, bare, strict=True)], proceed
 
     def applies_early(self) -> bool:
-        """Return whether to apply the gradients that a tape has reduced in this step; call it once.
+        """Return whether to apply the gradients that a tape has reduced; call it once in a step.
 
-        False is returned in a trial run of a session, and if other workers have completed the step.
+        False is returned in a trial run of a session, and if the other workers have completed the
+        step without this one.
 
         Raises:
             UsageError: no gradients were reduced, or they are applied already.
@@ -308,11 +309,11 @@ class GradientReduction:
         return tuple(found)
 
     def _begin(self) -> Any:
-        """Begin the step's reduction; the graph calls back when its first gradient is computed.
+        """Begin the step's reduction; called back by the graph when its first gradient is computed.
 
         Returns:
-            Whether the graph's operations send the gradients as they are; if not, they return them
-            unsent.
+            Whether the graph's operations send the gradients, without a factor; if not, they return
+            them unsent, and :meth:`_end` decides whether they are sent later.
         """
 
         def begin() -> bool:
@@ -414,9 +415,9 @@ class GradientReduction:
             return otherwise
 
     def _unseen(self) -> str | None:
-        """Return a text while the graph waits for gradients of other workers; None if it does not.
+        """Return a phrase about the wait while the graph waits for gradients of others; else None.
 
-        :mod:`edl.worker.activity` asks, which cannot see the wait: no thread of Python's waits.
+        :mod:`edl.worker.activity` calls this, since no thread of Python's waits.
         """
         waits = self._reduction.is_sending and gradient_ops.sent() >= self._expected
         return WAITING if waits else None

@@ -198,8 +198,8 @@ class TensorFlowReplica(FrameworkReplica):
 
         Args:
             state: a state as :meth:`state` returns it.
-            receive: how much to write; with ``Receive.STEP``, when this worker has missed a step,
-                only what its update has changed.
+            receive: how much to write; with ``Receive.STEP``, for a worker that has missed a step,
+                only what the update of that step has changed.
 
         Raises:
             UsageError: the state has other variables or shapes than this script, or other tracked

@@ -96,7 +96,7 @@ def next_batch() -> Any:
 
 
 class _GraphJob:
-    """The steps of a job whose model is a graph in one session: hands out a batch for each step.
+    """An object that hands out the batches of a job whose model is a graph in one session.
 
     Args:
         session: the session that trains the graph.
@@ -319,8 +319,8 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
     """A hook that lets a ``MonitoredTrainingSession`` of TensorFlow 1 train as part of the job.
 
     Give it as in ``tf.compat.v1.train.MonitoredTrainingSession(hooks=[edl.SessionHook()])``. The
-    session stops when all epochs are trained. Leave saving to ``edl.checkpoint``: newcomers would
-    read a ``checkpoint_dir`` of the session's own.
+    session stops when all epochs are trained. Give the session no ``checkpoint_dir``, which
+    newcomers would read in place of the job's state; :mod:`edl.checkpoint` saves the job.
     """
 
     def __init__(self) -> None:

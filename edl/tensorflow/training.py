@@ -101,7 +101,7 @@ class Training:
         newest_dataset: the last data set derived from edl.Dataset; None: there is none.
         batch: in ``fit``, the index in its epoch of the batch that was handed out last.
         fitting: whether Keras' ``fit`` takes the batches.
-        callback_states: the states of the callbacks of that ``fit``.
+        callback_states: the states of the callbacks of the ``fit`` that runs.
         metrics: the metrics of the model that is fitted.
         tuner: the edl.LRTuner of the only optimizer; None: there is none.
     """
@@ -254,7 +254,7 @@ class Training:
         """Make ``model``, with the optimizer that it is compiled with, the one that ``fit`` trains.
 
         Raises:
-            UsageError: the job trains another model.
+            UsageError: the model shares no variable with the model of the fit before.
         """
         self.fits.check_model(model, self.fitted)
         self.fitted, optimizer = model, model.optimizer
@@ -465,7 +465,7 @@ class Training:
         return bool(loader.step_input.updates) or not self.reduces_eagerly
 
     def begin_step(self) -> bool:
-        """Complete the step before, and hand out the next batch.
+        """Complete the previous step, and hand out the next batch.
 
         Returns:
             True; False if the epoch is over, and no batch is handed out.

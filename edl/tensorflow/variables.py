@@ -25,7 +25,7 @@ class VariableAccess(Protocol):
         """Return the values of ``variables`` as arrays, in order."""
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """Return the bytes of ``parts``, ranges of variables' values, one flat array for each part.
+        """Return the elements of variables in the byte ranges ``parts``, a flat array for each.
 
         Each array has the type of its variable.
         """
@@ -43,7 +43,7 @@ class EagerAccess:
             return [variable.numpy() for variable in variables]
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """Return the bytes of ``parts``, ranges of variables' values, one flat array for each part.
+        """Return the elements of variables in the byte ranges ``parts``, a flat array for each.
 
         Use the arrays before the next update: values in main memory are not copied if that can be
         avoided. Of a value on a device such as a GPU, only the range is copied.
@@ -59,9 +59,9 @@ class EagerAccess:
 
 
 def _read_part(part: ByteRange) -> Array:
-    """Return the bytes of ``part`` as a flat array, without a copy if that is possible.
+    """Return the elements of a variable in the byte range ``part``, without a copy if possible.
 
-    ``part`` is a range of a variable's value. The array has the type of the variable.
+    The array is flat, and has the type of the variable.
     """
     value: Any = part.value.read_value()
     size = value.dtype.size
@@ -90,7 +90,7 @@ class SessionAccess:
         return [np.asarray(value) for value in self._run(list(variables))]
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """Return the bytes of ``parts``, ranges of variables' values, one flat array for each part.
+        """Return the elements of variables in the byte ranges ``parts``, a flat array for each.
 
         Each variable is fetched as a whole, because no operation can be added to the graph for a
         part.

@@ -1,6 +1,6 @@
 """Define ``edl.tensorflow.load_weights``, which reads what a job has trained.
 
-It is for a script that only uses the weights, without a job.
+A script that only uses the weights calls it; no job has to run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Prepare the other callbacks of a ``fit`` for the job: their order, their states, who writes.
 
-:class:`edl.tensorflow.fit.KerasCallback` ties them to the job. There is one concern a module:
-``order`` has the list of callbacks, ``memory`` their states, ``values`` the values of which states
-are made, ``writers`` the callbacks that write files, ``agreement`` the rows that the workers
-exchange at the end of an epoch, ``metrics`` the results of metrics over all workers, and
-``additive`` the question whether a metric's state is a sum.
+:class:`edl.tensorflow.fit.KerasCallback` ties them to the job. Of the modules, ``order`` puts the
+callbacks in order, ``memory`` sends their states to newcomers, ``values`` converts attributes to
+data that can be sent, ``writers`` lets callbacks write on rank 0 only, ``agreement`` builds the
+rows that workers exchange at the end of an epoch, ``metrics`` computes metrics over all workers,
+and ``additive`` decides whether a metric's state is a sum.
 """

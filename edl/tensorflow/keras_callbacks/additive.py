@@ -4,7 +4,8 @@ The states of Keras' own metrics are such sums. The source code of a user's metr
 ``update_state``, and the methods that it calls, may use a variable of the state only to add to it,
 by ``v.assign_add(...)`` or ``v.assign(v + ...)``, or through other metrics that the metric holds.
 So a maximum is no sum, a running mean ``v.assign_add((x - v) / n)`` is none, and neither is code
-that is not understood. The attribute ``edl_additive`` of a metric's class overrules this.
+that is not understood. The attribute ``edl_additive`` (True or False) of a metric's class overrules
+this.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def is_additive(metric: Any) -> bool:
 def _only_adds(metric: Any) -> bool:
     """Return whether the code of ``metric`` changes the variables of its state by adding only.
 
-    The classes of the metric that are not Keras' are read. Metrics of Keras' own classes only add.
+    The source of those of its classes that are not Keras' is read; Keras' own classes only add.
     """
     own = []
     for kind in type(metric).__mro__:
@@ -149,10 +150,9 @@ def _added_to(call: ast.Call, function: ast.Attribute) -> set[int]:
 
 
 def _addend(value: ast.AST, target: str) -> ast.AST | None:
-    """Return the node of ``target`` in the expression ``value``, a sum ``target + ...``.
+    """Return the node equal to ``target`` if ``value`` is a sum ``target + ...``; else None.
 
-    ``target`` is the text that ``ast.dump`` returns for a node. None is returned if ``value`` is
-    not a sum with that node.
+    ``target`` is the text that ``ast.dump`` returns for a node.
     """
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):
         terms = [value.left, value.right][: 1 + isinstance(value.op, ast.Add)]

@@ -1,4 +1,4 @@
-"""Build and read the rows of floats, equally long, that workers exchange at the end of an epoch."""
+"""Build and read the rows of floats, equal in length, that workers exchange when an epoch ends."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[s
 
 @dataclass(frozen=True)
 class Met:
-    """The agreement of all workers at the end of an epoch, after its callbacks have run.
+    """What all workers have agreed on at the end of an epoch, after its callbacks have run.
 
     Attributes:
         stop: why all workers stop training; empty if they go on.

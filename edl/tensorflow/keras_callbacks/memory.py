@@ -2,9 +2,10 @@
 
 A callback with ``state_dict()`` and ``load_state_dict()`` says itself what it remembers. Any other
 callback remembers the attributes that have changed since ``fit`` began, if they are data
-(:mod:`values`). So what a script gives to a constructor stays the script's, also in a job that is
-resumed with other settings. The model, functions and open files are not data. Other objects are
-left as they are, which is logged.
+(:mod:`values`). An attribute that a constructor has set and training has not changed keeps the
+value of the script, also in a job that is resumed with other settings. The model, functions and
+open files are not data. For other objects each worker keeps its own value, and a log message says
+so.
 """
 
 from __future__ import annotations
@@ -203,10 +204,10 @@ class CallbackStates:
         self.told_verbose: Callable[[Any], None] = lambda _verbose: None
 
     def follow(self, callbacks: Sequence[Any], remembers: Sequence[bool], model: Any) -> None:
-        """Replace the callbacks by those of a new fit.
+        """Hold the states of the callbacks of a new fit, in place of those of the last fit.
 
-        A callback's state is what differs from its attributes' values before its first fit, also on
-        a newcomer, which has not trained that fit.
+        A callback's state is the attributes that differ from their values before its first fit,
+        also on a newcomer, which has not trained that fit.
 
         Args:
             callbacks: all callbacks of the fit, in order.

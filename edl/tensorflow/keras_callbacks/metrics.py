@@ -49,7 +49,7 @@ class EpochMetrics:
         self._replaced: list[Any] = []  # metrics whose result is the job's mean for now
 
     def begin_batch(self, weight: int) -> None:
-        """Remember the states of the metrics before a padding batch; do nothing before others.
+        """Remember the states of the metrics before a padding batch; do nothing before another one.
 
         ``weight`` is the number of samples that count in the batch, 0 for padding.
         """
@@ -140,8 +140,8 @@ class EpochMetrics:
     def hand_over(self, worker: Worker, leaving: frozenset[int]) -> None:
         """Add the metric states of workers that leave to the states of one worker that stays.
 
-        That worker is the one of the lowest rank. All workers of the ring call it between two
-        steps.
+        So the job's results of the epoch include the samples of the workers that leave. The worker
+        that stays is the one of the lowest rank. All workers of the ring call it between two steps.
 
         Args:
             worker: this worker.

@@ -65,7 +65,7 @@ def restored_value(stored: Any, mine: Any) -> Any:
     """Return the value from which :func:`taken` has made ``stored``, to replace ``mine``.
 
     ``mine`` is the present value of the attribute; None: there is none. Lists, dicts, sets and
-    variables in it stay the same objects if they can, with new contents.
+    variables in it stay the same objects where possible, and get new contents.
     """
     if not isinstance(stored, dict):
         return stored.copy() if isinstance(stored, np.ndarray) else stored

@@ -35,7 +35,7 @@ class Writer(keras.callbacks.Callback):
 
     Attributes:
         remembers: whether the state of ``callback`` is sent to newcomers and into checkpoints.
-        callback: as in the arguments.
+        callback: the callback that writes.
     """
 
     remembers = False  # what the callback remembers follows the job
@@ -70,7 +70,8 @@ class Writer(keras.callbacks.Callback):
 class Gated(Writer):
     """A writer that calls the hooks of its callback on rank 0 only.
 
-    On each worker the callback's ``on_train_begin`` is called right before its first other hook.
+    On a worker that is or becomes rank 0, the callback's ``on_train_begin`` is called right before
+    its first other hook.
 
     Args:
         callback: the callback that writes.
@@ -133,9 +134,9 @@ class Gated(Writer):
             self.flush()
 
     def _has_written(self) -> bool:
-        """Return whether the callback's file already has the end of the epoch, from a dead rank 0.
+        """Return whether a dead rank 0 has already written the end of the epoch to the file.
 
-        It is False for callbacks whose files do not show it.
+        The file is the callback's. False is returned for callbacks whose files do not show it.
         """
         return False
 
@@ -153,13 +154,13 @@ class Gated(Writer):
             self.callback.on_epoch_begin(self._epoch)
 
     def resume(self) -> None:
-        """Prepare the callback to continue the files that other workers or runs have written."""
+        """Prepare the callback to append to files of other workers or runs; here do nothing."""
 
     def began(self) -> None:
-        """Adjust the callback after its ``on_train_begin`` was called, if its class needs that."""
+        """Adjust the callback after its ``on_train_begin``, in a subclass; here do nothing."""
 
     def flush(self) -> None:
-        """Write buffered output of the callback to its files, so that it survives this process."""
+        """Write the callback's buffered output to its files, in a subclass; here do nothing."""
 
 
 def _forwarding(name: str) -> Callable[..., None]:
@@ -212,7 +213,7 @@ class GatedTensorBoard(Gated):
 
 
 class GatedProgress(Gated):
-    """A writer for Keras' progress bar, which passes on no number of steps from ``fit``.
+    """A writer for Keras' progress bar, which does not give the bar the number of steps of ``fit``.
 
     That number would be wrong when workers join or leave.
 
