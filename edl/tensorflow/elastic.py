@@ -128,7 +128,7 @@ class _VariablesState(State):
             ring: the ring of all workers.
             root: the rank that sends.
             values: the values, on the root; None on the other ranks.
-            keep: whether this worker needs the values.
+            keep: whether this worker, which takes part in the broadcast, needs the values.
 
         Returns:
             The values of the root; None unless ``keep``.

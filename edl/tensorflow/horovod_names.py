@@ -122,9 +122,9 @@ def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
     """Return Horovod's tape around ``gradtape``, changed to work with Keras 3 in an elastic job.
 
     Its methods take Keras 3 variables. The gradients of variables that the script has registered as
-    local (not averaged over the workers) are divided by the number of workers here: in an elastic
-    job Horovod's tape would divide them by an integer, which TensorFlow refuses. ``arguments`` and
-    ``named`` are the further arguments of Horovod's class.
+    local (not averaged over the workers) are divided by the number of workers, by edl: in an
+    elastic job Horovod's tape would divide them by an integer, which TensorFlow refuses.
+    ``arguments`` and ``named`` are the further arguments of Horovod's class.
     """
     asked = _TAPE.bind(gradtape, *arguments, **named)
     scales = asked.arguments.get("scale_local_gradients", True)

@@ -98,8 +98,8 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
     def _change(self) -> np.float32:
         """Return the factor by which the scaling changes the rate from the last update to the next.
 
-        It is 1 if only other workers have made that update: this worker receives the momentum from
-        them, already multiplied.
+        It is 1 if the other workers have made the next update without this one, which receives the
+        momentum from them, already multiplied.
         """
         loader = current_worker().loader
         if (

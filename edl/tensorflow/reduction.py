@@ -84,7 +84,7 @@ class GradientReduction:
         self._one_at_a_time = threading.Lock()
 
     def cannot_repair(self, why: str) -> None:
-        """Let this worker end, with the reason ``why`` in the error, if a ring breaks in a step."""
+        """Let this worker end with an error that contains ``why``, if a ring breaks in a step."""
         self._reduction.cannot_repair = why
 
     @property
@@ -524,7 +524,8 @@ class GradientReduction:
     def _check(self) -> None:
         """Raise UsageError unless there is a batch whose gradients are yet to be reduced.
 
-        With several optimizers, begin the batch's next step if its last one is done.
+        With several optimizers, each reduction is a step of its own: if the batch's last step is
+        done, begin the next one with the same batch.
         """
         if self.several:
             if any(each.step.state is StepState.REDUCED for each in self._rounds.optimizers):

@@ -121,7 +121,8 @@ class JobTape:
 def reduce_early(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Return the means of ``gradients`` over the global batch, before the optimizer gets them.
 
-    The script may change the means, and gives them to the optimizer.
+    The script may change the means before it gives them to the optimizer, which does not reduce
+    them again.
 
     Args:
         gradients: the gradients of this worker.

@@ -329,7 +329,7 @@ class Training:
         """Return the reduction of the optimizer that trains ``variables``.
 
         Raises:
-            UsageError: the variables belong to several optimizers.
+            UsageError: the variables are not all in the model of one optimizer.
         """
         if len(self._trained) < 2:
             return self.reduction

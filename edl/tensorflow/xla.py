@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 def turn_off_xla(model: Any) -> None:
     """Turn off XLA for a Keras ``model``, with a warning if it was on.
 
-    XLA cannot compile collectives, and its programs cannot contain Horovod's own.
+    XLA cannot compile the collectives of the training step.
     """
     if model.jit_compile:
         logger.warning("jit_compile is turned off: XLA cannot compile steps with collectives")

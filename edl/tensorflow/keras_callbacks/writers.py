@@ -203,7 +203,10 @@ class GatedTensorBoard(Gated):
     """A writer for ``TensorBoard``: each rank 0 writes its own event files to one directory."""
 
     def began(self) -> None:
-        """Set the callback's count of batches to the job's number of steps."""
+        """Set the callback's count of batches to the job's number of steps.
+
+        The callback numbers its records by this count.
+        """
         self.callback._global_train_batch = self._worker.step
 
     def flush(self) -> None:
