@@ -183,7 +183,8 @@ class HorovodSlot:
         address, port: of the key-value store of horovodrun's driver.
         host: the name of the host, as the host discovery script prints it.
         slot: Horovod's local rank when the process was started.
-        rank, size, local_size: as Horovod calls them.
+        rank, size, local_size: the process's rank among all processes, the number of all processes,
+            and the number of processes on this host.
         interface: the network interface that the driver has chosen.
     """
 
@@ -254,7 +255,10 @@ def horovod_size() -> int:
 
 
 def log_of_worker() -> str:
-    """Return the path of the file for this worker's output; empty if no agent has named one."""
+    """Return the path of this worker's log file, as the agent that started the worker has set it.
+
+    It is empty if no agent has set it.
+    """
     return os.environ.get("EDL_LOG_FILE", "")
 
 
@@ -277,8 +281,8 @@ def environment() -> dict[str, str]:
 def take_inherited_template() -> tuple[int, int] | None:
     """Return the template process that this launcher has inherited; further calls return None.
 
-    A template is a process that has imported the framework and forks into workers. An environment
-    variable names the inherited one, and is removed.
+    A template is a process that has imported the framework and forks into workers. The environment
+    variable that names the inherited one is removed.
 
     Returns:
         The file descriptor of the template's socket and the template's process id; None if this

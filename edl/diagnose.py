@@ -326,13 +326,14 @@ class LayerBalance:
 
 
 def phases_of(samples: Array, norms: Array) -> Phases:
-    """Find the numbers of samples at which a layer's squared norm begins to rise and is saturated.
+    """Return the numbers of samples at which a layer's squared norm begins and ends its rise.
 
     The rise lies between 10 % and 90 % of the change from the first record to the last, as the rise
     time of a signal is defined. The part before it is a plateau if the norm changes there at less
     than half of the speed of the rise; else the layer has risen from the first record on. The part
-    after it is a saturation by the same rule; else the layer still rises. A layer that shrinks has
-    the same phases.
+    after it is a saturation by the same rule; else the layer still rises. A norm that falls has
+    phases by the same rules, with its fall as the rise. If the norm has not changed, both numbers
+    are None.
 
     Args:
         samples: the number of trained samples of each record, ascending.

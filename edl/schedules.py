@@ -62,7 +62,7 @@ class Schedule(ABC):
         """
 
     def _refuse(self, why: str) -> None:
-        """Raise a UsageError: the name of the schedule's class, and ``why`` it is not usable."""
+        """Raise a UsageError that names the schedule's class and says ``why`` it is not usable."""
         raise UsageError(f"edl.schedules.{type(self).__name__}: {why}")
 
 

@@ -49,10 +49,10 @@ class Access:
         return [make_digest_acl(self.job, self._password, all=True)]
 
     def opens(self, acl: list[ACL]) -> bool:
-        """Return whether a node was created with this secret.
+        """Return whether a node's ACL gives this identity all rights: this secret created the node.
 
         Args:
-            acl: The ACL of the node, which must give this identity all rights.
+            acl: The ACL of the node.
         """
         mine = self.acl[0].id
         return any(one.id == mine and one.perms == Permissions.ALL for one in acl)

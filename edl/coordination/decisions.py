@@ -73,7 +73,7 @@ class DecisionWriter:
     def carry_out(self, decision: MembershipDecision, events: Sequence[Event] = ()) -> None:
         """Write a membership decision and its events in one transaction.
 
-        A decision that changes nothing writes nothing, its events neither. If somebody else has
+        If the decision changes nothing, neither it nor its events are written. If somebody else has
         changed the desired numbers of workers since the decision was made, they are not
         overwritten, and an error is raised.
 
@@ -188,7 +188,9 @@ class DecisionWriter:
     def _sizes(
         self, change: DesiredChange | None, desired: Answer, assigned: Answer
     ) -> list[Write]:
-        """Return the writes of new desired, and perhaps assigned, numbers of workers by host.
+        """Return the writes of a change of the desired numbers of workers by host.
+
+        The assigned numbers are written, too, if the change contains them.
 
         Args:
             change: The change to write; None: the list is empty.
@@ -230,7 +232,8 @@ class DecisionWriter:
     def _answers(self, answers: Sequence[Request], present: Sequence[bool]) -> list[Write]:
         """Return the writes of answers into the nodes of requests.
 
-        A withdrawn request, which has no node any more, needs no answer if the decision refuses it.
+        A withdrawn request has no node any more; if the decision refuses it, nothing is written for
+        it.
 
         Args:
             answers: The requests, with the answer of the leader in each.

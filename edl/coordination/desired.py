@@ -36,7 +36,8 @@ def set_desired(
             removed workers must be free.
 
     Returns:
-        The change: the desired numbers before and after it. It is false if nothing changed.
+        The change: the desired numbers before and after it. Its truth value is False if nothing
+        changed.
     """
     p, hold = nodes.paths, nodes.paths.profile_hold
     made: list[DesiredChange] = []
@@ -61,7 +62,6 @@ def record_returned(nodes: JobNodes, done: Reclaim) -> None:
 
     ``done`` is the demand that was fulfilled: the host, and the number of its slots.
 
-
     Nothing is written if the job has no such slots to give back.
     """
     p = nodes.paths
@@ -81,7 +81,7 @@ def record_returned(nodes: JobNodes, done: Reclaim) -> None:
 def discover(
     nodes: JobNodes, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
 ) -> Desired:
-    """Record the slots that horovodrun may use, and start the job if it has not begun.
+    """Record the slots that horovodrun may use; if none are desired yet, desire ``first``.
 
     See :meth:`JobStore.discover`.
 
@@ -89,8 +89,9 @@ def discover(
         nodes: The nodes of the job.
         slots: The number of slots of each host.
         first: The number of workers to desire on each host if none are desired yet.
-        min_np: The smallest number of workers of the job, used with ``first``.
-        max_np: The largest number of workers, used with ``first``; None keeps that of the job.
+        min_np: The smallest number of workers, written into the job's record if ``first`` is used.
+        max_np: The largest number of workers, written in the same case; None keeps the job's
+            present one.
 
     Returns:
         The desired numbers of workers by host after the call.

@@ -168,7 +168,8 @@ class Election:
             this object is no candidate (never entered, removed, session lost): see :meth:`enter`.
 
         Raises:
-            CoordinationError: ZooKeeper is away, or candidates come and go too fast.
+            CoordinationError: ZooKeeper is away, or the candidates changed at each of several
+                attempts.
             EdlError: the election does not exist (the error that ``missing`` makes).
         """
         self._wake = wake
@@ -258,7 +259,7 @@ class Election:
         )
 
     def _candidates(self) -> list[str]:
-        """Return the names of all candidates' nodes by sequence number; the first node's leads."""
+        """Return the names of all candidates' nodes, by sequence number: the leader's first."""
         names = self.session.read_all("read the election", [children(self.path)])[0]
         if names is None:
             raise self._missing()
@@ -277,8 +278,8 @@ class Election:
 
         The fence makes that safe. One of the nodes may even belong to the present session: when the
         session before it ends between two requests of :meth:`enter`, the node is made in the new
-        session with the old token. This candidate would not lead with such a node, and all other
-        candidates would wait behind it.
+        session with the old token. This candidate does not take such a node for its own and so does
+        not lead with it, while all other candidates would wait behind it.
 
         Args:
             candidates: The names of all candidates' nodes, as :meth:`_candidates` returns them.

@@ -29,8 +29,8 @@ NUMBERS = 10**6  # event numbers for each writing, so that readers find the late
 class JobCopy:
     """A copy of the fixed nodes of a job and of its evictions, as this process last read them.
 
-    The fixed nodes of the copy are :attr:`JobPaths.describing`. The copy is empty before the first
-    :meth:`keep`.
+    The fixed nodes are those that describe the job (:attr:`JobPaths.describing`), such as its
+    record and its newest generation. The copy is empty before the first :meth:`keep`.
 
     Args:
         paths: The paths of the job's nodes.
@@ -44,7 +44,7 @@ class JobCopy:
     def keep(self, fixed: Mapping[str, Any], evicted: Iterable[tuple[str, bytes]]) -> None:
         """Replace the copy by the answers to a newer read, unless a fixed node is missing in them.
 
-        A job with a missing fixed node is being removed.
+        If one is missing, the job is being removed.
 
         Args:
             fixed: The answer of each node of :attr:`JobPaths.describing` (data and stat, or None),

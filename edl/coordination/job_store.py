@@ -134,7 +134,9 @@ class JobStore:
         lifecycle.delete_job(self.session, self.paths)
 
     def snapshot(self, wake: OnChange = None) -> Snapshot:
-        """Read everything about the job at about one time, without nodes that vanish meanwhile.
+        """Read all nodes of the job at about one time, and return them as records.
+
+        Nodes that are removed during the read are left out.
 
         Args:
             wake: Called once for each node that was read and then changes, except status, events,
@@ -180,13 +182,16 @@ class JobStore:
         )
 
     def watch_generation(self, wake: OnChange) -> WorkerView:
-        """Read the nodes that a worker needs while it does not lead, and watch them.
+        """Read and watch the nodes that a worker needs while it does not lead.
 
-        This loads ZooKeeper less than :meth:`snapshot`.
+        They are fewer nodes than :meth:`snapshot` reads.
 
         Args:
             wake: Called on kazoo's connection thread, so it must not block, when the job, its
                 generation, leader or policy or the evictions change, or the connection is lost.
+
+        Returns:
+            The records in these nodes.
         """
         p = self.paths
         news = (p.job, p.generation, p.leader, p.policy)
@@ -208,9 +213,9 @@ class JobStore:
     def was_lost(self, error: UnknownJob) -> bool:
         """Return whether ZooKeeper has lost the job, so that this process may write it again.
 
-        The answer is False if this process never read the job, if the job had ended, or if a new
-        job has its name: nobody removes a job that has not ended. It is True also if another
-        process has written the lost job again already.
+        The answer is False if this process never read the job, if the job had ended (it may
+        have been removed), or if a new job has its name. It is True also if another process has
+        written the lost job again already.
 
         Args:
             error: The error of the read that did not find the job.
@@ -305,7 +310,8 @@ class JobStore:
                 removed workers must be free.
 
         Returns:
-            The change: the desired numbers before and after it. It is false if nothing changed.
+            The change: the desired numbers before and after it. Its truth value is False if nothing
+            changed.
         """
         return desired.set_desired(self.nodes, change, by, why, terms)
 
@@ -319,14 +325,15 @@ class JobStore:
     def discover(
         self, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
     ) -> Desired:
-        """Record which slots the driver of horovodrun may use; start a job that has not begun.
+        """Record the slots that horovodrun may use; if none are desired yet, desire ``first``.
 
         Args:
             slots: The number of slots of each host.
             first: The number of workers to desire on each host; used only if none are desired yet.
-            min_np: The smallest number of workers of the job; used only with ``first``.
-            max_np: The largest number of workers; None keeps that of the job. Used only with
-                ``first``.
+            min_np: The smallest number of workers, written into the job's record if ``first`` is
+                used.
+            max_np: The largest number of workers, written in the same case; None keeps the job's
+                present one.
 
         Returns:
             The desired numbers of workers by host after the call.

@@ -48,8 +48,8 @@ def create_job(
     """Create the job's subtree and return the token of this start; see :meth:`JobStore.create`.
 
     An existing job of that name is replaced, with everything in it, if it has ended or if all its
-    processes are dead: no agent, no edl-worker, no worker, the session of its creator is over, and
-    no port of its ring answers.
+    processes are dead: no agent, edl-worker or worker has a node, the session of its creator is
+    over, and no port of its ring answers.
 
     Args:
         session: The session to write with; it belongs to this job.
@@ -159,9 +159,9 @@ def job_names(session: Session) -> tuple[str, ...]:
 def unlock(session: Session, known: Sequence[Access]) -> dict[str, Access]:
     """Prove all secrets in ``known`` to ZooKeeper, and return the ones that open an existing job.
 
-    A job counts only if the ACL of its root was made with the secret. A job that anybody could have
-    written is left out although it can be read, because `edl join` would run its command here; and
-    without the secret nobody can put a node below a root that has this ACL.
+    A job counts only if the ACL of its root node was made with the secret: only processes that know
+    the secret can have written such a job. Other jobs are left out even if they can be read,
+    because anybody may have written them, and `edl join` would run their commands here.
 
     Args:
         session: The session that is to open the jobs.
@@ -230,9 +230,9 @@ def subtree(session: Session, paths: JobPaths) -> list[str]:
 def _living_or_leftovers(session: Session, paths: JobPaths) -> list[str]:
     """Return the paths of all nodes of a dead or ended job, children first; none without a job.
 
-    The nodes are listed before it is judged whether the job lives. If the job is replaced in
-    between, the new job is seen to live; if it is replaced later, the token of the judged start is
-    gone, so the caller's transaction removes nothing.
+    If another process replaces the job meanwhile, no node of the new job gets removed: either the
+    new job is seen to live, or the caller's transaction fails, because it checks the token of the
+    old start.
 
     Raises:
         JobExists: the job has not ended, and one of its processes lives.

@@ -224,9 +224,9 @@ class _ServerFiles:
         line of that process differs, and it does not count.
 
         Args:
-            search: Whether to look among all processes of the machine, too, if the file does not
-                help: a start may have been killed before it wrote the file, and two servers on one
-                directory destroy its data.
+            search: Whether to look among all processes of the machine, too, if the file names no
+                live server: a start may have been killed before it wrote the file, and two servers
+                on one directory destroy its data.
         """
         try:
             known = json.loads(self._pid_file.read_text())

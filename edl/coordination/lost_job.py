@@ -49,8 +49,9 @@ class LostJob(ABC):
     def handle(self, error: UnknownJob, name: str, step: int) -> bool:
         """Write the lost job again if it is this process's turn; return whether to go on trying.
 
-        Call this method at each ``error`` until :meth:`is_back` can be called. After the job is
-        written again, this process has to write its own nodes again, too.
+        Call this method after each read or write that does not find the job, and :meth:`is_back`
+        after a read that does. After the job is written again, this process has to write its own
+        nodes again, too.
 
         Args:
             error: The error of the read or write that did not find the job.
@@ -161,8 +162,8 @@ class WorkersLostJob(LostJob):
 class LaunchersLostJob(LostJob):
     """The procedure for a launcher: it writes a lost job again only if no worker answers.
 
-    A live worker may have read newer nodes of the job. The constructor takes the arguments of
-    :class:`LostJob`.
+    Workers come first, because a live worker may have read newer nodes of the job. The constructor
+    takes the arguments of :class:`LostJob`.
     """
 
     def _trains(self, generation: Generation | None) -> bool:

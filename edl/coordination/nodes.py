@@ -75,7 +75,7 @@ class JobNodes:
         return lifecycle.unknown_job(self.session, self.paths)
 
     def read(self, *issues: Any) -> list[Any]:
-        """Send all reads ``issues`` together; return their answers in order, None without a node.
+        """Send all reads ``issues`` together; return the answers in order, None for no node.
 
         Args:
             *issues: The reads, such as :func:`edl.coordination.reads.get` returns them.
@@ -230,7 +230,9 @@ class JobNodes:
     def _take(
         self, transaction: TransactionRequest, path: str, data: bytes, version: int | None
     ) -> None:
-        """Add the creation of an ephemeral node to a transaction, which fails in a replaced job.
+        """Add the creation of an ephemeral node to a transaction.
+
+        The transaction then fails if the job was replaced by a new one of that name.
 
         Args:
             transaction: The transaction to add to.

@@ -78,7 +78,9 @@ class PolicyNodes:
         )
 
     def put_learned(self, learned: ScalingProfile) -> None:
-        """Write what an earlier start of the job learned, unless this start has measured a size.
+        """Write the throughputs that an earlier start of the job measured, by size.
+
+        Nothing is written if the present start has measured a size itself.
 
         Args:
             learned: The measured throughput of each size, and the state of the policy's size rule.

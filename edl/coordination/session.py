@@ -4,13 +4,12 @@ kazoo reconnects in the background without end. This module adds what kazoo does
 
 - A call never waits longer than ``request_timeout_s`` and then raises CoordinationError, so no
   thread of edl hangs when ZooKeeper is away.
-- A client finds a ZooKeeper again that has lost its data (:class:`_Client`).
+- A client also reconnects to a ZooKeeper that has lost its data (:class:`_Client`).
 - ``epoch`` tells one session from the next: the ephemeral nodes of an earlier session are gone.
 - A session belongs to a job (``access``): all nodes that it creates are closed to others.
 
 Logging: kazoo reports every lost connection as a warning. This module sends all that kazoo says to
-the logger ``edl.coordination.kazoo`` at DEBUG, without keys. The levels are the application's
-choice.
+the logger ``edl.coordination.kazoo`` at DEBUG, without keys.
 """
 
 from __future__ import annotations
@@ -376,7 +375,8 @@ class Session:
     def read_all(self, what: str, issues: Sequence[Issue]) -> list[Any]:
         """Send several reads together and return their answers in order, None for a missing node.
 
-        The answer to a read with a ``wake`` is kept, and returned until ``wake`` was called.
+        The answer to a read with a ``wake`` is cached. Until ``wake`` is called, further calls
+        return it without a request.
 
         Args:
             what: What the reads do, for error messages: "cannot <what>: ...".
@@ -391,7 +391,7 @@ class Session:
     def read_open(self, what: str, issues: Sequence[Issue]) -> list[Any]:
         """Send several reads together and return their answers, None also for a closed node.
 
-        A node is closed if this session does not know the secret of its job. No answer is kept.
+        A node is closed if this session does not know the secret of its job. No answer is cached.
 
         Args:
             what: What the reads do, for error messages: "cannot <what>: ...".
@@ -576,7 +576,7 @@ def _shut_within(client: KazooClient, limit_s: float) -> None:
 def _shut(client: KazooClient) -> None:
     """End the session of ``client`` and free its threads and sockets, connected or not.
 
-    Errors are logged. kazoo's client allows this in one thread only.
+    Errors are logged, not raised. No two threads may call this for one client at a time.
     """
     try:
         client.stop()

@@ -96,7 +96,7 @@ def _is_watched(issue: Issue) -> TypeGuard[Read]:
 class Watch:
     """The callback that kazoo calls when the watch of ``read`` fires.
 
-    Two callbacks for equal reads are equal, so kazoo keeps one of them.
+    Two callbacks for equal reads are equal, so kazoo keeps, and calls, only one of them.
 
     Attributes:
         reads: The kept answers, from which that to ``read`` is dropped.
@@ -114,7 +114,7 @@ class Watch:
 class InOrder(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's threads, except that a :class:`Watch` runs at once on the connection thread.
 
-    So an answer that a change has made old is dropped before any later answer is known.
+    So a cached answer that a change has made outdated is dropped before any later answer comes.
     """
 
     def dispatch_callback(self, callback: Callback) -> None:

@@ -1,8 +1,8 @@
 """Simulate many jobs on one cluster under virtual time, to see what a policy does to each of them.
 
 :mod:`edl.simulator.engine` moves time and asks a policy of :mod:`edl.core.cluster`.
-:mod:`edl.simulator.published` has the workloads and the answers of papers, and the policies that
-exist to be compared. :mod:`edl.simulator.registry`, :mod:`edl.simulator.built_in`,
+:mod:`edl.simulator.published` has the workloads and the answers of papers, and policies that serve
+only for comparison. :mod:`edl.simulator.registry`, :mod:`edl.simulator.built_in`,
 :mod:`edl.simulator.trace` and :mod:`edl.simulator.runs` use both; no other module of this package
-imports what is published.
+imports :mod:`edl.simulator.published`.
 """

@@ -14,8 +14,8 @@ from edl.simulator.work import SubmittedJob
 def same_s(at_s: float) -> float:
     """Return the tolerance in seconds within which two times near ``at_s`` count as equal.
 
-    Times are sums of floats, so equal times may differ a little. The result is a microsecond, or at
-    late times 4 times the resolution of a float there: to add less would change nothing.
+    Times are sums of floats, so equal times may differ a little. The result is a microsecond, or 4
+    times the distance between neighbouring floats near ``at_s`` if that is more.
     """
     return max(1e-6, 4 * math.ulp(at_s))
 
@@ -29,8 +29,8 @@ class Progress:
 
     Args:
         submission: the job as it was submitted.
-        whole_seconds: whether the end of an epoch is rounded to whole seconds, within the time by
-            which the job is advanced at once, as in Pollux' simulator.
+        whole_seconds: whether the time to the end of an epoch is rounded to whole seconds, but not
+            beyond the period of one :meth:`advance`, as in Pollux' simulator.
     """
 
     def __init__(self, submission: SubmittedJob, whole_seconds: bool) -> None:
@@ -185,7 +185,8 @@ class Progress:
     def _set(self, moment: AllocationChange, cost: ResizeCost) -> None:
         """Change the job's slots, record the change, and begin the pause that it costs.
 
-        If the job had slots and still has some, a pause that is not over is not shortened.
+        If the job is in a pause already and keeps some slots, the longer one counts: what is left
+        of the old pause, or the new one.
 
         Args:
             moment: the change.

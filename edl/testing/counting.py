@@ -5,7 +5,7 @@ over its samples, so the gradient of a sample is 1 at its own place. Plain SGD w
 global batch of N moves w[i] by -1/N for each time that sample i was counted. So the change of w in
 a step, divided by its smallest part, says how often each sample was counted in the step, without
 any knowledge of edl's bookkeeping (design.md, section 8). Gradients of several batches are
-accumulated as scripts do it: each is divided by their number. ``before`` (w at the last tally) and
+accumulated as scripts do it: each is divided by their number. ``before`` (w at the last count) and
 ``count`` belong to the model, so newcomers receive them with the rest of the state.
 """
 
@@ -211,7 +211,7 @@ def source_of(
     Args:
         data: the samples, their shards, and the batch size.
         prefetch_batches: how many batches a worker forms ahead.
-        batching: how batches are formed; None: ``data.batch_size`` on each worker.
+        batching: how batches are formed; None: each worker's batch has ``data.batch_size`` samples.
     """
     batching, shards, shared = batching or Batching(data.batch_size), data.shards, data.shared
     if not shards:
@@ -548,7 +548,7 @@ class Counted:
     Attributes:
         model: the trained model.
         steps: the number of steps.
-        exchanged: by step, the bytes or numbers of all workers in the exchange after it.
+        exchanged: by step, the bytes that each worker gave to the exchange after it.
         sizes: by step, the size of the ring that completed it; 0 if this worker missed the step.
         noise: the measured gradient noise scale.
         largest: the most samples in a step.

@@ -523,14 +523,14 @@ class Job(Run):
     def cut(self, name: str) -> None:
         """Break the ring connections of the worker ``name``.
 
-        The job needs ``options=["--chaos"]``.
+        The job must have been started with ``options=["--chaos"]``.
         """
         self.edl("chaos", "--cut", name)
 
     def expire(self, name: str) -> None:
         """Let ZooKeeper end the session of the worker ``name``.
 
-        The job needs ``options=["--chaos"]``.
+        The job must have been started with ``options=["--chaos"]``.
         """
         self.edl("chaos", "--expire-session", name)
 

@@ -289,7 +289,7 @@ class LoopbackJob:
     def fail(self, worker: int) -> None:
         """Make the next collective or rendezvous of worker number ``worker`` fail.
 
-        It may fail on other workers, too.
+        The same collective may then fail on other workers, too.
         """
         self.workers[worker].fails_next = True
 

@@ -2,7 +2,7 @@
 
 The leader's decisions are the real ones (:func:`edl.core.job.membership.decide`). Everything else
 follows docs/explanation/protocol.md in its simplest form: a daemon writes what its worker has to
-report, reads what is new, and cuts the ring from which its worker cannot free itself. The schedule
+report, reads what is new, and breaks a ring in which its worker could wait for ever. The schedule
 chooses when a daemon does so.
 """
 
@@ -414,7 +414,8 @@ class MemoryCoordinator:
     def release_others(self, generation: Generation | None) -> None:
         """Note that the worker's script has ended, so that no other worker waits for it for ever.
 
-        When another worker waits for this one in a collective, the daemon breaks the ring.
+        From then on the daemon breaks the ring when another worker waits for this one in a
+        collective.
 
         Args:
             generation: the generation of the worker's ring; None: it is in none, and nothing is

@@ -52,8 +52,8 @@ class Server:
         number: its number in an ensemble.
         peers: the ``server.N`` lines of an ensemble; empty: it is a standalone server.
         enter: a command prefix, such as one that starts the server in a network namespace.
-        inside: gets a function that asks the server, and returns the result of calling it at a
-            place that reaches the server, such as its network namespace.
+        inside: calls a function, which asks the server, at a place from which the server can be
+            reached (such as its network namespace), and returns the function's result.
 
     Attributes:
         hosts: "address:port", for EDL_ZOOKEEPER.

@@ -1,6 +1,7 @@
 """Read the job completion times (JCTs) that Pollux' artifact published, to compare runs with.
 
-Tiresias and Optimus are deterministic in Pollux' artifact, so each job must end in the same second.
+Tiresias and Optimus are deterministic in Pollux' artifact, so a run of edl's simulator with one of
+them must end each job in the same second as the artifact.
 """
 
 from __future__ import annotations

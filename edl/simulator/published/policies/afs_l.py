@@ -35,7 +35,7 @@ class AfsL:
     """The cluster policy ``afs_l``: each slot goes to the job where it is worth most (AFS-L)."""
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the slots of the jobs in ``cluster``, given one by one to the most worthy job.
+        """Return the slots of the jobs in ``cluster``, given one by one by the AFS-L rule.
 
         The docstring of the module has the rule by which jobs are compared.
         """
@@ -100,7 +100,7 @@ class JobShare:
 
     @property
     def first_length_s(self) -> float:
-        """The seconds until the job's end with the next ``more`` slots, too.
+        """The seconds until the job's end with ``more`` slots in addition to those it has.
 
         It decides between jobs that have no slots yet.
         """

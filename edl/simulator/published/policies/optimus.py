@@ -5,7 +5,7 @@ The seconds that one more slot saves a job with k slots and n steps left are
     n * (T(k) - T(k + 1))
 
 T(k) is the time of a step with the batch that its user requested, on as few nodes as possible (the
-greedy rule of Optimus, EuroSys 2018, with an oracle of n and T in place of its fits).
+greedy rule of Optimus, EuroSys 2018; there n and T are fitted, here they are known).
 
 First each job gets its minimum while slots last: smaller minima first, then in the order of
 submission. Then slots are given one by one, ties by that order, until no job gains. All jobs may be

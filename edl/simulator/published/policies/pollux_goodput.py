@@ -38,8 +38,9 @@ class BatchLimits:
 
     Attributes:
         batches: the smallest and the largest global batch.
-        local_batches: the smallest and the largest share of a slot that is not accumulated. None:
-            the batch does not change, and is shared evenly among any number of slots.
+        local_batches: the fewest and the most samples that a slot trains at once; a larger share is
+            accumulated. None: the batch does not change, and is shared evenly among any number of
+            slots.
     """
 
     batches: tuple[int, int]

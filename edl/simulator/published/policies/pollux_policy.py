@@ -83,7 +83,7 @@ class Pollux:
     def __call__(self, cluster: ClusterState) -> Allocation:
         """Return the fittest allocation that the search found for the jobs in ``cluster``.
 
-        It has the best batch of each job, too.
+        The allocation also has the best batch of each job.
         """
         if not cluster.jobs or not cluster.nodes:
             return Allocation(
@@ -186,9 +186,9 @@ def _models(jobs: Sequence[ClusterJob], before: Mapping[str, Sequence[float]]) -
 def _choices(
     jobs: Sequence[ClusterJob], nodes: Sequence[Node], present: Placements, models: Models
 ) -> list[Choices]:
-    """Return the speedups and the best batches of each job, in the order of ``jobs``.
+    """Return each job's speedup and best batch for each number of nodes and of slots.
 
-    They are by the numbers of slots and nodes.
+    The results are in the order of ``jobs``.
 
     Args:
         jobs: all jobs.

@@ -20,9 +20,9 @@ present ones, some slots are taken away, and free slots are given. Finally the c
 two jobs on several nodes do not share a node, no job has more than its maximum, and no node gives
 more slots than it has. The first in the order of jobs goes first.
 
-All rates are those of pollux.py in the simulator of Pollux' artifact (OSDI 2021). The artifact
-searches for 100 generations. It draws again in place of children that are there already, which are
-left out here.
+The probabilities of these changes are those of pollux.py in the simulator of Pollux' artifact (OSDI
+2021). The artifact searches for 100 generations. It replaces a child that equals a known state by a
+new draw; here such a child is left out.
 """
 
 from __future__ import annotations

@@ -346,8 +346,8 @@ def _points(timed: Sequence[Timed], scaled: Sequence[Scaled]) -> list[tuple[floa
     """Return the measurements to interpolate, as (nodes, slots, local batch, step_s, sync_s).
 
     Placements with the same numbers are one point, with the mean of their times. The points are in
-    the published order, which decides how a set of points on one sphere is triangulated; the
-    measurements have many such sets.
+    the published order. Points on one sphere, of which the measurements have many, can be
+    triangulated in several ways, and the order decides which one is used.
 
     Args:
         timed: the step times that were measured by placement.

@@ -1,9 +1,9 @@
 """Make VirtualFlow's 20 jobs, which ran on 8 slots of one node.
 
 ``data/virtualflow/NOTICE`` says where they come from. A job's work is the time that it took with
-all its slots, without its start. With fewer slots its virtual nodes take turns. How much slower
-that is was fitted to the run by weighted fair shares, for each kind of job (Amdahl's law). A start
-took 64 to 105 s there, 80 s in the mean; a resize stopped a job for 0.1 to 1.2 s.
+all its slots, without its start. With fewer slots its virtual nodes take turns. The slowdown
+follows Amdahl's law; it was fitted for each kind of job to the authors' run with weighted fair
+shares. A start took 64 to 105 s there, 80 s in the mean; a resize stopped a job for 0.1 to 1.2 s.
 
 Two things are not simulated: new workers boot for 60 to 90 s, beside the job, until they join, and
 slots are kept for 10 s after their job has ended.
