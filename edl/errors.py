@@ -174,7 +174,10 @@ class JobEnded(RequestError):
 
 
 class HostLost(RequestError):
-    """The host that workers were to move to has no agent any more; workers that were not moved yet stay where they are."""
+    """The host that workers were to move to has no agent any more.
+
+    Workers that were not moved yet stay where they are.
+    """
 
 
 class Superseded(RequestError):

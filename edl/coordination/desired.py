@@ -81,7 +81,7 @@ def record_returned(nodes: JobNodes, done: Reclaim) -> None:
 def discover(
     nodes: JobNodes, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
 ) -> Desired:
-    """Record the slots that horovodrun may use; if none are desired yet, desire ``first``.
+    """Record the slots that horovodrun may use; if no workers are desired, desire ``first``.
 
     See :meth:`JobStore.discover`.
 

@@ -184,7 +184,7 @@ class JobStore:
     def watch_generation(self, wake: OnChange) -> WorkerView:
         """Read and watch the nodes that a worker needs while it does not lead.
 
-        They are fewer nodes than :meth:`snapshot` reads.
+        They are fewer than the nodes that :meth:`snapshot` reads.
 
         Args:
             wake: Called on kazoo's connection thread, so it must not block, when the job, its
@@ -325,7 +325,7 @@ class JobStore:
     def discover(
         self, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
     ) -> Desired:
-        """Record the slots that horovodrun may use; if none are desired yet, desire ``first``.
+        """Record the slots that horovodrun may use; if no workers are desired, desire ``first``.
 
         Args:
             slots: The number of slots of each host.

@@ -548,7 +548,7 @@ class Counted:
     Attributes:
         model: the trained model.
         steps: the number of steps.
-        exchanged: by step, the bytes that each worker gave to the exchange after it.
+        exchanged: by step, the bytes or numbers that each worker gave to the exchange after it.
         sizes: by step, the size of the ring that completed it; 0 if this worker missed the step.
         noise: the measured gradient noise scale.
         largest: the most samples in a step.

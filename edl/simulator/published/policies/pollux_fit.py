@@ -1,7 +1,7 @@
 """Fit the model of a job's step time as the simulator of Pollux does.
 
-:mod:`edl.core.policy.step_time` has the model and the fit. The details of the fit (start, bounds,
-weights) are those of the artifact of Pollux (OSDI 2021, ``goodput.py``; section 4.1 of the paper
+:mod:`edl.core.policy.step_time` has the model and the fit. The details of the fit (such as
+its loss) are those of the artifact of Pollux (OSDI 2021, ``goodput.py``; section 4.1 of the paper
 has the reasons), so that completion times can be compared with the published ones.
 """
 
