@@ -65,7 +65,7 @@ class ConfigError(UsageError):
 
 
 def some(names: Sequence[str]) -> str:
-    """Return a text with the first 5 of ``names``, with commas, and how many more there are."""
+    """Return a text with the first 5 of ``names``, between commas, and the number of the others."""
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return ", ".join(names[:FEW]) + more
 

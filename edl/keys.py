@@ -18,7 +18,7 @@ def derived(secret: str, purpose: str, job: str) -> str:
 
     Args:
         secret: the secret of the job.
-        purpose: the use of the key, "http" or "zookeeper"; each has another key.
+        purpose: the use of the key, "http" or "zookeeper"; each has a key of its own.
         job: the name of the job.
     """
     message = f"edl {purpose} {job}".encode()

@@ -25,7 +25,7 @@ LOST = "ZooKeeper has lost the job; training goes on, and its processes write it
 class LostJob(ABC):
     """The procedure by which one process of a job writes the job again after ZooKeeper lost it.
 
-    One thread calls its methods.
+    Call its methods from one thread only.
 
     Args:
         store: The job in ZooKeeper, with this process's copy of it.
@@ -132,7 +132,7 @@ class WorkersLostJob(LostJob):
         return may_write(self.own, generation, self._store.copy.evicted)
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
-        """Return whether it is this worker's turn to write the job, with the newest generation.
+        """Return whether it is this worker's turn to write the lost job again.
 
         Workers begin in rank order, see :func:`edl.core.job.lost_job.begins_s`. The other workers
         of the same start of the job are asked for their generations; if one has a newer one, the

@@ -24,7 +24,7 @@ class ProfileNode:
     def put(self, curve: Curve) -> None:
         """Store ``curve``, throughput by number of workers, as the newest profile of the job.
 
-        The job may have ended.
+        This is possible also after the job has ended.
         """
         self._nodes.compare_and_set(self._nodes.paths.profile, lambda _: curve.to_json())
 

@@ -256,9 +256,9 @@ class Session:
 
     @property
     def client(self) -> _Client:
-        """The kazoo client that has this session; its calls may block for long.
+        """The kazoo client that has this session.
 
-        They raise kazoo's errors.
+        Its calls may block for long, and raise kazoo's errors, not edl's.
 
         Raises:
             CoordinationError: the session has not been started.

@@ -10,7 +10,8 @@ evaluation of Sia, SOSP 2023).
 
 In isolation, the job trains with the batch that its user asked for, on whole slots of as few nodes
 as possible, with at most as many slots as it may have. It begins at once, at no cost. If its share
-is less than its minimum, it has that minimum for the fraction of the time that makes its share.
+is less than its minimum, it has its minimum for only a fraction of the time, such that its mean
+number of slots is its share.
 """
 
 from __future__ import annotations

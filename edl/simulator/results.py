@@ -71,8 +71,8 @@ class JobResult:
         batches: all changes of its batch, which begins as submitted.
         dropped: whether it was rejected, at ``end_s``, without ever having had slots.
         isolated_s: the seconds that it would take alone on 1/N of the slots, N being the mean
-            number of jobs in the cluster beside it and with it (:mod:`edl.simulator.fairness`); 0:
-            not known.
+            number of jobs in the cluster while it was there, itself included
+            (:mod:`edl.simulator.fairness`); 0: not known.
     """
 
     name: str

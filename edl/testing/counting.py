@@ -396,7 +396,7 @@ class Counting:
         aligned: ``batch_size`` is of all workers together, and the batches have the same samples in
             every job.
         batch_range: the least and largest global batch; the leader asks for another batch between
-            them every 3 steps. (0, 0): the job does not choose it.
+            them every 3 steps. (0, 0): it asks for none.
         micro_batch: the samples that a worker trains at once; 0: its whole batch.
     """
 

@@ -45,7 +45,8 @@ class Throttle:
         step_s: the sleep in each of the first ``steps`` steps, in seconds.
         steps: how many steps sleep ``step_s``.
         later_s: the sleep in the steps after them; at least ``step_s``.
-        each_s: more sleep for each worker but one; with it a job gains nothing from more workers.
+        each_s: the additional sleep, in seconds, for each worker of the ring beyond the first; it
+            lets a test give a job no gain from more workers.
     """
 
     step_s: float = 0.2

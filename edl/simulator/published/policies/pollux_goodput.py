@@ -127,7 +127,7 @@ def efficiency(noise_scale: float | None, smallest: int, batch: Vector) -> Vecto
 
     Args:
         noise_scale: the gradient noise scale in samples. None: it is not known, and a larger batch
-            brings no more progress than the smallest; infinite: a sample is worth 1 in every batch.
+            brings no more progress than the smallest; infinite: the efficiency of every batch is 1.
         smallest: the smallest batch, in samples.
         batch: the batches, in samples.
     """

@@ -18,8 +18,8 @@ admitted keeps slots until its end, so the wait of a light job has no bound whil
 arrive.
 
 These rules are edl's own: a minimum above 1 is kept (a share is at least the next power of two, or
-the demand). A job that may not be preempted keeps what it has. Where nodes were lost, the lightest
-running jobs wait again.
+the demand). A job that may not be preempted keeps what it has. If nodes were lost and the slots
+left are too few, the lightest running jobs lose theirs and wait again.
 """
 
 from __future__ import annotations
