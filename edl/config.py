@@ -281,8 +281,9 @@ def environment() -> dict[str, str]:
 def take_inherited_template() -> tuple[int, int] | None:
     """Return the template process that this launcher has inherited; further calls return None.
 
-    A template is a process that has imported the framework and forks into workers. The environment
-    variable that names the inherited one is removed.
+    A template is a process that has imported the framework and forks into workers. A launcher that
+    edl's own tests fork from a template inherits a second one. The environment variable that names
+    it is removed.
 
     Returns:
         The file descriptor of the template's socket and the template's process id; None if this

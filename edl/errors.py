@@ -65,7 +65,7 @@ class ConfigError(UsageError):
 
 
 def some(names: Sequence[str]) -> str:
-    """Return a text with the first 5 of ``names``, between commas, and the number of the others."""
+    """Return a text with the first 5 of ``names`` and the number of the others, if any."""
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return ", ".join(names[:FEW]) + more
 

@@ -49,10 +49,10 @@ class Access:
         return [make_digest_acl(self.job, self._password, all=True)]
 
     def opens(self, acl: list[ACL]) -> bool:
-        """Return whether a node's ACL gives all rights to this identity.
+        """Return whether a node was made with this secret: its ACL gives this identity all rights.
 
         Args:
-            acl: The ACL of the node. If it gives them, the node was made with this secret.
+            acl: The ACL of the node.
         """
         mine = self.acl[0].id
         return any(one.id == mine and one.perms == Permissions.ALL for one in acl)

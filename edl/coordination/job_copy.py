@@ -128,8 +128,8 @@ class JobCopy:
     def _ids(self) -> set[int]:
         """Return the worker ids that must not be used again.
 
-        These are the ids of the members of the generation and of its previous ring, and of evicted
-        workers.
+        These are the ids of the members of the newest generation and of the ring before it, and of
+        evicted workers.
         """
         now = self.generation
         members = (*now.members, *now.previous) if now is not None else ()

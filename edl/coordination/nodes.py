@@ -75,7 +75,7 @@ class JobNodes:
         return lifecycle.unknown_job(self.session, self.paths)
 
     def read(self, *issues: Any) -> list[Any]:
-        """Send all reads ``issues`` together; return the answers in order, None for no node.
+        """Send all reads together; return their answers in order, None for a missing node.
 
         Args:
             *issues: The reads, such as :func:`edl.coordination.reads.get` returns them.

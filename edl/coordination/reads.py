@@ -87,7 +87,8 @@ def children(path: str, wake: OnChange = None) -> Read:
 def exists(path: str, wake: OnChange = None) -> Read:
     """Return a read of the stat of the node at ``path``; its answer is None without a node.
 
-    ``wake`` is called when the node is created, changed or removed: the watch is set in both cases.
+    ``wake`` is called when the node is created, changed or removed: the watch is set whether or not
+    the node exists.
     """
     return Read(_EXISTS, path, wake)
 

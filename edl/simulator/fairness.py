@@ -33,7 +33,7 @@ def with_isolated(
     """Return ``results`` with ``isolated_s`` set for each job that was not rejected.
 
     It is the time that the job would take alone on 1/N of the cluster's slots, if on average N jobs
-    (itself included) were in the cluster while it was.
+    (itself included) were in the cluster while it was there.
 
     Args:
         submissions: the jobs as they were submitted.

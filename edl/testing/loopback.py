@@ -227,7 +227,7 @@ class LoopbackJob:
     def terminate(self, worker: int) -> None:
         """Ask worker number ``worker`` to leave, as SIGTERM does.
 
-        It leaves at the next switch, or at once when it is not in the ring.
+        It leaves at the next switch (change to a new ring), or at once when it is not in the ring.
         """
         one = self.workers[worker]
         if one.ended:

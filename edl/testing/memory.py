@@ -114,7 +114,7 @@ class MemoryJob:
     def remove_member(self, worker: int) -> None:
         """Delete the record of the worker with the id ``worker``.
 
-        A job that is stopping ends with its last worker.
+        If the job is stopping and no worker has a record any more, the job ends.
         """
         if self.nodes.pop(worker, None) is not None:
             self.changed()

@@ -248,7 +248,7 @@ def fronts(values: Vector) -> Order:
 
 
 def _apart(values: Vector, front: Order) -> Vector:
-    """Return the crowding distance of each state: the distance of its two neighbours.
+    """Return the crowding distance of each state: the distance between its two neighbours.
 
     The neighbours are those in the same front, sorted by fitness, then by utility. The distance is
     the sum over fitness and utility, each as a fraction of the range in the front. It is infinite
