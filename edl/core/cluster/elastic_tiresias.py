@@ -18,8 +18,9 @@ defaults here:
    first. Where no job gains, slots stay free.
 
 The sources say nothing about jobs whose minimum is above 1. Here S counts as linear up to the
-minimum, since the speed with fewer slots is not known. The sources keep the service of a promoted
-job apart; here service counts anew from the promotion on. Only its promotion bounds a job's wait.
+minimum, since the speed with fewer slots is not known. From its promotion on, a job's attained
+service counts from 0 again for the next demotion. A job's wait has no bound but the time until its
+promotion.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class ElasticTiresias:
         return Allocation(place_slots(sizes, cluster), reasons, noted)
 
     def _queues(self, cluster: ClusterState) -> tuple[set[str], dict[str, float]]:
-        """Demote jobs by their attained service, promote jobs by their wait, and return the queues.
+        """Move jobs between the queues, by attained service and by wait, and return the queues.
 
         Returns:
             (the names of the jobs in the second queue; for each promoted job by name, the

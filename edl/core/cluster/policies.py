@@ -1,7 +1,7 @@
 """Register the cluster policies that edl offers, by name.
 
-Published policies with which edl's are compared are in :mod:`edl.simulator.published`; only the
-simulator registers them, in addition to edl's (:mod:`edl.simulator.registry`).
+Further published policies, for comparison, are in :mod:`edl.simulator.published`; only the
+simulator registers those (:mod:`edl.simulator.registry`).
 """
 
 from __future__ import annotations

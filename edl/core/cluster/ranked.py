@@ -1,7 +1,7 @@
 """Give each job the slots that it requested, in the order of a ranking.
 
-The policies with fixed sizes share this: FIFO, Tiresias, and SRTF (shortest remaining time first).
-They differ only in the ranking.
+The policies with fixed sizes use :func:`admit`: FIFO, Tiresias, and SRTF (shortest remaining time
+first). They differ only in the ranking.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ AWAY_S = 10.0  # when a look comes later than this, the leader could not read me
 class Ages:
     """How long the facts by which a leader decides have been true, in seconds.
 
-    The leader's own clock counts.
+    Times are measured with the leader's own clock.
 
-    A new leader starts to count at 0. No time passes while a leader cannot read ZooKeeper, for a
-    worker may not be able to write then, either. So the time limits that are compared with these
-    ages may take longer than configured, but are never cut short.
+    For a new leader all ages begin at 0. Time in which the leader cannot read ZooKeeper is not
+    counted, for the workers may not be able to write to it then, either. So a time limit that is
+    compared with an age may take longer than configured, but never less.
 
     Attributes:
         leading_s: the time since the leader's term began.

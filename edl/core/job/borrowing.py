@@ -4,7 +4,7 @@ A job with borrowed slots has more workers than it needs. For each host the numb
 is kept, not which ones. When fewer workers are wanted on a host, its borrowed slots are given back
 first. When their owner wants slots back (``reclaim``), workers leave by a planned switch, as after
 any `edl scale`. A worker that has not left shortly before the deadline is evicted: then the other
-workers go on without it by a repair, which loses nothing either.
+workers repair the ring and go on without it, and no training progress is lost.
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ def reclaims_after(
 def is_late(reclaim: Reclaim, now_s: float) -> bool:
     """Return whether a deadline to give slots back is so near that the slots' workers are evicted.
 
-    A planned switch might miss the deadline then. The margin before the deadline is
-    :data:`MARGIN_S`, but at most half of the time that was given.
+    They are evicted because a planned switch might end after the deadline. The margin before the
+    deadline is :data:`MARGIN_S`, but at most half of the time that was given.
 
     Args:
         reclaim: the request to give slots back, with its deadline.
@@ -206,8 +206,8 @@ def overdue_on(host: str, desired: Desired, now_s: float) -> bool:
 def overdue(now: Snapshot, now_s: float) -> dict[int, str]:
     """Return the workers to evict because their borrowed slots are due to be given back.
 
-    While the newcomers of a generation have not all entered it, the workers of that generation are
-    left out, for no other worker may have the job's state.
+    Until all newcomers of the newest generation have entered it, no worker of that generation is in
+    the result: a newcomer may not have received the job's state yet.
 
     Args:
         now: the state of the job in ZooKeeper.

@@ -23,8 +23,8 @@ class Limits:
             replacement.
         notice_s: how long a ready newcomer may take to note, in its record in ZooKeeper, that it
             has seen a generation that it is not in.
-        report_s: how long a worker of a broken ring may take to report that, while it is not proven
-            dead.
+        report_s: how long a worker may take to report that its ring broke; then it is evicted, if
+            another worker holds the job's state.
     """
 
     start_s: float
@@ -46,7 +46,8 @@ class MembershipDecision:
         change: the change of the number of desired workers; None: it stays.
         evict: the workers to evict: the reason by worker id.
         answers: the requests (to drain or replace a worker) that are answered with this decision.
-        asks: new requests of the leader's own, which it or its successor answers later.
+        asks: new requests (to drain or replace a worker) that the leader itself makes; a later
+            decision answers them.
         reclaimed: the requests to give slots back that are fulfilled; ``change`` removes them from
             the open requests.
     """

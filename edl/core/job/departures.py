@@ -2,9 +2,9 @@
 
 A worker that got SIGTERM or was drained is not replaced: the number of desired workers falls by one
 with the switch in which it leaves. There are three exceptions. If its host has more workers than
-are assigned anyway, the number stays. If the job may not have the smaller number, another worker
-takes the place. A launcher that assigns by slot starts another worker in the slot, so nothing
-changes in what that launcher has assigned.
+are assigned to it, the number stays. If the smaller number is not an allowed size of the job,
+another worker takes the place. If the launcher assigns workers by slot, it starts another worker in
+the slot, and the number stays.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class DepartureCause(Enum):
     """The reason why a worker may leave the ring.
 
     ``SIGNAL``: it got SIGTERM. ``DRAIN``: the request to drain or replace it was accepted.
-    ``UNASSIGNED``: fewer workers are assigned to its host, or its slot is assigned to none. When
-    the ring needs some of its leaving workers for longer, an ``UNASSIGNED`` one is kept first, a
-    ``SIGNAL`` one last.
+    ``UNASSIGNED``: its host has more workers than are assigned to it, or no worker is assigned to
+    its slot any more. When the ring needs some of its leaving workers for longer, an ``UNASSIGNED``
+    one is kept first, a ``SIGNAL`` one last.
     """
 
     SIGNAL = "it was sent SIGTERM"
@@ -183,8 +183,8 @@ def attainable_size(now: Snapshot, active: Sequence[RingMember], assigned: Place
 def attainable(now: Snapshot, active: Sequence[RingMember], assigned: Placement) -> dict[str, int]:
     """Return by host how many of the ``assigned`` workers are in the ring or can be started.
 
-    On a host without an agent no worker can be started: the host may have died, and its workers are
-    still wanted. A launcher that assigns by slot can start all of them.
+    On a host without an agent (it may have died) no worker can be started. If the launcher assigns
+    by slot, all assigned workers can be started.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -284,7 +284,7 @@ def _unassigned(
 def _impatient(member: Member, ages: Ages, limits: Limits) -> bool:
     """Return whether a worker that got SIGTERM cannot wait for its replacement any longer.
 
-    It waits ``limits.leave_grace_s`` after the leader saw that it was asked to leave.
+    It waits for ``limits.leave_grace_s`` seconds from when the leader saw that it got SIGTERM.
 
     Args:
         member: the record of the worker.

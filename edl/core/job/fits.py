@@ -50,7 +50,7 @@ NO_FITS = ScriptFits()
 class FitIsDone(EdlError):
     """The error that makes a script skip a call of Keras' ``fit`` that the job has done already.
 
-    It ends that call.
+    It is raised inside the call, which ends without training.
 
     Args:
         done: all calls of ``fit`` that the job has done.

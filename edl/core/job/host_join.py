@@ -1,7 +1,8 @@
 """Compute the desired workers when a host joins a running job (`edl join`).
 
-In a cluster, hosts are replaced by hosts with other names. So the workers of a host that is gone
-are given to hosts that join, and do not use up the sizes that the job may have.
+In a cluster, hosts are replaced by hosts with other names. The workers desired on a host that is
+gone are therefore not counted when a host joins: with at most 4 workers allowed, a new host can get
+the 2 workers of a host that is gone.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ def request_workers(
 ) -> dict[str, int]:
     """Return the placement after a host that joins the job has asked for ``np`` workers on itself.
 
-    The host gets as many as the job's sizes leave room for, and keeps the ones it had. A host that
-    asks again only gets the workers of hosts that are gone: a worker that `edl scale` or `edl
-    drain` has removed is not added again. If the host does not get all, other hosts that still wait
-    get workers together with it, as far as the job may have the sum: with 2 workers and `--sizes
-    2,4`, two hosts that ask for 1 each get 1 each.
+    The host keeps the workers it had, and gets as many of ``np`` as the job's allowed sizes permit.
+    A host that asks again only gets workers that were desired on hosts that are gone: a worker that
+    `edl scale` or `edl drain` has removed is not added again. Workers of hosts that are gone are
+    left out of the result. If the host does not get all, other hosts that still wait get workers
+    together with it, as far as the job may have the sum: with 2 workers and `--sizes 2,4`, two
+    hosts that ask for 1 each get 1 each.
 
     Args:
         snapshot: the state of the job in ZooKeeper.
@@ -33,9 +35,8 @@ def request_workers(
         host: the host that asks.
         np: how many workers the host asks for.
         got: how many workers were desired on ``host`` when it asked last; None: it never asked.
-        late: whether all hosts have had the time to register, also the one that has just created
-            the job. Before the first ring a host without an agent does not count as gone until
-            then.
+        late: whether all hosts have had the time to register. If False, and the job has no ring
+            yet, a host without an agent does not count as gone.
 
     Returns:
         The number of desired workers by host.
@@ -64,7 +65,7 @@ def request_workers(
 def withdrawn(has: int, got: int | None) -> bool:
     """Return whether workers were taken from a host since it asked for them.
 
-    Then the host must not ask for them again.
+    If so, the caller must not ask for them again.
 
     Args:
         has: how many workers are desired on the host now.

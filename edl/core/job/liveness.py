@@ -43,8 +43,8 @@ class LivenessLimits:
         answer_s: how long a worker's port may take to answer, in seconds.
         silence_s: for this many seconds after a missing answer, a worker counts as silent without
             being asked again.
-        newcomer_s: how long the leader may be busy with asking one ready newcomer, in seconds: n
-            ready newcomers are asked again after n times this.
+        newcomer_s: of n ready newcomers, each is asked again at the earliest n times this after its
+            last answer, in seconds.
         session_s: the ZooKeeper session time-out that was granted, in seconds: a frozen worker
             leaves ZooKeeper that much later.
     """
@@ -133,8 +133,8 @@ def workers_to_probe(
     proof.
 
     Members are not asked during a switch announced less than ``limits.switch_s`` ago, for that
-    would slow it down, unless one has left ZooKeeper or reports a broken ring. Newcomers that
-    answered not long ago are not asked again, for that would take up the leader's time.
+    would slow it down, unless one has left ZooKeeper or reports a broken ring. With n ready
+    newcomers, one that answered less than n times ``limits.newcomer_s`` ago is not asked.
 
     Args:
         now: the state of the job in ZooKeeper.

@@ -1,8 +1,8 @@
 """Decide which process writes the records of a job again after ZooKeeper has lost them.
 
 Every worker has read the job's records before. A worker that knows the newest generation writes
-them: other workers may be on their way into that generation, and two generations must never have
-the same number. If no worker of the ring is left, a launcher writes.
+them: if an older generation were written, the next one would get a number that is already in use.
+    If no worker of the ring is left, a launcher writes.
 """
 
 from __future__ import annotations

@@ -6,12 +6,13 @@ reasons stand at the guards of :func:`_decide` and of the functions that it call
 1. A job that is asked to stop gets a generation without members.
 2. A job without a ring starts; so does a job whose ring is proven dead to the last worker.
 3. A broken ring is repaired (:mod:`edl.core.job.repair`).
-4. A generation that was announced is entered by all its members before the next one.
+4. No further generation is decided until all members have entered the announced one, unless a
+   newcomer of it is lost.
 5. A ring that runs is changed as planned (:mod:`edl.core.job.resize`).
 
 The size of a ring follows the number of :class:`~edl.core.records.Assigned` workers. Where the
 launcher assigns by slot, as the driver of horovodrun does, no rule lowers that number: a worker in
-a slot beyond it leaves, and the place of a worker that was asked to leave is filled again.
+a slot beyond it leaves, and a worker that was asked to leave is replaced.
 
 Each decision obeys these rules: a generation's number grows by one, old members keep their relative
 rank order, newcomers follow by id (at a start, host by host), no worker both joins and leaves, and
@@ -86,8 +87,9 @@ def decide(
 def _dead_members(now: Snapshot, dead: Iterable[int], silent: frozenset[int]) -> set[int]:
     """Return the ids of the dead workers to evict.
 
-    They are members of the newest generation or of the one before, except workers that have left as
-    agreed. The parameters are as in :func:`decide`; ``dead`` holds the ids only.
+    They are members of the newest generation or of the one before, except workers that left with
+    the newest generation and have no record in ZooKeeper any more. The parameters are as in
+    :func:`decide`; ``dead`` holds the ids only.
     """
     current = now.generation
     if current is None or now.job.state.over:
@@ -269,8 +271,8 @@ def _restart(
 ) -> MembershipDecision:
     """Return the decision to start a job again, or to wait, when its whole ring has left ZooKeeper.
 
-    This is rule 2 of the module. Newcomers that hold the job's state go on with it; otherwise the
-    job starts as the first time.
+    This is rule 2 of the module. If a newcomer holds the job's state, the job goes on from that;
+    otherwise it starts like a new job, with no state but a checkpoint.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -372,7 +374,8 @@ def _replace_newcomers(
 ) -> MembershipDecision:
     """Return the decision that replaces a planned generation by one without its lost newcomers.
 
-    This is rule 4 of the module. As many leaving workers stay as the ring would lack.
+    This is rule 4 of the module. If fewer workers than wanted would be left without the lost
+    newcomers, that many of the workers that were to leave stay.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -423,10 +426,10 @@ def _departing(current: Generation, healthy: Mapping[int, Member]) -> list[int]:
 
 
 def _heard(newcomer: Member, planned: Generation) -> bool:
-    """Return whether the leader knows if a newcomer of a planned generation got the job's state.
+    """Return whether a newcomer of a planned generation has told if it got the job's state.
 
-    It knows once the newcomer has entered that generation, has noted in its record that it has seen
-    it, or has reported that the generation's ring broke.
+    It has told once it has entered the generation ``planned``, has noted in its record that it has
+    seen it, or has reported that the generation's ring broke.
     """
     return broke(newcomer, planned) or newcomer.newest_generation >= planned.number
 

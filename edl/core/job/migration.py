@@ -3,8 +3,8 @@
 All is read from the job's records in ZooKeeper. The migration itself follows from the desired
 workers: the target's agent starts newcomers, the leader keeps the workers that leave the source
 until the newcomers are ready, and lets all change places in one switch
-(:mod:`edl.core.job.membership`). So the process that asked may end, and no function here decides
-about members.
+(:mod:`edl.core.job.membership`). So the migration goes on if the process that asked for it ends. No
+function here decides about members.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def outcome(
         events: the job's event log.
         hosts: the host of each worker, by the worker's name ("w3").
         last: the number of the generation in which the migration was done.
-        seen: generations that were read during the migration; the log lacks a generation whose
-            leader died before it could log it.
+        seen: generations that were read during the migration; a generation whose leader died before
+            it could log it is not in the event log.
     """
     logged = {e.generation: e.details for e in events if isinstance(e.details, GenerationDetails)}
     written = {n: (one.joined, one.left, one.repair) for n, one in logged.items()}

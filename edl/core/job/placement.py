@@ -168,12 +168,10 @@ def return_absent(desired: Placement, host: str, here: Mapping[str, int]) -> dic
 def without_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]:
     """Return the desired workers by host after ``host`` has left the job.
 
-    Hosts that are gone lose their workers, too.
-
-    If workers stayed wanted on a dead host, workers that are to leave would wait for them. A
-    worker that was to move to one of these hosts, and is not there yet, stays where it is. If the
-    job may not have the number of workers that is left, more are wanted on free slots of other
-    hosts; without free slots the job gets the next smaller size.
+    Hosts that are gone lose their workers, too. A worker that was to move to one of these hosts,
+    and is not there yet, stays where it is. If the number of workers that is left is not an allowed
+    size of the job, workers are added in free slots of other hosts; without free slots the job gets
+    the next smaller allowed size.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -209,16 +207,16 @@ def without_slot(
 ) -> dict[str, int] | None:
     """Return the desired workers by host after a slot of ``host`` was disabled.
 
-    The host has one worker fewer. If the job may not have that number of workers, one is wanted in
-    a free slot, on this host or another one; without a free slot the job gets the next smaller
-    size. The result is None if too few workers would be left.
+    The host has one worker fewer. If the job's number of workers is then not an allowed size, a
+    worker is added in a free slot, on this host or another one; without a free slot the job gets
+    the next smaller allowed size. The result is None if too few workers would be left.
 
     Args:
         now: the state of the job in ZooKeeper.
         host: the host of the disabled slot.
         given_up: all disabled slots of ``host``, the new one included.
-        elsewhere: whether a worker in another slot could do what failed in this one; if not, no
-            worker is added in a free slot.
+        elsewhere: whether a worker in another slot might succeed; if False, no worker is added in a
+            free slot.
     """
     job, desired = now.job, now.desired.hosts
     fewer = {**desired, host: max(0, desired.get(host, 0) - 1)}

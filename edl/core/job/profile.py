@@ -1,7 +1,7 @@
 """Compute what a job gains from more workers: the curve of its throughput over its size.
 
 Two readings of one worker's counters, taken by its own clock at the ends of two steps of one ring,
-give a throughput without any error but the noise of the steps themselves::
+give the throughput. Its only error is the noise of the steps' times::
 
     throughput(n) = samples of all workers between the readings / time between them
     speed-up(n)   = throughput(n) / throughput(n0)          n0: the smallest size of the curve
@@ -148,8 +148,9 @@ def measured_point(
 ) -> Point | None:
     """Return the throughput of the newest ring; None if it was not seen for long enough.
 
-    Pauses between two epochs, in which a script evaluates or saves, are left out, unless epochs are
-    so short that they leave fewer than ``steps`` steps in :data:`PATIENCE` times as many.
+    The time between two epochs, in which a script evaluates or saves, is left out. It is included
+    if epochs are so short that fewer than ``steps`` steps are left of :data:`PATIENCE` times
+    ``steps``.
 
     Args:
         readings: readings of the progress counters of one worker after another, oldest first.

@@ -1,8 +1,9 @@
 """Repair a ring that broke: rule 3 of :mod:`edl.core.job.membership`.
 
-Each member of the ring reports how far it is, or is dead, or is evicted. Then the survivors go on
-from the state of one that has made the most progress, by steps and then by exchanges between steps.
-No newcomer joins in the generation that repairs, for the survivors are in the middle of a step.
+The leader waits until each member of the ring has reported its last step, is dead, or is evicted.
+Then the survivors go on from the state of one that has made the most progress, by steps and then by
+exchanges between steps. No newcomer joins in the generation that repairs, for the survivors are in
+the middle of a step.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def repair(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Decide the generation that follows a broken ring, or say which reports are awaited.
+    """Return the decision that repairs a broken ring, or one that says which reports are awaited.
 
     Args:
         current: the newest generation.
@@ -69,10 +70,11 @@ def _await_reports(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Wait for the members of a broken ring that may still report, or evict them.
+    """Return the decision to wait for reports on a broken ring, or to evict who has not reported.
 
-    They are evicted once the ring has been broken for ``limits.report_s``, if ``is_safe``. Else the
-    decision only says which reports are awaited.
+    The members that have not reported are evicted once the ring has been broken for
+    ``limits.report_s`` seconds, if ``is_safe``. Otherwise the decision only says which reports are
+    awaited.
 
     Args:
         current: the newest generation.

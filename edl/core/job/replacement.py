@@ -49,7 +49,7 @@ def replacement(
 
 
 def taken_back(now: Snapshot, request: Request) -> Placement:
-    """Return the desired workers by host when a replacement is given up, as no new worker has come.
+    """Return the desired workers by host after a replacement is given up, as no worker started.
 
     Args:
         now: the state of the job in ZooKeeper.

@@ -4,7 +4,8 @@ The steps, each a function below:
 
 1. Find the workers that may leave: those that a signal or a request asks to leave, and those beyond
    the assigned number. If a crash has left a size that is not allowed, fewer are assigned.
-2. Sort the newcomers: each host gets as many as it lacks, and further ones are evicted.
+2. Sort the newcomers: each host gets newcomers up to its assigned number of workers, and further
+   newcomers are evicted.
 3. Choose the target: the size of the ring after the switch, and the departures to postpone for it.
 4. Switch, or wait: newcomers wait briefly for other newcomers that are preparing, and longer where
    they take the places of workers that train meanwhile.
@@ -210,8 +211,9 @@ def _with_allowed_size(
 ) -> Snapshot:
     """Return ``now`` with fewer workers assigned, if a crash has left a size that is not allowed.
 
-    The next smaller allowed size is assigned, if the lacking workers cannot be started and the time
-    limit for them (``limits.start_s``) is over. ``now`` itself is returned if nothing changes.
+    The next smaller allowed size is assigned, if no agent can start the workers that the ring has
+    fewer than assigned, and ``limits.start_s`` seconds have passed since the generation began.
+    Otherwise the result is ``now`` itself.
 
     Args:
         now: the state of the job in ZooKeeper.
@@ -298,9 +300,9 @@ def _beyond(arriving: Sequence[Member], launcher: Assigned, assigned: Placement)
 def _unaware(arriving: Sequence[Member], generation: int) -> set[int]:
     """Return the ids of the newcomers that cannot join the next ring yet, even if they are ready.
 
-    A newcomer that did not take note of the present ``generation`` (its number) may be stuck. A
-    newcomer that is ready for an earlier fit than another newcomer is about to go on to the later
-    fit. ``arriving`` holds all newcomers.
+    These are newcomers that have not noted in their record that they have seen the present
+    ``generation`` (its number), and newcomers that are ready for an earlier fit (call of Keras'
+    ``fit``) than another newcomer. ``arriving`` holds all newcomers.
     """
     fits = max((m.fits for m in arriving if m.stage is Stage.READY), default=0)
     return {m.id for m in arriving if m.newest_generation < generation or m.fits < fits}
@@ -309,7 +311,7 @@ def _unaware(arriving: Sequence[Member], generation: int) -> set[int]:
 def _lacking(
     active: Sequence[RingMember], leavers: Sequence[Departure], assigned: Placement
 ) -> Counter[str]:
-    """Return how many workers each host lacks after some have left; below 0: it has too many.
+    """Return the assigned minus the present workers of each host, after some have left.
 
     Args:
         active: the members of the ring.
@@ -323,7 +325,7 @@ def _lacking(
 
 
 def _too_late(member: Member, unaware: Collection[int], ages: Ages, limits: Limits) -> str:
-    """Return why a newcomer that has used up its time is evicted; empty if it still has time.
+    """Return why a newcomer is evicted for exceeding a time limit; empty if it has not.
 
     Args:
         member: the record of the newcomer.
@@ -342,8 +344,9 @@ def _too_late(member: Member, unaware: Collection[int], ages: Ages, limits: Limi
 def _asleep(member: Member, ages: Ages, limits: Limits) -> bool:
     """Return whether a newcomer has been ready for ``limits.notice_s`` in the present generation.
 
-    Within that time a ready newcomer must take note of the generation. ``ages`` says for how long
-    ``member`` has been ready, and for how long the generation has been known.
+    Within that time a ready newcomer must note in its record that it has seen the generation.
+    ``ages`` says for how long ``member`` has been ready, and for how long the generation has been
+    known.
     """
     return min(ages.generation_s, ages.stage_s.get(member.id, 0.0)) >= limits.notice_s
 
@@ -423,9 +426,8 @@ def _floor(now: Snapshot, active: Sequence[RingMember], leaving: Sequence[Depart
     """Return the smallest size that the ring may have after the workers in ``leaving`` have left.
 
     If one of them waits for a replacement, the ring keeps the wanted size, even if no agent can
-    start workers: whoever asked for the replacement then has to take it back. If one was asked to
-    leave, the ring keeps as many workers as are in it or can be started. If all must leave whatever
-    the size, the result is 0.
+    start the new worker. If one was asked to leave, the ring keeps as many workers as are in it or
+    can be started. If all must leave whatever the size, the result is 0.
 
     Args:
         now: the state of the job in ZooKeeper.

@@ -1,7 +1,7 @@
 """Decide whether a newcomer's model can take over the state of the job, before the newcomer joins.
 
-After it has joined it would be too late: if a newcomer ends with an error in a ring, the other
-workers must repair the ring, and again for each worker that is started in the newcomer's place.
+If a newcomer ended with an error after it has joined, the other workers would have to repair the
+ring, and again for each worker that is started in its place.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def why_unfit(mine: Signature, theirs: Signature, advice: str = BUILT_BEFORE) ->
     Args:
         mine: the shape of each tensor of the newcomer's model, by name.
         theirs: the shape of each tensor of the job's model, by name.
-        advice: what the user should do if one of the models lacks a tensor of the other.
+        advice: what the user should do if a tensor is in one of the two models only.
     """
     if not mine or not theirs or mine == theirs:
         return ""

@@ -263,9 +263,8 @@ def _past_limit(working: Sequence[Report], step: int, limits: StallLimits) -> di
 def _left_in_a_step(reports: Sequence[Report]) -> list[Report]:
     """Return the reports of the workers that left a step for whose gradients other workers wait.
 
-    A worker whose record the others have has begun that step. If it waits for step records again,
-    its script has begun another step without sending the gradients of that one. The result is empty
-    unless all workers wait.
+    Such a worker began the step, sent no gradients for it, and now waits for the step records of
+    the next step. The result is empty unless all workers wait.
     """
     training = [r for r in reports if r.doing == FOR_GRADIENTS]
     if not training or not all(r.waits for r in reports):

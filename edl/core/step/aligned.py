@@ -65,9 +65,9 @@ class AlignedSource(Source):
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
         """Return the ledger for a new ring: all leases are free again, except those in training.
 
-        In a global batch in training, the slices of workers that have gone become free. They must
-        not be leased before the step is complete: a worker that has not begun the step would train
-        such a slice and its own as one batch.
+        In a global batch in training, the slices of workers that have gone become free. The caller
+        must not lease them before the step is complete: otherwise a worker that has not begun the
+        step would train such a slice and its own as one batch.
 
         Args:
             ledger: the ledger of the epoch, with the leases of the old ring.

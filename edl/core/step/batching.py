@@ -74,17 +74,16 @@ class Batching(Record):
     def microbatches(self, size: int) -> int:
         """Return in how many pieces each of ``size`` workers trains its batch.
 
-        It is 1 without ``micro_batch``. The number is the same on all workers, so the loops of
-        their scripts go round equally often, and what a script counts in its loop is equal on all
-        of them.
+        It is 1 without ``micro_batch``. The number is the same on all workers, so their scripts
+        make equally many iterations.
         """
         return -(-self.of_one(0, size) // self.micro_batch) if self.micro_batch else 1
 
     def iterations(self, total: int, size: int) -> int:
         """Return how many iterations the loop of a script over an epoch makes.
 
-        The number is equal on all workers. It is rounded up, for the last batch may be short. A
-        batch that is trained in pieces takes an iteration for each piece.
+        The number is equal on all workers. An incomplete last batch counts as a whole one. A batch
+        that is trained in pieces takes an iteration for each piece.
 
         Args:
             total: the number of samples of the epoch.

@@ -8,19 +8,20 @@ samples here holds for positions. Rules:
    done.
 2. A worker hands out samples from the front of its leases, in the order in which it was granted
    them; when a step is complete its n_i samples leave the front and are done. So the count alone
-   says *which* samples were trained, as long as nothing between ledger and model changes the order.
+   says *which* samples were trained.
 3. The ledger moves only when a step is complete, by :func:`complete_step` on the step records,
    which are the same on every worker. An interrupted step leaves no trace.
-4. Leases of a worker that is gone become free again, before everything after them.
+4. Leases of a worker that is gone become free again, and are granted again before later positions.
 5. With several optimizers a batch has several steps. It is its worker's current batch from its
    first step until the next batch is handed out. When the worker goes meanwhile, its batch becomes
    free again, and is *partially applied*: it is trained once more only for the optimizers that have
    not applied it in a step.
 6. Leases shrink toward the end of an epoch (guided self-scheduling, Polychronopoulos and Kuck 1987:
-   a share of what is left), so that no worker holds many samples while others have none.
+   each is a fraction of the free positions), so that no worker holds many samples while others have
+   none.
 
-Every worker holds the same ledger and grants are made identically by all, in rank order: there is
-no owner to lose. A value is immutable; each function returns a new one.
+Every worker holds the same ledger and computes the same grants, in rank order, so no worker's crash
+loses the ledger. A :class:`Ledger` is immutable; each function returns a new one.
 """
 
 from __future__ import annotations

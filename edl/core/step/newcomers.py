@@ -51,7 +51,8 @@ def on_trial(joined_after: int | None, step: int) -> int | None:
     Args:
         joined_after: the step after which the worker joined the job; None: it was there from the
             start.
-        step: the number of the present step; the worker is a newcomer for :data:`TRIAL_STEPS`.
+        step: the number of the present step; the worker counts as a newcomer for
+            :data:`TRIAL_STEPS` steps after it joined.
     """
     if joined_after is None or step - joined_after > TRIAL_STEPS:
         return None

@@ -13,7 +13,7 @@ least squares, weighted by n_i, which is the inverse of the noise of each (an an
 
 Both estimates are unbiased, and a single one may be far off, or below 0. So S and |G|^2 are
 averaged over the measurements, each by itself, and the ratio is taken of the averages. Both depend
-on the data and the model, not on the workers, so no change of the workers ends the averages.
+on the data and the model, not on the workers, so the averages go on when workers join or leave.
 
 While a model learns, |G|^2 falls by orders of magnitude, and a long average lags behind it; a short
 one says little where the noise is large. So there are several exponential averages, from short to
@@ -21,12 +21,12 @@ long (:data:`WINDOWS`), each with the spread of its measurements, which is the s
 ratio (the delta method). The shortest average whose error is small (:data:`MOST_ERROR`) is used, on
 two conditions: it has seen as many measurements as it averages over, and all shorter averages agree
 with it as far as their errors allow, and have errors no larger than expected (as in Lepski's choice
-of a bandwidth, Theory of Probability and its Applications 35, 1990): a gradient that has fallen is
-lost in the noise of the newest measurements first. Otherwise the noise scale is not known.
+of a bandwidth, Theory of Probability and its Applications 35, 1990): when |G|^2 has fallen, the
+errors of the short averages grow first. Otherwise the noise scale is not known.
 
 A job of one worker compares the gradients of two successive steps in place of two workers'. The
-model has changed between them, so that measurement is marked as biased, and dropped as soon as
-there are two workers (as in Pollux' adaptdl).
+model has changed between them, so that measurement is marked as biased, and is discarded when there
+are two workers (as in Pollux' adaptdl).
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Average(Record):
 
     @property
     def count(self) -> float:
-        """The effective number of measurements: as many of equal weight would average as well."""
+        """The effective number of measurements: (sum of weights)^2 / (sum of squared weights)."""
         return self.weight**2 / self.weight_2 if self.weight_2 else 0.0
 
     @property

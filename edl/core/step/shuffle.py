@@ -25,9 +25,10 @@ class EpochOrder:
 
     A short order is that of random 64-bit keys. A long one is a Feistel network, evaluated only at
     the positions asked for: no process has to compute, or keep, a hundred million numbers. The keys
-    of both are the raw stream of numpy's PCG64 seeded with (seed, epoch). Only that is promised to
-    stay as it is in later versions of numpy; ``Generator.permutation`` is not (NEP 19), and a job
-    that is resumed from a checkpoint with another numpy would repeat some records and miss others.
+    of both are the raw stream of numpy's PCG64 seeded with (seed, epoch). numpy promises that this
+    stream stays the same in later versions, but not ``Generator.permutation`` (NEP 19): with
+    another order, a job that is resumed from a checkpoint would repeat some records and miss
+    others.
 
     Args:
         total: how many records the epoch has.

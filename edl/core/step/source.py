@@ -54,8 +54,8 @@ class Source:
     def warm_up_batch(self) -> int:
         """The number of samples of a newcomer's first batch, whose result is discarded.
 
-        It is the batch of one worker. Where the job has a global batch it is half of that, the
-        largest batch that a worker has when a newcomer has joined; ``micro_batch`` limits it.
+        It is the batch of one worker. If the job has a global batch, it is half of that, for at
+        least two workers share it. It is at most ``micro_batch``, if that is set.
         """
         is_shared = self.batching.is_chosen or self.batching.global_batch
         whole = -(-self.batch_size // 2) if is_shared else self.batch_size

@@ -7,7 +7,7 @@ parts.
 
 A digest of the whole state costs too much for every step. So a state is cut by bytes into as many
 groups as there are steps between two comparisons, and after each step one of them is compared: the
-cost is the same in each step, and every bit is compared in its turn.
+cost is the same in each step, and every byte is compared once in so many steps.
 """
 
 from __future__ import annotations
@@ -195,7 +195,8 @@ def split_of(records: StepRecords) -> Split | None:
 def different_rate(rates: Mapping[int, Rates]) -> str:
     """Return the name of a learning rate on which the workers disagree; empty: they agree on all.
 
-    It is the first in the order of the first worker. A rate that some worker lacks is ignored.
+    It is the first such rate in the order of the first worker's rates. A rate that any worker does
+    not report is ignored.
 
     Args:
         rates: the learning rates of each worker by their names, by worker id.
@@ -261,7 +262,7 @@ def resynced(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
 def undecided(found: Split, step: int, tables: Mapping[int, Digests]) -> str:
     """Return a message that says which states differ, and that no majority agrees on a state.
 
-    So no worker gets another one's state.
+    In that case no worker gets another one's state.
 
     Args:
         found: the groups of workers whose states differ.

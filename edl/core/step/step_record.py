@@ -38,8 +38,8 @@ class SwitchTimes:
     the new one (``init``) and exchange the state (``broadcast``); ``stall`` is all of it. For a
     newcomer ``wait`` is before the switch and no part of ``stall``.
 
-    In a repair, the worker waits in a call that will fail (``detect``; an upper bound, for part of
-    it would have been waited in a whole ring too), then learns of a new leader, if the old one is
+    In a repair, the worker waits in a call that will fail (``detect``; an upper bound, for it
+    includes the usual waiting for other workers), then learns of a new leader, if the old one is
     gone (``election``), then of the generation of the survivors (``survivor_report``). When several
     failures followed each other, these three are of the last. ``wait`` is from the first failure
     known until the last rebuild begins: election, survivor report, closing the old ring meanwhile,
@@ -107,7 +107,8 @@ class Stop(IntEnum):
     ``LEFT``: its script has left the loop with the batch of this step, and sends no gradients.
     ``FINISHED``: it has trained to its end. ``ENDED``: its script has ended, perhaps inside an
     epoch. ``SAVED`` and ``UNSAVED``: it has ended; if it is the worker that saves, the last
-    checkpoint is written, or could not be. From ``FINISHED`` on the worker is in no step.
+    checkpoint is written, or could not be. With ``FINISHED`` and the values after it, the worker
+    takes part in no step any more.
     """
 
     NO = 0
@@ -144,8 +145,8 @@ class StepRecord(SwitchTimes):
             when the first batch is handed out.
         part: the index of the step among the steps of its batch: 0, unless several optimizers make
             their updates one after the other on the same samples.
-        counted: the optimizers, as bits, for which these samples count for nothing, since they
-            applied them before: with a worker that left in the middle of the batch.
+        counted: the optimizers, as bits, that applied these samples before, when a worker trained
+            them that left in the middle of its batch; for these the samples do not count.
         updated: the optimizers, as bits, that have made their updates in the step before.
         taken: for a stream (:mod:`edl.core.step.stream`), how many positions leave the front of the
             worker's leases, empty ones included; -1: as many as samples.
@@ -368,8 +369,9 @@ def counts(records: StepRecords) -> bool:
     """Return whether the records count for the step: all were sent at its end, or none was.
 
     A worker that accumulates gradients sends its record at the end of the step. If only some
-    records were sent then, the other workers did not know yet that they accumulate, and have
-    announced fewer batches than they train: all workers must send their records once more.
+    records were sent then (False), the other workers did not know yet that they accumulate
+    gradients, and announced fewer batches than they train. Then all workers must send their records
+    once more.
     """
     return not records.differ_in("late")
 
@@ -427,8 +429,8 @@ def moves(records: StepRecords) -> Column:
 def agreed_generation(records: StepRecords) -> tuple[int | None, str]:
     """Return (the generation to switch to after this step, or None; the reason as a clause).
 
-    All rows must know the same newer generation: then each worker knows that every other one
-    switches after the same step. So no worker has to guess how long a message takes.
+    It is a generation only if all rows name the same newer one. Then all workers switch after the
+    same step.
     """
     current, known = int(records.column("generation")[0]), records.column("newest_generation")
     target = int(known.max())

@@ -18,7 +18,7 @@ SEEN = 16  # batches before a schedule counts as known
 
 
 def period(turns: Sequence[Updates]) -> int | None:
-    """Return after how many batches a schedule repeats itself; None: it has not done so twice.
+    """Return the period of a schedule of updates, in batches: the smallest one.
 
     Args:
         turns: for each batch of an epoch in order, the optimizers that made updates in each of its
