@@ -14,10 +14,10 @@ have, K the number of slots of all nodes.
 
        v_j = W_j^p        W_j = sum over all jobs i, including j, of  w_i y_i / (y_i + y_j)
 
-   W_j is the expected total weight of the jobs that end after j, and of j: y_i / (y_i + y_j) would
-   be the chance that j ends first if lengths were exponentially distributed around x, and is 1/2
-   among equals. p says how jobs scale as a rule, speed = k^p. The slots are those that make sum v_j
-   s_j(k_j) largest, exactly, by the program of :mod:`edl.core.cluster.jsa_program`.
+   W_j is the total weight that can be expected to end after j, j itself counted by half: y_i / (y_i
+   + y_j) would be the chance that j ends first if lengths were exponentially distributed around x,
+   and is 1/2 among equals. p says how jobs scale as a rule, speed = k^p. The slots are those that
+   make sum v_j s_j(k_j) largest, exactly, by the program of :mod:`edl.core.cluster.jsa_program`.
 
    If all lengths were certain, all jobs scaled as k^p and no other job came, the least sum of
    completion times would be sum v_j x_j / K^p, with v_j nearly proportional to the p-th power of

@@ -2,7 +2,8 @@
 
 A policy is called from time to time: on every arrival and end of a job, or at a fixed interval. It
 sees all jobs that have arrived and have not ended, and decides which slots each of them has until
-the next call. The caller carries the decision out; a change of slots takes a job some time.
+the next call. The caller carries the decision out; each change of slots costs the job training
+time.
 """
 
 from __future__ import annotations

@@ -18,11 +18,14 @@ SEEN = 16  # batches before a schedule counts as known
 
 
 def period(turns: Sequence[Updates]) -> int | None:
-    """Return the period of a schedule of updates, in batches: the smallest one.
+    """Return after how many batches a schedule of updates repeats itself.
 
     Args:
         turns: for each batch of an epoch in order, the optimizers that made updates in each of its
             steps, as bits: bit k stands for optimizer k.
+
+    Returns:
+        The smallest period that all of ``turns`` follow and that fits in twice; None: there is none.
     """
     for length in range(1, len(turns) // 2 + 1):
         if all(turns[at] == turns[at - length] for at in range(length, len(turns))):
