@@ -205,8 +205,8 @@ class SlotValues:
     def requested_s(self) -> float:
         """The seconds until the job's end on the slots that it requested.
 
-        If that number of slots was not tried, the next smaller number that was tried counts. The
-        job must be able to have slots.
+        If that number of slots was not tried, the next smaller number that was tried counts. It
+        must not be read for a job that can have no slots.
         """
         known = self.left_s[self.least : max(self.job.requested_slots, self.least) + 1]
         return float(known[np.isfinite(known)][-1])

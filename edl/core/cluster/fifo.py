@@ -55,7 +55,7 @@ class Fifo:
         return not (self.backfill or self.by_weight)
 
     def _why(self, job: ClusterJob, now_s: float) -> str:
-        """Return the clause that explains a waiting job's rank: its age, and its weight if it counts.
+        """Return the clause that explains a waiting job's rank: its age, and any weight used.
 
         ``now_s`` is the time of the decision, in seconds.
         """

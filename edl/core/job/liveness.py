@@ -112,7 +112,8 @@ class RingIdle:
     def stands(self) -> bool:
         """Whether the ring stands still: no step completes for much longer than a step takes.
 
-        That is longer than ``least_s`` seconds, and than ``limits.frozen_steps`` times ``usual_s``.
+        It is so if ``quiet_s`` exceeds both ``least_s`` and ``limits.frozen_steps`` times
+        ``usual_s``.
         """
         least_s = self.limits.frozen_s if self.least_s is None else self.least_s
         return self.quiet_s > max(least_s, self.limits.frozen_steps * self.usual_s)

@@ -426,7 +426,7 @@ def _departing(current: Generation, healthy: Mapping[int, Member]) -> list[int]:
 
 
 def _heard(newcomer: Member, planned: Generation) -> bool:
-    """Return whether a newcomer of a planned generation has told if it got the job's state.
+    """Return whether a newcomer of a planned generation has told whether it has the job's state.
 
     It has told once it has entered the generation ``planned``, has noted in its record that it has
     seen it, or has reported that the generation's ring broke.

@@ -167,7 +167,7 @@ def outcome(
 
 
 def stall_s(switch: SwitchDetails) -> float:
-    """Return for how many seconds a switch held up the old member that waited longest.
+    """Return the seconds in which the old member that waited longest did not train in a switch.
 
     It is 0 if the switch had no old member.
     """

@@ -75,10 +75,10 @@ class Curve(Record):
         return point.throughput / least if least else 0.0
 
     def efficiency(self, point: Point) -> float:
-        """Return :meth:`speedup` divided by how many times as many workers ``point`` has.
+        """Return the speed-up at ``point`` (:meth:`speedup`), divided by the ratio of the workers.
 
-        Both are relative to the point with the fewest workers. The result is 1 if each worker adds
-        as much throughput as one of those, and mostly less.
+        Speed-up and ratio are relative to the point with the fewest workers. The result is 1 if
+        throughput grows in proportion to the number of workers, and mostly less.
         """
         return self.speedup(point) * self.points[0].np / point.np
 

@@ -219,9 +219,9 @@ def _frozen(
 ) -> dict[int, str]:
     """Return the workers to evict because they are frozen: the reason by worker id.
 
-    A frozen worker mostly loses its ZooKeeper session and is noticed by that. This function finds a
-    worker whose session lives on: one that has not answered for ``limits.in_zookeeper`` times
-    ``limits.frozen_s``.
+    Most frozen workers lose their ZooKeeper session, by which the leader notices them elsewhere.
+    This function finds a worker that still has a session and has not answered for
+    ``limits.in_zookeeper`` times ``limits.frozen_s``.
 
     Args:
         unresponsive: the reports of the workers that do not answer.

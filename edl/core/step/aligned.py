@@ -5,11 +5,11 @@ batch is leased to all workers of the ring at once: n workers get n consecutive 
 length (or one more), in rank order. So a worker's leases are slices of one global batch after the
 other, and each of its batches is one slice.
 
-When the workers change between two steps, all leases are dealt anew, so the next steps train the
-same samples as without the change; samples that were read ahead are read again by the worker that
-has their lease now. If a worker dies in the middle of a step, the survivors complete the step with
-their slices, and the slice of the dead worker becomes a step of its own, the next one. So a crash
-splits a step in two.
+When the workers change between two steps, all global batches that are not in training are cut and
+leased again, so the next steps train the same samples as without the change. Samples that a worker
+has read ahead may be leased to another worker, which reads them again. If a worker dies in the
+middle of a step, the survivors complete the step with their slices, and the slice of the dead
+worker becomes a step of its own, the next one. So a crash splits a step in two.
 """
 
 from __future__ import annotations

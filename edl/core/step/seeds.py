@@ -1,4 +1,4 @@
-"""Derive seeds of random numbers from what the numbers are used for."""
+"""Derive the seed of a random number generator from the purpose of its numbers."""
 
 from __future__ import annotations
 

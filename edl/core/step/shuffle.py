@@ -23,11 +23,11 @@ class EpochOrder:
 
     It is a permutation of range(total); without ``shuffle``, the identity.
 
-    A short order is that of random 64-bit keys. A long one is a Feistel network, evaluated only at
-    the positions asked for: no process has to compute, or keep, a hundred million numbers. The keys
-    of both are the raw stream of numpy's PCG64 seeded with (seed, epoch). numpy promises that this
-    stream stays the same in later versions, but not ``Generator.permutation`` (NEP 19): with
-    another order, a job that is resumed from a checkpoint would repeat some records and miss
+    A short order sorts the records by random 64-bit keys. A long one is computed by a Feistel
+    network, only at the positions asked for, so that no process holds a hundred million numbers.
+    The keys of both are the raw stream of numpy's PCG64 seeded with (seed, epoch). numpy promises
+    that this stream stays the same in later versions, but not ``Generator.permutation`` (NEP 19):
+    with another order, a job that is resumed from a checkpoint would repeat some records and miss
     others.
 
     Args:

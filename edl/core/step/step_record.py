@@ -294,7 +294,7 @@ def _check_same_updates(records: StepRecords) -> None:
     """Check that the same optimizers have made updates on all workers, in the same order.
 
     Raises:
-        RingError: they have not; it says for each worker which ones have.
+        RingError: they have not; the message names each worker's optimizers that have.
     """
     if records.differ_in("part") or records.differ_in("updated"):
         step = records[0].step

@@ -24,8 +24,7 @@ def period(turns: Sequence[Updates]) -> int | None:
         turns: for each batch of an epoch in order, the optimizers that made updates in each of its
             steps, as bits: bit k stands for optimizer k.
 
-    Returns:
-        The smallest period that all of ``turns`` follow and that fits in twice; None: there is none.
+    Returns: The smallest period of ``turns`` that it holds twice at least; None: there is none.
     """
     for length in range(1, len(turns) // 2 + 1):
         if all(turns[at] == turns[at - length] for at in range(length, len(turns))):
