@@ -18,9 +18,9 @@ defaults here:
    first. Where no job gains, slots stay free.
 
 The sources say nothing about jobs whose minimum is above 1. Here S counts as linear up to the
-minimum, since the speed with fewer slots is not known. From its promotion on, a job's attained
-service counts from 0 again for the next demotion. A job's wait has no bound but the time until its
-promotion.
+minimum, since the speed with fewer slots is not known. Here a job's attained service counts from 0
+again after its promotion; the sources differ in that. A job's wait has no bound but the time until
+its promotion.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ samples here holds for positions. Rules:
    done.
 2. A worker hands out samples from the front of its leases, in the order in which it was granted
    them; when a step is complete its n_i samples leave the front and are done. So the count alone
-   says *which* samples were trained.
+   says *which* samples were trained, provided that the script trains the batches in that order.
 3. The ledger moves only when a step is complete, by :func:`complete_step` on the step records,
    which are the same on every worker. An interrupted step leaves no trace.
 4. Leases of a worker that is gone become free again, and are granted again before later positions.
