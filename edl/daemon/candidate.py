@@ -23,8 +23,8 @@ class Candidate:
     Only the daemon thread calls it, except for :meth:`campaign`.
 
     Args:
-        begin: Called with the won election (its term) when this worker begins to lead; returns the
-            object that does the leader's work, turn by turn.
+        begin: Called with the term (the won election) when this worker begins to lead; returns the
+            object whose method ``turn`` does the leader's work.
         run: Returns the identifier of the start of the job that the candidates belong to.
         probe_timeout_s: How long to wait for the port of another candidate to answer, in seconds.
     """
@@ -71,7 +71,7 @@ class Candidate:
         A turn reads the state of the job, decides, and writes the decision.
 
         Args:
-            wake: Called when a fact may have changed, so that another turn is due.
+            wake: Called when the state of the job may have changed, so that another turn is due.
 
         Raises:
             CoordinationError: ZooKeeper is away.
@@ -101,19 +101,19 @@ class Candidate:
         """Remove dead candidates ahead of this worker while it waits for a new ring.
 
         The worker waits for a new ring if its ring is broken or being built, or if it is a newcomer
-        that is ready. Without the removal it would wait until the sessions of the dead candidates
-        end. Workers in ``given_up`` count as dead without being asked, because the generation may
-        not name them any more.
+        that is ready to join; else nothing is removed. Without the removal no worker could lead
+        until the sessions of the dead candidates end. Workers in ``given_up`` count as dead, all
+        others by the answer of their port.
 
         Args:
             own: This worker's member record.
-            generation: The newest generation; None if there is none.
+            generation: The newest generation; None if there is none (then nothing is removed).
             given_up: The ids of the evicted workers.
             is_building: Whether this worker's ring is being built.
 
         Returns:
-            Whether the ring of this worker is broken or being built, and a candidate ahead of it
-            holds up the repair: either that candidate leads, or its session ends soon.
+            True if the ring of this worker is broken or being built and this worker waits for its
+            turn in the election: look again soon. False if there is nothing to wait for.
         """
         election = self._election
         if generation is None or election is None:

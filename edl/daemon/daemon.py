@@ -1,9 +1,9 @@
 """Run the daemon of a worker: a thread that follows ZooKeeper and keeps the worker's nodes in it.
 
-The daemon never touches the ring, except to break it, and never waits for the training thread. It
-puts what it learns into the shared state. It writes what the worker wants to make known (its member
-node, events), again and again while ZooKeeper is away. While its worker leads, it also runs
-:class:`edl.leader.leader.LeaderTerm`.
+The daemon breaks the ring when a member is lost, and does nothing else with it; it never waits for
+the training thread. It puts news of the job (generations, evictions, the job's end) into the state
+shared with that thread. It writes the worker's member node and events, and retries while ZooKeeper
+is away. While its worker leads, it also runs :class:`edl.leader.leader.LeaderTerm`.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class Daemon:
     def resign(self) -> None:
         """Withdraw this worker from the members of the job and from the election.
 
-        Events and other reports of this worker are still written.
+        Events and other reports of this worker that are waiting are still written to ZooKeeper.
         """
         self._resigned = True
         self._wake.set()
@@ -226,8 +226,8 @@ class Daemon:
     def script_of_job(self) -> ScriptOfJob:
         """Ask the other workers of the newest generation for model and fits of their script.
 
-        A fit is one call of Keras' ``fit``. They are asked one by one. Workers that are about to
-        join come last, because they may not be in the ring yet.
+        A fit is one call of Keras' ``fit``. One worker is asked after the other, and workers that
+        are about to join come last.
 
         Returns:
             The first answer that names a model or a fit; an empty one if there is none.
@@ -290,12 +290,12 @@ class Daemon:
     def last_step(self) -> int:
         """Return the number of the last step that a leader has written to ZooKeeper.
 
-        The job may have gone further.
+        The job may have completed later steps since.
         """
         return self._store.status().step
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
-        """Report how the job ended. Every worker reports it; the first report counts.
+        """Write to ZooKeeper how the job ended, unless another worker has written it before.
 
         Args:
             end: The state, reason and exit code of the job.
@@ -308,7 +308,7 @@ class Daemon:
         """Break the ring of ``generation`` as soon as another worker waits in it for this worker.
 
         The script of this worker has ended, so it will not send the gradients or numbers that
-        another worker may wait for. None for ``generation`` takes the request back.
+        another worker may wait for. None for ``generation`` ends the watch for such workers.
         """
         self._ended_in = generation
 
@@ -323,23 +323,20 @@ class Daemon:
 
     @property
     def away(self) -> bool:
-        """Whether ZooKeeper cannot be reached now.
-
-        Then this worker hears of no change, and cannot lead.
-        """
+        """Whether ZooKeeper cannot be reached now, so that this worker gets no news of its job."""
         return not self._session.connected
 
     @property
     def wake(self) -> threading.Event:
-        """The event to set so that the daemon thread exchanges news with ZooKeeper at once."""
+        """The event to set so that the daemon thread reads and writes ZooKeeper at once."""
         return self._wake
 
     # --- the thread ---
 
     def _run(self) -> None:
-        """Exchange news with ZooKeeper until the worker ends; evict the worker if that fails.
+        """Read and write ZooKeeper until the worker ends; evict the worker on an unexpected error.
 
-        A worker without its daemon would not hear of any change.
+        Without its daemon the worker would not learn of new generations.
         """
         try:
             self._listen()
@@ -349,10 +346,10 @@ class Daemon:
             self._ring.break_()
 
     def _listen(self) -> None:
-        """Exchange news with ZooKeeper (:meth:`_turn`) until the worker ends.
+        """Read and write ZooKeeper (:meth:`_turn`) until the worker ends.
 
-        This is done after each change in ZooKeeper or in this worker, and at least every
-        ``period_s`` seconds of :class:`DaemonLimits`. At the end the worker's nodes are removed.
+        It does so after each change in ZooKeeper or in this worker's reports, and at least every
+        ``DaemonLimits.period_s`` seconds. At the end it removes the worker's nodes.
         """
         while not self._stopping:
             if self._wake.wait(self._period_s):
@@ -389,9 +386,10 @@ class Daemon:
             self._tell(ZookeeperBackDetails(round(away_s, 3)), reason)
 
     def _may_be_restored(self, error: UnknownJob) -> bool:
-        """Return whether to wait for a job that ZooKeeper has lost; if not, evict this worker.
+        """Return whether a job that is missing in ZooKeeper is about to be restored there.
 
-        ``error`` is the error that says that the job is missing.
+        If it is not, this worker is evicted and its ring broken. ``error`` says that the job is
+        missing.
         """
         step = self._shared.progress.step
         if self._lost_job.handle(error, f"w{self._lost_job.own}", step):
@@ -425,7 +423,7 @@ class Daemon:
             )
 
     def _turn(self) -> None:
-        """Write this worker's reports to ZooKeeper, read news of the job, and lead if elected.
+        """Write this worker's reports to ZooKeeper, read the job's state, and lead if elected.
 
         Raises:
             CoordinationError: ZooKeeper is away.
@@ -462,7 +460,7 @@ class Daemon:
         self._elect(member, job.state, generation, evicted)
 
     def _register_again(self) -> None:
-        """Have this worker's node written again, with the same id, if ZooKeeper may lack it."""
+        """Write this worker's node again, with the same id, if the job was restored there."""
         if self._incarnation != self._store.incarnation:
             # The nodes of this worker are gone; the worker is not.
             self._incarnation = self._store.incarnation
@@ -536,9 +534,8 @@ class Daemon:
     def _break_ring_of(self, evicted: frozenset[int]) -> None:
         """Break this worker's ring if one of its members is evicted, or if it is outdated.
 
-        A ring is outdated if it is still being built while a newer generation is decided. It is
-        broken again and again while that is so, because a ring that is being built opens
-        connections all the time.
+        A ring is outdated if it is still being built although a newer generation exists. Each call
+        breaks the ring again, since a ring that is being built opens new connections.
 
         Args:
             evicted: The ids of the evicted workers.
@@ -554,9 +551,10 @@ class Daemon:
             self._server.close_scope(self._scope)  # whoever waits in it waits for the lost one
 
     def _begin_term(self, leadership: Leadership) -> LeaderTerm:
-        """Return the term of this worker as the leader, and make it known in the shared state.
+        """Return the object that does this worker's work as the leader in a new term.
 
-        ``leadership`` is the term as the election returned it.
+        The shared state names this worker as the leader then. ``leadership`` is the term as the
+        election returned it.
         """
         member = self._pending_writes.member
         assert member is not None

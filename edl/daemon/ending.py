@@ -2,8 +2,8 @@
 
 The end of the job cannot be written to ZooKeeper then. Instead, the agent of `edl run` tells a
 worker on the worker's own port (``POST /end``, signed), and that worker tells the other workers of
-its ring. Each worker says in its step records whether it knows of the end. All leave after the
-first step in which all of them say so, as when the leader ends the job
+its ring. Each worker's step record says whether the worker knows of the end. All workers leave
+after the first step in which every record says so, as when the leader ends the job
 (:data:`edl.core.records.END`).
 """
 
@@ -38,7 +38,7 @@ class JobEndEndpoint:
         server.add_route(END_PATH, self._answer, changes=True)
 
     def generation_is(self, generation: Generation) -> None:
-        """Keep ``generation``, the newest of the job: its members are told if the job ends."""
+        """Set the newest generation of the job, whose members are told when the job ends."""
         self._current = generation
 
     def _answer(self, request: HttpRequest) -> tuple[int, bytes]:

@@ -41,7 +41,7 @@ class EventLog:
     def _is_there(self, event: Event) -> bool:
         """Return whether the job's log has ``event``.
 
-        The search begins behind the last event known to be written.
+        Only events after the last one that this object has written are searched.
         """
         data = encode(event.to_json())
         return any(encode(e.to_json()) == data for _, e in self._events.read(self._last))

@@ -17,13 +17,13 @@ class Outage:
         self._since: float | None = None
 
     def begin(self, error: CoordinationError) -> None:
-        """Note that ``error`` shows that ZooKeeper is out of reach; log it once in an outage."""
+        """Begin an outage and log its cause, ``error``; do nothing during an outage."""
         if self._since is None:
             self._since = time.monotonic()
             logger.warning("coordination is interrupted, training goes on: %s", error)
 
     def end(self) -> tuple[float, str]:
-        """Note that ZooKeeper was reached, and log the end of the outage if there was one.
+        """End the outage, because ZooKeeper was reached, and log it; without one do nothing.
 
         Returns:
             How many seconds the outage lasted, and a sentence with that time; 0.0 and "" without an

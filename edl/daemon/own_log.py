@@ -1,8 +1,8 @@
 """Keep a worker's standard output and error in a file of bounded size; survive a full disk.
 
 A worker writes to a file, not to a pipe of its agent, so that it can go on when the agent is gone.
-It therefore does itself what a reader of the pipe would do: it begins a new file when the old one
-is long, and it leaves out lines for which the disk has no room, where ``print`` would raise.
+It begins a new file when the old one has reached its limit. Where ``print`` would raise because the
+disk is full, the line is left out instead.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ class OwnLog:
         """Begin a new log file if this one has ``most_bytes`` or more, and report failed writes.
 
         Returns:
-            Why lines are missing from the file, once for each series of failures; None: nothing
-            new.
+            Why lines are missing from the file, once for each series of failed writes; else None.
         """
         self.rotate(most_bytes)
         return self.take_failure()
@@ -98,9 +97,9 @@ class OwnLog:
             os.rename(following, self.path)
 
     def take_failure(self) -> str | None:
-        """Return why lines are missing from the file, once for each series of failures.
+        """Return why lines are missing from the file, once for each series of failed writes.
 
-        The result is None if nothing is new.
+        The result is None if no write has failed, or if that series was returned before.
         """
         with self._lock:
             failure, self._failure = self._failure, None

@@ -123,8 +123,7 @@ class PendingWrites:
     def _conclude(self, end: JobEnd, event: Event | None) -> None:
         """Write how the job has ended, unless the job goes on without this worker.
 
-        It goes on without this worker if the worker was evicted, or if the newest generation leaves
-        it out: the worker has then trained on in a ring that was cut off.
+        It does so if this worker was evicted or is no member of the newest generation.
 
         Args:
             end: The state, reason and exit code of the job.

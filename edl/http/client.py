@@ -32,9 +32,9 @@ def fetch(
         address: The address of the worker.
         port: The port of its daemon.
         path: The path to get.
-        timeout_s: How long to wait for the connection, and then for data each time, in seconds. The
-            server holds a GET of a rendezvous key until the key arrives, so give it more than the
-            server's 20 s.
+        timeout_s: How long to wait for the connection, and then for each piece of data, in seconds.
+            A server answers a GET of a rendezvous key when the key was put, or after 20 s; so for
+            such a path give more than 20.
         generation: The number of the generation, for the error only.
 
     Raises:
@@ -104,7 +104,7 @@ def script_of(member: RingMember) -> ScriptOfJob | None:
     """Ask the worker ``member`` for the model and the fits (calls of ``fit``) of its script.
 
     Returns:
-        The answer; None if there is no valid one within ``MODEL_S`` seconds.
+        The model and fits; None if the worker gives no valid answer within ``MODEL_S`` seconds.
     """
     try:
         status, body = fetch(member.address, member.port, MODEL_PATH, MODEL_S)
@@ -130,10 +130,9 @@ class Health:
     report: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
 
     def answer(self, run: str) -> ProbeResult:
-        """Return what this result proves about a worker's death: the liveness, and who answered.
+        """Return the liveness with the id of the worker that answered, to prove a worker's death.
 
-        The port of a dead worker may be used again, by another worker of the same start or by a
-        worker of another job; so the result names the worker that answered.
+        The port of a dead worker may now belong to another worker, of this job or of another one.
 
         Args:
             run: The identifier of the start of the job that the worker belongs to.
@@ -172,14 +171,14 @@ def ask(address: str, port: int, timeout_s: float) -> Health:
 def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int, Health]:
     """Ask the daemons at all ``ports`` for their health, many at the same time.
 
-    So a host that is cut off costs about one time-out, not one for each of its workers.
+    So the call takes about one time-out if all workers of a host are out of reach.
 
     Args:
         ports: Address and port of each daemon, by worker id.
         timeout_s: How long to wait for each answer, as in :func:`ask`.
 
     Returns:
-        The answer of each worker, by worker id.
+        The health of each worker (liveness and report), by worker id.
     """
     answers: dict[int, Health] = {}
     open_ = list(ports.items())[::-1]
@@ -206,9 +205,7 @@ def ask_all(ports: Mapping[int, tuple[str, int]], timeout_s: float) -> dict[int,
 
 
 def answering(members: Iterable[RingMember], run: str, timeout_s: float) -> frozenset[int]:
-    """Return the ids of the workers of ``members`` whose own port answers.
-
-    Such a worker lives, whether or not it is in ZooKeeper.
+    """Return the ids of the workers of ``members`` that answer on their own port, so are alive.
 
     Args:
         members: The workers to ask.
@@ -272,7 +269,7 @@ def rendezvous_path(port: int, scope: str, key: str) -> str:
 
     Args:
         port: The port of the daemon.
-        scope: The name of the generation in the store, which nobody can guess.
+        scope: The random name under which the store keeps the keys of one generation.
         key: The key, "<horovod scope>/<key>".
     """
     return f"/{scope}:{port}/{key}"

@@ -118,15 +118,15 @@ class Connection(asyncio.Protocol):
         self._timer = loop.call_later(REQUEST_S, self._too_slow)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep ``transport``, and add this connection to the open ones (called by asyncio)."""
+        """Add this connection to the open ones, and keep its ``transport``; asyncio calls this."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._open.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Forget this connection and cancel its request; ``error`` is not used.
+        """Remove this connection from the open ones, and cancel its request; asyncio calls this.
 
-        asyncio calls this.
+        ``error`` is not used.
         """
         self._open.discard(self)
         self._timer.cancel()
@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
             raise _TooLarge(413)
 
     def on_headers_complete(self) -> None:
-        """Allow a body of up to ``BODY_BYTES`` to arrive after the headers."""
+        """Stop counting received bytes as headers; a body of up to ``BODY_BYTES`` may follow."""
         self._room += BODY_BYTES
 
     def on_body(self, part: bytes) -> None:

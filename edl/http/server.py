@@ -6,7 +6,7 @@ The server runs on its own thread with an asyncio loop, and answers:
 - further path prefixes, added with :meth:`DaemonServer.add_route`; requests that change anything
   need a signature (see :mod:`edl.http.signing`).
 
-It listens with a long queue of pending connections (the backlog of a socket), because all ranks of
+Its socket has a long backlog (queue of connections that are not accepted yet), because all ranks of
 a ring connect at once.
 """
 
@@ -122,7 +122,7 @@ class DaemonServer:
             raise RingError(f"the HTTP server of {self.address} did not start in {CLOSE_S:g} s")
 
     def close(self) -> None:
-        """Answer the requests that still wait, close all connections and stop. Idempotent."""
+        """Answer all open requests, close all connections and stop; a second call does nothing."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -172,14 +172,14 @@ class DaemonServer:
     async def answer_other(self, request: HttpRequest) -> Response:
         """Return the answer to ``request``, whose path has no route: status 404.
 
-        A subclass may answer more. This runs on the thread of the event loop.
+        A subclass overrides it to serve other paths. It runs on the thread of the event loop.
         """
         return Response(404)
 
     def let_go(self) -> None:
-        """Answer the requests that a subclass keeps waiting, because the server closes.
+        """Answer the requests that a subclass has not answered yet, because the server closes.
 
-        This class keeps none waiting. The method runs on the thread of the event loop.
+        In this class it does nothing. It runs on the thread of the event loop.
         """
 
     def in_loop(self, function: Callable[[], None]) -> None:

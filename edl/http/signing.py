@@ -5,10 +5,10 @@
 2. The client sends the request again with ``Authorization: EDL <nonce>:<mac>``. The mac is the
    HMAC-SHA256 of method, target, worker, nonce and body, with a key made from the job's secret.
 
-So a signature is good for one request to one worker, once: a recorded request is refused, whatever
-the hosts' clocks say. A nonce proves by itself which worker made it and when, so asking for nonces
-fills no memory. Only nonces that were used, by a client that knows the secret, are remembered until
-they are too old to be accepted.
+So a signature is good for one request to one worker, once: a recorded request is refused, and the
+hosts' clocks need not agree. A nonce contains its time and a proof of its maker, so the server does
+not store the nonces that it gives out. It stores only nonces that a client with the secret has
+used, until they are too old to be accepted.
 
 This authenticates and does not encrypt. The answer is not signed.
 """
@@ -154,7 +154,7 @@ class Authenticator:
 def _mac(key: str, nonce: str, worker: int, method: str, target: str, body: bytes) -> str:
     """Return the HMAC-SHA256 of a request, in hexadecimal; see :mod:`edl.http.signing`.
 
-    The length of each part precedes it, so that no two requests look the same.
+    Each part is preceded by its length, so different requests never give the same input to the MAC.
 
     Args:
         key: The key of the job.

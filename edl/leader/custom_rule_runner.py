@@ -1,6 +1,6 @@
 """Call a user's scaling rule in a thread of its own, because it may be slow.
 
-The leader must not wait for the rule: it would be late to notice a broken ring.
+If the leader waited for the rule, it would notice a broken ring too late.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CustomRuleRunner:
     its turns, from one thread.
 
     Args:
-        rule: The user's function by its name, how many steps lie between two calls of it, and how
+        rule: The name of the user's function, the number of steps between two calls of it, and how
             long to wait for its answer.
     """
 
@@ -34,10 +34,10 @@ class CustomRuleRunner:
         self._asked_at: tuple[int, int] | None = None  # workers, and steps with so many
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
-        """Return the answer of the user's function once it has come, else the present size.
+        """Return the number of workers that the user's function has answered, or the present one.
 
-        The function is called in a thread, each time the job has made the number of steps
-        (``every_steps``) that the policy gives for the function.
+        The present number is returned until a new answer has come. The function is called in a
+        thread, once in ``every_steps`` steps of the job (a number in the policy).
 
         Args:
             now: The observation of the job that the function gets when it is called.

@@ -95,7 +95,7 @@ class FailureDetector:
     def dead(
         self, snapshot: Snapshot, generation_s: float
     ) -> tuple[dict[int, str], frozenset[int]]:
-        """Ask workers that may be dead, and find out which of them are.
+        """Ask the workers that are suspected to be dead, and return the ones that are.
 
         Args:
             snapshot: The state of the job in ZooKeeper.
@@ -103,7 +103,7 @@ class FailureDetector:
 
         Returns:
             The proof of death of each dead worker, as a sentence by worker id; and the ids of the
-            workers that have not answered just now, which proves nothing by itself.
+            workers that gave no answer in time, which may be alive.
         """
         idle = self._idle()
         now = self._clock()
@@ -125,8 +125,9 @@ class FailureDetector:
     def stall(self, snapshot: Snapshot) -> Stall | None:
         """Return which workers hold up a ring that should train, or None if there is no stall.
 
-        There is no stall while steps complete or too few workers are left to train. Workers that
-        are dead or have ended do not count. ``snapshot`` is the state of the job in ZooKeeper.
+        There is no stall while steps complete, or while the job pauses because it has too few
+        workers. Workers that are dead or have ended are never named. ``snapshot`` is the state of
+        the job in ZooKeeper.
         """
         generation, progress = snapshot.generation, self.newest_report.progress
         quiet_s = min(self._quiet_s, self._clock() - self._since)
@@ -215,7 +216,7 @@ class FailureDetector:
         return self._clock() - self.newest_report.progress.updated_at
 
     def _idle(self) -> RingIdle:
-        """Return for how long the ring has completed no step, for the rules on dead workers."""
+        """Return how long ago the ring completed its last step, for the rules on dead workers."""
         progress, doing = self.newest_report.progress, self._own_activity().doing
         observed = f"; in step {progress.step + 1} w{self._worker} is {doing}"
         deaf = self._outside and not progress.generation

@@ -1,7 +1,7 @@
 """Do a daemon's work while its worker leads: read the job's state, decide, write the decision, log.
 
-The decision is made by :func:`edl.core.job.membership.decide`, not here. A leader keeps nothing
-that the next leader would miss, except for how long each fact about the job has been true.
+The decision is made by :func:`edl.core.job.membership.decide`, not here. All that the next leader
+needs is in ZooKeeper, except since when each fact about the job is true: that it measures anew.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ EVICTED_KEPT = 20  # evictions of exited workers: agents read there why a proces
 
 
 class LeaderTerm:
-    """The work of a leader during one term; call :meth:`turn` whenever a fact may have changed.
+    """The work of a leader during one term; call :meth:`turn` when the job may have changed.
 
     Args:
         config: The configuration of the leader's process.
@@ -116,9 +116,9 @@ class LeaderTerm:
         return self._decisions.term
 
     def turn(self, wake: Callable[[], None]) -> None:
-        """Read the state of the job, decide on its membership, and carry out the decision, once.
+        """Read the state of the job, decide on its membership, and write the decision, once.
 
-        If there is nothing to decide, the job's policy is applied.
+        If the membership needs no change, the job's policy decides on size, batch and slow workers.
 
         Args:
             wake: Called when the state of the job has changed, so that another turn is due.
@@ -151,7 +151,7 @@ class LeaderTerm:
         self._put_status(snapshot)
 
     def _follow_policy(self, snapshot: Snapshot, wake: Callable[[], None]) -> None:
-        """Let the job's policy decide on size, batch and slow workers, and write the decision.
+        """Let the job's policy change the size, the batch or a slow worker, and write the change.
 
         A policy that has failed is switched off. ``snapshot`` is the state of the job in ZooKeeper;
         ``wake`` makes the leader take another turn.
@@ -203,7 +203,7 @@ class LeaderTerm:
         return dict(stall.evict)
 
     def _look_for_pause(self, snapshot: Snapshot) -> str:
-        """Check whether the job pauses for want of workers, and log that once for a generation.
+        """Return why the job pauses, if it has too few workers; log that once in a generation.
 
         ``snapshot`` is the state of the job in ZooKeeper.
 
@@ -321,7 +321,8 @@ class _Rate:
         """Add a count of trained samples, and return the speed in samples per second.
 
         Args:
-            worker: The id of the worker that counted; a count by another worker begins anew.
+            worker: The id of the worker that counted. If it is not the one of the last call, the
+                earlier counts are dropped.
             total: How many samples all workers have trained together, by that count.
             now: The time of the count in seconds.
         """

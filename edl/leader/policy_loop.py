@@ -93,7 +93,9 @@ class PolicyLoop:
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
-        """Record what was measured since the last turn; if the job has a policy, decide by it.
+        """Record the newest measurements; if the job has a policy, return what it decides.
+
+        The caller writes the decisions.
 
         Args:
             snapshot: The state of the job in ZooKeeper.
@@ -133,7 +135,10 @@ class PolicyLoop:
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
-        """Decide by ``policy`` on the size of the job or, if that needs no change, on slow workers.
+        """Return a change of the job's size by ``policy``, or the replacement of a slow worker.
+
+        Slow workers are looked at only in a turn without a new suggestion for the size. The caller
+        writes the result.
 
         Args:
             snapshot: The state of the job in ZooKeeper.
@@ -173,7 +178,7 @@ class PolicyLoop:
     def _with_batch(
         self, found: PolicyResult, ring: RingReport, now: Observation | None
     ) -> PolicyResult:
-        """Return ``found`` with a global batch added, if the job chooses its global batch itself.
+        """Return ``found`` with the global batch to use, if edl chooses the job's global batch.
 
         A new choice is made every ``CHOICE_S`` seconds.
 

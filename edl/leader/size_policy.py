@@ -100,7 +100,9 @@ class SizePolicy:
         left: float | None,
         wishes: Sequence[int] = (),
     ) -> SizeOutcome:
-        """Record the newest measurement; if the policy has a rule for the size, decide by it.
+        """Record the newest measurement; return the size that the policy's rule suggests.
+
+        The caller writes the change.
 
         Args:
             snapshot: The state of the job in ZooKeeper.
@@ -189,7 +191,7 @@ class SizePolicy:
             snapshot: The state of the job in ZooKeeper.
             learned: The scaling profile of the job.
             left: How many samples are to be trained until the job ends; None if that is not known.
-            awaits: Whether workers are about to come or to leave.
+            awaits: Whether workers are about to join or to leave.
             wishes: How many workers more, or fewer, the script of each worker asks for.
         """
         np = len(snapshot.generation.members) if snapshot.generation is not None else 0
@@ -237,9 +239,10 @@ class SizePolicy:
         return learned if curve is None else learned.with_curve(curve)
 
     def _resumed(self, kept: ScalingProfile) -> ScalingProfile:
-        """Return the scaling profile to go on with: ``kept``, from ZooKeeper, or this leader's own.
+        """Return the scaling profile to use: ``kept``, from ZooKeeper, or this leader's own.
 
-        ``kept`` comes first if it has measurements, which a checkpoint may have brought.
+        It is ``kept`` if that has measurements (perhaps put there from a checkpoint), or if this
+        leader has no profile of its own.
         """
         own = self._learned
         if own is None or kept.seen:
@@ -249,7 +252,7 @@ class SizePolicy:
     def _is_news(self, np: int, found: Suggestion) -> bool:
         """Return whether a suggestion differs from the last one in size or reason.
 
-        Numbers after the first colon of the reason do not count.
+        Only the text before the first colon of the reason is compared.
 
         Args:
             np: The present number of workers.
@@ -278,7 +281,8 @@ def _rule(policy: PolicyFile) -> Rule | None:
 def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, int], bool]:
     """Return how many workers each host has or can get, and whether a change is under way.
 
-    Workers of a host without an agent are not waited for, because the host may have died.
+    A change is under way if the sum differs from the size of the generation, or a member has not
+    entered the ring. A host without an agent can get no workers.
 
     Args:
         snapshot: The state of the job in ZooKeeper.

@@ -1,7 +1,7 @@
 """Report slow workers, and replace the slowest ones: the leader's part in it.
 
-Meanwhile a slow worker trains smaller batches than the others; the workers themselves decide how
-small (:mod:`edl.worker.ring_watch`).
+Until it is replaced, a slow worker trains smaller batches than the others; it chooses their size
+itself (:mod:`edl.worker.ring_watch`).
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class StragglerMitigation:
     ) -> MitigationResult:
         """Decide which slow worker to replace, and which findings to report.
 
-        At most one worker is replaced at a time, by a request and a change of the desired workers.
-        A replacement that does not come within ``wait_s`` seconds is taken back.
+        At most one worker is replaced at a time: the result asks for a new worker on another host.
+        If none joins within ``wait_s`` seconds, the result takes the request back.
 
         Args:
             now: The state of the job in ZooKeeper.
@@ -109,7 +109,7 @@ class StragglerMitigation:
     ) -> tuple[tuple[StragglerReport, str], ...]:
         """Return the findings to report: new ones, and those whose treatment has changed.
 
-        Slow workers are treated with smaller batches or with a replacement.
+        The treatment of a slow worker is a smaller batch or its replacement.
 
         Args:
             says: The present findings, each with its sentence for people.
@@ -162,9 +162,9 @@ class StragglerMitigation:
         return MembershipDecision(reason, change=change if change else None, asks=(ask,))
 
     def _late(self, requests: list[Request]) -> Request | None:
-        """Return the first of the open ``requests`` that no replacement met in time, or None.
+        """Return the first of ``requests`` that is open for more than ``wait_s`` seconds, or None.
 
-        The time is ``wait_s`` seconds since this leader first saw the request.
+        The time counts from when this leader first saw the request.
         """
         now_s = self._clock()
         self._since = {r.number: self._since.get(r.number, now_s) for r in requests}
