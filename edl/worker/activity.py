@@ -61,9 +61,8 @@ _GENERATED = ("torchinductor_", "__autograph_generated_file")
 def waits(what: str) -> Callable[[Function], Function]:
     """Return a decorator that registers what a thread inside the decorated function waits for.
 
-    It marks functions in which the training thread waits, mostly for other workers. While such a
-    function is on the stack of the training thread, :meth:`ThreadWatch.look` reports ``what``
-    instead of "in user code". The function itself stays as it is.
+    While a function so decorated is on the stack of the training thread, :meth:`ThreadWatch.look`
+    reports ``what`` instead of "in user code". The decorator returns the function unchanged.
 
     Args:
         what: the wait in words, such as "waiting for the others to switch".
@@ -106,8 +105,8 @@ def works_at(look: Callable[[], str]) -> None:
 def training_here() -> Iterator[None]:
     """Treat the calling thread as the training thread while the context lasts.
 
-    It is for a framework that calls edl from a thread of its own, while the thread that called
-    :meth:`ThreadWatch.start` waits.
+    It is for a framework that calls edl from a thread of its own. Afterwards the thread that called
+    :meth:`ThreadWatch.start` counts as the training thread again.
     """
     global _acting
     _acting = threading.get_ident()
@@ -118,7 +117,7 @@ def training_here() -> Iterator[None]:
 
 
 class ThreadWatch:
-    """An observer that tells any thread what the training thread of this worker does."""
+    """An observer of this worker's training thread; any thread may ask it what that thread does."""
 
     def __init__(self) -> None:
         self._thread = 0
@@ -182,7 +181,7 @@ def _work(file: str) -> str:
 def _of_library(file: str) -> bool:
     """Return whether the source file at the path ``file`` is not the user's.
 
-    It is of edl, of a library, or generated code.
+    Then it belongs to edl or to a library, or its code was generated.
     """
     generated = any(part in file for part in _GENERATED)
     return generated or file.startswith(("<", *_LIBRARIES))

@@ -44,8 +44,8 @@ class Checkpointing:
     """One worker's part in saving, resuming and ending its job; it runs in the training thread.
 
     Attributes:
-        progress: the step and the position in the data of this worker. Only a position in the data
-            of edl's loader is ever saved.
+        progress: the step and the position in the data of this worker. It is saved only if edl's
+            loader keeps the position.
         replica: the model, optimizer and tracked objects to save; None until the script declares
             them.
 
@@ -118,7 +118,7 @@ class Checkpointing:
 
     @staticmethod
     def _resume_from(resume: str, directory: Path) -> Path | None:
-        """Return the directory whose newest checkpoint is resumed; None: the job begins afresh.
+        """Return the directory whose newest checkpoint the job resumes from; None: begin afresh.
 
         Args:
             resume: the setting: no (empty, ``0``, ``no``, ``false``), yes (``1``, ``yes``,
@@ -141,14 +141,14 @@ class Checkpointing:
         """Load the job's state from a checkpoint on the state source, or let the job start afresh.
 
         The state source calls it when it has no state yet. A fit is one call of Keras' ``fit``. A
-        checkpoint of a later fit is not loaded: the fits before it become those that the job passes
-        over (``LoaderProgress.fits_ahead``), and this method is called again in the next fit. Any
-        error ends the job as failed.
+        checkpoint of a later fit is not loaded: ``LoaderProgress.fits_ahead`` is set to the fits
+        before it, which the scripts then pass over, and this method is called again in the next
+        fit. Any error ends the job as failed.
 
         Args:
             generation: the generation of the ring that gets the state.
-            warmed_up: whether this worker's model has trained a warm-up batch, so it cannot start
-                afresh.
+            warmed_up: whether this worker's model has trained a warm-up batch, so that the job
+                cannot start afresh with it.
 
         Raises:
             CheckpointError, UsageError: the checkpoint that was asked for cannot be resumed.
@@ -217,8 +217,8 @@ class Checkpointing:
     def save_soon(self) -> None:
         """Make the next :meth:`save_if_due` save a checkpoint, however recent the last one is.
 
-        It is called at the end of a fit (a call of Keras' ``fit``), so that a checkpoint is saved
-        at the first boundary between two steps of the next fit.
+        It is called at the end of a fit (a call of Keras' ``fit``); the checkpoint is then saved
+        between the first two steps of the next fit.
         """
         if self._checkpoints is not None:
             self._checkpoints.hasten()
@@ -229,8 +229,8 @@ class Checkpointing:
         Args:
             generation: the generation of the ring that gets the state.
             found: the checkpoint.
-            warmed_up: whether this worker has trained a warm-up batch, so the job trained until all
-                workers died; the event then says how many steps were lost at least.
+            warmed_up: whether this worker has trained a warm-up batch: then the job had trained
+                until all its workers died, and the event says how many steps are lost at least.
         """
         step = self.progress.step
         lost_steps: int | None = None
@@ -348,8 +348,8 @@ class Checkpointing:
     def fail_together(self, reason: str, rank: int) -> NoReturn:
         """End the job as failed after rank 0 has saved a checkpoint; all of the ring call it.
 
-        The other workers wait for rank 0, because the launchers end all workers of a failed job
-        that are left. ``reason`` says why the job failed, ``rank`` is this worker's rank.
+        The other workers wait until rank 0 has saved, because the launchers kill all workers when a
+        job has failed. ``reason`` says why the job failed, ``rank`` is this worker's rank.
 
         Raises:
             JobFailed: always.
@@ -364,7 +364,7 @@ class Checkpointing:
     def _end_job(self, reason: str) -> None:
         """Record that the job has failed because of ``reason``, with an event in its log.
 
-        Then no worker waits for the job, and no launcher starts it again.
+        Then the other workers stop waiting for a new ring, and no launcher starts the job again.
         """
         step = self.progress.step
         event = Event(time.time(), self._generation, step, reason, JobFailedDetails())

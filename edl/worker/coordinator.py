@@ -41,11 +41,11 @@ class Coordinator(Protocol):
 
     @property
     def away(self) -> bool:
-        """Whether ZooKeeper, or what stands for it, is out of reach, so that nobody can lead."""
+        """Whether the store of the job's membership (ZooKeeper) is out of reach now."""
 
     @property
     def policy(self) -> PolicySide:
-        """This worker's access to the policy of the job."""
+        """This worker's access to the job's policy and to its scaling profile."""
 
     @property
     def run(self) -> str:
@@ -82,8 +82,7 @@ class Coordinator(Protocol):
         Args:
             stage: the stage of the worker, such as ready to join, or active in a ring.
             generation: the number of the generation in whose ring the worker is.
-            newest_generation: the number of the newest generation that the worker has taken note
-                of.
+            newest_generation: the number of the newest generation that the worker knows.
             fits: the number of fits (calls of Keras' ``fit``) that are done before the one for
                 which the worker is ready.
         """
@@ -95,10 +94,10 @@ class Coordinator(Protocol):
         """Publish that ``directory`` holds a checkpoint of the step ``step``."""
 
     def last_step(self) -> int:
-        """Return the number of the last step that a leader of the job has reported."""
+        """Return the number of the last step that a leader of the job has published."""
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
-        """Publish how the job ended, and log an event, unless another worker was first.
+        """Publish how the job ended, and log an event, unless another worker has published it.
 
         Args:
             end: the state, reason and exit code of the job.
@@ -109,8 +108,8 @@ class Coordinator(Protocol):
         """Break the ring of ``generation`` as soon as another worker waits in it for this worker.
 
         It is called when the script of this worker has ended: this worker will not send the
-        gradients or numbers that the other worker waits for. None for ``generation`` takes the
-        request back.
+        gradients or numbers that the other worker waits for. None for ``generation`` ends the
+        watch for such workers.
         """
 
     @property

@@ -50,10 +50,10 @@ def exchange(
         payload: the bytes that this worker sends; the sizes of the workers' payloads may differ.
         ring: the ring over which the payloads are sent.
         progress: counts the exchanges, and holds the answer of the last one.
-        repair: called when the ring breaks, with the error and the time since when this worker
-            waited; it builds a ring of the survivors. If a survivor had the answer, ``repair`` has
-            brought it and ``progress.exchanges`` has grown. Otherwise the survivors send their
-            payloads again, in the new ring.
+        repair: called when the ring breaks, with the error and the time when this worker began to
+            wait; it builds a ring of the survivors. If a survivor had the answer, ``repair`` stores
+            it in ``progress.answer`` and raises ``progress.exchanges`` by one. Otherwise the
+            survivors send their payloads again, in the new ring.
         now_s: returns the time of a monotonic clock, in seconds.
     """
     failpoints.reached("exchange")

@@ -1,10 +1,10 @@
 """End the training of one worker: all epochs are trained, or its script has ended before that.
 
 A job has *finished* when all workers of its ring end after the same step, whether they have trained
-all epochs or their scripts have ended inside one. They then exchange one more step record each, so
-that a worker that missed the last step can still receive its result, and learn whether rank 0 has
-saved the last checkpoint. If a worker ends while others train on, the job fails, after rank 0 has
-saved; the error names the workers that have left
+all epochs or their scripts have ended inside one. They then exchange one more step record each. If
+that fails, a worker that missed the last step gets its result in the repair of the ring. Another
+record says whether rank 0 has saved the last checkpoint. If a worker ends while others train on,
+the job fails, after rank 0 has saved; the error names the workers that have left
 (:func:`edl.core.step.step_record.check_together`).
 """
 
@@ -80,9 +80,8 @@ class Finishing:
         """End this worker's training together with all others; its script has left the loop.
 
         Args:
-            early: whether the script ends its training on purpose, perhaps inside an epoch; False:
-                all epochs should be trained, so samples left out of the last one are counted and
-                logged.
+            early: whether the script ends its training on purpose, perhaps inside an epoch. If
+                False, the samples of the last epoch that were not trained are counted and logged.
 
         Raises:
             WorkerEvicted: this worker was evicted, so what it has trained does not belong to the
@@ -102,8 +101,8 @@ class Finishing:
 
         Raises:
             UsageError: the script ended while this worker warmed up, before it joined the job.
-            NewcomerDiffers: the worker cannot join either, since the job is in a fit that its
-                script lacks.
+            NewcomerDiffers: the script ended before the worker joined, and the job is in a fit that
+                the script does not have.
             WorkerEvicted: see :meth:`finish`.
             JobFailed: other workers train on; or the job was resumed from a checkpoint of a later
                 fit than the script has.

@@ -23,7 +23,7 @@ RESYNCS = 3  # at the end of a fit; what cannot be resynced shows in each whole 
 class FitProgress:
     """One worker's record of its script's fits (calls of Keras' ``fit``).
 
-    Newcomers, checkpoints and the end of the job depend on it.
+    It is passed on to newcomers, and each checkpoint says to which fit it belongs.
 
     Args:
         shared: publishes the fits that are done and begun, for newcomers.
@@ -32,7 +32,7 @@ class FitProgress:
         finishing: is told whether a fit is over.
         loader: this worker's steps, whose position has the fits that are done.
         switching: repairs the ring if it breaks while states are compared.
-        check: compares the states of the workers.
+        check: compares the workers' states and corrects those that differ.
         exchange: sends bytes to all workers, and returns what all have sent, in rank order.
     """
 
@@ -62,9 +62,9 @@ class FitProgress:
         return self._shared.fits.begun
 
     def of_job(self) -> ScriptFits:
-        """Ask another worker of the ring for the fits that its script has done and begun.
+        """Return the fits (calls of ``fit``) that the script of another worker has done and begun.
 
-        A fit is one call of Keras' ``fit``.
+        The coordinator asks the workers of the ring; the result is empty if none answers.
         """
         return self._coordinator.script_of_job().fits
 
@@ -78,9 +78,9 @@ class FitProgress:
     def compare_states(self) -> None:
         """Compare the whole state of all workers after the last step of a fit.
 
-        It is called before ``fit`` returns: the script uses the model next, and the next step,
-        which would compare the state, may never come. Workers that differ are resynced and compared
-        again, or the job ends, as the job's setting ``on_divergence`` says.
+        It is called before ``fit`` returns, since the script uses the model then. Workers that
+        differ get the state of most workers and are compared again, or the job ends, as the job's
+        setting ``on_divergence`` says.
 
         Raises:
             StateDiffers, NewcomerDiffers: see :meth:`edl.worker.state_check.StateCheck.compare`.
@@ -93,8 +93,8 @@ class FitProgress:
     def end(self, done: tuple[DoneFit, ...], rank: int, generation: int) -> None:
         """Note that a fit (a call of Keras' ``fit``) is over, and let rank 0 save a checkpoint.
 
-        All workers call it together. The saved state belongs to this fit until another fit begins,
-        whose first boundary between two steps is saved again.
+        All workers call it together. Another checkpoint is saved between the first two steps of the
+        next fit, because this one cannot be resumed there.
 
         Args:
             done: the fits that are over, with the one that has just ended as the last.

@@ -1,7 +1,7 @@
 """Measure the gradient noise scale on one worker (:mod:`edl.core.step.noise_scale`).
 
-What a worker measures in a step is sent with its step record of the next step, so it costs no
-collective, and all workers add the same numbers to the same averages. A step counts only if all
+What a worker measures in a step is sent with its step record of the next step, so it needs no
+message of its own, and all workers compute the same estimate. A step counts only if all
 workers with samples in it have measured it: a worker that missed the step, and received the state
 of the others instead, has no measurement of it.
 """
@@ -58,7 +58,8 @@ class GradientNoise:
     def turn(self, step: int) -> int:
         """Return how many measurements are due from step 0 up to, and without, ``step``.
 
-        The number counts the measurements: of a large gradient, each looks at the next eighth.
+        It is the number of the measurement that is due in ``step``. Of a large gradient only an
+        eighth is measured at a time, and this number says which eighth.
         """
         return step // max(1, self._every)
 
@@ -94,7 +95,7 @@ class GradientNoise:
     def complete(self, records: StepRecords, step: int) -> None:
         """Update the estimate after a complete step, from the measurements in its step records.
 
-        They are of the step before it, which each worker has measured then.
+        These are measurements of the gradients of the step before ``step``.
 
         Args:
             records: the step records of all workers.
@@ -115,9 +116,9 @@ class GradientNoise:
         self._squares, self._open = self._open, Squares()
 
     def header(self) -> dict[str, Any]:
-        """Return the present and the former estimate as JSON values, for other workers.
+        """Return the present and the former estimate as JSON values, to send to other workers.
 
-        The number of samples that each worker had in the last step is added.
+        They include the number of samples that each worker had in the last step.
         """
         return {
             "scale": self.scale.to_json(),

@@ -1,7 +1,7 @@
 """Keep a worker's position in the data of edl's loader: step, epoch, ledger and open step.
 
-The position moves when a step is complete and when the worker enters a new generation, both by pure
-functions of what all workers know.
+The position changes when a step is complete and when the worker enters a new generation. Both times
+it is computed from the step records or the generation, so all workers get the same result.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def epoch_left(self) -> EpochLeft:
-        """The present epoch, and how many of its samples are trained, as if all left it now."""
+        """The present epoch, and how many of its samples are trained and untrained."""
         ledger = self.ledger
         return EpochLeft(ledger.epoch, ledger.done, self.source.known_total, ledger.finished)
 
@@ -177,7 +177,7 @@ class LoaderProgress(TrainingProgress):
     def steps_made(self) -> int:
         """The number of steps that the script has made.
 
-        With several optimizers the open step counts from its first update on.
+        With several optimizers the open step is counted as soon as one of them has made its update.
         """
         if self.optimizers < 2:  # a step ends with its update
             return self.step
@@ -203,7 +203,7 @@ class LoaderProgress(TrainingProgress):
     def takes_newcomers(self) -> bool:
         """Whether newcomers may join after the batch that is in training.
 
-        With several optimizers they join only where the order of updates begins anew
+        With several optimizers they join only at the beginning of a round of updates
         (:meth:`edl.core.step.update_order.UpdateOrder.takes_newcomers`).
         """
         if self.optimizers < 2:
@@ -213,7 +213,10 @@ class LoaderProgress(TrainingProgress):
         return self.update_order.takes_newcomers(left <= 0 and not self.ledger.free)
 
     def accumulate(self) -> None:
-        """Note that this worker adds up the gradients of the present batch before it sends them."""
+        """Note that the gradients of the present batch are added to those of other batches.
+
+        They are sent when the last batch of the step is added.
+        """
         self.step_input.accumulate()
         self.announces_late = True
 
@@ -228,8 +231,8 @@ class LoaderProgress(TrainingProgress):
     def complete(self, records: StepRecords) -> None:
         """Move the ledger and all counters past a step whose update is in the model.
 
-        ``records`` are the step records of all workers in that step. If they ask for another global
-        batch, it begins with the next step.
+        ``records`` are the step records of all workers in that step. If the leader's record asks
+        for another global batch, it is used from the next step on.
         """
         counted_by = self.step_input.updates if self.optimizers > 1 else None
         policy = self.source.policy(len(records))
@@ -264,11 +267,10 @@ class LoaderProgress(TrainingProgress):
     def iterations_of_epoch(self, began_with: int) -> int:
         """Return how many iterations the script's loop makes in an epoch, rounded up.
 
-        Before this worker's first step in the ring, that is while its script is set up and while it
-        warms up, the number is the one of a job as it began: with ``began_with`` workers, and the
-        global batch with which a job of that size begins. So a newcomer gets the number that the
-        first workers got. From then on it is the number for the present workers and the present
-        batch.
+        Before this worker's first step in the ring, the number is that for ``began_with`` workers
+        (with which the job began) and the global batch that a job of that size begins with. So a
+        newcomer gets the number that the first workers got. Afterwards it is the number for the
+        present workers and the present batch.
         """
         if self.has_stepped:
             return self.iterations_now
@@ -282,8 +284,8 @@ class LoaderProgress(TrainingProgress):
     def batches_with(self, records: StepRecords) -> tuple[tuple[int, int], ...]:
         """Return the newest changes of the global batch, including one made by the open step.
 
-        The global batch of a step is what all workers train in it if each has whole batches; with
-        accumulated gradients the batches of a step add up.
+        The global batch of a step is the number of samples that all workers train in it, if each
+        has full batches; with accumulated gradients all batches of the step count.
 
         Args:
             records: the step records of all workers in the open step.
@@ -299,7 +301,7 @@ class LoaderProgress(TrainingProgress):
         return (*self.batches, (self.step, now))[-CHANGES_KEPT:]
 
     def close_step(self) -> None:
-        """Close the open step, which is complete on this worker, or on the others without it."""
+        """Close the open step, which this worker, or only the other workers, have completed."""
         updated = self.step_input.close()
         if self.optimizers > 1:
             self._updated, self.update_order = updated, self.update_order.after_step(updated)
@@ -316,9 +318,8 @@ class LoaderProgress(TrainingProgress):
 
         Args:
             members: the ids of the workers in the new ring, in rank order.
-            in_step: whether the ring replaces a broken one. Then some members may have begun a
-                batch and others begin it now; all of them divide it into the same number of
-                microbatches.
+            in_step: whether the ring replaces a broken one. Then a step may be open, and members
+                that begin its batch only now divide it into as many microbatches as the others.
         """
         self.members = members
         if not in_step:
@@ -379,9 +380,8 @@ class LoaderProgress(TrainingProgress):
     def may_pause(self, repaired_at: int) -> bool:
         """Return whether all workers, which are between two steps now, can pause.
 
-        They can if the job has made a step since its last repair, which was at the step
-        ``repaired_at``. Right after a repair some workers are in the midst of a step and need the
-        others for it.
+        They can if the job has completed a step since its last repair, which was at the step
+        ``repaired_at``. Before that, some workers still have to complete a step with the others.
         """
         return self.step > repaired_at
 
@@ -428,19 +428,18 @@ class LoaderProgress(TrainingProgress):
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
         """Move to the position of the state source.
 
-        A worker that missed a step which others completed is done with that step: its samples are
-        in the model that the worker receives. A worker that missed an exchange which the state
-        source has completed gets the ``answer`` beside the header. No worker has missed two steps,
-        two exchanges, or one of each: an exchange needs all workers, after the step before it, and
-        so does each step.
+        If this worker missed a step that others completed, the step is complete here, too: its
+        samples are in the model that the worker receives. If it missed an exchange of messages,
+        :attr:`answer` is set to the result in the header. It cannot have missed more than one step
+        or exchange, since each needs all workers.
 
-        If the state source has left the epoch already, the epoch is over on this worker, too, and
-        the received ledger is kept for the next one. If the state source has not left it yet, it
-        will begin the next epoch as all do, with the members that there are now.
+        If the state source is in a later epoch, this worker's epoch is over, and the received
+        ledger is used for the next one. If the state source is in an earlier epoch, which it is
+        about to leave, this worker's epoch begins anew.
 
         Args:
             header: the result of :meth:`header` on the state source.
-            receive: the part of the job's state that this worker takes from the state source.
+            receive: which part of the job's state this worker takes over.
 
         Raises:
             DataError: the state source trains on other data.
@@ -564,7 +563,7 @@ class LoaderProgress(TrainingProgress):
         self.step, self.has_state = step, True
 
     def _granted(self, ledger: Ledger) -> Ledger:
-        """Return ``ledger`` with more positions leased to each ring member that needs samples."""
+        """Return ``ledger`` with free positions leased to each ring member that needs samples."""
         source, size = self.source, len(self.members)
         needs = [(w, source.lacks(ledger, w, self.step_batches, size)) for w in self.members]
         return grant(ledger, needs, source.policy(size))

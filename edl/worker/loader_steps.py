@@ -11,11 +11,10 @@ comes before them)::
 With several optimizers a batch may have several steps: ``next_part()`` ends one and begins the next
 on the same batch, and ``end_batch()`` comes before the next batch.
 
-With accumulated gradients a step has several batches, and nobody knows at the first one how many.
-``accumulate()`` comes between two of them, and the record goes out *late*: with the first gradient.
-Some workers may not know yet that records are late, and send theirs with the first batch. All
-workers see this in the table of records, which does not count then; all send their records again,
-late.
+With accumulated gradients a step has several batches, and their number is not known at the first
+one. ``accumulate()`` comes between two of them, and the record is sent *late*: with the first
+gradient. If some workers have sent theirs with the first batch, because they did not know this yet,
+all workers discard the records of that step, and send them again late.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class Update(NamedTuple):
 
 
 def last_update(progress: LoaderProgress) -> Update:
-    """Return the newest update of the job, whether this worker or only the others have made it.
+    """Return the last update that the job has made, even if this worker missed it.
 
     ``progress`` is this worker's position in the data.
     """
@@ -91,7 +90,8 @@ class LoaderSteps(WorkerSteps):
     """The steps of one worker on batches that are formed from its leases.
 
     Attributes:
-        changes: counts batches that were begun, gradients that were added up, and repairs.
+        changes: a counter that grows when a batch is begun, gradients are added up, or a ring is
+            repaired.
         before_exchange: called without arguments before each exchange between two steps.
         replica: the model and optimizer, whose state other workers may need after a failure; None
             until the script has declared them.
@@ -230,8 +230,8 @@ class LoaderSteps(WorkerSteps):
     def accumulate(self) -> None:
         """Note that this worker adds up the gradients of the batch: its step may have more batches.
 
-        If the records went out with the batch, they do not count: all workers send theirs again at
-        the end of the step, and so in all later steps.
+        If the records were sent with the batch already, all workers discard them and send them
+        again at the end of the step. In later steps records are sent at the end only.
         """
         early = not self._progress.announces_late
         self._progress.accumulate()
@@ -283,10 +283,9 @@ class LoaderSteps(WorkerSteps):
 
     @property
     def update(self) -> Update:
-        """The update of the open step once its records are in; otherwise the job's newest update.
+        """The update of the open step once its records are here; otherwise the job's last update.
 
-        If other workers have completed the open step without this one, its update is the newest
-        one.
+        The last update may be one that other workers have made without this one.
         """
         progress, step = self._progress, self.step_input
         trained, number = progress.trained, progress.step
@@ -307,9 +306,9 @@ class LoaderSteps(WorkerSteps):
         ``error`` says how the ring broke.
 
         Returns:
-            True when others had completed the step: their state is in the model now, and this
-            worker's gradients are part of it. False when the step has to be completed with the
-            gradients that the survivors still hold; the step record is on its way again.
+            True if others had completed the step: the model has their state now, in which this
+            worker's gradients are included. False if the step has to be completed with the
+            gradients of the survivors; this worker has sent its step record again.
 
         Raises:
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
@@ -395,18 +394,18 @@ class LoaderSteps(WorkerSteps):
 
         Args:
             payload: the bytes that this worker sends, of any size.
-            repair: called when the ring breaks, with the error and the time since when this worker
-                waited; see :func:`edl.worker.exchange.exchange`. Gradients of the step may be on
-                their way then.
+            repair: called when the ring breaks, with the error and the time when this worker began
+                to wait; see :func:`edl.worker.exchange.exchange`. It also has to handle gradients
+                of the step that are being exchanged.
         """
         return exchange(payload, self.ring, self._progress, repair, self._shared.clock.now_s)
 
     def leave(self) -> None:
         """Wait for the step records of a batch during which the script has left its loop.
 
-        The records have to arrive before the next ones, which are sent under the same name. If only
-        this worker has left, the others wait for its gradients meanwhile: see
-        :func:`edl.core.job.stall.judge_stall`.
+        Without this wait they would be mixed up with the next records. If only this worker has left
+        its loop, the others wait for its gradients, and the leader sees a stall
+        (:func:`edl.core.job.stall.judge_stall`).
         """
         if self.warming_up or self.step_input.completed_by_peers:
             return
@@ -433,9 +432,9 @@ class LoaderSteps(WorkerSteps):
     def last_record(self, stop: Stop) -> StepRecord:
         """Return this worker's step record about the end of its training.
 
-        ``stop`` says how the training ended. The record also reaches workers that are still in a
-        step, if there are any. If the ring has changed since this worker left its last batch, all
-        workers first send their records of that batch again, because some may have missed them.
+        ``stop`` says how the training ended. If the ring has changed since this worker left its
+        last batch, all workers first send their records of that batch again, because some workers
+        may have missed them.
         """
         while self.open and self._left_in != self.generation:
             self._records = self._pending = None
@@ -468,7 +467,7 @@ class LoaderSteps(WorkerSteps):
         return "its last checkpoint was not written; the output of rank 0 says why"
 
     def idle_record(self) -> StepRecord:
-        """Return this worker's step record for a time without training, with its state's digest."""
+        """Return this worker's step record, without samples, for a pause; it has a state digest."""
         return replace(super().idle_record(), state=self._check.state)
 
     def _begin_step(self) -> None:
@@ -483,7 +482,7 @@ class LoaderSteps(WorkerSteps):
             failpoints.reached("step")
 
     def _send_row(self) -> None:
-        """Send this worker's record of the open step, with its batches' position in the epoch."""
+        """Send this worker's record of the open step, with the epoch position of its batches."""
         step = self.step_input
         stop = Stop.LEFT if self._leaves else Stop.NO
         record = self._record(step.samples, stop, self._check.state)

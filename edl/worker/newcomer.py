@@ -53,9 +53,9 @@ class Newcomer:
     def wait_for_membership(self, worker: int, fits: int, after: int = 0) -> Generation:
         """Wait for a generation that has this newcomer as a member, and return it.
 
-        When it returns, the old members are on their way into the ring of that generation. With a
-        number ``after``, the worker publishes beyond which generation it waits; otherwise the
-        leader would take it to be stuck. A fit is one call of Keras' ``fit``.
+        When it returns, the old members are entering the ring of that generation. If ``after`` is
+        above 0, the worker publishes it, so that the leader does not take the worker to be stuck. A
+        fit is one call of Keras' ``fit``.
 
         Args:
             worker: the id of this worker.
@@ -68,7 +68,7 @@ class Newcomer:
         """
 
         def ready() -> None:
-            """Publish that this worker is ready to join, and beyond which generation it waits."""
+            """Publish that this worker is ready to join a generation above the number ``after``."""
             self._coordinator.set_stage(Stage.READY, 0, newest_generation=after, fits=fits)
 
         if after:

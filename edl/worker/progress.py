@@ -21,10 +21,10 @@ Exchange = Callable[[bytes], list[bytes]]
 class Receive(Enum):
     """The part of the job's state that a worker takes from the broadcast of the state source.
 
-    ``NOTHING``: it has the state, and only takes part in the broadcast. ``STEP``: it missed the
-    last update, and takes what that update has changed. ``RESYNC``: its state differed, and it
-    takes all but what is each worker's own, such as its place in its loop. ``ALL``: it is a
-    newcomer and takes everything.
+    ``NOTHING``: it has the state, and discards what it receives. ``STEP``: it missed the last
+    update, and takes what that update has changed. ``RESYNC``: its state differed, and it takes
+    everything except what each worker keeps for itself, such as its place in its loop. ``ALL``: it
+    is a newcomer and takes everything.
     """
 
     NOTHING = "nothing"  # it has the state already, and just takes part in the broadcast
@@ -44,8 +44,8 @@ class TrainingProgress(ABC):
         has_state: whether this worker holds the job's state, which it gets in its first ring.
         exchanges: how many exchanges of messages (:mod:`edl.worker.exchange`) the job has
             completed.
-        answer: what all workers have sent in the last exchange, in rank order, as long as one of
-            them may not have it yet; else empty.
+        answer: what all workers have sent in the last exchange, in rank order; empty as soon as it
+            is certain that all have received it.
         joined_after: the step after which the newest workers joined while the job trained, the same
             on all workers; ``NEVER``: none has joined.
     """
@@ -129,7 +129,7 @@ class TrainingProgress(ABC):
 
         Args:
             header: the result of :meth:`header` on the state source.
-            receive: the part of the job's state that this worker takes from the state source.
+            receive: which part of the job's state this worker takes over.
 
         Raises:
             DataError: the state source trains on other data.
@@ -138,8 +138,8 @@ class TrainingProgress(ABC):
     def passes_over(self, header: Mapping[str, Any], exchange: Exchange) -> bool:
         """Return whether some workers have to pass over fits before they can get the job's state.
 
-        A fit is one call of Keras' ``fit``. This class knows of no fits, so the result is False.
-        All workers of a ring call it where none of them has the state yet.
+        A fit is one call of Keras' ``fit``. In this class the result is False. All workers of a
+        ring call it at the same point, when none of them has the job's state yet.
 
         Args:
             header: the result of :meth:`header` on the state source.

@@ -11,7 +11,7 @@ from edl.worker.state_check import Compared
 
 
 class Shared(Protocol):
-    """The interface of this worker's copy of the state that is the same on all workers."""
+    """The interface to broadcast a state that is the same on all workers."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         """Broadcast the state over ``ring``, from the rank ``root`` to all others.
@@ -21,22 +21,23 @@ class Shared(Protocol):
 
 
 class ScriptState(Shared, Compared, Protocol):
-    """The interface of the shared state of a script that keeps its own place in its data."""
+    """The interface to broadcast and compare the state of a script that loads its own data."""
 
 
 class Replica(Shared, Durable, Compared, Protocol):
-    """The interface of the state of a framework: model, optimizer and tracked objects.
+    """The interface to broadcast, compare and save a framework's state.
 
-    All workers share it. Tracked objects, such as schedulers, are those given to ``edl.track``.
+    The state is the model, the optimizer and the tracked objects (those given to ``edl.track``,
+    such as schedulers), which are the same on all workers.
     """
 
     def end_batch(self, step: int, epoch: int) -> None:
         """Copy the state of the tracked objects, or load copies received from another worker.
 
-        Tracked objects, such as schedulers, are those given to ``edl.track``. The copies are for
-        workers that missed the last step; such a worker loads them here. It is called when the
-        script asks for its next batch, and when it exchanges numbers with other workers before
-        that.
+        Tracked objects, such as schedulers, are those given to ``edl.track``. A worker that has
+        received copies from another one, because it missed the last step, loads them; all others
+        make copies to send. It is called when the script asks for its next batch, or exchanges
+        numbers before that.
 
         Args:
             step: the number of steps that are complete.

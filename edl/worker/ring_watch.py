@@ -1,9 +1,8 @@
 """Summarise how fast the workers of a ring train, by their step records, for the job's policy.
 
-The speeds decide which share of a batch each worker takes. All workers look at the same records and
-come to the same findings, but nothing depends on that: each worker sets its own share, and its
-record says how many samples it brings. The leader replaces workers that are too slow
-(:mod:`edl.leader.straggler_mitigation`), by the findings of its own worker.
+By its speed each worker sets its share: the part of a full batch that it trains in a step. Its step
+record says how many samples it brings. The worker that leads the job also replaces workers that are
+too slow (:mod:`edl.leader.straggler_mitigation`).
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ class RingWatch:
     ) -> None:
         """Add a complete step; every tenth step, report on the ring and set this worker's share.
 
-        The period is :data:`EVERY` steps. Without a policy, and with a global batch that the job
-        does not choose, nothing is reported and the share is 1. The share is the part of a full
-        batch that this worker is able to train in time.
+        The period is :data:`EVERY` steps. If the job has no policy and edl does not choose its
+        global batch, nothing is reported and the share is 1. The share is the part of a full batch
+        that this worker trains; a slow worker has less than 1.
 
         Args:
             records: the step records of all workers.
@@ -90,9 +89,9 @@ class RingWatch:
         sampler.share(care.shares.get(switching.worker, 1.0))
 
     def _restart(self, generation: Generation) -> None:
-        """Begin to measure the ring of ``generation``; keep the state of workers that stayed.
+        """Begin to measure the ring of ``generation``; keep the records of workers that stayed.
 
-        The state is what the policy's rule on slow workers remembers of a worker.
+        A record is what the policy's rule on slow workers remembers of a worker.
         """
         members = map(str, generation.worker_ids)
         self._state = {name: self._state[name] for name in members if name in self._state}
@@ -123,10 +122,10 @@ class RingWatch:
 def _times(
     rows: npt.NDArray[np.int64], workers: Sequence[int], generation: Generation
 ) -> list[Times]:
-    """Return the mean times and samples of each worker in its usual steps, in rank order.
+    """Return the mean times and samples of each worker over its steps, in rank order.
 
-    A step in which the worker has no samples, or at most half of its most, is not usual: a small
-    batch at the end of an epoch says nothing of a speed.
+    Steps in which the worker has at most half of its largest number of samples are left out: a
+    small batch at the end of an epoch says nothing about the speed.
 
     Args:
         rows: samples and times of each step, of shape (steps, 1 + len(COLUMNS), workers).
