@@ -73,8 +73,8 @@ class FailureDetector:
     def newest_report(self) -> ProgressReport:
         """The newest progress of the job that this leader knows, with the worker that reported it.
 
-        It is this worker's own once it is in a ring. Before that it is what a worker of the ring
-        reported.
+        Once this leader is in a ring, it is the leader's own progress; before, it is the progress
+        that a member of the ring has reported.
         """
         own = self._own_progress()
         return ProgressReport(self._worker, own) if own.generation else self._newest_report

@@ -44,8 +44,8 @@ class Finishing:
         told_to_leave: whether a signal has asked this worker to leave.
         has_trained_all: whether the script has come to the end of a call of ``fit``; another call
             may follow.
-        end_batch: called without arguments when the script has ended; it completes the update that
-            the script made, or skipped, just before.
+        end_batch: called without arguments when the script has ended; it completes the step of the
+            batch that the script has trained last.
 
     Args:
         steps: returns the object that makes this worker's steps.

@@ -26,8 +26,8 @@ class Batch:
     Attributes:
         position: the epoch position of the first sample.
         indices: the indices of the samples in the data set, of shape (samples,).
-        counted: the optimizers (bit i for the one with number i) that have counted these samples
-            already, with another worker; for them the samples count for nothing.
+        counted: the optimizers (bit i for the one with number i) that have already made an update
+            with these samples on another worker; their next update leaves the samples out.
         follow: how many microbatches of the same batch follow this one.
     """
 
@@ -60,14 +60,13 @@ class Batch:
 class BatchSampler:
     """The sampler that forms a worker's batches from the front of its leases, ahead of training.
 
-    It remembers the batches that are formed and not yet trained; the ledger knows only what was
-    trained. The order of the formed batches never changes, so the n samples trained next are always
-    the first n of the leases.
+    It keeps the batches that are formed and not yet trained. They are trained in the order in which
+    they were formed, so the n samples trained next are always the first n of the leases.
 
     Attributes:
         size: how many samples the next batches have; fewer than on other workers if this one is
             slow.
-        takes_shares: whether it can form smaller batches for a slow worker.
+        takes_shares: whether :meth:`share` has an effect: smaller batches for a slow worker.
         rereads: whether batches formed ahead can be discarded and read again.
         restarts: how often batches formed ahead were discarded.
 
@@ -98,8 +97,8 @@ class BatchSampler:
     def share(self, part: float) -> None:
         """Form batches of ``part`` (above 0, at most 1) of the full batch size from now on.
 
-        A size that differs by less than a tenth is not changed, since a framework may compile anew
-        for each size that it sees; the full size is always restored.
+        A change of the size by less than a tenth is ignored, except back to the full size, since a
+        framework may compile its code for each new size.
         """
         whole = self._whole
         size = min(whole, max(1, round(whole * part)))
@@ -132,9 +131,10 @@ class BatchSampler:
             self.keep_only(in_hand)
 
     def regroup(self, in_hand: Sequence[Batch]) -> None:
-        """Adapt to the leases of a new ring; ``in_hand`` are the batches that are trained now.
+        """Discard batches formed ahead that do not fit the leases of a new ring.
 
-        This class does nothing, since the leases of a worker that stays do not change.
+        This class discards none, since the leases of a worker that stays do not change. ``in_hand``
+        are the batches that are trained now.
         """
 
     def keep_only(self, in_hand: Sequence[Batch]) -> None:
@@ -167,7 +167,8 @@ class BatchSampler:
     def nothing(self, batches: Sequence[Batch]) -> Batch | None:
         """Return a batch without samples, if one was read after ``batches``; else None.
 
-        Only a stream has such a batch: the end of a shard. ``batches`` are those of the open step.
+        It stands for the end of a shard, which only a stream has. ``batches`` are those of the open
+        step.
         """
         return None
 
@@ -180,10 +181,9 @@ class BatchSampler:
     def form(self, ledger: Ledger) -> Batch | None:
         """Form the next batch, or return None if the leases have no samples for it now.
 
-        A batch is smaller than ``size`` only when nothing is left to be leased, or when the samples
-        that follow were counted by other optimizers already (``Batch.counted``). A batch that is
-        larger than a worker trains at once comes in microbatches, one in each call. ``ledger`` has
-        the leases.
+        A batch is smaller than ``size`` only when nothing is left to be leased, or when the next
+        samples have another value of ``Batch.counted``. A batch that is too large to be trained at
+        once is returned as microbatches, one in each call. ``ledger`` has the leases.
         """
         spans = _skip(ledger.held_by(self._worker), self.ahead)
         if not self._sizes:
@@ -252,9 +252,8 @@ class BatchSampler:
     def _cut(self, spans: list[Span], samples: int, counted: int = 0, follow: int = 0) -> Batch:
         """Return a batch of the first ``samples`` positions of ``spans``.
 
-        ``spans`` are pairs (start, stop) of positions. ``counted`` are the optimizers (bit i for
-        number i) that have counted these samples already, ``follow`` is the number of microbatches
-        of the same batch that come later.
+        ``spans`` are pairs (start, stop) of positions; ``counted`` and ``follow`` become the
+        attributes of the batch.
         """
         positions: list[npt.NDArray[np.int64]] = []
         position = spans[0][0]
@@ -294,11 +293,11 @@ class AlignedSampler(BatchSampler):
         """Do nothing, whatever ``part`` is: a slow worker gets no smaller slice."""
 
     def take_place(self, members: Sequence[int]) -> None:
-        """Note the number of ``members`` (worker ids), who divide each global batch from now on."""
+        """Divide each global batch among ``members`` (worker ids in rank order) from now on."""
         self._ring = len(members)
 
     def regroup(self, in_hand: Sequence[Batch]) -> None:
-        """Discard the batches formed ahead, whose samples are divided anew; keep ``in_hand``."""
+        """Discard the batches formed ahead, since each worker has new slices; keep ``in_hand``."""
         self.keep_only(in_hand)
 
     def agrees_with(self, ledger: Ledger) -> bool:
@@ -323,8 +322,7 @@ class AlignedSampler(BatchSampler):
         """Return the size of the next slice: the positions of one global batch in ``spans``.
 
         ``spans`` are the leased positions of which no batch is formed yet, as (start, stop). The
-        slice ends sooner if, by ``ledger``, the samples that follow were counted by other
-        optimizers.
+        slice ends before samples with another value of ``Batch.counted`` in ``ledger``.
         """
         if not spans:
             return 0

@@ -2,10 +2,10 @@
 
 All workers of such a script save (``state.commit()``) at the same point, and all begin with the
 same state. Whether the states stay equal is the script's choice: in some scripts each worker trains
-parameters of its own, which are averaged now and then. So the first save of a job decides. If the
-whole states are equal there, one group of bytes is compared at each later save, each group in its
-turn (:class:`edl.core.step.state_check.StateGroup`). If not, they are never compared, and the log
-says so.
+parameters of its own, which are averaged now and then. So the whole states are compared at the
+first save of a job. If they are equal, each later save compares one group of their bytes, each
+group in its turn (:class:`edl.core.step.state_check.StateGroup`). If not, they are not compared any
+more, and the log says so.
 
 After a join the whole state is compared at the next commit, before it is saved. A newcomer that
 differs leaves, and the others return to the state that they saved when it joined, as after a crash.
@@ -40,7 +40,7 @@ class ScriptStateCheck(StateComparison):
     """One worker's part in comparing the states at each save; it runs in the training thread.
 
     Attributes:
-        cause: the text on why a newcomer's state differs, for messages.
+        cause: a phrase for messages: why a newcomer's state may differ.
         unit: the word for a step in messages.
 
     Args:
@@ -81,7 +81,7 @@ class ScriptStateCheck(StateComparison):
         self._saves, self.state = self._progress.step + 1, self.now()
 
     def newcomers_are_right(self) -> None:
-        """Note that the newcomers' states are equal to the others', and need no more comparison."""
+        """Note that the newcomers' states equal the others', so they are no newcomers any more."""
         self._progress.joined_after, self.state = NEVER, 0
 
     def saved(self) -> None:

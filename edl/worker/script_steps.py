@@ -74,7 +74,7 @@ class ScriptSteps(WorkerSteps):
     def beat(self) -> None:
         """Report progress to the daemon when an optimizer has received the mean gradients.
 
-        Without these reports a job between two saves would seem to stand still.
+        Without these reports the leader would see a stall between two saves.
         """
         self.begun += 1
         if not self.warming_up:
@@ -87,8 +87,8 @@ class ScriptSteps(WorkerSteps):
         Nothing happens if no worker has joined since the last save.
 
         Raises:
-            RingBroken: a worker is gone, perhaps a newcomer whose state differs; see
-                :meth:`repair`.
+            RingBroken: a worker is gone, perhaps a newcomer whose state differs; the caller then
+                calls :meth:`repair`.
             NewcomerDiffers: this worker is the newcomer whose state differs.
             StateDiffers: old workers differ from each other; the job ends.
         """
@@ -113,7 +113,7 @@ class ScriptSteps(WorkerSteps):
             :meth:`edl.worker.worker.Worker.boundary`.
 
         Raises:
-            RingBroken: a worker is gone; see :meth:`repair`.
+            RingBroken: a worker is gone; the caller then calls :meth:`repair`.
             RingError: the workers are not at the same point of the script.
             NewcomerDiffers, StateDiffers: the states differ.
         """
@@ -167,7 +167,7 @@ class ScriptSteps(WorkerSteps):
         """Do nothing: a script with its own data holds no batch of edl's loader to complete."""
 
     def last_record(self, stop: Stop) -> None:
-        """Return None, whatever ``stop`` says: the other workers need no record of the end."""
+        """Return None, whatever ``stop`` is: such a script sends no step record of its end."""
 
     def joined(self) -> None:
         """Note that this worker has joined a job that trains, so it is compared as a newcomer."""

@@ -21,9 +21,9 @@ from edl.errors import UsageError, WorkerEvicted
 class SharedState:
     """The latest information that a worker's training thread and its daemon's threads exchange.
 
-    The training thread learns of generations, the leader, an eviction, the end of the job, and its
-    policy. The daemon learns of progress, events to log, and what a policy decides from. One lock
-    guards what is waited for or changed in place; the attributes are replaced as a whole.
+    The training thread reads the newest generations, the leader, an eviction, the end of the job,
+    and its policy. The daemon reads the progress, the events to log, and the speeds from which a
+    policy decides. Any thread may call the methods; an attribute is changed by setting a new value.
 
     Attributes:
         worker: the id of this worker; -1: not known yet.
@@ -71,8 +71,8 @@ class SharedState:
     def announce(self, generation: Generation) -> None:
         """Hand a generation that the leader wrote, or the end of the job, to the training thread.
 
-        A generation without members is the end. Every end gets the number END, no matter which
-        process has announced it, because all workers of a ring must know the same number.
+        A generation without members is the end of the job; its number is replaced by END, so that
+        it is the same on all workers.
         """
         if not generation.members:
             generation = replace(generation, number=END)
@@ -84,7 +84,7 @@ class SharedState:
     def leads(self, leader: Leader | None) -> None:
         """Note which worker leads, as the daemon sees it now; None: no leader is known.
 
-        A request for a global batch ends with the term in which it was made.
+        If the term is another one than before, :meth:`requested_batch` is 0 again.
         """
         with self._lock:
             if leader != self._leader:
@@ -201,9 +201,8 @@ class SharedState:
             deadline: when to stop waiting, on the monotonic clock; None waits as long as the job
                 lives.
             slice_s: return None after this many seconds even before the deadline; None: do not.
-            repairs: ignore a generation that was planned before the ring broke: accept one that
-                repairs a broken ring, or that leaves this worker out (a member neither of it nor of
-                the ring before it).
+            repairs: whether to wait for a generation that repairs a broken ring, or that has this
+                worker neither as a member nor as a member of the ring before; others are ignored.
 
         Returns:
             The generation; None when the job is over, or when the time is.

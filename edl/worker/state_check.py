@@ -1,15 +1,14 @@
-"""Compare the state that all workers must share in each step, so that no difference stays unseen.
+"""Compare the workers' states, which must be equal after each step, by their digests.
 
-The digest of a part of the state after a step is sent with the step record of the next one, so it
-costs no collective: another part after each step, the whole at the first step of each epoch and at
-the end of the training. At the end of a fit the digests are exchanged by themselves, because the
-script uses the model then. See :mod:`edl.core.step.state_check`.
+The digest of one group of the state's bytes is sent with the step record of the next step, so it
+needs no message of its own. Each step has the next group; the first step of each epoch and the end
+of the training have the whole state. At the end of a fit the digests are exchanged in a message of
+their own, because the script uses the model then. See :mod:`edl.core.step.state_check`.
 
 A job may resync (its setting ``on_divergence``): workers that differ get the state that most
-workers hold. Then a difference is noted when the step records arrive, and examined when all workers
-are between two steps again. All apply the same mean gradients meanwhile, so a worker that was right
-stays right, and a worker that receives the state then has what it would have with the state before
-that update.
+workers hold. Then a difference is noted when the step records arrive; the update of that step is
+still made, by all with the same mean gradients, and the state is sent between this step and the
+next. So a worker that receives it has all updates.
 
 A newcomer that differs leaves: see :mod:`edl.core.step.newcomers`. It ends with an error, and for
 the others the ring is broken, so they complete the step without it, as after a crash.
@@ -64,12 +63,12 @@ class Compared(Protocol):
     def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
         """Return a digest of each part of the state, by the name of the part.
 
-        Only the bytes of ``group`` go into the digests, one of the groups of equal size into which
-        the state is cut; by default all bytes.
+        A digest is computed from the bytes of the part that belong to ``group``. The bytes of the
+        whole state are divided into groups of equal size; the default group has all of them.
         """
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the present learning rates, by the name that messages give to each."""
+        """Return the present learning rates, by the name that is shown in messages."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         """Broadcast the state over ``ring``, from the rank ``root`` to all others.
@@ -84,7 +83,7 @@ class StateComparison:
     Attributes:
         replica: the state that is compared; None until the script has declared it.
         state: the digest that is sent with the step record of the open step; 0: none is due.
-        cause: the text on why a newcomer's state may differ, for messages.
+        cause: a phrase for messages: why a newcomer's state may differ.
         unit: the word for a step in messages.
 
     Args:
@@ -116,7 +115,7 @@ class StateComparison:
 
     @property
     def _every(self) -> int:
-        """The number of steps in which the whole state is compared, a group of its bytes at a time.
+        """The number of steps in which all groups of the state's bytes are compared, one in each.
 
         It is the job's setting ``state_check_steps``; 0: nothing is compared.
         """
@@ -138,9 +137,9 @@ class StateComparison:
         return fold(self._digests)
 
     def _exchange(self, digests: Digests) -> dict[int, StateReport]:
-        """Exchange digests and learning rates with all workers; return them by worker id.
+        """Exchange digests and learning rates with all workers; return those of each worker by id.
 
-        ``digests`` are those of this worker's state, by part. The result is in rank order.
+        ``digests`` has the digest of each part of this worker's state. The result is in rank order.
         """
         rates = self.replica.learning_rates() if self.replica is not None else {}
         mine = StateReport(digests, rates, on_trial(self._joined_after, self._at.step))
@@ -214,10 +213,9 @@ class StateCheck(StateComparison):
     def begin_step(self) -> None:
         """Set :attr:`state` to the digest that goes into the step record of the step that begins.
 
-        It is called when a batch is handed out, after everything that belongs to the step before.
-        :func:`edl.core.step.state_check.due` says which group of the state's bytes is due. The
-        digest is kept, because the record may have to be sent again at a time when the batch of
-        this step has changed the state already.
+        It is of the state after the step before. :func:`edl.core.step.state_check.due` says which
+        group of the state's bytes it covers. It is kept until the next step, because the record may
+        have to be sent again when the state has changed already.
         """
         progress = self._progress
         begins_epoch = progress.ledger.done == 0
@@ -233,9 +231,8 @@ class StateCheck(StateComparison):
         Raises:
             StateDiffers: states of old workers differ; the job ends.
             NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
-            RingBroken: another worker is a newcomer whose state differs; or a worker went while the
-                others examined a difference. The records are then sent and compared again in the
-                next ring.
+            RingBroken: another worker is a newcomer whose state differs, or a worker died while the
+                states were exchanged. The records are sent and compared again in the next ring.
         """
         found = split_of(records)
         if found is not None and not self._only_resyncs:
@@ -284,8 +281,7 @@ class StateCheck(StateComparison):
         """Give workers that differ the state that most workers hold, between two steps.
 
         Nothing happens unless :meth:`compare` has found a difference in the present ring. If a
-        worker fails, the next ring forgets the difference, and finds it again by comparing the
-        states.
+        worker fails meanwhile, the difference is found again by :meth:`compare` in the next ring.
 
         Raises:
             StateDiffers: no majority holds the same state; the job ends.
@@ -302,9 +298,9 @@ class StateCheck(StateComparison):
 
     @property
     def _only_resyncs(self) -> bool:
-        """Whether a difference leads to a resync only, because no newcomer is in its first step.
+        """Whether the job resyncs all workers that differ: no newcomer is in its first step.
 
-        In its first step a newcomer whose state differs has to leave instead.
+        A newcomer whose state differs in its first step has to leave instead.
         """
         return self._resyncs and self._progress.step != self._progress.joined_after + 1
 

@@ -16,20 +16,19 @@ class StepInput:
 
     Attributes:
         is_open: whether a batch is handed out whose step is not complete.
-        in_hand: whether a batch is in hand: from the moment when it is handed out until the next
-            one is due.
+        in_hand: whether a batch is in hand: from when it is handed out until :meth:`end_batch`.
         batch: the batch handed out last, until it is trained; else None.
         weight: how many samples count of the batch handed out last.
         batches: how many batches the step has, padding included; all microbatches of one count as
             one.
         pieces_left: how many microbatches of the batch in hand are yet to be handed out.
         part: 0 in the first step of a batch, 1 in the second, and so on.
-        summed: whether the gradients of the step's batches are added up, weighted already.
+        summed: whether the gradients of the step's batches are added up, each times its samples.
         may_grow: whether the step may have one more batch.
         updates: the optimizers, as bits, that have made their updates in the step.
         completed_by_peers: whether other workers have completed the step without this one.
-        counted: the optimizers, as bits, that have counted the samples of the batch already, with
-            another worker.
+        counted: the optimizers, as bits, that have already made an update with the samples of the
+            batch on another worker.
     """
 
     def __init__(self) -> None:
@@ -53,7 +52,7 @@ class StepInput:
     def untrained(self) -> tuple[Batch, ...]:
         """The batches of the open step that are not in the model yet.
 
-        The ledger has to mark their positions as done when the step is complete.
+        When the step is complete, their positions are marked as done in the ledger.
         """
         return tuple(self._batches)
 
@@ -61,7 +60,7 @@ class StepInput:
     def is_between_parts(self) -> bool:
         """Whether an optimizer has made an update with the batch in hand.
 
-        If gradients are computed with this batch again, they belong to its next step.
+        If gradients of this batch are computed again after that, they belong to a new step.
         """
         return self.in_hand and (self.updates > 0 or not self.is_open)
 
@@ -69,7 +68,7 @@ class StepInput:
         """Return the samples and batches that this worker brings into the step for one optimizer.
 
         ``optimizer`` is the number of the optimizer. The number of samples is 0 if the optimizer
-        has counted them already, with another worker.
+        has already made an update with them on another worker.
         """
         samples = 0 if self.counted >> optimizer & 1 else self.samples
         return Share(samples, self.batches, self.summed)
@@ -78,8 +77,8 @@ class StepInput:
     def is_exhausted(self) -> bool:
         """Whether all samples of the batch in hand are handed out, but not all its microbatches.
 
-        Each worker divides a batch into the same number of microbatches; those still to come are
-        padding, without samples that count.
+        All workers divide a batch into the same number of microbatches, so this worker has to add
+        padding batches (whose samples do not count).
         """
         return self.pieces_left > 0 and self._follow == 0
 
@@ -91,12 +90,12 @@ class StepInput:
         Args:
             batch: the batch or microbatch.
             padding: whether its samples count for nothing.
-            nothing: a batch without samples, the end of a stream's shard, whose positions this step
-                marks as done beside a padding batch; else None.
+            nothing: with a padding batch, a batch that stands for the end of a stream's shard: it
+                has no samples, and its positions are marked as done with this step; else None.
             pieces: into how many microbatches each worker divides a batch.
 
         Raises:
-            DataError: the batch counts for other optimizers than the batches before it in the step.
+            DataError: ``batch.counted`` differs from that of the step's earlier batches.
         """
         if not self.is_open:
             self.is_open, self.summed = True, False
@@ -151,7 +150,7 @@ class StepInput:
         Args:
             theirs: the optimizers, with bit i for number i, that have made their updates in the
                 step.
-            sampler: forgets the batches of the step.
+            sampler: the sampler from which the batches of the step are removed.
         """
         self.completed_by_peers, self._theirs = True, theirs
         self.trained(sampler)
@@ -159,8 +158,8 @@ class StepInput:
     def lose(self) -> None:
         """Drop the batches of the step, whose positions are leased to other workers now.
 
-        Samples that this worker has trained in an earlier step of the batch still count, and so do
-        those of a step that others have completed.
+        The attribute ``weight`` becomes 0, unless this worker has trained the batch in an earlier
+        step, or others have completed the step.
         """
         self._batches, self._follow = [], 0
         if not self.completed_by_peers and self.part == 0:
@@ -177,7 +176,7 @@ class StepInput:
         return updated
 
     def end_batch(self) -> None:
-        """Note that the next batch is due, so that no batch is in hand."""
+        """Note that the script is done with the batch in hand, so that none is in hand now."""
         self.part, self.in_hand = 0, False
 
     def abandon(self) -> None:

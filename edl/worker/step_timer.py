@@ -48,8 +48,8 @@ class StepTimer:
     def enter(self, step: int) -> None:
         """Begin to measure a new ring, which was built after ``step``.
 
-        :attr:`first_step_us` and :attr:`waiting_since` begin anew. Otherwise a switch that is
-        logged after one step would show the first step and the wait of the ring before.
+        :attr:`first_step_us` and :attr:`waiting_since` are reset, so that the log of the switch
+        does not show values of the ring before.
         """
         self.steps_here, self.entered_at, self.first_step_us = 0, step, 0
         self.waiting_since = self._entered = self._now_s()
@@ -66,9 +66,9 @@ class StepTimer:
         self._data_s += seconds
 
     def wait(self) -> None:
-        """Note that this worker begins to wait for the others, which ends its own time in the step.
+        """Note that this worker begins to wait for the other workers.
 
-        Its own time, for computing and for its data, is the time since its last step ended.
+        The time since its last step ended is its own: for computing, and for waiting for data.
         """
         self.waiting_since = self._now_s()
         own_us = us(self.waiting_since - max(self.ended, self._entered))

@@ -41,7 +41,8 @@ class WorkerSteps(ABC):
 
     Attributes:
         ring: the ring over which the records are sent.
-        begun: how many batches were handed out here, or updates made; warm-ups included.
+        begun: how many steps this worker has begun, including warm-ups; in a script without edl's
+            loader, how many updates it has made.
         target: the number of the generation that all workers have agreed to switch to; None: none.
         timer: measures how long the steps take on this worker.
         slowest: finds the worker for which the others wait, if there is one.
@@ -112,14 +113,14 @@ class WorkerSteps(ABC):
     def note_untrained(self) -> None:
         """Count and log the samples of the epoch that are not trained when all workers leave it.
 
-        This class does not know these samples, so it does nothing; subclasses may.
+        In this class it does nothing.
         """
         return
 
     def describe_end(self, stop: Stop) -> str:
         """Return where the training ended and how many samples it left out, as a clause.
 
-        This class does not know it, so the result is empty. ``stop`` says how the training ended.
+        In this class the result is empty. ``stop`` says how the training ended.
         """
         return ""
 
@@ -197,7 +198,7 @@ class WorkerSteps(ABC):
         return self._records
 
     def entered(self) -> None:
-        """Begin to time the steps in a new ring, in which no switch is agreed yet."""
+        """Begin to time the steps in a new ring, and drop an agreement to switch of the old one."""
         self.timer.enter(self.progress.step)
         self.slowest.restart()
         self.target = None
@@ -214,7 +215,7 @@ class WorkerSteps(ABC):
     # --- for the two kinds
 
     def _send(self, record: StepRecord) -> None:
-        """Send this worker's step record; a broken ring may show only in :meth:`records`."""
+        """Send this worker's step record; an error of the ring is raised later, in `records`."""
         self._records = None
         try:
             self._pending = self.ring.start_record(record)
@@ -270,8 +271,8 @@ class WorkerSteps(ABC):
             samples: how many samples this worker brings into the step.
             stop: what the record says about the end of training.
             state: the digest of the worker's state; 0: none is due.
-            idle: whether nothing is trained, so that the record may name a generation with
-                newcomers even where the script does not admit them.
+            idle: whether nothing is trained. Then the record may propose a switch to a generation
+                with newcomers even at a batch after which the script admits none.
         """
         newest = self._shared.newest(self.generation)
         if newest is not None and newest.joined and not (idle or self.progress.takes_newcomers):

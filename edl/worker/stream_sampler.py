@@ -2,8 +2,8 @@
 
 A stream has shards: sequences, such as files, whose lengths are not known before they are read. A
 batch is read when it is formed, so its size is known before its step begins. One sample more is
-read than the batch needs. If the shard ends with the batch, this is known then, and the positions
-behind the end, which hold no samples, leave the leases together with the batch.
+read than the batch needs, to know whether the shard ends with the batch. If it does, the leased
+positions behind the end, which hold no samples, are marked as done together with the batch.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class _ReadSpan:
         start: the position of the first sample that is in no batch yet.
         stop: the position behind the last sample; behind the whole span if the shard ended in it.
         samples: the samples that are in no batch yet.
-        counted: the optimizers (bit i for the one with number i) that have counted these samples.
+        counted: the optimizers (bit i for the one with number i) that have already made an update
+            with these samples on another worker.
     """
 
     start: int
@@ -129,8 +130,8 @@ class StreamSampler(BatchSampler):
     def has_more(self, ledger: Ledger) -> bool:
         """Return whether :meth:`form` would return a batch now; read the samples for it.
 
-        A batch that is not full waits for more leases in ``ledger`` only while other batches are
-        formed ahead of it: shards may be short, and a smaller batch is worth more than padding.
+        If the leases in ``ledger`` do not fill a batch, the result is False while other batches are
+        formed ahead, since more leases may come; else a smaller batch is formed.
         """
         bounded = self._fill(ledger)
         samples = self._samples_alike()
@@ -150,10 +151,10 @@ class StreamSampler(BatchSampler):
         super().use(source, members, in_hand)
 
     def nothing(self, batches: Sequence[Batch]) -> Batch | None:
-        """Return a batch that takes only the end of a shard, without samples, if one comes next.
+        """Return a batch without samples if the end of a shard comes next, else None.
 
-        The result is None if samples come next, or if more than ``batches``, those of the open
-        step, are formed.
+        Its positions are those behind the end. The result is also None if more batches are formed
+        than ``batches``, those of the open step.
         """
         if not self._pieces or self._pieces[0].samples or len(self._ahead) > len(batches):
             return None
@@ -240,8 +241,8 @@ class StreamSampler(BatchSampler):
         """Read the samples of one batch and one sample more, if the leases in ``ledger`` have them.
 
         Returns:
-            Whether the batch has to end at the samples read, because the samples that follow were
-            counted by other optimizers already.
+            Whether the batch has to end at the samples read, because the next samples have another
+            value of ``Batch.counted``.
         """
         size = self.size
         while (missing := size + 1 - sum(len(piece.samples) for piece in self._pieces)) > 0:
@@ -258,8 +259,8 @@ class StreamSampler(BatchSampler):
     def _read(self, start: int, stop: int, counted: int, missing: int) -> None:
         """Read up to ``missing`` samples of the positions from ``start`` to ``stop``, of one shard.
 
-        If the shard ends there, its end is noted. ``counted`` are the optimizers (bit i for the one
-        with number i) that have counted the samples already.
+        If the shard ends there, its end is kept. ``counted`` is the value of ``Batch.counted`` for
+        these samples.
         """
         place, offset = divmod(start, SHARD)
         count = min(missing, stop - start)
@@ -284,8 +285,7 @@ class StreamSampler(BatchSampler):
     def _samples_alike(self) -> int:
         """Return how many of the first samples that were read may form one batch.
 
-        All of them were counted already by the same optimizers, with another worker, or by none
-        (``Batch.counted``).
+        They are the ones that have the same value of ``Batch.counted``.
         """
         samples, counted = 0, -1
         for piece in self._pieces:
@@ -299,7 +299,8 @@ class StreamSampler(BatchSampler):
     def _cut_off(self, size: int) -> StreamBatch:
         """Return a batch of the first ``size`` samples at most, removed from those that were read.
 
-        Its spans also have the ends of shards before, between and right behind the samples.
+        Its spans also cover the positions without samples at the ends of shards before, between and
+        directly after these samples.
         """
         read: list[Any] = []
         spans: list[Span] = []

@@ -9,8 +9,8 @@ Rules that make it safe:
 3. After a repair all workers take over the progress of the state source, which has completed as
    much as any survivor. A worker that missed the last step takes the model that includes the step,
    and a worker that missed the last exchange takes its result.
-4. A newcomer holds no state until it was synchronised once. If the ring breaks before, the others
-   need not wait for the newcomer, and it is a newcomer like any other again.
+4. A newcomer holds no state until it has received it once. If its first ring breaks before, the
+   others need not wait for it, and it waits for a generation again, as a newcomer.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class Switching:
     def join(self) -> Generation:
         """Enter the ring of a job that trains, and take over the job's state.
 
-        This worker becomes a candidate for leader: if all workers that held the state are dead,
-        newcomers have to lead the job into its restart.
+        This worker becomes a candidate for leader: newcomers have to lead the restart of the job if
+        all workers that held the state are dead.
 
         Returns:
             The generation that this worker has joined.
@@ -254,8 +254,8 @@ class Switching:
     def synchronise_if_due(self) -> None:
         """Exchange the state of the job in the present ring, if this was put off until now.
 
-        The first exchange of state of a job waits until every script has built its model, and so
-        does the load of a checkpoint with which a job begins.
+        In the first ring of a job it is put off until every script has built its model. A
+        checkpoint from which the job resumes is loaded here, too.
 
         Raises:
             FitIsDone: the checkpoint is of a later call of ``fit``.
@@ -284,8 +284,8 @@ class Switching:
     def wait_for_min_np(self, record: Callable[[], StepRecord]) -> None:
         """Pause while fewer workers than min_np are left, until replacements have joined.
 
-        The workers send each other records without samples meanwhile, which carry the agreement to
-        switch and show if a worker dies.
+        Meanwhile they exchange step records without samples, by which they agree on a switch and
+        notice if a worker dies.
 
         Args:
             record: returns this worker's step record while nothing is trained.
@@ -324,9 +324,8 @@ class Switching:
     def _pauses(self) -> bool:
         """Return whether all members of this ring, which are between two steps now, must pause.
 
-        They must if they are too few, but not before they have completed a step together: after a
-        repair some are in the midst of a step, and would wait for the gradients of those that
-        pause. Scripts with an elastic state all begin anew after a repair, and so may pause.
+        They must if they are too few and have completed a step since the last repair. In a script
+        that keeps its own place in its data the second condition does not apply.
         """
         if self._coordinator.sizes.enough(self._ring.place.size):
             return False
@@ -359,8 +358,8 @@ class Switching:
     ) -> StepRecords | None:
         """Wait at the end of training until all workers have completed the last step.
 
-        A worker that missed the last step needs one that has it. A record is sent as in a step, so
-        that a worker which has left alone does not wait for ever for the workers that train on.
+        All send one more step record. If the ring breaks, a worker that missed the last step gets
+        it in the repair. If others train on, their records show it, and the job fails.
 
         Args:
             record: returns this worker's step record; None: the script keeps its own place in its
@@ -470,9 +469,9 @@ class Switching:
     def _wait_for_repair(self, failed: int, error: RingError) -> Generation:
         """Wait for the generation that the leader makes of the survivors, and return it.
 
-        A leader waits up to repair_timeout_s for workers that are not proven dead. If there is no
-        new generation switch_timeout_s after that, no leader is able to act. The successor of a
-        leader begins to count anew; after three times as long the job fails in any case.
+        The job fails if no generation came within repair_timeout_s (for which a leader waits for
+        workers not proven dead) + switch_timeout_s. Another leader gets the same time again, but
+        after three times this time the job fails in any case.
 
         Args:
             failed: the number of the generation that failed.
@@ -530,8 +529,7 @@ class Switching:
     def _synchronise(self, generation: Generation) -> bool:
         """Give members of ``generation`` the state source's progress, and the state they lack.
 
-        What belongs to the script's place in its loop (schedulers, the epoch) stays each worker's
-        own, except on a newcomer.
+        A newcomer also gets the state of schedulers and the epoch; other workers keep their own.
 
         Returns:
             Whether it was done; False if some workers first have to pass over fits, because the

@@ -7,9 +7,9 @@ up.
 The steps are made by :attr:`Worker.loader` if edl's own loader keeps the position in the data, and
 by :attr:`Worker.script` if the script keeps it.
 
-Why a switch waits for the next batch instead of happening at the end of a step: what the script
-does after ``optimizer.step()`` (a scheduler's step, an evaluation at the end of the epoch) belongs
-to the step, and a newcomer must receive the state that follows it (docs/adr/0002).
+A switch happens when the script asks for the next batch, not at the end of the update. So a
+newcomer receives the state after all that the script does behind ``optimizer.step()``, such as a
+scheduler's step or an evaluation (docs/adr/0002).
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class Worker:
         checkpointing: saves and resumes the job, and ends it when it fails.
         replica: the state that is shared; None until the script has declared it.
         size_request: how many workers more, or fewer, the script wants.
-        policy: this worker's access to the job's policy.
+        policy: this worker's access to the job's policy and scaling profile.
         follows: returns the policy that the script follows from its beginning, also while the
             policy is switched off: the policy of the job or, if there is none, the one of the
             script.
         local_rank: the slot of this worker on its host.
-        same_random: whether the training thread draws the numbers that the script's seeds give, so
-            that they are equal on all workers.
+        same_random: whether the random numbers in the training thread are the same on all workers,
+            because they come from the script's seeds.
         finishing: ends this worker's training.
         fits: which fits (calls of Keras' ``fit``) the script has done.
 
@@ -149,8 +149,8 @@ class Worker:
     def join(self) -> None:
         """End the warm-up, enter the ring, and take over the job's state.
 
-        The worker is between two steps then. The process ends with success (SystemExit 0) when the
-        job ends or has no use for this worker.
+        Afterwards the worker is between two steps. The process ends with success (SystemExit 0) if
+        the job ends, or goes on without this worker, before it has joined.
 
         Raises:
             NewcomerDiffers: this worker's model differs from the job's.
@@ -179,9 +179,9 @@ class Worker:
         """Do what is due between two steps: resync, switch, exchange the state, pause, save.
 
         First, if the job resyncs, workers with another state than most get the state that most
-        hold, because a newcomer may get its state from any of them. Then this worker moves to the
-        generation to which all have agreed to switch, if there is one. The process ends with
-        success (SystemExit 0) when the worker is no member of that generation.
+        hold; so a newcomer gets the right state. Then this worker moves to the generation to which
+        all have agreed to switch, if there is one. The process ends with success (SystemExit 0) if
+        the worker is no member of that generation.
 
         Raises:
             StateDiffers: the states differ, and no majority holds the same state.
@@ -213,8 +213,8 @@ class Worker:
     def request_leave(self) -> None:
         """Leave the job at the next switch, or end the process at once outside of a ring.
 
-        The SIGTERM handler calls it. A worker in a job of one that saves no checkpoints ends at
-        once, too.
+        The SIGTERM handler calls it. The only worker of a job without a launcher ends at once, too,
+        if the job saves no checkpoints.
         """
         self.finishing.told_to_leave = True
         outside = self.warming_up or self._switching.generation is None
@@ -450,7 +450,7 @@ class Worker:
         survivors send their payloads again. While this worker warms up, and in a job of one, the
         answer is its own payload.
 
-        A script that keeps its own place in its data gets an error instead, as at any collective.
+        In a script that keeps its own place in its data, RingBroken is raised when a worker dies.
 
         Raises:
             UsageError: the call is in the midst of a step, before training has begun, or after its
