@@ -76,7 +76,7 @@ class PendingWrites:
                 self._end = end, event
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all reports and events are written; return False after ``timeout_s`` seconds."""
+        """Wait until all reports are written; return False if that takes over ``timeout_s`` s."""
         deadline = time.monotonic() + timeout_s
         with self._written:
             while self._dirty or self._saved or self._end or self._shared.has_events:

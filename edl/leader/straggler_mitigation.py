@@ -1,4 +1,4 @@
-"""Report slow workers, and replace the slowest ones: the leader's part in it.
+"""Report slow workers, and replace the slowest ones by workers on other hosts.
 
 Until it is replaced, a slow worker trains smaller batches than the others; it chooses their size
 itself (:mod:`edl.worker.ring_watch`).

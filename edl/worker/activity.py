@@ -95,8 +95,8 @@ _works: list[Callable[[], str]] = []
 def works_at(look: Callable[[], str]) -> None:
     """Register a function that names an activity in the user's code that is known to take long.
 
-    :meth:`ThreadWatch.look` calls ``look``, which returns the name of the activity, such as "after
-    a fit", or an empty string if no such activity is going on.
+    ``look`` returns the name of the activity, such as "after a fit", which
+    :meth:`ThreadWatch.look` then reports; it returns "" if no such activity is going on.
     """
     _works.append(look)
 

@@ -411,8 +411,9 @@ class LoaderProgress(TrainingProgress):
     def passes_over(self, header: Mapping[str, Any], exchange: Exchange) -> bool:
         """Return whether some workers have to pass over fits before they can get the job's state.
 
-        A fit is one call of Keras' ``fit``. All workers of the ring exchange how many fits they
-        have done, unless the state source's position comes after no fit.
+        A fit is one call of Keras' ``fit``. The result is False if the state source's position is
+        in the first fit. Otherwise all workers exchange how many fits they have done, and
+        ``fits_ahead`` is set to the fits that the state source has done.
 
         Args:
             header: the result of :meth:`header` on the state source.

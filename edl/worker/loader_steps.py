@@ -270,8 +270,8 @@ class LoaderSteps(WorkerSteps):
     def _see_who_left(self, records: StepRecords) -> None:
         """Raise an error if other workers have left their loops during the batch of this step.
 
-        ``records`` are the step records of all workers. The gradients of workers that left never
-        come; all workers send one more step record, which says how each of them ended.
+        ``records`` are the step records of all workers. If some have left, this step cannot be
+        completed; all workers exchange one more step record, which tells how each has ended.
 
         Raises:
             JobFailed: some workers have left.

@@ -47,7 +47,7 @@ class ScriptProgress(TrainingProgress):
         self.step += 1
 
     def may_pause(self, repaired_at: int) -> bool:
-        """Return True: the workers can always pause, since all begin anew after a repair.
+        """Return True: all workers return to the last save in a repair, so none is in a step.
 
         ``repaired_at`` is not used.
         """

@@ -165,8 +165,8 @@ class StreamSampler(BatchSampler):
     def agrees_with(self, ledger: Ledger) -> bool:
         """Return whether what was read and not trained is still the front of this worker's leases.
 
-        The leases are those in ``ledger``. Positions that turned out to be behind the end of a
-        shared stream (one shard that all workers read) may be missing there.
+        The leases are those in ``ledger``. Positions behind the end of a shared stream (one shard
+        that all workers read) are not compared, since the ledger may have dropped them.
         """
         if ledger.epoch != self._epoch:
             return not self._ahead
