@@ -89,7 +89,8 @@ class _TooLarge(Exception):
 class Connection(asyncio.Protocol):
     """One open connection to a daemon's port, as an asyncio protocol.
 
-    The methods called on_* are callbacks of the HTTP parser (httptools).
+    The methods called on_* are callbacks of the HTTP parser (httptools). A request that they refuse
+    is answered with a status 4xx.
 
     Args:
         respond: Called with the complete request; returns the answer to it.

@@ -154,7 +154,9 @@ class DaemonServer:
         content_type: str = "application/json",
         changes: bool = False,
     ) -> None:
-        """Let ``handler`` answer ``prefix`` and every path below it; the longest prefix counts.
+        """Let ``handler`` answer ``prefix`` and every path below it.
+
+        If a path has several prefixes with a handler, the longest one is used.
 
         Args:
             prefix: The path, such as "/end".

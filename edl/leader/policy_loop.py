@@ -226,7 +226,7 @@ class PolicyLoop:
 def _chosen(now: Observation) -> BatchDecision:
     """Return the global batch to use, chosen from the observation ``now`` of the job.
 
-    If the fitted model of the step time gives no finite numbers, the batch is 0: it stays as it is.
+    It is 0, so the present batch is kept, if the model of the step time gives no finite numbers.
     """
     try:
         return choose_batch(now)

@@ -198,8 +198,8 @@ class Checkpointing:
     def _is_of_another_fit(self, found: Checkpoint, worker: int) -> bool:
         """Return whether the script has to pass over fits before it can load the checkpoint.
 
-        A fit is one call of Keras' ``fit``. The fits that were done before the checkpoint go into
-        ``LoaderProgress.fits_ahead``.
+        A fit is one call of Keras' ``fit``. ``LoaderProgress.fits_ahead`` is set to the fits that
+        were done before the checkpoint.
 
         Args:
             found: the checkpoint.
@@ -259,7 +259,7 @@ class Checkpointing:
 
         Raises:
             JobFailed: another ring of the job has begun to save into the directory.
-            CheckpointError: the script's state cannot be saved; this shows at the first step.
+            CheckpointError: the script's state cannot be saved; raised at the first step already.
         """
         if self._checkpoints is None or self.replica is None:
             return
@@ -304,7 +304,7 @@ class Checkpointing:
         return self._checkpoints.save_last(self._loader.place, self.replica, timeout_s)
 
     def finish(self, end: JobEnd) -> str:
-        """Save the last checkpoint of a finished job; if that fails, record it as the job's end.
+        """Save the last checkpoint of a finished job; if that fails, record the exit code 1.
 
         Rank 0 calls it when all workers have trained to the end, before any worker records ``end``.
 

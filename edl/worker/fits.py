@@ -114,7 +114,7 @@ class FitProgress:
         self._leave(done)
 
     def check(self, theirs: ScriptFits) -> None:
-        """Raise an error if the job has done the fit in which this newcomer is.
+        """Raise an error if the job has completed the fit that this newcomer's script is in.
 
         A fit is one call of Keras' ``fit``. ``theirs`` are the fits that the script of the other
         workers has done and begun.

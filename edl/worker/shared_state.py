@@ -84,7 +84,7 @@ class SharedState:
     def leads(self, leader: Leader | None) -> None:
         """Note which worker leads, as the daemon sees it now; None: no leader is known.
 
-        If the term is another one than before, :meth:`requested_batch` is 0 again.
+        If the leader or its term has changed, :meth:`requested_batch` is 0 again.
         """
         with self._lock:
             if leader != self._leader:

@@ -122,7 +122,7 @@ class StateComparison:
         return self._checkpointing.settings.state_check_steps
 
     def joined(self) -> None:
-        """Note that this worker has joined a job that trains, and holds the job's state."""
+        """Note that this worker has joined after the present step, so it counts as a newcomer."""
         self._joined_after = self._at.step
 
     def now(self, group: StateGroup = WHOLE) -> int:
@@ -298,16 +298,16 @@ class StateCheck(StateComparison):
 
     @property
     def _only_resyncs(self) -> bool:
-        """Whether the job resyncs all workers that differ: no newcomer is in its first step.
+        """Whether the job resyncs workers that differ, and no newcomer is in its first step.
 
-        A newcomer whose state differs in its first step has to leave instead.
+        A newcomer whose state differs in its first step leaves instead of being resynced.
         """
         return self._resyncs and self._progress.step != self._progress.joined_after + 1
 
     def _judge(self, found: Split, said: dict[int, StateReport]) -> None:
-        """Let newcomers whose states differ leave; without such newcomers end the job.
+        """Let newcomers whose states differ leave; if there are none, end the job.
 
-        A job that resyncs does not end: its workers that differ get the state that most hold.
+        In a job that resyncs the method returns instead, and the caller resyncs the workers.
 
         Args:
             found: the groups of workers whose states agree.

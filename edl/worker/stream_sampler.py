@@ -165,8 +165,8 @@ class StreamSampler(BatchSampler):
     def agrees_with(self, ledger: Ledger) -> bool:
         """Return whether what was read and not trained is still the front of this worker's leases.
 
-        The leases are those in ``ledger``. Positions behind the end of a shared stream (one shard
-        that all workers read) are not compared, since the ledger may have dropped them.
+        The leases are those in ``ledger``. The result may be True although positions behind the end
+        of a shared stream (one shard that all workers read) are not leased any more.
         """
         if ledger.epoch != self._epoch:
             return not self._ahead
@@ -259,8 +259,8 @@ class StreamSampler(BatchSampler):
     def _read(self, start: int, stop: int, counted: int, missing: int) -> None:
         """Read up to ``missing`` samples of the positions from ``start`` to ``stop``, of one shard.
 
-        If the shard ends there, its end is kept. ``counted`` is the value of ``Batch.counted`` for
-        these samples.
+        If the shard ends there, the position of its end is kept. ``counted`` is the value of
+        ``Batch.counted`` for these samples.
         """
         place, offset = divmod(start, SHARD)
         count = min(missing, stop - start)

@@ -64,9 +64,8 @@ class Worker:
         replica: the state that is shared; None until the script has declared it.
         size_request: how many workers more, or fewer, the script wants.
         policy: this worker's access to the job's policy and scaling profile.
-        follows: returns the policy that the script follows from its beginning, also while the
-            policy is switched off: the policy of the job or, if there is none, the one of the
-            script.
+        follows: returns the job's policy, even while that is switched off, or, if the job has none,
+            the policy that the script proposes.
         local_rank: the slot of this worker on its host.
         same_random: whether the random numbers in the training thread are the same on all workers,
             because they come from the script's seeds.
