@@ -54,7 +54,7 @@ def http_put(
         port: The port of its daemon.
         path: The path to put to.
         body: What to put.
-        timeout_s: How long to wait for the connection, and then for data each time.
+        timeout_s: How long to wait for the connection, and then for each piece of data.
         generation: The number of the generation, for the error only.
 
     Raises:
@@ -82,7 +82,8 @@ def send_change(
         address: The address of the worker.
         port: The port of its daemon.
         path: The path, with the query if there is one.
-        timeout_s: How long to wait for each of the two connections, and then for data each time.
+        timeout_s: How long to wait for each of the two connections, and then for each piece of
+            data, in seconds.
         body: The body of the request.
 
     Returns:
@@ -149,7 +150,7 @@ def ask(address: str, port: int, timeout_s: float) -> Health:
     Args:
         address: The address of the worker.
         port: The port of its daemon.
-        timeout_s: How long to wait for the connection, and then for data each time, in seconds.
+        timeout_s: How long to wait for the connection, and then for each piece of data, in seconds.
 
     Returns:
         ``ALIVE`` with the worker's report, after any HTTP answer; ``REFUSED`` if no process listens
@@ -308,7 +309,7 @@ def _request(
         port: The port of the server.
         path: The path, with the query if there is one.
         body: The body; None for none.
-        timeout_s: How long to wait for the connection, and then for data each time.
+        timeout_s: How long to wait for the connection, and then for each piece of data.
         generation: The number of the generation, for the error only.
         signed: The value of the header ``Authorization``; empty for none.
 

@@ -1,7 +1,7 @@
 """Do a daemon's work while its worker leads: read the job's state, decide, write the decision, log.
 
 The decision is made by :func:`edl.core.job.membership.decide`, not here. All that the next leader
-needs is in ZooKeeper, except since when each fact about the job is true: that it measures anew.
+needs is in ZooKeeper; only how long each fact about the job has been true it measures again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hold all that the daemon's threads and the training thread of a worker exchange."""
+"""Hold the data that the daemon's threads and the training thread of a worker exchange."""
 
 from __future__ import annotations
 

@@ -359,7 +359,7 @@ class Switching:
         """Wait at the end of training until all workers have completed the last step.
 
         All send one more step record. If the ring breaks, a worker that missed the last step gets
-        it in the repair. If others train on, their records show it, and the job fails.
+        its result in the repair. If others train on, their records show it, and the job fails.
 
         Args:
             record: returns this worker's step record; None: the script keeps its own place in its
