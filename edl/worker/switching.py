@@ -329,6 +329,8 @@ class Switching:
         """
         if self._coordinator.sizes.enough(self._ring.place.size):
             return False
+        # After a repair some are in the midst of a step: they would wait for the gradients of the
+        # workers that pause. A script with its own place begins anew on all of them.
         return self.progress.may_pause(self._repaired_at)
 
     @property
