@@ -11,8 +11,9 @@ from edl.core.events import Event, SwitchDetails, SwitchParts
 def cost(event: Event) -> str:
     """Return the time that a switch has cost, in words; empty if ``event`` is of another kind.
 
-    After a planned switch the text says how long each worker stood still. After a repair it also
-    says the longest time in which a worker completed no step, and the parts of that time.
+    After a planned switch the text says for how many milliseconds each worker stood still. After a
+    repair it also names the worker that completed no step for longest, with that time and its
+    parts, such as the election of a leader.
     """
     if not isinstance(event.details, SwitchDetails) or not event.details.workers:
         return ""
@@ -36,8 +37,8 @@ def cost(event: Event) -> str:
 def without_step_s(parts: SwitchParts) -> float:
     """Return how long a worker completed no step around a switch, in seconds.
 
-    After a crash the time begins with the worker's wait in the step that failed. It ends with the
-    next complete step. ``parts`` are the parts of the worker's switch.
+    After a crash the time begins with the worker's wait in the step that failed. The time ends with
+    the next complete step. ``parts`` are the parts of the worker's switch.
     """
     return parts.detect_s + parts.stall_s + parts.first_step_s
 

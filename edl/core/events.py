@@ -151,7 +151,7 @@ class LeaderDetails(Details, kind=EventKind.LEADER, writer="the leader"):
 
 @dataclass(frozen=True)
 class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader"):
-    """An event logged when the leader has written a new generation."""
+    """An event logged when the leader has written a new generation (the members of the next ring)."""
 
     term: Annotated[int, "the term of the leader"]
     members: Annotated[tuple[str, ...], "workers in rank order"]
@@ -168,7 +168,7 @@ class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader")
 
 @dataclass(frozen=True)
 class SwitchParts(Record):
-    """The durations of the parts of one worker's switch, in seconds of that worker's own clock."""
+    """The durations of the parts of one worker's switch to another ring, in seconds."""
 
     role: Annotated[str, "`new` for a worker that received the state, else `old`"] = "old"
     detect_s: Annotated[
@@ -230,7 +230,7 @@ class EvictedDetails(Details, kind=EventKind.EVICTED, writer="the leader"):
 
 @dataclass(frozen=True)
 class StalledDetails(Details, kind=EventKind.STALLED, writer="the leader"):
-    """An event logged when no step completes for `stall_s` and the time of 20 usual steps.
+    """An event logged when no step completes for `stall_s` and for the time of 20 usual steps.
 
     The reason says which worker holds the job up, since when, and in which line of code.
     """
@@ -289,7 +289,7 @@ class ReclaimedDetails(Details, kind=EventKind.RECLAIMED, writer="an agent, or t
 
 @dataclass(frozen=True)
 class PolicyDetails(Details, kind=EventKind.POLICY, writer="the leader"):
-    """An event logged when the job's policy makes a new decision, or has failed and is off."""
+    """An event logged when the job's policy makes a new decision, or fails and is switched off."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"wished": "wanted_np"}
 
@@ -301,7 +301,7 @@ class PolicyDetails(Details, kind=EventKind.POLICY, writer="the leader"):
 
 @dataclass(frozen=True)
 class PolicySetDetails(Details, kind=EventKind.POLICY_SET, writer="who sets it"):
-    """An event logged when the job's policy is set, removed or followed again."""
+    """An event logged when the job's policy is set or removed, or is switched on again."""
 
     on: Annotated[bool, "it counts"]
     source: Annotated[str, "the file that it is from, or the script"]
@@ -417,9 +417,9 @@ class SlowWorkerDetails(Details, kind=EventKind.SLOW_WORKER, writer="rank 0"):
 
 @dataclass(frozen=True)
 class StragglerDetails(Details, kind=EventKind.STRAGGLER, writer="the leader"):
-    """An event logged when the job's policy finds a slow worker, or changes its measures for one.
+    """An event logged when the policy finds a slow worker, or changes its batches or replaces it.
 
-    The event is also logged when a slow worker is as fast as the others again. Only a job whose
+    The event is also logged when such a worker is as fast as the others again. Only a job whose
     policy handles [stragglers](../guides/stragglers.md) has such events.
     """
 

@@ -140,7 +140,10 @@ class JobSettings(Record):
 
     @property
     def repair_timeout_s(self) -> float:
-        """The seconds that survivors of a broken ring wait for the report of a live worker."""
+        """The seconds for which a repair of the ring waits for a worker that may be alive.
+
+        If the worker has not reported by then, the ring is repaired without it.
+        """
         return max(self.switch_timeout_s, self.elastic_timeout_s)
 
 
@@ -148,8 +151,7 @@ class JobSettings(Record):
 class JobSpec(Record):
     """The specification of a job: its command, its numbers of workers and its settings.
 
-    It comes from the process that started the job: `edl run`, or the first `edl-worker` of
-    horovodrun.
+    The process that starts the job writes it: `edl run`, or the first `edl-worker` of horovodrun.
 
     Attributes:
         command: the command line of each worker.
@@ -168,7 +170,7 @@ class JobSpec(Record):
     def differences(self, other: JobSpec) -> dict[str, tuple[object, object]]:
         """Return the values in which this specification differs from ``other``.
 
-        Both specify the same job; they come from two processes that were started for it. ``np`` and
+        Both specify the same job, and were made by two processes that take part in it. ``np`` and
         ``resume`` are not compared: only the process that starts the job first uses them.
 
         Returns:

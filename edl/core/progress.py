@@ -117,8 +117,8 @@ class WorkerProgress(JobProgress):
 class TrainingStatus(JobProgress):
     """The record at ZooKeeper's node ``status``: a job's progress, and the reason if it waits.
 
-    The leader writes this record. With the other records of the job in ZooKeeper, it makes a
-    :class:`edl.core.status.JobStatus`. Each field says its meaning where it is declared.
+    The leader writes this record. `edl status` shows a :class:`edl.core.status.JobStatus`, which
+    has the fields of this record and more. Each field says its meaning where it is declared.
     """
 
     samples_per_s: Annotated[float, "of all workers together, over the last 3 s"] = 0.0
@@ -142,7 +142,7 @@ class TrainingStatus(JobProgress):
     def of(cls, progress: JobProgress, **more: Any) -> TrainingStatus:
         """Return the status of a job that has made ``progress``.
 
-        ``more`` has values by name for the fields of the status that ``progress`` lacks.
+        ``more`` has, by name, the values of the fields that only a status has, such as the reason.
         """
         counted = {field.name: getattr(progress, field.name) for field in fields(JobProgress)}
         return cls(**counted, **more)

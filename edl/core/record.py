@@ -17,7 +17,7 @@ class Record:
 
     Attributes:
         RENAMED: the names of fields that an older edl wrote -> their present names; used in
-            reading. It also applies to the fields of records within this record.
+            reading. Names in records that are fields of this record are replaced, too.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {}
@@ -33,7 +33,7 @@ class Record:
 
         Unknown fields, which a newer edl has written, are ignored. Types are checked strictly,
         except that an integer is accepted for a float. A field that is itself a record is read by
-        the same rules, without a call of its own ``from_json``.
+        the same rules; a ``from_json`` that its class overrides is not called.
 
         Raises:
             CoordinationError: a field is missing or has the wrong type.

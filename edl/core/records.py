@@ -377,9 +377,9 @@ class Generation(Record):
     """The membership of one ring, at the node ``generation``; only the leader writes this record.
 
     A generation without members ends the job: all workers leave after the step in which all of them
-    know this generation. The workers of a ring give every end the number :data:`END`, because some
-    may learn of it from the leader, and others, while ZooKeeper is away, from a worker that ends
-    the job (:meth:`as_end`).
+    know this generation. Workers replace its number by :data:`END` (:meth:`as_end`), so that all
+    have the same one, whether they learn of the end from the leader or, while ZooKeeper is away,
+    from another worker.
 
     Attributes:
         number: the number of the generation; it grows with each change.
@@ -390,7 +390,8 @@ class Generation(Record):
         joined: the numbers of the workers that need the state of the job.
         left: the numbers of the workers that were members before and are members no more.
         reason: why the generation was made.
-        scope: an unguessable prefix in the rendezvous store of rank 0's daemon.
+        scope: the unguessable prefix of this ring's keys in the rendezvous store of rank 0's
+            daemon.
         previous: the ring that trains until the switch, in rank order. Empty at the start and after
             a crash, when there is no such ring; so a worker whose ring broke knows that a
             generation with ``previous`` was planned without its report, and waits for the next one.
@@ -455,7 +456,7 @@ class Generation(Record):
     def knows(self, worker: int) -> bool:
         """Return whether ``worker`` is a member, or was a member of the ring before (``previous``).
 
-        The other workers wait for no worker that is neither.
+        Members that build this ring do not wait for any other worker.
         """
         return any(member.id == worker for member in (*self.members, *self.previous))
 
@@ -463,8 +464,8 @@ class Generation(Record):
 class RequestKind(StrEnum):
     """The kind of a request to the leader about one worker.
 
-    ``DRAIN``: the worker leaves, and one fewer is wanted. ``REPLACE``: the worker leaves, and
-    another one joins in the same switch.
+    ``DRAIN``: the worker leaves, and the desired number of workers falls by one. ``REPLACE``: the
+    worker leaves, and another one joins in the same switch.
     """
 
     DRAIN = "drain"  # the worker leaves; one fewer is wanted
@@ -511,13 +512,13 @@ class Leader(Record):
 class JobPolicy(Record):
     """The policy of a job, by which it chooses its own size, at the node ``policy``.
 
-    Of this record a leader only changes ``off``, to switch the policy off.
+    The leader changes only the field ``off`` of this record, to switch the policy off.
 
     Attributes:
         text: the text of the policy file; empty: the job has no policy.
         source: where the policy comes from, for messages.
         hold_s: how long a size that a person has asked for stays, in seconds.
-        off: why the policy is not followed any more; empty: it is followed.
+        off: why the policy was switched off; empty: it is on.
         held_until_s: until when a size that a person asked for is kept, whatever the policy wants,
             in seconds since 1970.
     """

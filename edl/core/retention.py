@@ -24,10 +24,9 @@ class Retention:
         """Return whether to read all jobs in ZooKeeper and remove those beyond the limits.
 
         Args:
-            known: the number of jobs of this user in ZooKeeper. Unless ``hourly`` is set, the
-                result is True only if this number exceeds ``jobs``, because to read all jobs at the
-                end of each of many short ones would take long.
-            hourly: whether this is the call that is made once an hour.
+            known: the number of jobs of this user in ZooKeeper. The result is True if this number
+                exceeds ``jobs``; with fewer, reading all jobs is left to the hourly call.
+            hourly: whether this is the call that is made once an hour; then the result is True.
         """
         return hourly or known > self.jobs
 

@@ -28,7 +28,7 @@ def setting(
 
     Args:
         default: the value if none is given.
-        help: what the setting decides, as a text for the option and the docs.
+        help: the meaning of the setting, as a text for the option's help and the docs.
         option: the option of `edl run`, such as "--stall-limit"; empty: there is none.
         metavar: the placeholder of the option's value in the help.
         least: the smallest number that is accepted; None: there is no limit.

@@ -158,7 +158,7 @@ class Sizes(Record):
         raise UsageError(f"cannot scale job {job} to {workers(np)}: {self.refusal(np)}{hint}")
 
     def refusal(self, np: int) -> str:
-        """Return a clause why a job may not have ``np`` workers, a number that is not allowed.
+        """Return a clause that says why a job may not have ``np`` workers.
 
         The text names the limit that is exceeded, or the nearest allowed sizes.
         """

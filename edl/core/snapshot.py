@@ -63,7 +63,7 @@ class Snapshot:
 
     @property
     def paused(self) -> str:
-        """A clause why a running job has too few workers to train; empty if it has enough."""
+        """A clause that says why a running job has too few workers to train, or an empty text."""
         job, generation = self.job, self.generation
         left = len(generation.members) if generation is not None else 0
         if job.state is not JobState.RUNNING or not left or job.sizes.enough(left):
@@ -125,7 +125,7 @@ class Snapshot:
 
         ``desired`` maps each host to its desired number of workers. A host for which more workers
         are desired than in this snapshot counts as present, because it has joined after the
-        snapshot. For the other hosts see :attr:`present`.
+        snapshot. The result also has all hosts in :attr:`present`.
         """
         before = self.desired.hosts
         return self.present | {name for name, n in desired.items() if n > before.get(name, 0)}
@@ -135,8 +135,8 @@ class Snapshot:
         """The names of the hosts that are not gone.
 
         A host is gone when it has no agent, no worker in ZooKeeper and no member in the newest
-        generation. One of these signs alone proves little, because all ZooKeeper sessions of a host
-        may end at once while its ring goes on.
+        generation. A host without a session in ZooKeeper is not gone while it has such a member,
+        because all sessions of a host may end at once while its workers train on.
         """
         members = self.generation.members if self.generation else ()
         return frozenset(
@@ -151,7 +151,8 @@ class Snapshot:
         """Return the numbers of evicted workers whose eviction records may be deleted.
 
         These workers are not in ZooKeeper, and are members neither of the newest generation nor of
-        the ring before it. The ``keep`` evicted workers with the largest numbers are left out.
+        the ring before it. The ``keep`` evicted workers with the largest numbers keep their
+        records.
         """
         here = {member.id for member in self.members}
         gone = sorted(

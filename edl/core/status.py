@@ -40,7 +40,7 @@ class MemberStatus(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus(TrainingStatus):
-    """The status of a job: its leader's report, and its other records in ZooKeeper."""
+    """The status of a job as `edl status` shows it: its leader's report, its workers and its state."""
 
     job: Annotated[str, "its name"]
     state: Annotated[
@@ -149,7 +149,7 @@ def _disabled_slots(snapshot: Snapshot) -> dict[str, str]:
 def _reason(snapshot: Snapshot) -> str:
     """Return the reason of the job's state, as the status shows it.
 
-    This is the reason in the job's record, if there is one; else, if no process of the job is
+    The result is the reason in the job's record, if there is one; else, if no process of the job is
     alive, a sentence that says so; else the leader's reason. ``snapshot`` has the job's records in
     ZooKeeper.
     """

@@ -7,8 +7,9 @@ both, so a job takes the batch with the largest goodput: a small one while the g
 noise, as at the beginning; a larger one later, and a larger one with more workers.
 
 No batch is tried that gives a worker more than twice the largest batch that was measured, because
-the model of the step time knows nothing there. If only one batch was measured, the model does not
-know the cost of a step without samples either, so twice that batch is tried once.
+the model of the step time is not reliable there. If only one batch was measured, twice that batch
+is tried once: with one batch the model cannot tell the part of a step's time that grows with the
+batch from the part that does not.
 """
 
 from __future__ import annotations

@@ -5,14 +5,15 @@ training are
 
     T_k = elapsed + left / R_k        C_k = price * (worker time so far + k * left / R_k)
 
-where ``left`` is the number of samples still to train, and the worker time so far is the sum, over
-all workers, of the time that each has spent in the job. d more workers than k pay when the utility
-U of the time grows by more than the cost:
+where ``elapsed`` is the time since training began, ``left`` the number of samples still to train,
+and the worker time so far is the sum, over all workers, of the time that each has spent in the job.
+d more workers than k pay when the utility U of the time grows by more than the cost:
 
     U(T_(k+d)) - U(T_k)  >  C_(k+d) - C_k        (AutoScaling, MLSys 2020)
 
-A utility is a curve that falls with the time. Instead of a utility, a job can have a deadline and a
-highest cost: then the rule chooses as few workers as meet the deadline, within the highest cost.
+U is a curve that falls with the time, in the currency of the cost. Instead of a utility, a job can
+have a deadline and a highest cost: then the rule chooses as few workers as meet the deadline,
+within the highest cost.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ def parse_policy(text: str, source: str) -> PolicyFile:
     """Return the policy in ``text``; ``source`` is the name of its file, for messages.
 
     Raises:
-        UsageError: the text is no TOML; or has a table, a rule or a key that does not exist; or a
-            value is not allowed, contradicts another one, or lacks one that it needs.
+        UsageError: the text is no TOML; or has a table, a rule or a key that does not exist; a
+            value is not allowed or contradicts another one; or a required value is missing.
     """
     lines = Lines(text, source)
     tables = _tables(text, source, lines)

@@ -4,9 +4,10 @@ The rule is that of Pollux (OSDI 2021). The throughput of sizes that were never 
 model of the step time (:mod:`edl.core.policy.step_time`). The statistical efficiency, which is how
 much a sample is worth in a larger batch, follows from the gradient noise scale
 (:mod:`edl.core.step.noise_scale`), which is measured while this rule is followed; until then the
-efficiency is 1. A change has to gain at least 5 %, and what is left to train has to repay the cost
-of the change. No size above twice the largest measured one is tried, because the model knows
-nothing there.
+efficiency is 1. The size changes only if goodput grows by at least 5 %, and if the rest of the
+training gets shorter by more time than the change itself takes; it also falls if a smaller size has
+almost the same goodput. No size above twice the largest measured one is tried, because the model is
+not reliable there.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ Of all sizes that were measured, each is compared with the next larger one:
    well enough to say that it does not pay.
 
 Measurements age. When a size has been kept for ``settled_s``, the search begins again: larger sizes
-are measured anew as far as they pay, and so is the next smaller size before a size is kept again.
-After each search a size is kept twice as long, up to :data:`LONGEST` times ``settled_s``, because a
-search costs some changes of the ring, and measurements are noisy.
+are measured anew as long as they pay, then the next smaller size. After each search a size is kept
+twice as long, up to :data:`LONGEST` times ``settled_s``, because a search costs some changes of the
+ring, and measurements are noisy.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class SizeComparison:
 class HillClimbing:
     """A size rule that searches for the number of workers by trying.
 
-    More workers *pay* if they bring enough; by which measure is for a subclass to decide in
-    :meth:`compare`.
+    More workers *pay* if they bring enough throughput for their number or price; each subclass
+    decides this in :meth:`compare`.
 
     Attributes:
         every_steps: the number of steps between two decisions.
@@ -82,7 +82,7 @@ class HillClimbing:
     def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
         """Return whether ``more`` workers in place of ``fewer`` pay, and why.
 
-        Both numbers of workers were measured in ``now``, the observed job.
+        A subclass defines this. Both numbers of workers were measured in ``now``, the observed job.
         """
 
     def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:

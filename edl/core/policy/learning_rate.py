@@ -27,8 +27,9 @@ class LearningRate:
     """The learning rate that a policy sets for the optimizers of a job.
 
     Attributes:
-        schedule: the learning rate by trained samples; None: the rate that the script sets.
-        scaling: how the rate follows the global batch; None: it does not.
+        schedule: the learning rate by number of trained samples; None: the rate that the script
+            sets.
+        scaling: by what rule the rate grows with the global batch; None: it does not.
     """
 
     schedule: Schedule | None

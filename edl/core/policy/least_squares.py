@@ -23,7 +23,7 @@ def least_squares(
 ) -> Vector:
     """Return the parameters near ``start`` that minimise the sum of the squares of ``errors``.
 
-    The search is deterministic and has no bounds; it finds a local minimum.
+    The same arguments give the same result, a local minimum; parameters may take any value.
 
     Args:
         errors: a function that returns the vector of errors for given parameters.

@@ -8,8 +8,8 @@ With the learning rate ``(1 + e) lr`` it would have moved them by ``-(1 + e) lr 
 is a model of the loss as a function of the learning rate, around the rate of the update. The model
 is fitted by least squares to the losses at some :func:`points`, in batches from which the update
 was not computed. The coefficients are linear in the losses, so the parabola of the mean losses has
-the mean coefficients. Results are limited to the range of the points, because the model knows
-nothing beyond them.
+the mean coefficients. Results are limited to the range of the points, because the model is not
+reliable beyond them.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ docs/adr/0020-a-learning-rate-tuned-while-training.md:
 - **explore**, for a part of the samples (half of them, as in the Knee schedule, JMLR 24, 2023):
   take the highest learning rate at which the loss does not grow.
 - **exploit**, until the end: take the learning rate that minimises the loss, never above the
-  present one, and never above Knee's straight line to 0. This line is what is left if nothing can
-  be measured.
+  present one, and never above Knee's straight line to 0. If nothing can be measured, the rate
+  follows this line.
 
 From time to time a *round* measures some updates, one after the other: for each update, the losses
 at some :func:`edl.core.policy.lr_fit.points`, in the batches of the next update. A round ends as
@@ -145,7 +145,8 @@ class Tuning:
         explore: the number of samples, from the beginning of training, for which the tuner
             explores.
         share: the time that all measurements may take, as a fraction of the time of all updates.
-        least: the smallest learning rate to decide on; the straight line to 0 passes below it.
+        least: the smallest learning rate to decide on; near the end of training the straight line
+            to 0 still gives a smaller one.
         most: the largest learning rate to decide on.
     """
 

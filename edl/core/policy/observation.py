@@ -44,9 +44,9 @@ class SizeMeasurement(Record):
     def and_then(self, more: SizeMeasurement) -> SizeMeasurement:
         """Return this measurement combined with ``more``, a newer one of the same size.
 
-        What is older than :data:`KEPT_STEPS` steps loses weight bit by bit. If more than
-        :data:`AGED_S` seconds lie between the two measurements, only ``more`` counts: the job may
-        have become slower, or faster.
+        The throughput is a mean in which steps before the last :data:`KEPT_STEPS` count less and
+        less. If more than :data:`AGED_S` seconds lie between the two measurements, only ``more``
+        counts: the job may have become slower, or faster.
         """
         if more.at_s - self.at_s > AGED_S:
             return more
@@ -132,7 +132,7 @@ class Observation:
 
     @property
     def most(self) -> int:
-        """The largest allowed size that has room, and at least the present size.
+        """The largest allowed size for which the hosts have room; at least the present size.
 
         Without any limit this is :data:`UNLIMITED`.
         """
@@ -172,5 +172,5 @@ class Rule(Protocol):
         Args:
             now: the job as it is at the time ``now_s``.
             state: the state that the rule returned the last time; empty at the first call.
-            now_s: the seconds since training began; a new leader does not set this back.
+            now_s: the seconds since training began; under a new leader this time goes on.
         """

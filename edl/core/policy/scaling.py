@@ -1,7 +1,7 @@
 """Predict the throughput of a job with other numbers of workers, by the model of its step time.
 
-A model is never exact. For a size that was measured, the measurement counts; for other sizes, the
-model's result is corrected by its error at the nearest measured size.
+For a size that was measured, the result is the measurement. For other sizes it is the model's
+result, corrected by the model's error at the nearest measured size.
 """
 
 from __future__ import annotations

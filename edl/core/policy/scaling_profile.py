@@ -1,4 +1,4 @@
-"""Keep what a job has learned about its sizes, for the next leader and for a resumed job."""
+"""Keep a job's measured throughput at each size, for the next leader or for a resumed job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ScalingProfile(Record):
         seen: pairs of a number of workers and its throughput, the smallest number first.
         np: the number of workers at the newest reading of a worker's progress.
         steps: the complete steps since the ring has had this number of workers.
-        elapsed_s: the seconds that the job has trained, as far as its leaders have seen it.
+        elapsed_s: for how many seconds the job has trained, as its leaders have counted.
         worker_s: the sum of these seconds over all workers.
         state: the state of the rule whose file is ``text``; another rule begins without a state.
         text: the text of the policy file to which ``state`` belongs.

@@ -3,13 +3,14 @@
 The speed of a worker is the number of samples that it trains in a second of its own time, relative
 to the median of all workers; an average that forgets a tenth with each step tells a slow worker
 from a slow step. Below 0.8 a worker is a straggler (AutoScaling, MLSys 2020, whose code has these
-numbers). AutoScaling replaces a straggler at once. Here it first gets a smaller share of the batch,
-which costs nothing and keeps the gradient exact; only if its share would be smaller than half is it
-replaced, too.
+numbers). AutoScaling replaces a straggler at once. Here a straggler first gets a smaller part of
+the global batch, in proportion to its speed, which keeps the gradient exact. It is replaced only if
+it would get less than half of a worker's usual batch.
 
-The causes are told apart. A worker that is slow at loading data is not replaced, because another
-worker would not do better at it. If all workers reduce for longer than they compute, the network is
-slow, and no worker is a straggler. A host whose workers are all slow is one finding.
+What to do depends on the cause. A worker that is slow at loading data is not replaced, because
+another worker would not do better at it. If all workers reduce for longer than they compute, the
+network is slow, and no worker is a straggler. A host whose workers are all slow is reported as one
+finding.
 """
 
 from __future__ import annotations
@@ -145,10 +146,10 @@ class Stragglers:
     again_s: float = setting(600.0, "until a host gets another replacement")
 
     def __call__(self, times: Sequence[Times], state: State) -> Mitigation:
-        """Return what is to be done about the slow workers of a ring, given their last step times.
+        """Return the measures against the slow workers of a ring, by the step times of all.
 
-        With fewer than three workers nothing is done. A worker that has trained no samples is left
-        out.
+        With fewer than three workers there are no measures. A worker that has trained no samples
+        counts neither as slow nor for the median.
 
         Args:
             times: the step times of each worker.

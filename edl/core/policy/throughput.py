@@ -1,4 +1,4 @@
-"""Add workers as long as each brings enough of its share of the throughput.
+"""Add workers as long as each adds enough throughput, compared with a present worker.
 
 With throughput R_k of k workers, d more workers are worth it when
 
