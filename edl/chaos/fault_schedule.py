@@ -8,8 +8,8 @@ as ``--kill``; the option's value is the target and the step::
 
 An order with a step is carried out once, as soon as the job reaches the step. An order without a
 step is carried out at once; or, with ``--every``, again and again: the pauses are drawn evenly from
-0 to twice that time, and each time one of the orders without a step is drawn. One seed determines
-everything that is drawn, so the same seed and the same facts give the same faults.
+0 to twice that time, and each time one of the orders without a step is drawn. All random choices
+come from one seed, so the same seed in the same situation gives the same faults.
 
 A worker is never chosen if its death could lose the job's state, which only workers of the ring
 hold.
@@ -224,7 +224,7 @@ def read_order(action: Action, text: str) -> Order:
         text: the value of the option.
 
     Raises:
-        UsageError: ``text`` is no target with or without a step.
+        UsageError: ``text`` is neither a target nor a target with a step.
     """
     match = _ORDER.fullmatch(text)
     if match is None:

@@ -151,7 +151,7 @@ class LeaderDetails(Details, kind=EventKind.LEADER, writer="the leader"):
 
 @dataclass(frozen=True)
 class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader"):
-    """An event logged when the leader has written a new generation (the members of the next ring)."""
+    """An event logged when the leader has written a generation (the members of a new ring)."""
 
     term: Annotated[int, "the term of the leader"]
     members: Annotated[tuple[str, ...], "workers in rank order"]

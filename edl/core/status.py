@@ -40,7 +40,7 @@ class MemberStatus(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus(TrainingStatus):
-    """The status of a job as `edl status` shows it: its leader's report, its workers and its state."""
+    """The status of a job as `edl status` shows it: progress, workers, hosts, desired number."""
 
     job: Annotated[str, "its name"]
     state: Annotated[

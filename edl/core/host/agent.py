@@ -48,9 +48,10 @@ class AgentLimits(SupervisorLimits):
     """The time limits of an agent, in seconds unless stated otherwise.
 
     Attributes:
-        former_s: how long an agent of this host that was killed may keep its ZooKeeper session.
-        former_sessions: the same for an agent of another host, which may still live; a multiple of
-            the session timeout.
+        former_s: how long a new agent waits for the ZooKeeper session of a killed agent of the same
+            host to end.
+        former_sessions: the same if the former agent has another address and may still live; as a
+            multiple of the session timeout.
     """
 
     former_s: float = 60.0  # for the session of an agent that was killed here to end
@@ -73,7 +74,7 @@ class AgentState(SupervisorState):
 def decide_agent(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
     """Return what an agent does next: starts and ends of processes, or the end of the job.
 
-    The decision always has a reason, and may be to do nothing.
+    The decision always has a reason; it may contain no action at all.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -135,9 +136,8 @@ def _places(
     """Return the slots in which to start ``lacking`` workers, as pairs (slot, its last process).
 
     The process is None if the slot had none. The lowest free slots come first; disabled slots come
-    after all others. If no slot is free, the replacement of a worker that is about to leave shares
-    that worker's slot until it has left, because a slot is the number of a device and there are no
-    more devices.
+    after all others. If no slot is free, the replacement of a worker that is about to leave is
+    started in that worker's slot: both use the slot's device until the worker has left.
 
     Args:
         lacking: the number of workers to start.

@@ -119,7 +119,7 @@ class Headlines:
         return [] if event.kind in NOT_SHOWN else [_line(event)]
 
     def _ended(self, event: Event, details: EndedDetails) -> list[str]:
-        """Keep how a worker has ended, until it is known which workers go on.
+        """Keep how a worker has ended for the line of the crash, which also names those that go on.
 
         Args:
             event: the event of the worker's end.
@@ -147,8 +147,8 @@ class Headlines:
             details: the details of that event.
 
         Returns:
-            the line of this generation if it waits for no such event, after that of an earlier
-            generation that still waited; else no line.
+            the line of an earlier planned generation, if it still waited; and then the line of this
+            generation, unless that has to wait for its switch.
         """
         if not details.members:
             return []  # the job ends, which the agent's last line says

@@ -68,7 +68,8 @@ Slots = Collection[tuple[str, int]]  # (host, number)
 class SlotLimits(SupervisorLimits):
     """The time limits of an `edl-worker`, in seconds.
 
-    The driver is that of horovodrun.
+    "The time for X" is how long this process waits for X before it goes on without it. The driver
+    is that of horovodrun.
 
     Attributes:
         release_s: the time for the driver to take the slot back, after `edl-worker` was asked to
@@ -80,9 +81,10 @@ class SlotLimits(SupervisorLimits):
         removal_s: the time for a removal of a slot to be complete, before the driver may decide
             again.
         freed_s: after a removal, the time for the driver to see that the slot's process has ended.
-        follow_s: the time for the driver to carry out what is desired; later, it may have missed
-            it.
-        discover_s: the time for an `edl-discover`, if there is one, to say what is desired.
+        follow_s: the time for the driver to carry out a new desired number of workers; after that
+            the driver is asked to place the slots again.
+        discover_s: the time for an `edl-discover` to say how many workers are desired, if there is
+            one.
         move_s: the time for `edl-worker` processes that the driver starts on other hosts to report.
         round_s: the time for the driver to answer a slot that has asked it, once the job is over.
         shutdown_s: the time for horovodrun to end: it sends SIGTERM, and SIGKILL after 5 s.
@@ -265,7 +267,8 @@ def with_answer(
 ) -> dict[str, int]:
     """Return host -> workers, as horovodrun's driver assigns them after its answer to one slot.
 
-    A host that has lost all its slots has lost slot 0 too, whose process then reports this.
+    If the driver took back ``slot``, the host keeps at most the slots with lower numbers, so it has
+    no workers left if ``slot`` is 0.
 
     Args:
         assigned: host -> workers before the answer.
@@ -279,11 +282,12 @@ def with_answer(
 
 
 def awaits_others(assigned: Assigned, lowered: Placement, desired: Desired) -> bool:
-    """Return whether workers that ``lowered`` lacks are about to be started on other hosts.
+    """Return whether the driver moves workers from this host to others and has not assigned them.
 
-    This is so if ``lowered`` has fewer workers than were assigned, and fewer than are desired: then
-    workers move to other hosts, where new `edl-worker` processes will soon report. Until these are
-    assigned, the workers that leave would not wait for the new ones.
+    This is so if ``lowered`` has fewer workers than were assigned, and fewer than are desired. The
+    caller then waits, for at most ``move_s``, until new `edl-worker` processes on other hosts have
+    reported, and writes ``lowered`` only then, so that the workers that leave stay in the ring
+    until the new ones join.
 
     Args:
         assigned: what horovodrun's driver has assigned so far.
@@ -304,9 +308,9 @@ def forgotten(
 ) -> bool:
     """Return whether horovodrun's driver missed a new desired number and must place slots again.
 
-    The driver may miss a change while its rank 0 starts. It did not miss one if it placed the slots
-    later and still assigned other numbers: to ask it again would give the same, and count for
-    `--reset-limit`.
+    The driver may miss a change while its rank 0 starts. The result is False if the driver has
+    placed the slots since the change and still assigned other numbers than desired: another request
+    would give the same numbers, and count for `--reset-limit`.
 
     Args:
         assigned: host -> workers as the driver has placed them.
@@ -393,9 +397,10 @@ def kept(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
 def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
     """Return what to do about the slots ``lost``, whose `edl-worker` has died.
 
-    If the driver places the slots again, it bars the hosts of these slots. So it should do so if
-    enough slots are left on the other hosts, or if too few workers are left to train in any case.
-    It must not if no host would be left, because that ends a job that can still train.
+    If the driver is asked to place the slots again, it bars the hosts of these slots. So it is
+    asked (``PLACE_ANEW``) if enough workers to train are left on other hosts, or if too few are
+    left on all hosts together. Otherwise the job goes on with the workers that live (``WAIT``), or
+    with ``HOLD`` if no other host is left, because the driver would then end the job.
 
     Args:
         assigned: the workers that the driver has assigned to each host.
@@ -435,8 +440,8 @@ def would_end_the_job(
     """Return whether the driver would end a job that trains if asked to place the slots again.
 
     The driver bars the hosts of lost slots, and then waits for ``min_np`` slots on other hosts; if
-    these never come, it ends the job. Until then all `edl-worker` processes that have asked wait,
-    too.
+    these never come, it ends the job. While it waits, the `edl-worker` processes that have asked
+    get no answer.
 
     Args:
         best: the best thing to do about the lost slots (:func:`after_loss`).
@@ -481,10 +486,10 @@ def released(desired: Placement, host: str, sizes: Sizes) -> dict[str, int]:
 def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> SupervisorDecision:
     """Return what an `edl-worker` does when the job is over and the driver still awaits slots.
 
-    The driver waits until every slot has asked it. It counts a question and a success of the same
-    slot as those of two slots, so that it would miss the end of the job; a failure takes the place
-    of the question. So an `edl-worker` that has asked stays until it is answered, which takes long
-    if the ssh of a lost host hangs; one that cannot ask again ends as failed.
+    The driver waits until every slot has asked it. A slot that asks and then ends with success is
+    counted twice, and the driver misses the end of the job; a slot that asks and then fails is
+    counted once. So an `edl-worker` that has asked stays until it is answered, which takes long if
+    the ssh of a lost host hangs; one that cannot ask again ends as failed.
 
     Args:
         job: the job, which is over.

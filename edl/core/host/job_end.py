@@ -10,7 +10,7 @@ The rules, in order, are the same for an agent and for `edl-worker`:
 3. The last ring has ended: no worker is started any more, and when all have left the job is
    STOPPED.
 4. A job that cannot begin has FAILED: every first start died or ended without `edl.init()`, or one
-   was refused, as another start of the same command would be, too.
+   was refused for a reason that holds for each start of the same command.
 5. A job without any worker left has FAILED, or FINISHED if all workers exited with 0. For workers
    of other launchers this is certain only after a while without them. The job goes on if the
    workers were killed and there is a checkpoint: new workers continue from it. It does not go on if
@@ -97,9 +97,8 @@ def result(job: Job, own: SupervisorState) -> int:
 
     The code is not 0 if the job failed, if a worker failed after the training, or if the last
     checkpoint was not written. A launcher that has started the job (``edl run ... && evaluate``)
-    reports a stopped job as not done: with the code of the signal, or that of SIGTERM. For a
-    launcher that only takes part in the job, a stop is no error. ``own`` is the launcher's own
-    state.
+    returns for a stopped job the code of the signal that stopped it, or that of SIGTERM (143). A
+    launcher that only takes part in a stopped job returns 0. ``own`` is the launcher's own state.
     """
     if job.state is JobState.FAILED:
         return job.exit_code
@@ -320,8 +319,8 @@ def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOut
 def ring_is_away(snapshot: Snapshot, own: SupervisorState, now: float) -> bool:
     """Return whether no worker of the ring is in ZooKeeper, while some may still train.
 
-    Such workers are soon back. Until then no new worker is started, because no worker could send
-    the job's state to the new one.
+    A worker that only lost its session opens another soon. Until then no new worker is started,
+    because no worker could send the job's state to the new one.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -387,10 +386,10 @@ def told_to_end(snapshot: Snapshot, own: SupervisorState) -> bool:
 def _why_unrecoverable(
     job: Job, own: SupervisorState, failed: Sequence[Process], now: float
 ) -> str | None:
-    """Return a clause why a job whose workers are all dead cannot go on; None if it can.
+    """Return a clause that says why a job whose workers are all dead cannot go on; None if it can.
 
-    The clause is empty if all failed by errors of the script, because these would come again in new
-    workers.
+    An empty clause means that the job cannot go on because all workers failed by errors of the
+    script, which would occur again in new workers.
 
     Args:
         job: the job.

@@ -19,7 +19,7 @@ class LostSlots:
     Args:
         host: the host of the watching `edl-worker`.
         slot: the slot of that host in which the watching `edl-worker` keeps a worker.
-        limits: its time limits.
+        limits: the time limits of the watching `edl-worker`.
 
     Attributes:
         lost: the slots whose `edl-worker` has died, as pairs (host, slot).
@@ -46,8 +46,8 @@ class LostSlots:
 
         Args:
             snapshot: the job's records in ZooKeeper.
-            answered: when the driver of horovodrun last placed the slots, in seconds; after that an
-                `edl-worker` needs a moment to register.
+            answered: when the driver of horovodrun last placed the slots, in seconds; for some time
+                after that a slot without a registered `edl-worker` does not count as lost.
             now: the time by the same clock.
         """
         # A slot that is assigned again is another edl-worker's, which may be on its way.

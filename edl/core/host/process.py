@@ -2,16 +2,16 @@
 
 Each end is logged once, as an event. An end is a *failure* if the process ended with an error, or
 without ever joining, by itself. It is no failure if the launcher ended the process, or if the
-process obeyed the leader that evicted it. The leader often has proof that a process is gone before
-the process has ended: so an eviction for that proof does not explain the end, and such a process is
-left to end with its own exit code.
+process obeyed the leader that evicted it. If the leader evicts a worker because it has proof that
+the process is gone, the launcher lets the process end by itself, and the end is judged by the exit
+code.
 
-A failure before the worker has trained a step is a failure without progress. Such failures in a row
-make the pause before the slot's next start longer; more than ``max_restarts`` in a row disable the
-slot. So does, at once, a worker that has joined and been refused. After a step the slot is started
-again without a pause, and the count begins anew. But an end soon after the first step counts as no
-progress: otherwise a script that fails in its third step, or takes more memory than there is, would
-be started forever.
+A failure before the worker has trained a step is a failure without progress. Each further one in a
+row makes the pause before the slot's next start longer; more than ``max_restarts`` in a row disable
+the slot. A worker that has joined and was refused disables its slot at once. If the worker has
+trained a step, the slot is started again without a pause, and the count of failures begins at 0.
+But an end soon after the first step counts as no progress: otherwise a script that fails in its
+third step, or takes more memory than there is, would be started forever.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Process:
 
     @property
     def _asked_before(self) -> bool:
-        """Whether the launcher asked the process to end before it or its script had ended."""
+        """Whether the launcher asked the process to end while its script was still running."""
         end = self.exited if self.ended is None else self.ended
         return self.ending_since is not None and (end is None or self.ending_since < end)
 

@@ -5,7 +5,7 @@
    ended if its worker is in the ring but has left ZooKeeper and does not answer on its own host
    while the other workers could go on: the worker is frozen, and their leader may be a newcomer
    that cannot tell this from a broken network. A process whose script has ended, or that the leader
-   knows is gone, ends by itself; it is killed if it does not.
+   knows is gone, is left to end by itself, and killed if it has not ended after a time limit.
 2. A slot whose worker has ended is started again, with a back-off that grows with its failures. A
    slot that fails too often is disabled; if the job needs that slot, the job has FAILED.
 """
@@ -180,7 +180,7 @@ def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Pro
 
 
 def _vanished(process: Process, limits: SupervisorLimits, now: float) -> bool:
-    """Return whether a worker was never in a ring and is without ZooKeeper session too long.
+    """Return whether a worker was never in a ring and lost its ZooKeeper session too long ago.
 
     Args:
         process: the process of the worker.
@@ -259,9 +259,9 @@ def without_init(own: SupervisorState, now: float) -> tuple[str, ...]:
 def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> bool:
     """Return whether ``process`` still fills its slot, so that no worker is started in its place.
 
-    A process that has just left fills it for ``limits.settle_s``. If the job is scaled in, fewer
-    workers are wanted at about the same moment in which one leaves, and a launcher may read the one
-    before the other. ``now`` is the time by the launcher's clock, in seconds.
+    A process that has just left fills it for ``limits.settle_s``. When a job is scaled in, the
+    launcher may see that a worker has left before it reads the lower number of workers, and would
+    start a worker that is not wanted. ``now`` is the time by the launcher's clock, in seconds.
     """
     if process.ending_since is not None or process.failed:
         return False

@@ -3,7 +3,7 @@
 A launcher keeps worker processes: the agent of `edl run` keeps those of a host, and `edl-worker`
 under horovodrun keeps that of a slot. The decisions common to both are in
 :mod:`edl.core.host.job_end` (the end of the job) and :mod:`edl.core.host.restart_policy` (one
-process); those of one of them are in :mod:`edl.core.host.agent` and
+process); the agent's own are in :mod:`edl.core.host.agent`, those of `edl-worker` in
 :mod:`edl.core.host.horovodrun_slot`.
 """
 
@@ -21,9 +21,10 @@ from edl.core.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class SupervisorLimits:
-    """The time limits of a launcher, in seconds, and how often something may happen.
+    """The limits of a launcher: times, in seconds, and two numbers (``stuck_steps``, ``restarts``).
 
-    A launcher is an agent or an `edl-worker`.
+    A launcher is an agent or an `edl-worker`. "The time for X" is how long it waits for X before it
+    takes the next measure, such as a kill.
 
     Attributes:
         start_timeout_s: the time for a script to call `edl.init()`.
@@ -42,7 +43,7 @@ class SupervisorLimits:
         leaderless_s: the time for a ring without a leader to end after `edl stop`; longer than an
             election after an expired session.
         finish_s: the time for what a script does after its training: evaluate, save, upload.
-        restarts: how often a job may lose all its workers without a new checkpoint.
+        restarts: how often a job may lose all its workers without a new checkpoint before it fails.
         absent_s: the time for a running worker that lost its ZooKeeper session to open another.
         lost_s: the same for workers of other launchers, when all workers of this one have died.
         repair_s: how long a replacement is not forked after the death of a worker, so that the
