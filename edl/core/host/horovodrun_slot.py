@@ -489,7 +489,7 @@ def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> Sup
     The driver waits until every slot has asked it. A slot that asks and then ends with success is
     counted twice, and the driver misses the end of the job; a slot that asks and then fails is
     counted once. So an `edl-worker` that has asked stays until it is answered, which takes long if
-    the ssh of a lost host hangs; one that cannot ask again ends as failed.
+    the ssh of a lost host hangs; one that cannot ask again exits as failed.
 
     Args:
         job: the job, which is over.

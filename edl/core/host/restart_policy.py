@@ -93,7 +93,7 @@ def end_processes(
 def end_each(
     reasons: Mapping[Process, str], limits: SupervisorLimits, now: float
 ) -> tuple[EndProcess, ...]:
-    """Return the orders that end processes for a reason of its own each.
+    """Return the orders that end processes, each for its own reason.
 
     Like :func:`end_processes`, this sends SIGTERM first and SIGKILL after ``limits.kill_s``.
 

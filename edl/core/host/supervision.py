@@ -319,7 +319,8 @@ def without_zookeeper(own: State) -> State:
 def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[RingDeath, ...]:
     """Return the known deaths of rings, with the present ring's if all its workers are dead.
 
-    If a worker of the present ring is back, the death of that ring is removed again.
+    If the present ring was known as dead and one of its workers is back, the result does not have
+    it.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -361,9 +362,8 @@ def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
 def members_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember, ...]:
     """Return the workers of other launchers that this launcher should ask whether they live.
 
-    They are asked when no member of the ring is known to live. Ring members that are known to be
-    dead are left out. The result is empty while a worker of the ring is known to live or the job is
-    over.
+    Ring members that are known to be dead are left out. The result is empty while a worker of the
+    ring is known to live or the job is over.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -378,7 +378,7 @@ def members_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember
 
 
 def foreign(snapshot: Snapshot, own: SupervisorState) -> list[Member]:
-    """Return the members of the job that this launcher neither started nor took over.
+    """Return the records of the job's workers that this launcher neither started nor took over.
 
     Args:
         snapshot: the job's records in ZooKeeper.

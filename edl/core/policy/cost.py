@@ -42,8 +42,9 @@ class Cost(HillClimbing):
         price: the price of one worker for one hour.
         deadline_s: when the training must have ended, in seconds since it began; None: no deadline.
         max_cost: the most that the whole training may cost; None: no limit.
-        utility: what it is worth to end at some times, as pairs (seconds since training began,
-            value) joined by straight lines; empty: there is a deadline or a highest cost instead.
+        utility: the worth of the whole training by the time of its end, as pairs (seconds since
+            training began, value) joined by straight lines; empty: there is a deadline or a highest
+            cost instead.
     """
 
     price: float = setting(0.0, "of a worker for an hour", least=0.0)
@@ -65,11 +66,11 @@ class Cost(HillClimbing):
         return super().__call__(now, state, now_s)
 
     def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
-        """Return whether ``more`` workers in place of ``fewer`` are worth their price, and why.
+        """Return a comparison that says whether ``more`` workers instead of ``fewer`` pay, and why.
 
-        If a utility is set, they are worth it if the utility grows by more than the cost. Otherwise
-        they are if the training would end earlier, its cost stays within ``max_cost``, and
-        ``fewer`` workers would miss the deadline or there is none. ``now`` is the observed job.
+        If a utility is set, they pay if it grows by more than the cost. Otherwise they pay if the
+        training would end earlier, its cost stays within ``max_cost``, and ``fewer`` workers would
+        miss the deadline or there is none. ``now`` is the observed job.
         """
         if now.left is None:
             return SizeComparison(fewer, more, False, UNKNOWN_END)

@@ -74,8 +74,8 @@ class PolicyFile:
     def of_script(self) -> tuple[Batching | None, LearningRate | None]:
         """The pair of the parsed tables [batch] and [learning_rate]; None for a missing table.
 
-        A script follows these tables from its start. So if the job gets another policy later, its
-        tables must be the same.
+        A script follows these tables from its start. So a later policy of the job must have the
+        same two tables.
         """
         return self.batch, self.learning_rate
 

@@ -36,7 +36,7 @@ class SizeComparison:
     Attributes:
         fewer: the smaller number of workers.
         more: the larger number of workers.
-        pays: whether ``more`` workers in place of ``fewer`` pay.
+        pays: whether the additional workers bring enough throughput for their number or price.
         why: the reason, as a clause.
     """
 
@@ -80,7 +80,7 @@ class HillClimbing:
 
     @abstractmethod
     def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
-        """Return whether ``more`` workers in place of ``fewer`` pay, and why.
+        """Return a comparison that says whether ``more`` workers instead of ``fewer`` pay, and why.
 
         A subclass defines this. Both numbers of workers were measured in ``now``, the observed job.
         """

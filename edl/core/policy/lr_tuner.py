@@ -386,7 +386,8 @@ class Tuning:
 def _highest(losses: Curve) -> float:
     """Return the larger one of two losses: without the measured update, and with it.
 
-    ``losses`` are those at :func:`edl.core.policy.lr_fit.points`. The result is infinity for NaN.
+    ``losses`` are those at :func:`edl.core.policy.lr_fit.points`. The result is infinity if one of
+    the two is NaN.
     """
     return max(losses[0], losses[2]) if not math.isnan(losses[0] + losses[2]) else math.inf
 

@@ -156,8 +156,9 @@ def time_of(value: Any, table: str, key: str, lines: Lines) -> float:
 def _utility(value: Any, lines: Lines) -> tuple[tuple[float, float], ...]:
     """Return a utility such as [["1h", 10.0], ["2h", 0.0]] as pairs (seconds, value).
 
-    Each pair is what it is worth if the training ends by that time. ``value`` is the list as the
-    policy file has it; ``lines`` are the lines of that file, by which the message names the line.
+    The value of a pair is the worth of the training if it ends at that time. ``value`` is the list
+    as the policy file has it; ``lines`` are the lines of that file, by which the message names the
+    line.
 
     Raises:
         UsageError: ``value`` is not a list of at least two pairs with increasing times.

@@ -414,7 +414,7 @@ class Objective:
 
 
 def _free(setups: _Setups, workers: Vector, separable: bool) -> npt.NDArray[np.bool_]:
-    """Return a mask of the seven parameters that are fitted, in the order of :class:`StepTime`.
+    """Return which of the seven parameters are fitted, as a mask in the order of :class:`StepTime`.
 
     The other parameters keep the values of :func:`_first`.
 

@@ -1,11 +1,12 @@
 """Decide about workers that are slow for long: give them smaller batches, then replace them.
 
-The speed of a worker is the number of samples that it trains in a second of its own time, relative
-to the median of all workers; an average that forgets a tenth with each step tells a slow worker
-from a slow step. Below 0.8 a worker is a straggler (AutoScaling, MLSys 2020, whose code has these
-numbers). AutoScaling replaces a straggler at once. Here a straggler first gets a smaller part of
-the global batch, in proportion to its speed, which keeps the gradient exact. It is replaced only if
-it would get less than half of a worker's usual batch.
+The speed of a worker is the number of samples that it trains in a second of its own time (without
+waiting for other workers), relative to the median of all workers. It is averaged over steps, and
+each step replaces a tenth of the average, so that a worker is not slow because of a single step.
+Below 0.8 a worker is a straggler (AutoScaling, MLSys 2020, whose code has these numbers).
+AutoScaling replaces a straggler at once. Here a straggler first gets a smaller part of the global
+batch, in proportion to its speed, which keeps the gradient exact. It is replaced only if it would
+get less than half of a worker's usual batch.
 
 What to do depends on the cause. A worker that is slow at loading data is not replaced, because
 another worker would not do better at it. If all workers reduce for longer than they compute, the
@@ -101,8 +102,8 @@ class Mitigation(NamedTuple):
     """The measures against slow workers, and the findings on which they are based.
 
     Attributes:
-        shares: the fraction of a whole batch that each slow worker gets, by worker number; 1 is all
-            of it.
+        shares: the fraction of its usual batch that each slow worker gets, by worker number; 1 is
+            all of it.
         replace: the numbers of the workers to replace.
         findings: which workers are slow, and at what.
         state: the state of the rule, for its next call.
@@ -125,7 +126,7 @@ class Stragglers:
     workers.
 
     Attributes:
-        forgets: the fraction of a known speed that is forgotten with each step.
+        forgets: the weight, from 0 to 1, of a new step in the average speed of a worker.
         slow_below: the speed below which a worker is a straggler.
         least_share: the smallest fraction of a batch; a straggler that would get less is replaced.
         patience_steps: the number of steps for which a worker has to be slow before it gets a
@@ -217,7 +218,7 @@ def data_part(times: Sequence[Times]) -> float:
 
 
 def slowest(times: Sequence[Times]) -> tuple[Times, ...]:
-    """Return the times of the workers with the longest own times, the longest first.
+    """Return the times of the workers that compute and load data for longest, the longest first.
 
     They are at most :data:`SHOWN` of ``times``, the step times of all workers.
     """

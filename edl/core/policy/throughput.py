@@ -32,7 +32,7 @@ class Throughput(HillClimbing):
     )
 
     def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
-        """Return whether ``more`` workers in place of ``fewer`` pay, and why.
+        """Return a comparison that says whether ``more`` workers instead of ``fewer`` pay, and why.
 
         They pay if each additional worker brings more than the fraction ``threshold`` of the
         throughput of each old one (:func:`marginal_share`). ``now`` is the observed job, in which
