@@ -196,9 +196,9 @@ def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision
 def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
     """Return what an `edl-worker` does whose ssh has ended (rule 2 of the module).
 
-    The driver takes this `edl-worker` for ended, too. If no other `edl-worker` is left, this one
-    has to record the end of the job. Before that it waits a moment, because horovodrun itself may
-    have ended, which ends the job.
+    The driver takes this `edl-worker` for ended, too. So it ends its worker, and exits ``unseen_s``
+    later. If no other `edl-worker` is left, it records the job as FAILED instead, ``release_s``
+    after the end of the worker, unless the job has ended because horovodrun itself did.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -319,7 +319,7 @@ def forgotten(
         asked: since when this is desired, in seconds.
         answered: when the driver last placed the slots, by the same clock.
         now: the time by the same clock.
-        follow_s: for how many seconds the driver may take to carry out what is desired.
+        follow_s: for how many seconds the driver may take to carry out the desired numbers.
     """
     lacks = any(
         assigned.get(host, 0) != desired.get(host, 0)
@@ -445,8 +445,8 @@ def would_end_the_job(
 
     Args:
         best: the best thing to do about the lost slots (:func:`after_loss`).
-        desired: host -> workers as desired; empty: no script says what is desired, so it is unknown
-            which slots the driver would find.
+        desired: host -> workers as desired; empty: edl does not know them, nor which slots the
+            driver would find.
         barred: the hosts that the driver has barred or would bar.
         sizes: the sizes that the job may have.
     """

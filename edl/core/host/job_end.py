@@ -11,12 +11,13 @@ The rules, in order, are the same for an agent and for `edl-worker`:
    STOPPED.
 4. A job that cannot begin has FAILED: every first start died or ended without `edl.init()`, or one
    was refused for a reason that holds for each start of the same command.
-5. A job without any worker left has FAILED, or FINISHED if all workers exited with 0. For workers
-   of other launchers this is certain only after a while without them. The job goes on if the
-   workers were killed and there is a checkpoint: new workers continue from it. It does not go on if
-   the script itself ended with errors, or if all workers die again without progress. If the workers
-   were told to end while ZooKeeper was away, the agent that told them records it when ZooKeeper is
-   back; if that agent does not come for ``away_s`` after ZooKeeper, the job is STOPPED.
+5. A job without any worker left has FAILED, or FINISHED if all workers exited with 0. Workers of
+   other launchers count as ended when there is proof of it, or after ``lost_s`` without a sign of
+   them. The job goes on if the workers were killed and there is a checkpoint: new workers continue
+   from it. It does not go on if the script itself ended with errors, or if all workers die again
+   without progress. If the workers were told to end while ZooKeeper was away, the agent that told
+   them records it when ZooKeeper is back; if that agent does not come for ``away_s`` after
+   ZooKeeper, the job is STOPPED.
 """
 
 from __future__ import annotations
@@ -213,7 +214,7 @@ def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOu
     """Return the outcome FAILED of a job that cannot get its first generation, else None.
 
     This is so if every first start died or ended without `edl.init()`, if edl refused the job's
-    workers for good, or if too few workers came up in time.
+    workers for good, or if fewer than ``min_np`` workers registered within ``start_timeout_s``.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -245,7 +246,9 @@ def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOu
 
 
 def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
-    """Return the outcome FAILED if fewer than ``min_np`` workers registered in time, else None.
+    """Return the outcome FAILED if fewer than ``min_np`` workers registered, else None.
+
+    The limit is ``start_timeout_s`` after the start of a process; before that the result is None.
 
     Args:
         snapshot: the job's records in ZooKeeper.
@@ -340,7 +343,8 @@ def _others_are_dead(
 
     This is called when all members of this launcher are dead. A member of another launcher is dead
     if its launcher has logged its end, if the leader had proof of its end, or if it has been out of
-    ZooKeeper for ``lost_s``: a worker that only lost its session trains on and is soon back.
+    ZooKeeper for ``lost_s``: a worker that only lost its session trains on, and opens another
+    within that time.
 
     Args:
         snapshot: the job's records in ZooKeeper.

@@ -1,4 +1,4 @@
-"""Take apart a command line that runs Python as the interpreter itself does.
+"""Split a command line that runs Python into its parts, as the interpreter itself does.
 
 A launcher has to know what the interpreter would run: to check that a script exists, and to run it
 in a process that is forked from a template (:mod:`edl.launch.template`).
@@ -32,7 +32,7 @@ class Main(StrEnum):
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """A command line of Python, taken apart into options, code and arguments.
+    """A command line of Python, split into options, code and arguments.
 
     Attributes:
         program: the interpreter, as it is written.

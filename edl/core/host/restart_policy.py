@@ -36,7 +36,7 @@ def with_terminating(
 ) -> SupervisorDecision:
     """Return ``decision`` with orders to kill the processes that should have ended by now.
 
-    These are processes that are about to end by themselves and take too long, and workers that left
+    These are processes that should end by themselves and exceed a time limit, and workers that left
     or were evicted and still occupy borrowed slots after the time to give the slots back. They are
     killed whatever else is decided.
 
@@ -180,11 +180,11 @@ def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Pro
 
 
 def _vanished(process: Process, limits: SupervisorLimits, now: float) -> bool:
-    """Return whether a worker was never in a ring and lost its ZooKeeper session too long ago.
+    """Return whether a worker was in no ring and has had no ZooKeeper session for too long.
 
     Args:
         process: the process of the worker.
-        limits: the launcher's time limits; ``absent_s`` is used.
+        limits: the launcher's time limits; too long is ``absent_s`` or more.
         now: the time by the launcher's clock, in seconds.
     """
     absent = process.no_session_since
@@ -245,8 +245,8 @@ def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, .
 def without_init(own: SupervisorState, now: float) -> tuple[str, ...]:
     """Return a warning for each script that has run too long without calling `edl.init()`.
 
-    The limit is ``start_timeout_s``. ``own`` is the launcher's own state, its processes included;
-    ``now`` is the time by its clock, in seconds.
+    Too long is more than ``start_timeout_s``. ``own`` is the launcher's own state, its processes
+    included; ``now`` is the time by its clock, in seconds.
     """
     limit_s = own.limits.start_timeout_s
     return tuple(

@@ -274,7 +274,7 @@ def _part(value: Any, key: str, lines: Lines) -> float:
 
 
 def _check_cost(rule: Cost, given: Mapping[str, Any], lines: Lines) -> None:
-    """Raise an error if the settings of rule ``cost`` lack an aim or contradict each other.
+    """Raise an error if settings of rule ``cost`` are missing or contradict each other.
 
     Args:
         rule: the rule with its settings.

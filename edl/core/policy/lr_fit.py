@@ -6,10 +6,10 @@ With the learning rate ``(1 + e) lr`` it would have moved them by ``-(1 + e) lr 
     loss(e) = a0 + a1 e + a2 e^2
 
 is a model of the loss as a function of the learning rate, around the rate of the update. The model
-is fitted by least squares to the losses at some :func:`points`, in batches from which the update
-was not computed. The coefficients are linear in the losses, so the parabola of the mean losses has
-the mean coefficients. Results are limited to the range of the points, because the model is not
-reliable beyond them.
+is fitted by least squares to the losses at the four :func:`points`, in batches from which the
+update was not computed. The coefficients are linear in the losses, so the parabola of the mean
+losses has the mean coefficients. Results are limited to the range of the points, because the model
+is not reliable beyond them.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def lowest_loss(least: float, high: float) -> float:
 
 @dataclass(frozen=True)
 class FitResult:
-    """A judgement of the learning rate from the losses of some measured batches.
+    """A judgement of the learning rate from the losses of the measured batches.
 
     Attributes:
         factor: the factor by which to change the learning rate; 1 keeps it.

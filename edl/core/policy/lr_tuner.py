@@ -9,8 +9,8 @@ docs/adr/0020-a-learning-rate-tuned-while-training.md:
   present one, and never above Knee's straight line to 0. If nothing can be measured, the rate
   follows this line.
 
-From time to time a *round* measures some updates, one after the other: for each update, the losses
-at some :func:`edl.core.policy.lr_fit.points`, in the batches of the next update. A round ends as
+From time to time a *round* measures a few updates, one after the other: for each update, the losses
+at four :func:`edl.core.policy.lr_fit.points`, in the batches of the next update. A round ends as
 soon as these losses give a result (:func:`edl.core.policy.lr_fit.judge_learning_rate`), or after
 :data:`MOST` updates without a change.
 
@@ -60,7 +60,7 @@ FALL = 100.0  # exploiting divides the learning rate by no more than this, evenl
 class TunerState:
     """The state of a learning-rate tuner; all workers have the same one.
 
-    Newcomers receive it, and checkpoints contain it. A *round* measures some updates and ends with
+    Newcomers receive it, and checkpoints contain it. A *round* measures a few updates and ends with
     a decision; a step up is a decision for a higher learning rate.
 
     Attributes:

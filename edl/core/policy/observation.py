@@ -85,7 +85,7 @@ class ThroughputModel(Protocol):
 
 @dataclass(frozen=True)
 class Observation:
-    """The facts about a job at one moment, as its size rule is told them.
+    """The facts about a job at one time that its size rule decides from.
 
     Attributes:
         np: the number of workers that train.
@@ -105,7 +105,7 @@ class Observation:
         batch: the samples of one worker in a step, on average; 0: unknown.
         batching: how large the batches of edl's loader are; None: unknown.
         step_batches: the number of batches whose gradients are added up for one step.
-        noise: what is known of the gradient noise scale.
+        noise: the measurements of the gradient noise scale; none before the first one.
         change_s: for how many seconds training stands still when the size changes.
         batches_seen: the different batches that were measured, each in samples of one worker in a
             step.

@@ -19,7 +19,7 @@ class RingReport:
         size_changes: for each worker, how many workers more, or fewer, its script asks for.
         is_timed: whether the script trains with edl's loaders, so that the workers' times are
             known.
-        noise: what is known of the gradient noise scale.
+        noise: the measurements of the gradient noise scale; none before the first one.
         batching: how large the batches are; None: unknown.
         step_batches: the number of batches whose gradients are added up for one step.
     """

@@ -38,7 +38,7 @@ class ScalingProfile(Record):
         change_s: for how many seconds training stood still when the size changed, as an average
             that favours the last change; 0: the size never changed.
         step_time: the model of a step's time that was fitted last.
-        noise: what is known of the gradient noise scale.
+        noise: the measurements of the gradient noise scale; none before the first one.
         batching: how large the batches are; None: unknown.
         step_batches: the number of batches whose gradients are added up for one step.
         by_batch: pairs of a number of workers and its throughput, one for each batch size that was
@@ -105,8 +105,8 @@ class ScalingProfile(Record):
     def with_curve(self, curve: Curve) -> ScalingProfile:
         """Return the profile with the throughputs that `edl profile` has measured, in ``curve``.
 
-        ``curve`` has the throughput of some numbers of workers. A number of workers that the
-        profile already knows keeps its throughput.
+        ``curve`` has the throughput by number of workers. A number of workers that the profile
+        already knows keeps its throughput.
         """
         learned, known = self, {np for np, _ in self.seen}
         for point in curve.points:
