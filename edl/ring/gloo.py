@@ -1,4 +1,4 @@
-"""Build Horovod's ring over Gloo: set the environment of ``hvd.init()``, and cut its connections.
+"""Build Horovod's ring over Gloo: set the environment of ``hvd.init()``, cut connections.
 
 The members of a ring find each other through the rendezvous store (a key-value store over HTTP) in
 the daemon of rank 0, see :mod:`edl.ring.rendezvous`. Each generation has its own scope there, an
@@ -35,7 +35,8 @@ NO_FILE_YET = "DYNAMIC"  # a timeline that waits for hvd.start_timeline()
 class Binding(Collectives, Protocol):
     """The interface of a Horovod binding (PyTorch's or TensorFlow's) that a ring uses.
 
-    It has Horovod's ``init()`` and ``shutdown()``, and the collectives that edl itself uses.
+    It has Horovod's ``init()`` and ``shutdown()``, and the allgather and the broadcast by which edl
+    sends its own messages.
     """
 
     def init(self) -> None:
@@ -50,7 +51,7 @@ class Binding(Collectives, Protocol):
 
 
 def gloo_ring(binding: Binding, address: str, go_timeout_s: float = 10.0) -> Ring:
-    """Return a ring that uses Horovod over Gloo, not built yet.
+    """Return a ring that communicates by Horovod over Gloo; it is not connected yet.
 
     Args:
         binding: Horovod's binding for the framework of the script.
@@ -226,8 +227,8 @@ def _interface_for(address: str) -> str:
 
     Gloo takes the first address of a network interface. If ``address`` is the first of its
     interface, the value is the interface's name. Otherwise it is ``address`` itself, which a
-    patched Horovod accepts; for an unpatched one it is the interface's name, and Gloo then uses
-    the first address of this interface in place of ``address``.
+    patched Horovod accepts; for an unpatched Horovod the value is the interface's name, and the
+    ring then uses the interface's first address and not ``address``.
     """
     for name, entries in psutil.net_if_addrs().items():
         own = [entry.address for entry in entries if entry.family == socket.AF_INET]

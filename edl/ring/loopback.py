@@ -9,9 +9,9 @@ rely on:
 2. A member in a collective that cannot be completed any more fails in it; so do all others as soon
    as one member cuts its connections. A frozen member breaks nothing: the others wait for it, until
    they are cut or Gloo's time-out ends the wait.
-3. A collective that all members have contributed to is completed although a member leaves in order.
+3. A collective that all members have contributed to is completed even if a member closes its ring.
 4. Contributions that do not fit together (another shape or type under the same name) are refused on
-   all members, and the ring stays whole.
+   all members (UsageError), and the ring stays whole.
 5. A rendezvous is complete when all members have come. It fails when the daemon of the member of
    rank 0 aborts it, when the process of this member is gone, or at the time-out.
 
@@ -169,8 +169,9 @@ class LoopbackNetwork:
 
     Args:
         clock: the clock by which members wait.
-        choose: a function that returns a number from 0 to below its argument. It decides what the
-            rules in the module's docstring leave open, such as who has the last result.
+        choose: a function that returns a number from 0 to its argument minus 1. It decides what the
+            rules in the module's docstring leave open, such as which survivors have the last
+            result.
         disturb: a function that the thread of a member calls at each :class:`CollectivePoint`,
             without a lock; it may raise an exception there.
         timeout_s: how long a member waits in a collective or a rendezvous, in seconds.
@@ -196,12 +197,12 @@ class LoopbackNetwork:
         self._gone_to: set[int] = set()  # generations whose old members are switching
 
     def ring(self, worker: int) -> Ring:
-        """Return an unbuilt ring for the worker with the id ``worker``, for its own thread only."""
+        """Return a ring, not connected yet, for the thread of the worker with the id ``worker``."""
         member = self.member(worker)
         return Ring(member, member)
 
     def member(self, worker: int) -> LoopbackMember:
-        """Return the connection object of the worker with the id ``worker``, which is made once."""
+        """Return the LoopbackMember of the worker id ``worker``; the first call makes it."""
         if worker not in self._members:
             self._members[worker] = LoopbackMember(self, worker)
         return self._members[worker]
@@ -225,7 +226,7 @@ class LoopbackNetwork:
     def freeze(self, worker: int) -> None:
         """Simulate that the process of worker id ``worker`` hangs with its connections open.
 
-        The caller itself stops the thread of the worker.
+        The caller must stop the worker's thread itself.
         """
         self.frozen.add(worker)
 
@@ -321,7 +322,7 @@ class LoopbackNetwork:
 
 
 class LoopbackMember:
-    """One worker's connection to its loopback ring, with the collectives.
+    """One worker's connection to its loopback ring, and the collectives in this ring.
 
     It implements :class:`edl.ring.ring.Collectives` and :class:`edl.ring.ring.RingConnection`.
     Tests average gradients by :meth:`average_start` and :meth:`average_finish`.
@@ -392,7 +393,8 @@ class LoopbackMember:
     def _connected(self, room: _Room) -> _Wire:
         """Return the connections that the rendezvous ``room`` has made.
 
-        If the ring broke right after the rendezvous, this member may fail although others do not.
+        If the ring broke right after the rendezvous, the network's ``choose`` decides whether it
+        fails.
 
         Raises:
             CollectiveFailed: there is no ring, or this member could not connect.

@@ -11,8 +11,9 @@ front of that path. Only processes that may read the generation learn it, and a 
 scope but that of the newest generation that it knows. This needs no change to Horovod, which builds
 its URL as ``http://ADDR:PORT/<horovod scope>/<key>`` and takes the host to end at the first slash.
 So with ``ADDR`` = ``127.0.0.1:4711/SCOPE`` and ``PORT`` = ``4711`` it asks 127.0.0.1:4711 for
-``/SCOPE:4711/<horovod scope>/<key>``. A third variable says that this store answers for all members
-at once; Horovod may meet other stores, such as horovodrun's, which do not.
+``/SCOPE:4711/<horovod scope>/<key>``. A third variable tells our patched Horovod that this store
+answers requests for all members at once. Without it Horovod asks key by key, because other stores,
+such as horovodrun's, have no such answer.
 
 A request for a generation that this daemon has not heard of yet is held until the daemon has. A
 scope that was closed, or is of an earlier generation, is answered with 410 from then on, also to
@@ -65,7 +66,7 @@ def new_scope(generation: int) -> str:
 
 
 def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str, str]:
-    """Return the variables, by name, that point Horovod's next init to the rendezvous store.
+    """Return the environment variables by which ``hvd.init()`` finds the store, by name.
 
     Args:
         seat_address: the address of the daemon of rank 0, which serves the store.
@@ -145,7 +146,7 @@ class RendezvousStore:
         Returns:
             The HTTP status: 200 if the value is stored; 404 if ``scope`` is no scope name; 410 if
             the scope is closed; 413 if the store is full; 503 if the scope's generation was not
-            announced for ``hold_s``, because Horovod would take 404 for success.
+            announced within ``hold_s`` seconds (not 404, which Horovod would take for success).
         """
         try:
             async with asyncio.timeout(self.hold_s):
@@ -172,9 +173,10 @@ class RendezvousStore:
         members have stored their values.
 
         Returns:
-            The HTTP status, then the value (empty unless 200): 200 with the value; 404 after the
-            wait; 409 if a mesh request is invalid, or its values are; 410 if the scope is closed;
-            503 if too many requests wait for their generation to be announced.
+            The HTTP status, then the value (empty unless 200): 200 with the value; 404 if the value
+            is still missing after the wait; 409 if a mesh request, or a value stored for it, is
+            invalid; 410 if the scope is closed; 503 if too many requests wait for their generation
+            to be announced.
         """
         try:
             async with asyncio.timeout(self.hold_s):
@@ -382,7 +384,7 @@ class RendezvousServer(DaemonServer):
         self.in_loop(lambda: self.store.close(scope))
 
     async def answer_other(self, request: HttpRequest) -> Response:
-        """Return the answer to ``request``, which the base class's paths do not match.
+        """Return the answer to ``request``, whose path the base class does not serve.
 
         If the path is of the form ``/<scope>:<port>/<key>``, the rendezvous store answers GET, PUT
         and DELETE, and other methods get 405. Any other path gets 404.

@@ -21,9 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 class Collectives(Protocol):
-    """The collectives that edl itself uses, as each framework's binding of Horovod implements them.
+    """The interface of the allgather and the broadcast by which edl sends its own messages.
 
-    Every method raises :class:`CollectiveFailed` when the ring is broken.
+    Each framework's binding of Horovod implements it. Every method raises :class:`CollectiveFailed`
+    when the ring is broken.
     """
 
     def allgather_start(self, row: Table, name: str) -> Any:
@@ -80,7 +81,7 @@ class RingConnection(Protocol):
         """Wait about 2 s for the old members to begin to build the ring of ``generation``.
 
         Returns:
-            True if they have announced it; False if a newcomer has to call it again.
+            True if they have announced it; False if not yet: the newcomer calls the method again.
         """
 
 
@@ -94,8 +95,8 @@ class Ring:
     Only :meth:`break_` is safe from any thread; all else is for the training thread.
 
     Args:
-        collectives: the framework's collectives.
-        connection: the way in which the members connect.
+        collectives: the allgather and broadcast of the framework's binding of Horovod.
+        connection: the object that connects this worker to the other members.
 
     Attributes:
         generation: the number of the generation whose ring is open, or was last; 0: a ring of one
@@ -120,7 +121,7 @@ class Ring:
     def build_alone(self) -> None:
         """Build a ring of this worker alone, without a rendezvous.
 
-        It serves a newcomer's warm-up, and a job of one worker.
+        A newcomer warms up in such a ring, and a job of one worker trains in it.
         """
         self._open(WorkerTopology(0, 1, 0, 1, 0, 1, 0), None)
 
@@ -178,7 +179,7 @@ class Ring:
         """Wait about 2 s for the old members to begin to build the ring of ``generation``.
 
         Returns:
-            True if they have announced it; False if a newcomer has to call it again.
+            True if they have announced it; False if not yet: the newcomer calls the method again.
         """
         return self._connection.wait_for_announcement(generation)
 
@@ -215,7 +216,7 @@ class Ring:
         """Wait until every member has called this method.
 
         Args:
-            record: any step record; it only gives the collective its shape.
+            record: any step record; nobody reads it, it only has the size of a message.
 
         Raises:
             RingBroken: a worker is gone.

@@ -7,13 +7,13 @@ waits for it, in milliseconds. Horovod does not tell which sockets it has, so th
 - they appeared while the ring was built;
 - Gloo (transport/tcp/pair.cc) sets SO_REUSEADDR on all its sockets, on connecting ones too, and
   SO_RCVTIMEO on connected ones. Nothing else in a worker does both: kazoo and the HTTP clients set
-  neither, and Python keeps its time-outs to itself. What our own HTTP server accepts inherits
-  SO_REUSEADDR only.
+  neither, and Python's own socket time-outs set no socket option. A connection that our HTTP server
+  accepts inherits SO_REUSEADDR only.
 
 While a ring is being built, a worker can also wait in vain for the rendezvous store of a worker
-that is frozen or cut off: Horovod's client has no time-out at all. Its connections are recognised
-by the store's port, which they go to (or are still trying to: a connection under way has no peer
-yet, so the kernel's table is read).
+that is frozen or cut off: Horovod's client has no time-out at all. The client's connections to this
+store are recognised by their remote port. It is read from the kernel's table, which also lists
+connections that are not established yet.
 
 A socket is identified by its inode, which is not used again while the socket is open. So a file
 descriptor that was closed and given to another file meanwhile is never touched.
@@ -106,9 +106,10 @@ class RingSockets:
         """Cut the ring's connections with ``shutdown()``, without closing a file descriptor.
 
         While the ring is being built, the sockets on which Gloo listens or connects are cut as
-        well, so that the build fails at once. They are new sockets with SO_REUSEADDR whose port no
-        older socket of this process listens on; the sockets that our HTTP server accepts have such
-        a port. New connections to the rendezvous store are cut, too.
+        well, so that the build fails at once. They are recognised as sockets that :meth:`before`
+        did not find, with SO_REUSEADDR and a local port on which no older socket of this process
+        listens. So connections that our HTTP server has accepted are not cut. New connections to
+        the rendezvous store are cut, too.
 
         Returns:
             The number of sockets that were cut.

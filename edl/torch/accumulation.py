@@ -126,8 +126,7 @@ class Accumulation:
     def leave_out(self) -> bool:
         """Handle a batch or microbatch without a backward pass: it adds nothing to the gradients.
 
-        If gradients are accumulated in the step, the step is marked as one that may have more
-        batches.
+        If the step goes on, the loader hands out this worker's next batch in the same step.
 
         Returns:
             Whether the step goes on with another batch or microbatch, because the call is inside of

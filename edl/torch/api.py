@@ -135,9 +135,9 @@ def has_optimizer() -> bool:
 def attach_optimizer(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, passes_per_step: int
 ) -> GradientReduction:
-    """Reduce the gradients of ``optimizer`` over the ring, and share its state and the model's.
+    """Reduce the gradients of ``optimizer`` over the ring; add it and its model to the job's state.
 
-    ``Optimizer`` calls this. The state is sent to newcomers and kept in checkpoints.
+    ``Optimizer`` calls this. The job's state is sent to newcomers and kept in checkpoints.
 
     Args:
         optimizer: the optimizer that the script wraps.
@@ -172,7 +172,7 @@ def attach_optimizer(
 def _see_scaler(
     optimizers: Optimizers, replica: TorchReplica, scaler: torch.amp.GradScaler
 ) -> None:
-    """Share the state of a GradScaler with the job when the script is about to use it.
+    """Add a GradScaler that the script is about to use to the job's shared state.
 
     Args:
         optimizers: the optimizers of the job, which get the scaler for its loss scale.

@@ -123,9 +123,10 @@ class TorchState(State):
         return exchange(ring, root, values, keep, cloudpickle.dumps)
 
     def renew(self) -> None:
-        """Divide the untrained samples among the workers of a new ring, and save the state.
+        """Divide the untrained samples among the workers of a new ring, then save the state.
 
-        Each :class:`ElasticSampler` in the state does so with the samples of its epoch.
+        The samples are those of the current epoch of each :class:`ElasticSampler` in the state. A
+        crash restores the saved state.
         """
         for name in self._names:
             if isinstance(thing := getattr(self, name), ElasticSampler):

@@ -19,7 +19,7 @@ def gather_each(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
 
     All workers call it at the same point of the script, between two steps. The shapes of their
     tensors may differ. While a newcomer warms up, and in a job of one worker, the list has the
-    worker's own tensor only. It fits torchmetrics::
+    worker's own tensor only. A metric of torchmetrics can use it to gather its state::
 
         Accuracy(..., dist_sync_fn=edl.gather_each, distributed_available_fn=edl.is_initialized)
 

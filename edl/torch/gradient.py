@@ -32,9 +32,8 @@ class PendingAllreduce:
 class Gradient:
     """The record of one parameter's gradient: when it was computed, sent and averaged.
 
-    A parameter has one such object for the whole training, because looking records up by tensor
-    would cost more than all other work on them. "Local" is the gradient that this worker has
-    computed, "mean" the average over the global batch of all workers, and "leftover" a gradient
+    A parameter has one such object for the whole training. "Local" is the gradient that this worker
+    has computed, "mean" the average over the global batch of all workers, and "leftover" a gradient
     that is still there from the step before.
 
     Attributes:
@@ -98,7 +97,8 @@ class Gradient:
     def refuse_leftover(self, since: int = 0) -> None:
         """Raise UsageError if the gradient is still the tensor that the last step has left.
 
-        It is the mean of that step, and a newcomer does not have it.
+        Such a gradient is the mean of an earlier step. A newcomer does not have it, so its update
+        would differ.
 
         Args:
             since: how many in-place writes the gradient has had since that step, as for
@@ -223,9 +223,10 @@ class Gradient:
     def refuse_changed(self, step: int) -> None:
         """Raise UsageError if the script has changed the gradient since it became the mean.
 
-        Only a mean of step ``step`` is checked; one that is None or zeros is allowed. It is called
-        before more gradients are reduced in the same step. If the ring broke after that, the
-        survivors would reduce the local gradient again, and the script's change would be lost.
+        Nothing is raised if the gradient is no mean of ``step``, or if the script has set it to
+        None or zeros. It is called before more gradients are reduced in the same step. If the ring
+        broke after that, the survivors would reduce the local gradient again, and the script's
+        change would be lost.
         """
         if self.mean_in == step and not self.is_leftover() and not self._is_forgotten():
             raise UsageError(

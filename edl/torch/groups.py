@@ -3,8 +3,8 @@
 A script may add a group in epoch 2, remove one, or freeze parameters. A newcomer that begins in
 epoch 5, and a job that is resumed there, have not run that code: they receive the groups and the
 flags with the job's state. The groups that a newcomer's script has *before its loop* must be those
-that the job began with, or some of those that the job has now; else it is another script, and edl
-raises UsageError.
+that the job began with, or be a subset of those that the job has now. Otherwise it is another
+script, and edl raises UsageError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Names = list[list[str]]  # of the parameters of each group
 def optimizer_parameters(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module
 ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Yield the name and the object of each parameter of ``optimizer``, in its order.
+    """Yield the name and the object of each parameter of ``optimizer``, group by group.
 
     The name is the one in ``model``; a parameter that is not in the model is ``parameter.N``, N
     being its index in the optimizer. So names are the same on every worker.
@@ -78,7 +78,8 @@ class ParameterGroups:
             options: the options of each of the job's groups, such as ``lr``.
 
         Raises:
-            UsageError: the script began with other groups, or its model lacks a parameter.
+            UsageError: the script began with other groups, or its model has no parameter of a name
+                in ``theirs``.
         """
         self.begin()
         assert self._at_start is not None

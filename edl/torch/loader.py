@@ -57,7 +57,7 @@ class DataLoader:
     Every sample of an epoch is trained exactly once, whichever workers join or leave meanwhile.
     Iterate over the loader inside ``for epoch in loader.epochs(n)``; all workers leave an epoch
     after the same step. When this worker has no samples left before the others do, it gets one of
-    its batches again, with weight zero.
+    its batches again, as a padding batch with weight 0.
 
     Args:
         dataset: anything with ``__len__`` and ``__getitem__``; ``edl.data.stream(shards, open)``;
@@ -74,7 +74,8 @@ class DataLoader:
             together would train more, each of them trains fewer than ``batch_size``.
         global_batch: in place of ``batch_size``, the samples of all workers together in a step,
             whatever the number of workers. With two numbers, the smallest and the largest, the job
-            chooses a size between them by its goodput. None: ``batch_size`` is used.
+            chooses the size between them with the best goodput (training progress per second).
+            None: ``batch_size`` is used.
         micro_batch: the most samples in one forward and backward pass of this worker. A larger
             batch is split into microbatches, whose gradients are added up; the last microbatch
             makes the update. None: batches are not split.
@@ -320,10 +321,9 @@ class _LoaderBatchSource:
         self._formed.clear()
 
     def form_lost_again(self) -> None:
-        """Do nothing: batches that PyTorch's loader has are never lost.
+        """Do nothing, because PyTorch's loader never loses a batch that it was given.
 
-        Other frameworks form lost batches again here, see
-        :class:`edl.framework.steps.BatchSource`.
+        A framework whose reader may end while it has untrained batches forms them again here.
         """
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:

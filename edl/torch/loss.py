@@ -83,8 +83,9 @@ class LossLook:
         """Return a text that says why one of ``losses`` is no mean over its ``samples`` samples.
 
         Returns:
-            The text; None if all may be means, or if their autograd graph cannot be read. Nothing
-            is raised then: the attributes of the graph's nodes are no public interface of PyTorch.
+            The text; None if all may be means, or if their autograd graph cannot be read. An
+            unreadable graph is no error, because the attributes of its nodes are no public
+            interface of PyTorch.
         """
         try:
             for loss in losses:

@@ -147,8 +147,8 @@ def refuse_changed_groups(
 def follow_policy(optimizer: torch.optim.Optimizer) -> None:
     """Attach an LR scheduler to ``optimizer`` if the job's policy file has a ``[learning_rate]``.
 
-    The scheduler sets the rate by the schedule and the scaling rule of that table. If it has
-    no schedule, the optimizer's present rate is the base.
+    The scheduler sets the rate by the schedule and the scaling rule of that table. If the table has
+    no schedule, the scaling rule multiplies the optimizer's present rate.
 
     Raises:
         UsageError: the policy has a schedule and the script several optimizers, the rate cannot be

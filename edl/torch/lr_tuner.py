@@ -53,8 +53,8 @@ class LRTuner(LRScheduler):
         loss_of: a function that computes the mean loss of a batch, a number, by a forward pass. Its
             argument is the batch that the script gives to :meth:`step`.
         total: samples of the whole training: the samples of an epoch times the number of epochs.
-        explore: in how many of these samples it explores; None: half of them.
-        share: the fraction of the training time that the measurements may take.
+        explore: how many of these samples the first phase has; None: half of them.
+        share: the largest fraction of the training time that goes into measuring losses.
         max_lr: the highest learning rate; None: 1,000 times the optimizer's own.
 
     Raises:
@@ -96,11 +96,12 @@ class LRTuner(LRScheduler):
         return self._tuner.reason
 
     def step(self, batch: Any) -> None:  # type: ignore[override]
-        """Measure losses at other rates of an earlier update, or choose this update for it.
+        """Evaluate the loss at other rates of an earlier update, or select this update for that.
 
         All workers call it after the update of each batch, before they take the next batch. If an
-        earlier update was chosen, its losses at several rates are evaluated in this ``batch``, and
-        the learning rate may change. Otherwise the update of this batch may be chosen.
+        earlier update was selected, its losses at several rates are evaluated in this ``batch``,
+        and the learning rate may change. Otherwise the update of this batch may be selected, to be
+        evaluated in a later call.
 
         Args:
             batch: the batch of the update, in the form that ``loss_of`` takes.

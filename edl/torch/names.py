@@ -2,7 +2,7 @@
 
 A job shares each tensor of a model once, also buffers that are not persistent. ``state_dict()`` has
 a tied tensor under each of its names and leaves out buffers that are not persistent. It also holds
-what ``get_extra_state()`` of the modules returns, and what their hooks add.
+what ``get_extra_state()`` of the modules returns, and values that their state-dict hooks add.
 """
 
 from __future__ import annotations

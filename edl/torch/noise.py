@@ -22,7 +22,7 @@ LEAST_STEPS = 5  # with fewer, Adam's v is a mean of too few gradients
 class TorchNoise(NoiseMeter):
     """A meter of the squared gradient norms of one optimizer.
 
-    Of a large gradient it measures an eighth in a step, see
+    In each step it measures an eighth of the numbers of a large gradient, see
     :class:`edl.framework.noise_meter.NoiseMeter`.
 
     Args:
@@ -40,7 +40,7 @@ class TorchNoise(NoiseMeter):
         self._scale = scale
 
     def show_reduced(self, averaged: Sequence[tuple[Gradient, torch.Tensor]]) -> None:
-        """Measure this worker's gradients and their means, in a step of several workers.
+        """Record the norms of this worker's gradients and of the means over all workers.
 
         It is called before the means replace the gradients.
 
@@ -54,7 +54,7 @@ class TorchNoise(NoiseMeter):
         self.show(lambda: self._seen(own, denominators), lambda: self._seen(mean, denominators))
 
     def show_own(self, gradients: Sequence[Gradient]) -> None:
-        """Measure the gradients in a step of one worker, which are also the means of the job.
+        """Record the norms of the gradients in a step of one worker; they are also the job's means.
 
         Args:
             gradients: the records of the optimizer's gradients.

@@ -28,8 +28,8 @@ def Optimizer(
     """Make ``optimizer`` apply the mean gradient over the global batch of all workers; return it.
 
     A script may have several optimizers, each with its module: those of a GAN, of an actor and its
-    critic. With each batch any of them may make its update, in an order that is equal on all
-    workers.
+    critic. With each batch any of them may make its update; the order of the updates must be the
+    same on all workers.
 
     Gradients are sent while backward still computes. When ``backward()`` returns, each gradient is
     the mean over the global batch. The optimizer gets the methods ``synchronize()`` and

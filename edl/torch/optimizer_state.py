@@ -3,8 +3,8 @@
 Wrappers are written in many ways: without ``Optimizer.__init__``, with a ``state_dict()`` that
 names parameters by their addresses, or one that leaves out the state of the inner optimizer. So a
 wrapper's own ``state_dict()`` is not called: the state of the wrapper and of each optimizer in it
-is read from ``state`` and ``param_groups``. It is written into the same dicts, as wrappers hold
-these under several names.
+is read from ``state`` and ``param_groups``. A loaded state is written into these same dict objects,
+because several attributes of a wrapper may refer to one dict.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
 def with_own_options(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Return ``state`` with the options of its groups, such as ``lr``, replaced by the optimizer's.
 
-    Counters that a wrapper keeps in its groups are no options: they stay those of ``state``.
+    Counters that a wrapper keeps in its groups are no options: they keep their values in ``state``.
 
     Args:
         optimizer: the optimizer whose present options are taken.

@@ -1,8 +1,8 @@
 """Coordinate all optimizers of a script, and the backward passes that compute their gradients.
 
 With one optimizer :meth:`torch.optim.Optimizer.step` ends a step. With several, a step ends when
-the next backward pass begins after an update, or when the script asks for the next batch: all
-gradients that the updates need were reduced before the first update. See
+the next backward pass begins after an update, or when the script asks for the next batch. All
+gradients that the updates of a step need are reduced before the first of these updates. See
 :mod:`edl.framework.reduction`.
 """
 
@@ -38,7 +38,8 @@ BROKEN_OFF = (
 class OptimizerReduction(Protocol):
     """The interface through which :class:`Optimizers` directs the reduction of one optimizer.
 
-    :class:`edl.torch.reduction.GradientReduction` implements it, and says more of each method.
+    :class:`edl.torch.reduction.GradientReduction` implements it: it sends or accumulates gradients
+    after a backward pass, waits for their means, and ends a step with or without an update.
 
     Attributes:
         accumulation: the gradient accumulation of the optimizer.
@@ -90,7 +91,7 @@ class OptimizerReduction(Protocol):
         """At the end of a step, record whether this optimizer's update counts as skipped."""
 
     def end_batch(self) -> None:
-        """Prepare for the next batch; count reduced gradients not applied as a skipped update."""
+        """Prepare for the next batch; count an update as skipped if it was due but not made."""
 
 
 class Optimizers:
@@ -104,7 +105,7 @@ class Optimizers:
         reduction_order: the order in which the optimizers have reduced gradients in the current
             step.
         several: whether there is more than one optimizer, or one that takes two backward passes for
-            an update. It is no property, because it is read once for each parameter.
+            an update.
         scaler: the GradScaler that has scaled a loss last; None: no GradScaler was used.
         backward_end: the watcher for the end of a backward pass, at which the optimizers whose
             gradients it has computed reduce them.
@@ -113,7 +114,7 @@ class Optimizers:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.reduction_order = ReductionOrder()
-        self.several = False
+        self.several = False  # no property: it is read once for each parameter
         self.scaler: torch.amp.GradScaler | None = None
         self._reductions: list[OptimizerReduction] = []
         self._computed: list[OptimizerReduction] = []  # in the current backward pass
@@ -226,7 +227,7 @@ class Optimizers:
         """Check whether an exception has ended a backward pass; if so, void its sent gradients.
 
         Void gradients count for nothing on all workers. The script may have caught the exception,
-        so edl calls this wherever it next acts on gradients.
+        so edl calls this each time before it sends or reduces gradients.
         """
         if not self.backward_end.failed:
             return

@@ -43,7 +43,7 @@ class PendingAllreduces:
         self._failed: RingBroken | None = None  # from an early send; raised by the wait
 
     def send_early(self, gradient: Gradient, reduction: StepReduction) -> None:
-        """Send ``gradient`` while backward runs; keep a RingBroken for :meth:`with_gradient`.
+        """Send ``gradient`` while backward runs; :meth:`with_gradient` raises its RingBroken.
 
         Args:
             gradient: the record of the gradient.
@@ -128,7 +128,7 @@ class PendingAllreduces:
         self.is_void = False
 
     def forget(self) -> None:
-        """Drop all allreduces of a ring that is gone, and let Horovod release their tensors."""
+        """Drop all allreduces of a ring that is gone, and release the tensors that they hold."""
         for gradient in self._gradients:
             assert gradient.pending is not None
             with contextlib.suppress(RingBroken):
@@ -151,8 +151,9 @@ class PendingAllreduces:
 def _weighted(gradient: Gradient, reduction: StepReduction) -> torch.Tensor:
     """Return the tensor that this worker sends for ``gradient``, in the dtype in which it is sent.
 
-    It is zeros if the worker has no gradient, the local gradient itself if nothing has to be
-    changed, else a weighted copy.
+    It is zeros if the worker has no gradient or its weight is 0, the local gradient itself if its
+    weight is 1 and Horovod can send its dtype and layout, else a weighted copy in a form that
+    Horovod can send.
 
     Args:
         gradient: the record of the gradient.

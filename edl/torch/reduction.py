@@ -4,8 +4,8 @@ Each parameter's gradient goes to Horovod the moment autograd has accumulated it
 two factors, one before and one after the average, see :mod:`edl.core.step.weighting`: if all
 workers train full batches, both are 1 and nothing is multiplied. The local gradient is never
 written to before the step is complete, so that a survivor of a broken ring can send it again
-(promise 5 of docs/explanation/guarantees.md). After that it becomes the buffer that receives the
-next average, so this costs the memory of one more gradient and no copy.
+(promise 5 of docs/explanation/guarantees.md). After the step its memory receives the next average.
+So a parameter needs memory for two gradients, and no gradient is copied.
 
 When ``backward()`` returns, each gradient is the mean over the global batch. So what scripts do
 with gradients then (clipping, loss scaling, looking for overflow) they do with the job's gradients.
@@ -18,9 +18,10 @@ Inside of ``no_sync()``, and in all but the last of an optimizer's ``backward_pa
 gradients are added up here, each weighted by the samples of its batch, and sent with the gradients
 of the last pass.
 
-:mod:`edl.framework.reduction` decides whether the gradients of a step become their mean, or the
-step changes nothing. All workers together decide, at the end of backward, which parameters have a
-gradient (:func:`edl.core.step.weighting.present`).
+:mod:`edl.framework.reduction` decides whether a step sets the gradients to their mean, or changes
+no weights (all batches are padding, or other workers have completed it). All workers together
+decide, at the end of backward, which parameters have a gradient
+(:func:`edl.core.step.weighting.present`).
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ class LastStep:
     Attributes:
         skipped: whether its update was skipped. If the optimizer decides that by itself, on its
             device, this is a tensor, and 0.0 means that the update was made.
-        missed: a function that restores the weights and the optimizer's state after a step that
-            others have completed without this worker. Some optimizers change weights even in a
-            step without gradients. None: the last step was no such step, or needs no restoring.
+        missed: if other workers completed the step without this one, which received their result: a
+            function that restores this result after the script's ``optimizer.step()``. (Some
+            optimizers change weights even without gradients.) None: there is nothing to restore.
     """
 
     skipped: bool | torch.Tensor = False
@@ -299,7 +300,9 @@ class GradientReduction:
             gradient.refuse_changed(self._reduction.step.number)
 
     def end_batch(self) -> None:
-        """Prepare for the next batch; count reduced gradients not applied as a skipped update.
+        """Prepare for the next batch.
+
+        If the current batch's gradients were reduced and not applied, a skipped update is counted.
 
         Raises:
             UsageError: the script accumulates gradients, and the loader splits batches into
@@ -360,8 +363,9 @@ class GradientReduction:
     def _expect_more(self, gradient: Gradient) -> None:
         """Prepare ``gradient`` for an addition that autograd is about to make.
 
-        It does something with several optimizers only: a backward pass may add to a gradient that
-        is reduced already, and then begins the next step or reopens the current one.
+        With one optimizer it does nothing. With several, the addition may be to a gradient that is
+        reduced already. If an optimizer has made its update, the next step begins; else the
+        gradient becomes the local one again, and is reduced once more.
         """
         if self._optimizers.several and gradient.name:
             self._optimizers.see_failure()
@@ -373,8 +377,9 @@ class GradientReduction:
     def _accumulated(self, gradient: Gradient) -> None:
         """Send ``gradient`` to all workers, right after autograd has added to it.
 
-        It is not sent here if it is only accumulated in this pass, comes from a padding batch, or
-        has to wait for the step records; then it is sent at the end of a pass, if at all.
+        It is not sent here if it is only accumulated in this pass, or if its weight needs the step
+        records of all workers first; then it is sent at the end of a pass. A gradient from padding
+        batches only is set to None.
 
         Raises:
             UsageError: the gradient was computed twice in a step, or is left of the step before.
@@ -442,7 +447,7 @@ class GradientReduction:
     def end_microbatch(self) -> None:
         """Handle an ``optimizer.step()`` before the last microbatch, which makes no update.
 
-        If the microbatch had no backward pass, it counts for this worker as one without gradients.
+        A microbatch without a backward pass adds nothing to the gradients of this worker.
         """
         if not self._worker.loader.step_input.may_grow:
             self._worker.loader.accumulate()  # this worker leaves the microbatch out

@@ -132,7 +132,7 @@ class TorchReplica(FrameworkReplica):
                 )
 
     def objects_from_gradients(self) -> dict[str, Trackable]:
-        """Return, by name, the tracked objects that a script may compute from gradients.
+        """Return, by name, the tracked objects whose state a script may compute from gradients.
 
         GradScalers are left out: a scaler learns of a missed step by the gradients of that step,
         and reading its state would wait for the device.
@@ -237,7 +237,7 @@ class TorchReplica(FrameworkReplica):
             state: a state that :meth:`state` has returned on another worker, or from a checkpoint.
             receive: how much to load: everything; only the result of a step that this worker missed
                 (tensors that optimizers update, and the optimizers' states); or everything but what
-                may differ between workers.
+                is each worker's own.
 
         Raises:
             UsageError: the state is of another model, or has another number of optimizers.
@@ -333,7 +333,7 @@ class TorchReplica(FrameworkReplica):
 
         Beside the state of :meth:`state`, it has the kind of the optimizers, and what a later
         ``load_state_dict()`` needs: the names of the tensors in the models' ``state_dict()``, and
-        its other values.
+        the values in it that are no parameters or buffers.
         """
         names: dict[str, str] = {}
         besides: dict[str, Any] = {}

@@ -65,7 +65,7 @@ class Schedulers:
         self._optimizers.append(optimizer)
 
     def states(self, but: Collection[Any]) -> list[dict[str, Any]]:
-        """Return ``kind``, the class name, and ``state`` of each scheduler, in order.
+        """Return a dict of ``kind``, the class name, and ``state`` for each scheduler, in order.
 
         Values that cannot be sent, such as functions, are replaced by a marker.
 
@@ -124,7 +124,7 @@ def warn_of_counted_steps(epochs: int) -> None:
     """Log a warning for each OneCycleLR scheduler of the script that counts steps and not epochs.
 
     PyTorch's OneCycleLR fails after its number of steps, and a job makes more steps when workers
-    leave. A scheduler is named once only.
+    leave. Each scheduler is named in one warning at most.
 
     Args:
         epochs: how many epochs the job trains. A scheduler with a larger ``total_steps`` counts
@@ -152,7 +152,7 @@ def counts_samples(scheduler: LRScheduler) -> None:
 def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
     """Log a warning for each LR scheduler that counts steps, after the global batch has changed.
 
-    A scheduler is named once only.
+    Each scheduler is named in one warning at most.
 
     Args:
         before: the size of the global batch before the change, in samples.

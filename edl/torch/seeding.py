@@ -4,8 +4,8 @@ So the augmentation of a sample is the same whichever worker and loader process 
 the death of a worker and after a resize, and it differs between epochs. Each sample seeds the
 global generators of Python, NumPy and PyTorch (6 µs, measured with Python 3.11 and torch 2.13). The
 function that makes a batch of the samples is seeded, too. Without loader processes the generators
-of the training thread are saved while a batch is loaded, and restored after it (15 µs). Data sets
-that draw no random numbers are loaded as they are.
+of the training thread are saved while a batch is loaded, and restored after it (15 µs). A data set
+that draws no random numbers is loaded without seeding, if the script gives no collate function.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def draws_nothing(dataset: Any) -> bool:
     """Return whether it is certain that ``dataset`` draws no random numbers when a sample is read.
 
     That holds for tensors, arrays, lists, tuples, ranges and TensorDatasets, and subsets and
-    concatenations of these. False: it may draw some.
+    concatenations of these. False: it may draw random numbers.
     """
     if isinstance(dataset, torch.utils.data.Subset):
         return draws_nothing(dataset.dataset)
@@ -159,7 +159,9 @@ class _LastSeed:
 
 
 class SeededCollate:
-    """A collate function that is seeded for each batch, because mixup and MLM masks draw numbers.
+    """A wrapper of a collate function that seeds the random generators before each batch.
+
+    Collate functions may draw random numbers, for mixup or MLM masks.
 
     Args:
         collate: the collate function to call.

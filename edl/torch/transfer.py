@@ -40,7 +40,7 @@ class TorchArrays:
     def empty(self, reference: Reference) -> torch.Tensor:
         """Return a tensor without elements, of the shape, dtype and device in ``reference``.
 
-        Such a tensor is never sent.
+        Tensors without elements are not broadcast; the receiver makes them by this call.
         """
         dtype, device = getattr(torch, reference.dtype), _own_device(reference.device)
         return torch.empty(reference.shape, dtype=dtype, device=device)
@@ -55,9 +55,9 @@ class TorchArrays:
         """Broadcast the tensors of a state from rank ``root``; all workers call it.
 
         All broadcasts are started at once. A large tensor is sent as it is, without a copy on
-        either side; small ones share a broadcast. A worker that does not keep the tensors receives
-        everything in one scratch buffer, because touching new memory would cost it more than the
-        transfer.
+        either side; several small ones are put into one buffer and sent by one broadcast. A worker
+        that does not keep the tensors receives everything in one scratch buffer, because touching
+        new memory would cost it more than the transfer.
 
         Args:
             sent: references to all tensors of the state.

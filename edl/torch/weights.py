@@ -28,15 +28,15 @@ def load_weights(
     It needs no job and no ``edl.init()``.
 
     Args:
-        path: a checkpoint, a directory with checkpoints (the newest good one is taken), or a file
-            of ``edl checkpoint export``.
+        path: a checkpoint, a directory with checkpoints (the newest undamaged one is taken), or a
+            file of ``edl checkpoint export``.
         model: a model into which the weights are loaded, on the device where it is; None: the
             weights are only returned.
         prefix: load only names that begin with it, and remove it from them: ``1.`` is for the
             second of several models, in the order of their optimizers. Empty: load all.
 
     Raises:
-        CheckpointError: there is no good file, or the model has other names or shapes.
+        CheckpointError: there is no undamaged file, or the model has other names or shapes.
     """
     blobs = {
         name.removeprefix(prefix): map_leaves(value, lambda leaf, _: _on_cpu(leaf))
