@@ -136,7 +136,7 @@ class Ring:
         self._open(where, generation)
 
     def close(self) -> None:
-        """Leave the ring, which ends it for the other members, too; do nothing if not open."""
+        """Leave the ring, which ends it for all its members; if it is not open, do nothing."""
         if self.is_open:
             self._connection.close()
             self.is_open = False

@@ -13,7 +13,7 @@ _current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
 class BackwardEnd:
-    """A watcher that calls ``ended()`` after each backward pass in which :meth:`expect` was called.
+    """A watcher that calls ``ended()`` once after each backward pass that called :meth:`expect`.
 
     An exception that ``ended()`` raises comes out of ``backward()``. On a device other than the CPU
     ``ended()`` may run in a thread of autograd's engine, while the thread that called

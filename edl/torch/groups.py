@@ -37,7 +37,7 @@ def optimizer_parameters(
 
 
 class ParameterGroups:
-    """The parameter groups of one optimizer, which can be made equal to those of the job.
+    """The parameter groups of one optimizer; :meth:`follow` makes them equal to the job's.
 
     Args:
         optimizer: the optimizer of this script.

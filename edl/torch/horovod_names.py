@@ -3,7 +3,7 @@
 ``import horovod.torch as hvd`` becomes ``import edl.torch as hvd``. The collectives are Horovod's
 own and use the current ring; when the ring breaks, they raise HorovodInternalError, and
 ``elastic.run`` goes on from the last commit in a new ring. A newcomer that warms up is alone in a
-ring of one worker, whatever its ``rank()`` says.
+ring of one worker, although its ``rank()`` is then never 0.
 """
 
 from __future__ import annotations

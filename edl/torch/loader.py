@@ -426,7 +426,7 @@ class _LoaderBatchSource:
 
 
 def _forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
-    """Return whether ``loader`` starts its processes as forks of this process.
+    """Return whether ``loader`` starts its processes by forking this process.
 
     Only for forks may signals be blocked while the processes start: a process started in another
     way may keep a blocked signal blocked for good.
@@ -488,7 +488,7 @@ def _obey(worker: int | None) -> None:
     the worker needs its loader until it has left the job.
 
     Args:
-        worker: the process id of the worker.
+        worker: the process id of the worker; None: unknown, and every SIGTERM is ignored.
     """
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != worker:
         pass

@@ -181,9 +181,9 @@ def _term(node: Any, kind: str, samples: int, divisor: float, factor: float) -> 
 
 
 def _kind(node: Any) -> str:
-    """Return the function's name of the autograd node ``node``, such as ``NllLoss``.
+    """Return the name of the function that the autograd node ``node`` belongs to.
 
-    PyTorch calls that node NllLossBackward0.
+    For PyTorch's node ``NllLossBackward0`` it is ``NllLoss``.
     """
     name = str(node.name()).rpartition("::")[2]
     return name.partition("Backward")[0]

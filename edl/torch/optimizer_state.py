@@ -155,8 +155,8 @@ def named_state(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any
         names: the name of each parameter, by its number in ``state``.
 
     Returns:
-        The state of each parameter by its name, beside ``param_groups``, the same of each inner
-        optimizer, and ``attributes`` of a wrapper.
+        A dict with the state of each parameter by its name, and ``param_groups``. For a wrapper it
+        also has such a dict for each inner optimizer, by name, and the wrapper's ``attributes``.
     """
     named = {
         names[key] if isinstance(key, int) else str(key): value

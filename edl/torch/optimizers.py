@@ -88,10 +88,10 @@ class OptimizerReduction(Protocol):
         """Reduce the current step's gradients with all workers, and end it without an update."""
 
     def note_skipped(self) -> None:
-        """At the end of a step, record whether this optimizer's update counts as skipped."""
+        """At the end of a step, record in its outcome whether the optimizer skipped its update."""
 
     def end_batch(self) -> None:
-        """Prepare for the next batch; count an update as skipped if it was due but not made."""
+        """Prepare for the next batch; reduced gradients that were not applied count as a skip."""
 
 
 class Optimizers:
@@ -276,7 +276,7 @@ class Optimizers:
             self.worker.loader.next_part()
 
     def begin_update(self, updating: OptimizerReduction) -> None:
-        """Check that no other optimizer has unsent gradients when one is about to make its update.
+        """Check, before an optimizer makes its update, that no other has unsent gradients.
 
         Args:
             updating: the reduction of the optimizer that makes the update.

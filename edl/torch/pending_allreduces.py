@@ -84,7 +84,7 @@ class PendingAllreduces:
     def with_gradient(
         self, gradients: list[Gradient], reduction: StepReduction, suffix: str
     ) -> tuple[list[Gradient], bool]:
-        """Agree with all workers which parameters have a gradient on some worker.
+        """Agree with all workers which parameters have a gradient on at least one worker.
 
         All workers call it at the end of backward.
 

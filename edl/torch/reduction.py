@@ -244,7 +244,7 @@ class GradientReduction:
             gradient.remember()
 
     def note_skipped(self) -> None:
-        """At the end of a step, record whether this optimizer's update counts as skipped.
+        """At the end of a step, record in its outcome whether the optimizer skipped its update.
 
         It is for scripts with several optimizers, when this one has reduced gradients and made no
         update. The update counts as skipped if a gradient is not finite.

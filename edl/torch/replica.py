@@ -74,7 +74,7 @@ class TorchReplica(FrameworkReplica):
 
     Attributes:
         framework: "torch".
-        arrays: the operations by which tensors are sent and received.
+        arrays: the object that describes, allocates and broadcasts tensors.
         misfits: the exceptions that :meth:`load` raises for a state of another script.
         size_of: a function that returns the bytes of a tensor or array; None for other values.
     """
@@ -143,7 +143,7 @@ class TorchReplica(FrameworkReplica):
     def see_scaler(self, scaler: torch.amp.GradScaler) -> None:
         """Add the state of ``scaler``, which the script is about to use, to the shared state.
 
-        It does nothing for a scaler that the script tracks itself.
+        A scaler that the script has given to ``edl.track`` is there already, and is left alone.
         """
         if not any(thing is scaler for thing in self.things().values()):
             self._scalers.see(scaler)

@@ -20,8 +20,8 @@ by an input of worker i is
 where S_j = sum g and Q_j = sum g xhat over the elements of worker j. This layer returns it divided
 by n_i / N, in which N cancels. A worker with padding gets finite numbers that count for nothing.
 
-Each exchange is protected as gradients are (:mod:`edl.worker.exchange`): survivors of a broken ring
-go on with the same statistics. In evaluation, in a warm-up, in a job of one worker and between two
+If a worker dies during an exchange, the survivors go on with the same statistics
+(:mod:`edl.worker.exchange`). In evaluation, in a warm-up, in a job of one worker and between two
 steps the statistics are those of the local batch.
 
 A script with an elastic state has Horovod's optimizer, whose loss is the mean of all L_i: n_i / N

@@ -14,7 +14,7 @@ from edl.torch.collectives import broadcast_start, finish
 
 
 class TorchArrays:
-    """The operations of PyTorch by which the tensors of a state are sent and received.
+    """The PyTorch part of sending a state: describe, allocate and broadcast its tensors.
 
     It implements :class:`edl.framework.state.Arrays`.
     """
