@@ -66,7 +66,7 @@ def new_scope(generation: int) -> str:
 
 
 def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str, str]:
-    """Return the environment variables by which ``hvd.init()`` finds the store, by name.
+    """Return, by name, the environment variables by which ``hvd.init()`` finds the store.
 
     Args:
         seat_address: the address of the daemon of rank 0, which serves the store.

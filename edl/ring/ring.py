@@ -62,7 +62,7 @@ class RingConnection(Protocol):
         """
 
     def close(self) -> None:
-        """Disconnect from the other members in order, which ends the ring for them, too."""
+        """Disconnect by a regular shutdown, which ends the ring for all its members."""
 
     def cut(self) -> None:
         """Break all connections of this member, also those being made while a ring is built.

@@ -51,7 +51,7 @@ def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 class TorchCollectives:
-    """The collectives that edl itself uses, implemented by Horovod's PyTorch binding.
+    """The allgather and broadcast of edl's own messages, by Horovod's PyTorch binding.
 
     It implements :class:`edl.ring.ring.Collectives`. Gradients do not go through it, but through
     :mod:`edl.torch.reduction`.

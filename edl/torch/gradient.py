@@ -202,7 +202,7 @@ class Gradient:
         """Set the parameter's gradient from the mean of ``step`` back to the local gradient.
 
         If it is not the mean of ``step``, nothing changes. If the script has set the mean to None
-        or zeros, that stays.
+        or zeros, the gradient stays so.
         """
         if self.mean_in == step:
             if self._is_forgotten():

@@ -313,7 +313,7 @@ class _LoaderBatchSource:
         self.data: Any = _NONE
 
     def restart(self) -> None:
-        """Drop all batches that are being loaded: their samples are no longer this worker's."""
+        """Drop all batches that are being loaded, because this worker's leases have changed."""
         if self._first is not None:
             self._first.discard()
             self._first = None

@@ -3,7 +3,7 @@
 The autograd graph of a loss shows which functions reduce the batch to one number, and what divides
 their results. Only the first 20 backward passes are checked, on rank 0: until then,
 ``torch.autograd.backward``, which ``Tensor.backward`` calls, is replaced. A loss that was compiled
-with its model is one node, and nothing can be seen in it.
+with its model is one node of the graph, and cannot be checked.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over epoch and trained samples from ``state_dict``, and divide the other samples."""
+        """Load ``state_dict``, and divide the epoch's untrained samples among the ring."""
         self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 
