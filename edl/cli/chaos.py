@@ -15,7 +15,7 @@ from edl.client.connection import choose_job, connected
 
 
 def _option(action: Action, what: str) -> typer.models.OptionInfo:
-    """Return the command line option of one kind of fault, whose values name the victims.
+    """Return the command line option of one kind of fault; its values name the workers to hit.
 
     Args:
         action: the kind of fault, which gives the option its name.

@@ -126,7 +126,7 @@ def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _print_columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table without shortening any text, because names are copied to other commands.
+    """Print a table without shortening any text, so that users can copy names from it.
 
     ``heads`` are the titles of the columns; each of ``rows`` has one cell for each column.
     """

@@ -1,6 +1,7 @@
 """Shared parts of several commands: texts of options, output on a terminal, checks of input.
 
-This module imports nothing of :mod:`edl.client`: `edl simulate` uses it and has no job.
+This module imports nothing of :mod:`edl.client`, because `edl simulate`, which needs neither a
+job nor ZooKeeper, uses it too.
 """
 
 from __future__ import annotations

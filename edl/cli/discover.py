@@ -16,7 +16,7 @@ from edl.launch.horovodrun.discovery import desired_hosts, is_local, read_hosts
 def main() -> None:
     """Run the console script `edl-discover`, which prints hosts and slots, one host a line.
 
-    This module imports little, because horovodrun's driver runs the script once a second.
+    horovodrun's driver runs it once a second, so this module imports little and starts fast.
     """
     try:
         print("\n".join(discover(sys.argv[1:])))
@@ -32,7 +32,7 @@ def discover(arguments: Sequence[str]) -> list[str]:
         arguments: the words of the command line.
 
     Raises:
-        UsageError: the hosts cannot be understood, or both hosts and ``--file`` are given.
+        UsageError: a host is not written as HOST:SLOTS, or both hosts and ``--file`` are given.
     """
     options = argparse.ArgumentParser(
         prog="edl-discover",

@@ -44,7 +44,7 @@ def draw_history(found: History, path: Path) -> None:
     """Draw a job's number of workers and its throughput over time into the file ``path``.
 
     ``found`` is the history of the job. Vertical lines mark the changes of the number; their colour
-    says who decided: a policy, a person, or the handling of stragglers.
+    says who decided: a policy, a person, or the handling of stragglers (slow workers).
     """
     from matplotlib.figure import Figure
 

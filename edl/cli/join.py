@@ -54,7 +54,7 @@ def join(
     network_interface: InterfaceOption = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
-    """Offer this host's slots to a job. `edl scale` then uses them, or -np at once.
+    """Offer this host's slots to a job. `edl scale` then starts workers in them, or -np at once.
 
     Ends with the job. Ctrl-C makes the workers of this host leave the job, which goes on.
     """

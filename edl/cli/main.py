@@ -95,9 +95,10 @@ def command_named(name: str) -> Any:
 
 
 def _take_old_options(command: Any) -> None:
-    """Add the option names of earlier versions of edl to ``command``, a command of typer, hidden.
+    """Add options with the names of earlier edl versions to ``command``, a command of typer.
 
-    An old name sets the environment variable of the setting that the new name sets.
+    The help does not show them. An old option sets the environment variable of the same setting as
+    the new option.
     """
     known = {name: one for one in command.params for name in one.opts}
     for old, new in OLD_OPTIONS.items():
@@ -114,7 +115,8 @@ def _take_old_options(command: Any) -> None:
 def _take_job_by_option(command: Any) -> None:
     """Let ``--job JOB`` mean the same as the argument ``JOB`` of ``command``, a command of typer.
 
-    `edl run` and `edl join` have that option anyway; a command without a job is left unchanged.
+    A command without that argument is left unchanged; `edl run` and `edl join` have the option
+    already.
     """
     if not any(
         "JOB" in (one.metavar or "") for one in command.params if one.param_type_name == "argument"

@@ -98,7 +98,7 @@ def _read(words: list[str]) -> tuple[str | None, str, Path | None]:
 
 
 def _show(found: Explanation, whole: bool, as_json: bool) -> None:
-    """Print the policy of a job and what it decides from.
+    """Print the policy of a job and the measurements that it decides from.
 
     Args:
         found: the policy, with the measurements of the job.
@@ -148,7 +148,7 @@ def _times(times: Sequence[Times]) -> Table:
 
 
 def _figures(found: Explanation) -> dict[str, object]:
-    """Return the policy of a job and what it decides from as JSON values.
+    """Return the policy of a job, and the measurements that it decides from, as JSON values.
 
     ``found`` is the policy, with the measurements of the job.
     """

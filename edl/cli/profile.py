@@ -90,7 +90,7 @@ def _measure(job: Job, order: tuple[int, ...], steps: int, timeout_s: float) -> 
         job: the job.
         order: the numbers of workers to measure, in this order.
         steps: the number of steps measured with each number.
-        timeout_s: the time in seconds for each number to be reached and measured.
+        timeout_s: the time in seconds in which each number of workers has to train and be measured.
     """
     to_end = (signal.SIGTERM, signal.SIGHUP)
     try:

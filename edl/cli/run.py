@@ -164,7 +164,7 @@ class RunCommand(TyperCommand):
             args: the words after `edl run`.
 
         Returns:
-            The words that were not parsed.
+            The words that were not parsed, as the method of typer returns them.
 
         Raises:
             UsageError: ``--resume`` has a value other than auto.

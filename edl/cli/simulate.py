@@ -180,7 +180,7 @@ def simulate(
 ) -> None:
     """Run many jobs on one cluster under virtual time, and see when each of them is done.
 
-    With --json, one line for each run: its summary, and every job.
+    With --json, prints one line for each run: its summary, and every job.
     """
     if list_all:
         console().print(catalogue())
@@ -219,7 +219,8 @@ def _show(
 ) -> list[Done]:
     """Simulate ``runs``; print each as JSON once it has ended, or one table of all runs at the end.
 
-    With ``compared``, sentences about the differing completion times follow the table.
+    With ``compared``, a sentence for each run whose jobs do not all end at the published times
+    follows the table.
 
     Args:
         runs: the runs to simulate.

@@ -1,6 +1,6 @@
 """Draw simulated runs as a figure, with matplotlib: the slots of each job over time.
 
-Charts below that compare the runs by slots in use, waiting jobs and completion times.
+Charts below these compare the runs by slots in use, waiting jobs and completion times.
 """
 
 from __future__ import annotations

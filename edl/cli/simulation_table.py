@@ -59,7 +59,9 @@ def figures(outcome: RunOutcome, comparison: JctComparison | None, history: bool
 
 
 def results_table(done: Sequence[Done]) -> Table:
-    """Return a table with a row for each run, and one that sums up all runs of a policy at a load.
+    """Return a table with a row for each run, and a row for all runs of one policy at one load.
+
+    The load is how much work the jobs bring.
 
     ``done`` has a pair for each run: the run with its result, and the comparison with published
     completion times (None if there is none).
@@ -86,10 +88,10 @@ def results_table(done: Sequence[Done]) -> Table:
 def _cells(group: Sequence[Done]) -> list[str]:
     """Return the number cells of a table row that sums up one simulated run or several.
 
-    The numbers of jobs, of resizes and of published times that were matched, and the computing
-    time, are summed over the runs. Finish-time fairness is the worst of the runs; every other value
-    is their mean. ``group`` has a pair for each run: the run with its result, and its comparison
-    with published completion times (None if there is none).
+    The numbers of jobs, of their resizes and of jobs that end at the published time, and the
+    computing time, are summed over the runs. Finish-time fairness is the worst of the runs; every
+    other value is their mean. ``group`` has a pair for each run: the run with its result, and its
+    comparison with published completion times (None if there is none).
     """
     results = [outcome.result for outcome, _ in group]
     jobs = sum(len(result.jobs) for result in results)

@@ -90,7 +90,7 @@ def _ask(store: JobStore, timeout_s: float, limits: ClientLimits = USUAL) -> Non
 
     Args:
         store: the records of the job.
-        timeout_s: the time in seconds after which the error is raised.
+        timeout_s: the time in seconds after which it gives up with an error.
         limits: has the time between two tries.
 
     Raises:
@@ -111,7 +111,8 @@ def _ask(store: JobStore, timeout_s: float, limits: ClientLimits = USUAL) -> Non
 def _wait(store: JobStore, timeout_s: float | None, limits: ClientLimits = USUAL) -> Job:
     """Wait until the job has ended, and return its record.
 
-    If none of the job's processes is registered any more, this function writes the end itself.
+    If none of the job's processes is registered any more, this function itself writes STOPPED into
+    the record.
 
     Args:
         store: the records of the job.

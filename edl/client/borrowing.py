@@ -70,7 +70,7 @@ def reclaim(
     """Take borrowed slots back from a job, and wait until they are free.
 
     The result has the slots and the time that this took. See :meth:`edl.client.job.Job.reclaim` for
-    the errors. A KeyboardInterrupt that interrupts the wait has a note that the request goes on.
+    the errors. A KeyboardInterrupt during the wait gets a note that the request stays in force.
 
     Args:
         store: the records of the job.

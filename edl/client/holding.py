@@ -24,11 +24,11 @@ from edl.errors import CoordinationError, RequestError, Superseded, UnknownJob, 
 class HeldSize:
     """A context manager that holds a job's desired number of workers while one profile changes it.
 
-    A profile measures the job's throughput with several numbers of workers. Only one profile of a
-    job at a time can hold the number, by the node ``profile/hold``. If a user scales or migrates
-    the job meanwhile, that node says so, and the user's request stays in force. Hosts and workers
-    that join or leave also change the desired workers: these changes are kept, and all other hosts
-    get back the workers that they had.
+    A profile measures the job's throughput with several numbers of workers. While it
+    holds the number, the job has the node ``profile/hold`` in ZooKeeper, and no second profile can
+    begin. If a user scales or migrates the job meanwhile, that request is noted in the node and
+    stays in force: nothing is restored. If hosts or workers join or leave meanwhile, these changes
+    are kept, and all other hosts get back the workers that they had.
 
     Args:
         store: the records of the job.
@@ -36,7 +36,8 @@ class HeldSize:
         limits: the time limits of the requests.
 
     Attributes:
-        outcome: a sentence about the final number, set once it was given back; empty until then.
+        outcome: a sentence about the number of workers after the profile; empty until it has been
+            restored.
 
     Raises:
         UsageError: (on entering) another profile of the job is under way.
@@ -82,7 +83,7 @@ class HeldSize:
 
     @property
     def kept(self) -> bool:
-        """Whether another request has changed the desired workers, so that its change stays."""
+        """Whether another request has changed the desired workers; if so, its change stays."""
         return self._fate is not HoldState.OURS
 
     def _taken(self) -> str:
@@ -171,7 +172,7 @@ class HeldSize:
 
         Raises:
             RequestError: the size is not restored; the message says how to do it by hand. A
-                KeyboardInterrupt has a note that says it.
+                KeyboardInterrupt gets a note that says the same.
         """
         deadline = time.monotonic() + self._limits.restore_s
         lost = f"job {self._job.name} does not have its size back; {self._way_back()}"

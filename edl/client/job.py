@@ -299,8 +299,8 @@ class Job:
             The policy as it is stored with the job.
 
         Raises:
-            UsageError: the policy cannot be read, cannot reach another size, or the job does not
-                run.
+            UsageError: the policy cannot be read, can never change the number of workers, or the
+                job does not run.
         """
         with self._store() as store:
             return policies.set_policy(store, text, source)
@@ -339,7 +339,8 @@ class Job:
     def history(self) -> History:
         """Return the job's sizes over time, its throughput, and who decided each change.
 
-        The history is made from the event log, which keeps the newest events, some thousands.
+        The history is made from the event log. It keeps only the newest events, some thousands, so
+        the history of a long job does not reach back to its start.
         """
         with self._store(ended=True) as store:
             return history(store.name, [event for _, event in store.events.read()])
@@ -350,8 +351,8 @@ class Job:
     def _store(self, ended: bool = False) -> Iterator[JobStore]:
         """Provide the records of the job in the session that is kept open, or in a new one.
 
-        ``ended`` says whether, if the object has no name of a job, the only job may be one that has
-        ended.
+        If this object has no job name and no job runs, ``ended`` allows the only job that has ended
+        to be chosen.
         """
         if self._kept is not None:
             yield self._kept
@@ -363,8 +364,8 @@ class Job:
     def _connect(self, ended: bool = True) -> Iterator[JobStore]:
         """Provide the records of the job in a new ZooKeeper session.
 
-        ``ended`` says whether, if the object has no name of a job, the only job may be one that has
-        ended.
+        If this object has no job name and no job runs, ``ended`` allows the only job that has ended
+        to be chosen.
         """
         with connected(self._zookeeper) as session:
             yield choose_job(session, self._name, ended, self._secret)

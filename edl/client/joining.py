@@ -26,8 +26,8 @@ LIMITS = SupervisorLimits()
 def has_finished(session: Session, own: Access, on_message: OnMessage = ignore) -> bool:
     """Return whether a job that was started with this host's secret has finished.
 
-    If the job is stopping, the function waits until it has ended, or has had the time that a stop
-    may take: it cannot be joined while it stops, and can be started again after its end.
+    A job that is stopping cannot be joined, but can be started again after its end: the function
+    first waits for that end, for as long as a stop may take at most.
 
     Args:
         session: the ZooKeeper session; afterwards it has proved the secret of that job.

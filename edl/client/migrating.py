@@ -1,8 +1,8 @@
 """Move workers of one host to another while the job trains: request it, wait, and report it.
 
-The request is nothing but other desired numbers of workers, so the process that made it may end. As
-long as that process waits it also does one thing: if the target host has lost its agent, it takes
-the request back, and workers that had not moved stay where they are.
+The request only writes other desired numbers of workers by host into the job's records, so the
+migration goes on even if the process that requested it ends. While that process waits, it takes the
+request back if the target host has lost its agent: workers that had not moved stay where they are.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def migrate(
 ) -> Migration:
     """Move workers to another host, and return what the migration did.
 
-    See :meth:`edl.client.job.Job.migrate` for the errors. A KeyboardInterrupt that interrupts the
-    wait has a note that the migration goes on.
+    See :meth:`edl.client.job.Job.migrate` for the errors. A KeyboardInterrupt during the wait
+    gets a note that the migration goes on.
 
     Args:
         store: the records of the job.

@@ -32,8 +32,8 @@ class Explanation:
         policy: the policy of the job.
         np: the number of workers that train.
         learned: what was measured of the job, such as its throughput at each size.
-        verdicts: for a hill-climbing rule, whether more workers pay, for each pair of sizes; empty
-            for other rules.
+        verdicts: for a hill-climbing rule, whether the larger number of workers is worth its cost,
+            for each pair of measured sizes; empty for other rules.
         says: the newest sentence of the leader about the policy.
         modelled: for the rule ``goodput``, the goodput (throughput times statistical efficiency)
             that its model expects at each number of workers, in samples/s; empty for other rules.
@@ -56,8 +56,9 @@ def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
         source: the name of the policy in messages.
 
     Raises:
-        UsageError: the policy cannot be read, it cannot reach another size of the job, its [batch]
-            or [learning_rate] differs from the one that the job began with, or the job is over.
+        UsageError: the policy cannot be read, it can never change the number of workers, its
+            [batch] or [learning_rate] differs from the one that the job began with, or the job is
+            over.
     """
     now = running(store, f"give job {store.name} a policy")
     new = checked_policy(text, source, now.job.sizes, now.job.spec.command, Path(now.job.spec.cwd))
@@ -152,8 +153,8 @@ def checked_policy(
         cwd: the working directory of the workers.
 
     Raises:
-        UsageError: the policy cannot be read, it can reach no other size, or the module or function
-            of its custom rule does not exist.
+        UsageError: the policy cannot be read, it can never change the number of workers, or the
+            module or function of its custom rule does not exist.
     """
     policy = parse_policy(text, source)
     check_sizes(policy, sizes, source)

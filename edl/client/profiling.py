@@ -1,9 +1,9 @@
 """Measure a running job's throughput with several numbers of workers, the largest first.
 
-The order is downwards because a worker leaves within a step, but a newcomer needs its whole start:
-only the largest number may have to be waited for. Afterwards the job gets back the number of
-workers that it had, whatever happened meanwhile, unless another number was requested. Only kill -9
-of the profiling process leaves the job at the number that is being measured.
+The order is downwards because a worker leaves within a step, but a new worker has to start its
+process first: so only the largest number may have to be waited for. Afterwards the job gets back
+the number of workers that it had, whatever happened meanwhile, unless another number was requested.
+Only kill -9 of the profiling process leaves the job at the number that is being measured.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def profile(
     Args:
         store: the records of the job.
         sizes: the numbers of workers; the largest is measured first.
-        steps: the number of steps measured with each size, after a few that do not count.
+        steps: the number of steps measured with each size, after a few that are left out.
         timeout_s: the time in seconds in which each size has to be reached and measured.
         on_message: called with sentences about the progress.
         limits: the time limits of the requests.
@@ -120,7 +120,7 @@ def _measure(
 
 
 def _log_start(store: JobStore, before: Placement, order: Sequence[int], now: Snapshot) -> None:
-    """Record the size of the job as an event, in case this process cannot restore it.
+    """Record the size of the job as an event, so that a user can restore it if this process dies.
 
     Args:
         store: the records of the job.

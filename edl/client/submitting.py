@@ -85,9 +85,9 @@ def submit(
     """Create a job as `edl run` does, without starting an agent, and return a client of it.
 
     Each host starts its workers as soon as its agent runs there: `edl join --job NAME --host HOST`.
-    Until the first host has joined, the name is reserved only until :meth:`Job.close`, or the end
-    of a ``with`` block of the returned job. A job of that name that has ended, or whose processes
-    are all dead, is replaced, and its events are removed.
+    Until the first host has joined, the job counts as alive only until :meth:`Job.close` or the end
+    of a ``with`` block of the returned object; later another job may take its name. A job of that
+    name that has ended, or whose processes are all dead, is replaced, and its events are removed.
 
     Args:
         command: the command of each worker, like ``["python", "train.py"]``. It is not checked on

@@ -187,10 +187,10 @@ def _import_failure(module: str) -> str:
 
 
 def _patches(applied: frozenset[str]) -> Iterator[Check]:
-    """Yield a row for each patch of edl that the installed Horovod lacks and needs at run time.
+    """Yield a row for each patch of edl that the installed Horovod was built without.
 
-    Patches that matter only for the build of Horovod are left out. If no patch is lacking, one row
-    says so. ``applied`` are the names of the patches with which Horovod was built.
+    Patches that matter only for the build of Horovod are left out. If no other patch is missing,
+    one row says so. ``applied`` are the names of the patches with which Horovod was built.
     """
     missing = [
         patch for patch in horovod_patches.patches() if patch.lost and patch.name not in applied

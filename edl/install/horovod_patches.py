@@ -138,9 +138,10 @@ def _read(path: Path) -> Patch:
 
 
 def _missing_xla_headers(source: Path, include: Path) -> tuple[str, ...]:
-    """Return the headers of XLA, a compiler of TensorFlow, that Horovod's source includes in vain.
+    """Return the headers of XLA that Horovod's source includes and the folder ``include`` lacks.
 
-    The folder ``include`` does not have them, so Horovod cannot be built with XLA.
+    XLA is a compiler of TensorFlow. If any header is missing, Horovod cannot be built with XLA. The
+    result has the paths of the headers, as the source names them.
 
     Args:
         source: the folder of Horovod's source.

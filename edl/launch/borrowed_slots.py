@@ -100,7 +100,7 @@ class BorrowedSlots:
         return changed
 
     def record_returned(self, snapshot: Snapshot, living: Iterable[Process]) -> bool:
-        """Record in ZooKeeper the borrowed slots that are free again; return whether there are any.
+        """Record in ZooKeeper which borrowed slots are free again; return whether any was recorded.
 
         Args:
             snapshot: the job's records, with the slots that are to be given back.

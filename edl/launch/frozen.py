@@ -51,10 +51,10 @@ class UnresponsiveWorkers:
     def look(
         self, processes: Sequence[Process], snapshot: Snapshot, now: float
     ) -> tuple[Process, ...]:
-        """Ask suspect workers over HTTP whether they run; return since when each has not answered.
+        """Ask suspect workers over HTTP whether they run; note since when each has not answered.
 
-        Suspect is a worker whose session has ended or that was evicted. The call takes up to
-        ``ASK_TIMEOUT_S`` seconds. It also records, as events, the files of stacks that
+        A worker is suspect if its ZooKeeper session has ended or it was evicted. The call takes up
+        to ``ASK_TIMEOUT_S`` seconds. It also records, as events, the files of stacks that
         :meth:`write_stacks` has requested before.
 
         Args:

@@ -34,7 +34,7 @@ class JobGarbageCollector:
 
     Args:
         store: the records of the agent's own job, which is never removed. Its session is used to
-            count the jobs.
+            list the names of the jobs.
         state: the directory of edl's state, with the secrets of this user.
         retention: how many ended jobs are kept, and for how long.
     """

@@ -260,10 +260,10 @@ class Output:
         self._wake.set()
 
     def _due_bar(self, tail: _Tail) -> list[str]:
-        """Return the progress bar of the worker whose log ``tail`` reads, or an empty list.
+        """Return the progress bar of the worker whose log ``tail`` reads as one line, if it is due.
 
-        The list has one line where standard output is not a terminal, if the bar has changed and
-        ``bar_s`` seconds have passed since it was last shown.
+        It is due if standard output is not a terminal, the bar has changed, and ``bar_s`` seconds
+        have passed since it was last shown; otherwise the list is empty.
         """
         shown, at = tail.bar_shown
         now = time.monotonic()

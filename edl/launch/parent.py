@@ -1,4 +1,4 @@
-"""Tie a process to its parent: kill it when the parent dies, or see that no one reads its text."""
+"""Tie a process to its parent: kill it when the parent dies, or find out if its output is read."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def die_with_parent() -> None:
 def behind_a_shell() -> None:
     """Fork and return in the child, while the parent waits for the child as a shell would.
 
-    Only a direct child of the session leader that horovodrun has started forks; any other process
-    returns at once. horovodrun sends a signal to the children of the process that it has started,
-    and then freezes and kills that process. It expects that process to be a shell. But Bash as
-    `/bin/sh` replaces itself by its last command, which is this process. So this process waits in
-    the shell's place, passes signals on to the child, and exits with the child's exit code. The
-    child is killed when the parent dies.
+    horovodrun starts a shell that starts this process. To end a slot, it signals the shell's
+    children, then freezes and kills the shell. But Bash as `/bin/sh` replaces itself by its last
+    command: then this process would be killed in the shell's place. So the parent stands in for the
+    shell: it passes signals on to the child, and exits with the child's exit code. The child is
+    killed when the parent dies. The function returns at once, without a fork, unless this process
+    is a direct child of the leader of its session.
     """
     began = os.getpid()
     if os.getppid() != os.getsid(0):  # the leader of the session is horovodrun's

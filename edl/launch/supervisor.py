@@ -265,8 +265,10 @@ class Supervisor(ABC, Generic[State]):
     def _is_lost(self, error: UnknownJob) -> bool:
         """Return whether ZooKeeper has lost the job's records, which are then written again.
 
-        False means that the job was removed or replaced. The launchers of the job write a lost job
-        again together. ``error`` says that ZooKeeper has no records of the job.
+        The launchers of a lost job take turns to write its records again. The answer is False, and
+        the launcher ends, if a user has removed the job or started another one of that name, or if
+        the records are still missing after 60 s and no worker is known to train. ``error`` says
+        that ZooKeeper has no records of the job.
         """
         step = self._snapshot.status.step if self._snapshot is not None else 0
         if not self._lost_job.handle(error, f"host {self._own.host}", step):
@@ -307,7 +309,7 @@ class Supervisor(ABC, Generic[State]):
             yield event
 
     def _alone(self, now: float) -> int | None:
-        """Do a turn of the loop while ZooKeeper is away: workers train on, and nothing is changed.
+        """Do a turn of the loop while ZooKeeper is away: workers train on, and none is started.
 
         ``now`` is the monotonic clock, in seconds.
 
@@ -323,8 +325,8 @@ class Supervisor(ABC, Generic[State]):
     def _end_without_zookeeper(self, away_s: float) -> int | None:
         """Return the exit code if the launcher must end because ZooKeeper is away; None to go on.
 
-        It ends when none of its workers is left and ``away_s`` (the seconds since ZooKeeper went
-        away) has reached the limit of the same name.
+        It ends with 1 when none of its workers is left and ZooKeeper has been away for as long as
+        ``limits.away_s`` says. ``away_s`` is the time since ZooKeeper went away, in seconds.
         """
         limit_s = self._own.limits.away_s
         if len(self._workers) == 0 and away_s >= limit_s:

@@ -193,8 +193,8 @@ def _read(file: Path) -> DiscoveryState | None:
 def _write(file: Path, memory: DiscoveryState) -> None:
     """Store ``memory``, the state for the next call, in ``file``: atomically, with mode 0600.
 
-    Nothing is written if the file is up to date. Of the files of earlier drivers beside it, the
-    ``KEPT`` newest are kept.
+    Nothing is written if the file is up to date. Of the files of earlier drivers beside it, all but
+    the ``KEPT`` newest are removed.
     """
     if _read(file) == memory:
         return

@@ -7,9 +7,9 @@ a thread of `edl-worker` asks, and the workers train on.
 
 A *round* is this exchange, from the notification to the answers. The process that was notified puts
 a key into the driver's key-value store, where the processes of all other slots look for it. The
-driver empties that store whenever it assigns the slots again, so the key counts for one round only,
-also for processes that were started in between. A slot must ask exactly once in a round, because
-the driver would count a second request as another slot's. (Sources:
+driver empties that store whenever it assigns the slots again, so no process, not even one that was
+started later, takes the key of an earlier round for a new round. A slot must ask exactly once in a
+round, because the driver would count a second request as another slot's. (Sources:
 horovod/runner/elastic/driver.py, registration.py, rendezvous.py; http/http_server.py.)
 """
 
@@ -82,8 +82,8 @@ class Driver:
 
     Attributes:
         newest: the newest answer of the driver.
-        asking: whether a request is waiting for its answer; until then the driver counts on this
-            process.
+        asking: whether a request of this slot waits for its answer. Meanwhile this process must not
+            end, because the driver would not notice that.
         answers: False once the driver has left a request of this slot without an answer.
     """
 
@@ -173,7 +173,7 @@ class Driver:
         return since is not None and time.monotonic() - since >= self._limits.gone_s
 
     def asked(self) -> bool:
-        """Return whether the driver waits for this slot: it is to ask for its rank or has asked."""
+        """Return whether a round is open: the slot has to ask for its rank or awaits the answer."""
         return self.asking or self._get(ASKED) is not None
 
     # --- which job this driver's is

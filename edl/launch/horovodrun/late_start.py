@@ -39,9 +39,9 @@ class LateStart:
     def has_missed_hosts(self, snapshot: Snapshot, now: float) -> bool:
         """Return whether to ask the driver to assign its slots again, for hosts that it missed.
 
-        The answer is True at most once. It is False until all slots of the driver's first
-        assignment have been taken, and is decided then. If the driver has made another assignment
-        before that, it has used the newest hosts, and the answer stays False.
+        The answer is True at most once. It is False for ``discover_s`` seconds, and until the job's
+        records have a worker for every slot of the driver's first assignment. If the driver has
+        made another assignment before that, it knew the newest hosts, and the answer stays False.
 
         Args:
             snapshot: the job's records.

@@ -142,8 +142,8 @@ def find_launcher() -> Launcher | None:
 def _started(pid: int) -> str:
     """Return an id of the start of process ``pid``, which no other process with that pid has.
 
-    It consists of the id of the machine's boot and the clock ticks from the boot to the start. The
-    wall clock, which psutil.Process.create_time() follows, may be changed while the process runs.
+    It consists of the id of the machine's boot and the clock ticks from the boot to the start, so
+    it stays the same when the wall clock is changed.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().partition("-")[0]
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

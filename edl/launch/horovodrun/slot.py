@@ -181,10 +181,10 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._remind_driver(snapshot, now)
 
     def _moves(self, said: RankAssignment, snapshot: Snapshot, now: float) -> bool:
-        """Return whether to wait with the driver's answer, because workers move to other hosts.
+        """Return whether to carry out the driver's answer later, since workers move to other hosts.
 
-        The answer takes workers from this host, and other hosts do not have theirs yet. The wait is
-        ``move_s`` seconds at most.
+        They move if the answer takes workers from this host, and fewer workers would then be
+        assigned in the job than are desired. The answer waits ``move_s`` seconds at most.
 
         Args:
             said: the newest answer of the driver.
@@ -201,8 +201,8 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _outlive_driver(self, snapshot: Snapshot) -> None:
         """Set the job to STOPPING if the driver of horovodrun has ended while the job was running.
 
-        When horovodrun ends, the processes of other hosts do not end with their ssh. ``snapshot``
-        has the job's records.
+        When horovodrun ends, its processes on other hosts run on, although their ssh has ended;
+        they see the job's state and stop. ``snapshot`` has the job's records.
         """
         if self._driver.gone and snapshot.job.state is JobState.RUNNING:
             reason = f"horovodrun has ended: nobody listens at {snapshot.job.driver}"
@@ -212,9 +212,9 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
         """Ask the driver to assign the slots again if it has missed a change of hosts.
 
-        The driver misses a change that it finds while its rank 0 starts. With `edl-discover` the
-        change is in the job's records. Only the driver knows the result of another discovery
-        script; then the driver is asked at most once, after the start
+        The driver misses a change that comes while its rank 0 starts. With `edl-discover`, the
+        job's records have the desired workers: the driver is asked if it has not assigned these.
+        With another discovery script, the driver is asked at most once, after the start
         (:class:`~edl.launch.horovodrun.late_start.LateStart`). ``snapshot`` has the job's records;
         ``now`` is the monotonic clock, in seconds.
         """
@@ -331,8 +331,8 @@ class SlotSupervisor(Supervisor[SlotState]):
 
         Returns:
             ``code``, or another exit code that tells the driver how the job ended; None while the
-            driver waits for requests of other slots, because it would not take an exit for the end
-            of this slot.
+            driver waits for requests of other slots, because until then it would not notice the
+            exit of this process.
         """
         if not (snapshot.job.state.over and self._counts and self._asked()):
             return self._say_end(snapshot, code)

@@ -175,7 +175,7 @@ def _threads() -> int:
 def _why_no_fork(culprit: str, own: dict[str, str], control: socket.socket) -> str:
     """Return why no worker can be forked from this process; empty if workers can be forked.
 
-    Some libraries, such as OpenBLAS, end their threads before each fork; they prevent nothing.
+    Threads that a library ends before each fork, as OpenBLAS does, are no obstacle.
 
     Args:
         culprit: the module that has started a thread, as :func:`_import_all` returns it.
