@@ -40,7 +40,9 @@ def events(
 
 
 def aligned(event: Event, width: int | None = None) -> str:
-    """Return an event as one line for people: local time, generation, step, kind and reason.
+    """Return an event as text for people: local time, generation, step, kind and reason.
+
+    It is one line, or several if it is wider than ``width``.
 
     Args:
         event: the event.

@@ -61,7 +61,7 @@ def figures(outcome: RunOutcome, comparison: JctComparison | None, history: bool
 def results_table(done: Sequence[Done]) -> Table:
     """Return a table with a row for each run, and a row for all runs of one policy at one load.
 
-    The load is how much work the jobs bring.
+    The load is the rate at which jobs are submitted.
 
     ``done`` has a pair for each run: the run with its result, and the comparison with published
     completion times (None if there is none).

@@ -251,7 +251,8 @@ def refuse_unwritable_interpreter() -> None:
 class _Build:
     """One build of a wheel, in a temporary folder beside the cache entries.
 
-    So the finished wheel gets into the cache by one rename, which is atomic.
+    The folder is in the file system of the cache, so one rename, which is atomic, puts the finished
+    wheel into the cache.
 
     Args:
         wanted: the recipe of the wheel.

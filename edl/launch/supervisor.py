@@ -279,8 +279,8 @@ class Supervisor(ABC, Generic[State]):
     def _look(self, snapshot: Snapshot, now: float) -> None:
         """Update this launcher's state from new records of the job; record how its workers ended.
 
-        The ends are recorded as events. The method also asks workers that may be frozen whether
-        they run. ``snapshot`` has the job's records; ``now`` is the monotonic clock, in seconds.
+        The ends are recorded as events. The method also asks workers that may be frozen, over HTTP,
+        whether they run, and stores in this launcher's state which of them answer. ``snapshot`` has the job's records; ``now`` is the monotonic clock, in seconds.
         """
         own = self._own
         self._own = own = replace(own, processes=observe(own.processes, snapshot, now))
@@ -300,7 +300,8 @@ class Supervisor(ABC, Generic[State]):
     def _new_events(self) -> Iterator[Event]:
         """Yield the events of the job that were recorded since the last call, oldest first.
 
-        The workers whose end these events report are added to ``ended`` of this launcher's state.
+        The ids of the workers whose end these events report are added to ``ended`` of this
+        launcher's state.
         """
         for number, event in self._store.events.read(self._last_event):
             self._last_event = number

@@ -137,7 +137,9 @@ class Workers:
             self.on_exit()
 
     def _fork(self, attempt_id: str, environment: Mapping[str, str]) -> Child | None:
-        """Fork a worker from the template; return None if there is no template that can fork now.
+        """Fork a worker from the template, and return its process.
+
+        The result is None if there is no template that can fork now.
 
         Args:
             attempt_id: the id of the attempt to start the worker.
@@ -150,7 +152,9 @@ class Workers:
         )
 
     def _spawn(self, attempt_id: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start the command as a new process that writes its output to the log of this attempt.
+        """Start the command as a new process, and return the process.
+
+        It writes its output to the log of this attempt.
 
         Args:
             attempt_id: the id of the attempt to start the worker.
