@@ -178,7 +178,7 @@ def _new_identity(slot: HorovodSlot, settings: Config) -> dict[str, str]:
 def _create(
     store: JobStore, slot: HorovodSlot, settings: Config, command: Sequence[str], secret: str
 ) -> None:
-    """Create the job of horovodrun's driver, with the limits of workers that horovodrun was given.
+    """Create the job of horovodrun's driver in ZooKeeper, with the worker limits of horovodrun.
 
     Args:
         store: the records of the job, which do not exist yet or are those of an earlier job.

@@ -137,7 +137,7 @@ class HeldSize:
     def _check(self, desired: Placement) -> None:
         """Raise Superseded unless this profile has written the desired workers ``desired``.
 
-        The desired workers from before the profile are allowed, too.
+        No error is raised either if they are those from before the profile.
         """
         if desired not in self._held.ours:
             raise Superseded(self._job.name, "other workers were asked for while it was profiled")
@@ -249,7 +249,7 @@ class HeldSize:
     def _release(self) -> None:
         """Remove the node that marks the job as held by this profile.
 
-        If ZooKeeper is away, the node goes with the session.
+        If ZooKeeper is away, the node is removed when this process's session ends.
         """
         with suppress(CoordinationError, UnknownJob):  # then it goes with our session
             self._store.profile.release(self._mine.token)

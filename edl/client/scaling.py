@@ -1,4 +1,4 @@
-"""Change the number of workers of a running job."""
+"""Request another number of workers for a running job, and wait until they train."""
 
 from __future__ import annotations
 

@@ -218,7 +218,6 @@ def create(
     """Create a job, and return it with its records.
 
     A job of that name that has ended, or whose processes are all dead, is replaced.
-
     Afterwards the session has proved the job's secret. The job counts as alive while the session
     lasts, even without agents and workers.
 

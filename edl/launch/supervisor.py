@@ -280,7 +280,8 @@ class Supervisor(ABC, Generic[State]):
         """Update this launcher's state from new records of the job; record how its workers ended.
 
         The ends are recorded as events. The method also asks workers that may be frozen, over HTTP,
-        whether they run, and stores in this launcher's state which of them answer. ``snapshot`` has the job's records; ``now`` is the monotonic clock, in seconds.
+        whether they run. ``snapshot`` has the job's records; ``now`` is the monotonic clock, in
+        seconds.
         """
         own = self._own
         self._own = own = replace(own, processes=observe(own.processes, snapshot, now))
