@@ -91,8 +91,8 @@ def export(
 def _listed(path: Path) -> dict[str, Any]:
     """Return the JSON object that `list --json` prints for the checkpoint file ``path``.
 
-    Its value ``error`` is null for a readable file. For a damaged one, ``error`` says what is wrong,
-    and all values that come from the header are null.
+    Its value ``error`` is null for a readable file. For a damaged one, ``error`` says why it cannot
+    be read, and all values that come from the header are null.
     """
     try:
         return {**_about(path, files.read_manifest(path)), "error": None}

@@ -130,7 +130,7 @@ def _only(jobs: Sequence[Job], others: Collection[str], ended: bool) -> str:
         ended: whether to return the only job, even if it has ended, when none is running.
 
     Raises:
-        UsageError: there is no such job, or more than one.
+        UsageError: no job, or more than one, could be chosen.
     """
     running = [job.name for job in jobs if not job.state.over]
     if len(running) == 1:

@@ -24,11 +24,11 @@ from edl.errors import CoordinationError, RequestError, Superseded, UnknownJob, 
 class HeldSize:
     """A context manager that holds a job's desired number of workers while one profile changes it.
 
-    A profile measures the job's throughput with several numbers of workers. While it
-    holds the number, the job has the node ``profile/hold`` in ZooKeeper, and no second profile can
-    begin. If a user scales or migrates the job meanwhile, that request is noted in the node and
-    stays in force: nothing is restored. If hosts or workers join or leave meanwhile, these changes
-    are kept, and all other hosts get back the workers that they had.
+    A profile measures the job's throughput with several numbers of workers. While it holds
+    the number, the job has the node ``profile/hold`` in ZooKeeper, and no second profile can begin.
+    If a user scales or migrates the job meanwhile, that request is noted in the node and stays in
+    force: nothing is restored. If hosts or workers join or leave meanwhile, these changes are kept,
+    and all other hosts get back the workers that they had.
 
     Args:
         store: the records of the job.

@@ -319,7 +319,7 @@ class Agent(Supervisor[AgentState]):
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
         """Carry out the first signal once: the host leaves the job, or the job ends.
 
-        If the job is over, the workers that still run are ended.
+        If the job is over already, the workers that still run get SIGTERM.
 
         Args:
             snapshot: the job's records. While ZooKeeper is away it is None: then the workers are

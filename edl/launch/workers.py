@@ -94,7 +94,8 @@ class Workers:
         Args:
             attempt_id: the id of this attempt to start a worker.
             slot: the number of the slot on this host, from 0.
-            waits_s: the least time in seconds from now until the worker registers with the job.
+            waits_s: the time in seconds from now before which the worker does not register with the
+                job.
 
         Raises:
             OSError: the operating system cannot start the process, or has no room for the log.

@@ -113,7 +113,7 @@ def read_hosts(path: Path) -> list[str]:
 def _first(offered: Mapping[str, int], launcher: Launcher) -> DiscoveryState:
     """Return the state for the first call of `edl-discover` under a horovodrun.
 
-    The desired workers are as many as horovodrun's option -np says.
+    The desired workers are as many as horovodrun's option -np says, on the offered slots.
 
     Args:
         offered: the slots of each host that the user offers; if empty, this host is used.

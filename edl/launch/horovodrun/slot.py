@@ -236,10 +236,10 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _see_lost_slots(self, snapshot: Snapshot, now: float) -> None:
         """Find edl-workers that have died, and correct the assignment of slots.
 
-        The driver is asked to assign the slots again if enough hosts without dead edl-workers are
-        left, or if too few workers are left to train in any case. The assigned number of workers
-        becomes 0 on a host if all its edl-workers have died and the driver no longer uses it.
-        ``snapshot`` has the job's records; ``now`` is the monotonic clock, in seconds.
+        The driver, which then uses no host with a dead edl-worker, is asked to assign the slots
+        again if the workers on the other hosts suffice to train, or if too few workers are left
+        anyway. The assigned number of workers becomes 0 on a host if all its edl-workers have died
+        and the driver no longer uses it. ``snapshot`` has the job's records; ``now`` is the monotonic clock, in seconds.
         """
         lost_slots, size = self._lost_slots, self._word.size
         if snapshot.job.state.over or not self._counts:
@@ -259,8 +259,8 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
         """End the worker after a signal, and later lower the host's desired number of workers by 1.
 
-        The number is lowered only after ``shutdown_s`` seconds, because a horovodrun that is about
-        to end sends signals too, and would assign the slots again.
+        The number is lowered only if this process still runs after ``shutdown_s`` seconds: a
+        horovodrun that ends sends signals to all slots, and none of them is to be removed.
 
         Args:
             snapshot: the job's records; None while ZooKeeper is away.
@@ -297,7 +297,7 @@ class SlotSupervisor(Supervisor[SlotState]):
 
     @property
     def _counts(self) -> bool:
-        """Whether the driver counts on this process: it uses this slot, and the slot's ssh runs."""
+        """Whether the driver needs this process: it uses this slot, and the slot's ssh runs."""
         return self._word.local_size is not None and self._unread_since is None
 
     def _alone(self, now: float) -> int | None:
