@@ -260,7 +260,7 @@ class Output:
         self._wake.set()
 
     def _due_bar(self, tail: _Tail) -> list[str]:
-        """Return the progress bar of the worker whose log ``tail`` reads as one line, if it is due.
+        """Return a list with the progress bar of the worker whose log ``tail`` reads, if it is due.
 
         It is due if standard output is not a terminal, the bar has changed, and ``bar_s`` seconds
         have passed since it was last shown; otherwise the list is empty.

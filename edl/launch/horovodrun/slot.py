@@ -239,7 +239,8 @@ class SlotSupervisor(Supervisor[SlotState]):
         The driver, which then uses no host with a dead edl-worker, is asked to assign the slots
         again if the workers on the other hosts suffice to train, or if too few workers are left
         anyway. The assigned number of workers becomes 0 on a host if all its edl-workers have died
-        and the driver no longer uses it. ``snapshot`` has the job's records; ``now`` is the monotonic clock, in seconds.
+        and the driver no longer uses it. ``snapshot`` has the job's records; ``now`` is the
+        monotonic clock, in seconds.
         """
         lost_slots, size = self._lost_slots, self._word.size
         if snapshot.job.state.over or not self._counts:
