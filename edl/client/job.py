@@ -271,8 +271,8 @@ class Job:
         Raises:
             UsageError: the job does not run, its limits or hosts do not allow a size, or another
                 profile of it is under way.
-            Superseded: another size was requested meanwhile, and stays in force; or hosts or workers
-                joined or left, and only the other hosts get their workers back.
+            Superseded: another size was requested meanwhile, and stays in force; or hosts or
+                workers joined or left, and only the other hosts get their workers back.
             TimedOut: a size was not measured in time. The points measured until then are stored
                 with the job, see :meth:`curve`.
             JobEnded: the job ended before all sizes were measured; the points are stored, too.
