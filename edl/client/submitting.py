@@ -156,8 +156,8 @@ def job_spec(
     Args:
         command: the command of each worker.
         np: the number of workers to start with.
-        settings: the job's settings and sizes. Without ``max_np`` the job may have ``np`` or
-            ``slots`` workers, whichever is more.
+        settings: the job's settings and sizes. Without ``max_np`` the job may have at most
+            ``np`` or ``slots`` workers, whichever is more.
         cwd: the working directory of the command.
         slots: the slots of the first host; None if they are not given.
 

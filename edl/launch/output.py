@@ -77,7 +77,7 @@ class _Tail:
     def lines(self, finish: bool) -> Iterator[list[str]]:
         """Yield the complete lines that a worker has added to its log since the last call.
 
-        There is a list of lines for each chunk of the log that was read. If ``finish`` is False,
+        Each list that it yields has the lines of one chunk of the log. If ``finish`` is False,
         about ``_ROUND_BYTES`` are read at most. If it is True, everything is read, and the last
         line is included even if it is not complete.
         """

@@ -52,7 +52,7 @@ class SlotWorkers(Workers):
     def termination_message(self, attempt_id: str) -> str:
         """Return the line of a worker's standard error that best explains why the worker exited.
 
-        ``attempt_id`` is the id of the worker's start attempt. The method may be
-        called once for each attempt.
+        ``attempt_id`` is the id of the worker's start attempt. The method may be called
+        only once for each attempt.
         """
         return self._tees.pop(attempt_id).finish()
