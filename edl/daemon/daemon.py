@@ -514,7 +514,8 @@ class Daemon:
     def _release_others(self) -> None:
         """Break the ring given to :meth:`release_others` if a member waits for this worker.
 
-        A member waits if its ``/health`` page says that it waits for gradients or numbers.
+        A member waits if its ``/health`` page says that it is in an allreduce of gradients, or in
+        an exchange of numbers, as by ``edl.mean``.
         """
         ended_in, own = self._ended_in, self._shared.worker
         if ended_in is None or self._ring.membership[0] != ended_in.number:

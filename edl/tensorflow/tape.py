@@ -60,7 +60,10 @@ def watch() -> None:
 
 
 def _marking(function: Function) -> Function:
-    """Return ``function`` wrapped to mark the gradients that it returns as this worker's own."""
+    """Return ``function`` wrapped to mark the gradients that it returns as not yet averaged.
+
+    A marked gradient is this worker's own; the optimizer averages it over the workers.
+    """
 
     @functools.wraps(function)
     def marking(*arguments: Any, **named: Any) -> Any:

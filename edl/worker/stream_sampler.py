@@ -153,8 +153,9 @@ class StreamSampler(BatchSampler):
     def nothing(self, batches: Sequence[Batch]) -> Batch | None:
         """Return a batch without samples if the end of a shard comes next, else None.
 
-        Its positions are those behind the end. The result is also None if more batches are formed
-        than ``batches``, those of the open step.
+        Training that batch marks the leased positions behind the end of the shard as done.
+        ``batches`` are the batches of the step that is being trained. The result is also None if
+        other batches have been formed ahead of it, because they come first.
         """
         if not self._pieces or self._pieces[0].samples or len(self._ahead) > len(batches):
             return None

@@ -193,7 +193,9 @@ def is_late(reclaim: Reclaim, now_s: float) -> bool:
 
 
 def overdue_on(host: str, desired: Desired, now_s: float) -> bool:
-    """Return whether slots of a host are due to be given back, by :func:`is_late`.
+    """Return whether the deadline of a request to give back slots of a host is near or over.
+
+    :func:`is_late` says when it is.
 
     Args:
         host: the name of the host.

@@ -144,11 +144,12 @@ def _decide_for_ring(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision for a job that has a ring, by rules 2 to 5 of this module.
+    """Return the decision for a job that has a ring: restart, repair or change it, or wait.
 
-    Until the generation ``current`` is entered, the ring is the one before it, with the members
-    that are to leave. The workers in ``gone`` are proven dead or evicted; the ones in ``healthy``,
-    by id, are not, and have a session. The other parameters are as in :func:`decide`.
+    These are rules 2 to 5 of the module. While no worker has entered the generation ``current``,
+    the ring is that of the generation before. The workers in ``gone`` are proven dead or evicted;
+    those in ``healthy``, by id, have a session; ``silent`` did not answer just now, which proves
+    nothing. The other parameters are as in :func:`decide`.
     """
     ring = now.ring
     # A member that lost its session is not dead for that: it opens another one, and reports then.

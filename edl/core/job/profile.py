@@ -83,7 +83,9 @@ class Curve(Record):
         return self.speedup(point) * self.points[0].np / point.np
 
     def figures(self) -> dict[str, Any]:
-        """Return the curve with the speed-up and efficiency of each point, as JSON values.
+        """Return throughput by number of workers as JSON values, as `edl profile --json` has it.
+
+        Each point also has its speed-up and efficiency over the smallest size.
 
         All figures are rounded.
         """

@@ -239,7 +239,9 @@ class Tuning:
     def _checked(self, state: TunerState, now: MeasuredUpdate) -> TunerState:
         """Return the tuner's state after a check that found no much higher loss than before.
 
-        A check is the measurement after a step up, or after going back from one.
+        A check is the measurement after the learning rate was raised, or after a raise was undone.
+        The returned state says when the next round may begin (``next_at``), that no check is
+        pending, and, after the first check, with which loss later ones are compared (``loss``).
 
         Args:
             state: the state of the tuner before.

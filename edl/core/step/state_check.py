@@ -81,11 +81,12 @@ def due_at_save(step: int, every: int, is_first: bool) -> StateGroup | None:
     """Return the group of the state's bytes to compare when a script saves its state.
 
     It is for scripts with a Horovod elastic state, which they save themselves. The whole state is
-    compared at the first save, and one of :data:`PARTS_OF_SCRIPT` groups at each later one. The
-    result is None if nothing is to be compared.
+    compared at the first save of a ring, and one group after the other at later saves: the state
+    has ``every`` groups, at most :data:`PARTS_OF_SCRIPT`. The result is None if nothing is to be
+    compared.
 
     Args:
-        step: how many times the script has saved its state.
+        step: how many times the script has saved its state in the job.
         every: the largest number of groups; 0: nothing is ever compared.
         is_first: whether this is the first save of a ring.
     """

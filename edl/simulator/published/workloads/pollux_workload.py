@@ -29,7 +29,11 @@ UNTUNED = "ncf"
 
 @dataclass(frozen=True)
 class Oracle:
-    """The model that policies get of a job: the measurements themselves, at the job's epoch.
+    """The model of a job's training that policies get: the times and efficiencies as measured.
+
+    It gives the time of a step by slots and batch, and the statistical efficiency of a batch, in
+    the job's epoch; see :class:`edl.core.cluster.state.TrainingModel`. A real policy has fitted
+    values.
 
     Attributes:
         application: the measured application that the job trains.
