@@ -47,12 +47,14 @@ class Throttle:
         later_s: the sleep in the steps after them; at least ``step_s``.
         each_s: the additional sleep, in seconds, for each worker of the ring beyond the first; it
             lets a test give a job no gain from more workers.
+        warm_up_s: the sleep in the warm-up of a newcomer; it lets a test find the newcomer there.
     """
 
     step_s: float = 0.2
     steps: int = 200
     later_s: float = 1.5
     each_s: float = 0.0
+    warm_up_s: float = 0.0
 
     def sleep_s(self, step: int, size: int = 1) -> float:
         """Return how many seconds the step number ``step`` sleeps in a ring of ``size`` workers."""
@@ -61,30 +63,33 @@ class Throttle:
 
     def put(self, file: Path) -> None:
         """Write this throttle to ``file``; a job whose environment names the file obeys it."""
-        file.write_text(f"{self.step_s} {self.steps} {self.later_s} {self.each_s}")
+        values = self.step_s, self.steps, self.later_s, self.each_s, self.warm_up_s
+        file.write_text(" ".join(map(str, values)))
 
     @classmethod
     def read(cls, text: str) -> Throttle:
         """Return the throttle in ``text``, the contents of a file that :meth:`put` has written."""
-        step_s, steps, later_s, each_s = text.split()
-        return cls(float(step_s), int(steps), float(later_s), float(each_s))
+        step_s, steps, *others = text.split()
+        return cls(float(step_s), int(steps), *map(float, others))
 
 
 def throttle_step() -> None:
-    """Sleep for as long as the test wants this step to take; return at once during a warm-up.
+    """Sleep for as long as the test wants this step, or the warm-up of a newcomer, to take.
 
     The test's throttle is in a file; without the file, and once the file is removed, no step
     sleeps.
     """
     name = config.environment().get(FILE)
-    if name is None or process.is_warming_up():
+    if name is None:
         return
     file = Path(name)
     try:
         throttle = Throttle.read(file.read_text())
     except FileNotFoundError:
         return
-    awake_at = time.monotonic() + throttle.sleep_s(process.step(), process.size())
+    warm_up = process.is_warming_up()
+    step_s = throttle.warm_up_s if warm_up else throttle.sleep_s(process.step(), process.size())
+    awake_at = time.monotonic() + step_s
     while (left := awake_at - time.monotonic()) > 0 and file.exists():
         time.sleep(min(left, LOOK_S))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from edl.testing.throttle import Throttle
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 STEP_S = 0.2
+WARM_UP_S = 10.0  # for a test on a busy machine to find a newcomer in it
 MOVED_S = 150.0  # for newcomers to import their framework on a busy machine
 
 
@@ -127,13 +129,20 @@ def test_several_workers_move_in_one_switch(tmp_path: Path, zk_hosts: str) -> No
 def test_a_whole_job_moves_while_a_worker_is_killed(
     victim: str, tmp_path: Path, zk_hosts: str
 ) -> None:
-    """w0 leads, w1 is to leave, w2 is a newcomer that prepares."""
+    """w0 leads, w1 is to leave, w2 is a newcomer that prepares: it dies in its warm-up."""
     with scenario(tmp_path, zk_hosts, np=2, max_np=4, kind=Hosts) as job:
         job.wait_for_step(2)
+        if victim == "w2":
+            job.throttle(replace(job.throttled, warm_up_s=WARM_UP_S))
         job.join()
         move = job.migrate()
         job.members("w2")
-        job.process(victim).kill()
+        killed = job.process(victim)
+        killed.suspend()  # it changes no more, and what is read of it is true
+        if victim == "w2":
+            assert job.members("w2")["w2"]["stage"] == "preparing"
+            job.throttle(job.throttled)
+        killed.kill()
         text = answer_of(move, job)
         assert f"moved 2 workers of {job.name} from a to b" in text
         now = job.wait_for_hosts("b", "b")
