@@ -43,6 +43,14 @@ class Setup:
     slots: int
     seeds: Sequence[int]
 
+    @property
+    def run(self) -> Callable[..., SimulatedRun]:
+        """A function of a policy's name and the jobs that returns the simulation of both.
+
+        The jobs are the other fields of :class:`edl.simulator.runs.SimulatedRun`, by name.
+        """
+        return partial(SimulatedRun, rules=self.rules, nodes=self.nodes, slots=self.slots)
+
 
 @dataclass(frozen=True)
 class JobOptions:
@@ -198,16 +206,7 @@ def _alike(setup: Setup, jobs: Sequence[SubmittedJob], built_in: str = "") -> li
     """
     (seed, *_) = setup.seeds
     return [
-        SimulatedRun(
-            name,
-            setup.rules,
-            setup.nodes,
-            setup.slots,
-            jobs=tuple(jobs),
-            seed=seed,
-            built_in=built_in,
-        )
-        for name in setup.policies
+        setup.run(name, jobs=tuple(jobs), seed=seed, built_in=built_in) for name in setup.policies
     ]
 
 
@@ -246,7 +245,7 @@ def _drawn(
         for seed in setup.seeds
     }
     return [
-        SimulatedRun(name, setup.rules, setup.nodes, setup.slots, shape, seed, jobs, seed, built_in)
+        setup.run(name, load=shape, workload=seed, jobs=jobs, seed=seed, built_in=built_in)
         for name in setup.policies
         for (shape, seed), jobs in drawn.items()
     ]
@@ -269,16 +268,7 @@ def _of_pollux(loads: str, workloads: str, setup: Setup) -> list[SimulatedRun]:
     pollux_workload.check_measured(setup.slots)
     (seed, *_) = setup.seeds
     return [
-        SimulatedRun(
-            name,
-            setup.rules,
-            setup.nodes,
-            setup.slots,
-            load,
-            number,
-            seed=seed,
-            built_in=POLLUX,
-        )
+        setup.run(name, load=load, workload=number, seed=seed, built_in=POLLUX)
         for name in setup.policies
         for load in chosen
         for number in numbers

@@ -25,19 +25,10 @@ Choice = Callable[[dict[str, int]], Placement]  # from the workers that are desi
 def set_desired(
     nodes: JobNodes, choose: Choice, by: RequestedBy, why: str, terms: LeaseTerms = NO_LEASE_TERMS
 ) -> DesiredChange:
-    """Set how many workers are desired on each host; see :meth:`JobStore.set_desired`.
+    """Set how many workers of the job with ``nodes`` are desired on each host; return the change.
 
-    Args:
-        nodes: The nodes of the job.
-        choose: Gets a copy of the present desired numbers of workers by host; returns the new ones.
-        by: Who asks for the change.
-        why: A clause such as "edl scale", which begins the sentence of the event.
-        terms: Whether the slots of added workers are borrowed, and by when the slots of
-            removed workers must be free.
-
-    Returns:
-        The change: the desired numbers before and after it. Its truth value is False if nothing
-        changed.
+    The other arguments, the result and the errors are those of
+    :meth:`edl.coordination.job_store.JobStore.set_desired`.
     """
     p, hold = nodes.paths, nodes.paths.profile_hold
     made: list[DesiredChange] = []

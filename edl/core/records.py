@@ -354,12 +354,7 @@ class Member(Record):
 class RingMember(Record):
     """A member of a generation; its index in :attr:`Generation.members` is its rank.
 
-    Attributes:
-        id: the number of the worker.
-        host: the host of the worker.
-        slot: the number of the worker's slot on that host.
-        address: the network address of the worker.
-        port: the port of the HTTP server in the worker's daemon.
+    The fields are those of the worker's own record, see :class:`Member`.
     """
 
     id: int

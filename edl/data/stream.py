@@ -90,7 +90,7 @@ class ShardReader(ABC):
         """Return the name of the shard with the index ``shard``, for error messages."""
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
-        """Return some samples of a shard, in order.
+        """Return up to ``count`` samples of a shard, in order, from ``offset`` on.
 
         This implements the interface :class:`edl.worker.stream_sampler.StreamReader`.
 

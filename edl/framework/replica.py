@@ -247,9 +247,10 @@ class FrameworkReplica(ABC):
         return self._tracked
 
     def objects_from_gradients(self) -> Mapping[str, Trackable]:
-        """Return by name the tracked objects that a script may compute from a step's gradients.
+        """Return by name the tracked objects that a script may change with a step's gradients.
 
-        Copies of them are kept for a worker that missed the last update, see :meth:`end_batch`.
+        An example is an average of the weights. Copies of these objects are kept for a worker that
+        missed the last update, see :meth:`end_batch`.
         """
         return self.compared_things()
 

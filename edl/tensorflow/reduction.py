@@ -376,10 +376,10 @@ class GradientReduction:
         return np.int64(self.from_graph(end, Branch.SKIP))
 
     def _begin_update(self) -> None:
-        """In a script with several optimizers, count the update of this optimizer as made.
+        """Count the update of this optimizer as made, if the script has several optimizers.
 
-        It is made right after this call. Gradients that the next optimizer reduces belong to
-        another step.
+        The update is made right after this call. Gradients that the next optimizer reduces belong
+        to another step.
         """
         if self.several and self._reduction.step.is_decided:
             self._reduction.apply()

@@ -510,8 +510,6 @@ class Counting:
     def prove(self, results: Mapping[int, Counted]) -> None:
         """Assert that all workers counted each sample once an epoch and ended with the same state.
 
-        The numbers that they exchanged between steps must have been the same on all workers, too.
-
         Args:
             results: the result of each worker that trained to the end, by worker.
 

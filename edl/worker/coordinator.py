@@ -114,7 +114,7 @@ class Coordinator(Protocol):
 
     @property
     def released_from(self) -> str:
-        """What another worker waited for when :meth:`release_others` broke the ring; else ""."""
+        """The wait of another worker that made :meth:`release_others` break the ring; else ""."""
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all reports of this worker are published, at most ``timeout_s`` seconds.

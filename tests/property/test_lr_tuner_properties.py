@@ -74,12 +74,14 @@ def test_noise_of_a_fifth_does_not_make_it_run_away(rate: float, seed: int) -> N
         max_size=60,
     ),
 )
-def test_it_never_leaves_its_limits(rate: float, told: list[tuple[object, float]]) -> None:
+def test_it_never_leaves_its_limits(
+    rate: float, told: list[tuple[tuple[float, ...] | None, float]]
+) -> None:
     tuning = Tuning(1000, 500, 0.03, rate / 50, rate * 20)
     state, at = tuning.begin(rate), 0.0
     for losses, cost_s in told:
         at += BATCH
-        state = tuning.measured(state, MeasuredUpdate(at, BATCH, losses, cost_s, 0.1))  # type: ignore[arg-type]
+        state = tuning.measured(state, MeasuredUpdate(at, BATCH, losses, cost_s, 0.1))
         assert tuning.least <= state.peak <= tuning.most
         assert 0.0 <= tuning.rate_at(state, at) <= tuning.most
         if at <= tuning.explore:

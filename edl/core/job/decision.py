@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class MembershipDecision:
-    """What the leader does about the members of a job in one transaction, and why.
+    """A decision of the leader about the members of a job, which is carried out in one transaction.
 
     Attributes:
         reason: why this was decided, as a sentence; it is always set, also if there is nothing to
@@ -83,9 +83,9 @@ def end_generation(now: Snapshot, term: int, reason: str) -> MembershipDecision:
 
 
 def ring_member(member: Member) -> RingMember:
-    """Return the entry for a worker in a generation's list of members.
+    """Return the worker's entry for :attr:`edl.core.records.Generation.members`.
 
-    ``member`` is the worker's own record.
+    ``member`` is the record that the worker itself keeps in ZooKeeper.
     """
     return RingMember(member.id, member.host, member.slot, member.address, member.port)
 

@@ -48,7 +48,7 @@ class HoldState(StrEnum):
 
 @dataclass(frozen=True)
 class ProfileView:
-    """What a process that profiles a job knows about the desired workers of that job.
+    """The knowledge of a process that profiles a job about the desired workers of that job.
 
     A profile measures the job at several numbers of workers, and restores the old one afterwards.
 

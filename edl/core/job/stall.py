@@ -53,7 +53,7 @@ class StallLimits:
 
 @dataclass(frozen=True)
 class Activity(Record):
-    """What a worker's training thread does at one moment.
+    """The activity of a worker's training thread at one moment: in edl, or in the user's code.
 
     Attributes:
         doing: :data:`IN_USER_CODE`, or what the thread waits for.
@@ -78,7 +78,7 @@ class Activity(Record):
 
 @dataclass(frozen=True)
 class Report:
-    """What the leader knows about one worker of a ring that completes no step.
+    """The leader's findings about one worker of a ring that completes no step.
 
     Attributes:
         worker: the worker's id.
@@ -103,7 +103,7 @@ class Report:
 
     @property
     def doing(self) -> str:
-        """What the training thread waits for, or :data:`IN_USER_CODE`; empty: no answer came."""
+        """The thing that the thread waits for, or :data:`IN_USER_CODE`; empty: no answer came."""
         return "" if self.activity is None else self.activity.doing
 
     @property

@@ -101,7 +101,7 @@ def repair_times(waiting_since: float, known: float, led_since: float, heard: fl
 
 
 class Stop(IntEnum):
-    """What a worker's step record, its row in the table of a step, says about the end of training.
+    """The state of a worker's training in its step record: it trains on, stops, or has ended.
 
     ``NO``: it trains on. ``WANTED``: its script wants to stop, so all workers stop after this step.
     ``LEFT``: its script has left the loop with the batch of this step, and sends no gradients.

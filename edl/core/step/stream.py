@@ -96,12 +96,7 @@ class StreamSource(Source):
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
         """Return how many more shards ``worker`` needs leases for; of a shared stream, samples.
 
-        Args:
-            ledger: the ledger of the epoch.
-            worker: the id of the worker.
-            step_batches: how many batches of each worker make one step; above 1 if the script
-                accumulates gradients.
-            size: the number of workers in the ring.
+        The arguments are those of :meth:`edl.core.step.source.Source.lacks`.
         """
         if self.shared:
             return super().lacks(ledger, worker, step_batches, size)

@@ -29,7 +29,7 @@ KEPT = 20  # files of earlier drivers
 
 @dataclass(frozen=True)
 class DiscoveryState:
-    """What one call of `edl-discover` stores in a file for the next call under the same horovodrun.
+    """The contents of the file that `edl-discover` keeps between its calls by one horovodrun.
 
     Attributes:
         desired: the workers desired on each host, as they were printed last.

@@ -53,7 +53,7 @@ def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[s
 
 @dataclass(frozen=True)
 class Met:
-    """What all workers have agreed on at the end of an epoch, after its callbacks have run.
+    """The agreement of all workers at the end of an epoch, after its callbacks have run.
 
     Attributes:
         stop: why all workers stop training; empty if they go on.
