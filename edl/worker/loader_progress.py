@@ -161,7 +161,7 @@ class LoaderProgress(TrainingProgress):
         return EpochLeft(ledger.epoch, ledger.done, self.source.known_total, ledger.finished)
 
     def next_epoch(self) -> None:
-        """Begin the next epoch, with all samples free; drop untrained samples of the present one.
+        """Begin the next epoch, all of it untrained; drop untrained samples of the present one.
 
         If other workers have begun that epoch already, their ledger of it is used.
         """
@@ -336,7 +336,10 @@ class LoaderProgress(TrainingProgress):
             self._ledger = ledger if waits else self._granted(ledger)
 
     def row(self) -> dict[str, int]:
-        """Return the step record's fields about the ledger and the open step, by name."""
+        """Return the step record's fields about the ledger, the open step and the noise, by name.
+
+        The noise fields are this worker's measurements of the gradients of the step before.
+        """
         ledger, open_step = self.ledger, self.step_input
         return {
             "epoch": ledger.epoch,

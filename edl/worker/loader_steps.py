@@ -159,7 +159,7 @@ class LoaderSteps(WorkerSteps):
         return self._progress.iterations_of_epoch(self._switching.began_with)
 
     def next_epoch(self) -> None:
-        """Begin the next epoch with all samples free; drop untrained samples of the present one."""
+        """Begin the next epoch, all of it untrained; drop untrained samples of the present one."""
         self.leave()
         self.note_untrained()
         self._progress.next_epoch()
@@ -350,7 +350,11 @@ class LoaderSteps(WorkerSteps):
         self._publish()
 
     def joined(self) -> None:
-        """Note that this worker has joined a job that trains, so it is compared as a newcomer."""
+        """Mark this worker as a newcomer, which leaves if its state differs from the others'.
+
+        In a job that resyncs (``on_divergence``) it leaves only if its state differs after its
+        first step; after a later step it gets the state that most workers hold.
+        """
         self._check.joined()
 
     def compare(self, records: StepRecords) -> None:

@@ -170,7 +170,7 @@ class ScriptSteps(WorkerSteps):
         """Return None, whatever ``stop`` is: such a script sends no step record of its end."""
 
     def joined(self) -> None:
-        """Note that this worker has joined a job that trains, so it is compared as a newcomer."""
+        """Mark this worker as a newcomer, which leaves if its state differs from the others'."""
         self._check.joined()
 
     def compare(self, records: StepRecords) -> None:

@@ -122,7 +122,11 @@ class StateComparison:
         return self._checkpointing.settings.state_check_steps
 
     def joined(self) -> None:
-        """Note that this worker has joined after the present step, so it counts as a newcomer."""
+        """Mark this worker as a newcomer that has joined after the present step.
+
+        If its state differs from that of the older workers, it leaves, and the job goes on. After
+        :data:`edl.core.step.newcomers.TRIAL_STEPS` (500) steps it is an older worker itself.
+        """
         self._joined_after = self._at.step
 
     def now(self, group: StateGroup = WHOLE) -> int:

@@ -45,7 +45,8 @@ class WorkerSteps(ABC):
             loader, how many updates it has made.
         target: the number of the generation that all workers have agreed to switch to; None: none.
         timer: measures how long the steps take on this worker.
-        slowest: finds the worker for which the others wait, if there is one.
+        slowest: finds the worker for which the others wait; its ``found`` is None if no worker is
+            slow.
         ends_with_script: whether the training ends when the script ends, wherever the training is.
         trained_in: the number of the generation in which the last step was completed.
         on_trained: called once, when this worker has completed its first step in a ring of the job.
@@ -137,9 +138,11 @@ class WorkerSteps(ABC):
 
     @abstractmethod
     def joined(self) -> None:
-        """Note that this worker has joined a job that trains, so it is compared as a newcomer.
+        """Mark this worker as a newcomer, because it has joined a job that trains.
 
-        The comparison is of its state with the states of the other workers.
+        Its state is still compared with those of the other workers. If it differs, and the older
+        workers agree, this worker ends (NewcomerDiffers) and the others go on. It counts as a
+        newcomer for :data:`edl.core.step.newcomers.TRIAL_STEPS` (500) steps.
         """
 
     @abstractmethod
@@ -150,6 +153,8 @@ class WorkerSteps(ABC):
 
         Raises:
             StateDiffers: the states of workers that are no newcomers differ.
+            NewcomerDiffers: this worker is a newcomer, and its state differs from theirs.
+            RingBroken: another worker is such a newcomer.
         """
 
     @property
@@ -182,6 +187,7 @@ class WorkerSteps(ABC):
             RingError: the workers are not in the same step.
             JobFailed: some workers have left the epoch, or ended, and others have not.
             StateDiffers: the workers do not hold the same state.
+            NewcomerDiffers: this worker is a newcomer that does not hold the others' state.
         """
         if self._records is None:
             self.timer.wait()
