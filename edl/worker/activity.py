@@ -80,11 +80,11 @@ _unseen: list[Callable[[], str | None]] = []
 
 
 def waits_unseen(look: Callable[[], str | None]) -> None:
-    """Register a function that says what the training thread waits for outside Python.
+    """Register one more function that says what the training thread waits for outside Python.
 
-    :meth:`ThreadWatch.look` calls ``look`` when no frame of the Python stack shows a wait, as
-    inside a TensorFlow graph. ``look`` returns a description of the wait, or None if there is no
-    wait.
+    When no frame of the Python stack shows a wait, as inside a TensorFlow graph,
+    :meth:`ThreadWatch.look` calls the registered functions in order, and reports the first
+    description. ``look`` returns a description of the wait, or None if there is no wait.
     """
     _unseen.append(look)
 
@@ -93,10 +93,10 @@ _works: list[Callable[[], str]] = []
 
 
 def works_at(look: Callable[[], str]) -> None:
-    """Register a function that names an activity in the user's code that is known to take long.
+    """Register one more function that names a long activity in the user's code.
 
-    ``look`` returns the name of the activity, such as "after a fit", which
-    :meth:`ThreadWatch.look` then reports; it returns "" if no such activity is going on.
+    ``look`` returns the name of the activity, such as "after a fit", or "" if no such activity is
+    going on. :meth:`ThreadWatch.look` reports the first name that a registered function returns.
     """
     _works.append(look)
 
@@ -117,7 +117,11 @@ def training_here() -> Iterator[None]:
 
 
 class ThreadWatch:
-    """An observer of this worker's training thread; any thread may ask it what that thread does."""
+    """An observer of this worker's training thread: the thread that has called :meth:`start`.
+
+    While another thread is inside of :func:`training_here`, that thread is observed instead. Any
+    thread may ask by :meth:`look` what the observed thread does.
+    """
 
     def __init__(self) -> None:
         self._thread = 0
@@ -174,7 +178,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _work(file: str) -> str:
-    """Return the name of the long activity registered for the file at this path, or ""."""
+    """Return the name of the long activity that code in ``file``, a path, is known for; else ""."""
     return next((work for path, work in _WORKS.items() if path in file), "")
 
 
