@@ -165,7 +165,7 @@ class Daemon:
         """Connect, register this worker as *preparing*, and start the threads.
 
         Returns:
-            This worker's member record, and the job's generation if it has one already.
+            This worker's member record, and the job's newest generation; None if it has none yet.
 
         Raises:
             ZooKeeperUnreachable: no server answered within the connect time-out.
@@ -216,21 +216,22 @@ class Daemon:
     # --- called by the training thread ---
 
     def resign(self) -> None:
-        """Withdraw this worker from the members of the job and from the election.
+        """Let the daemon thread remove this worker from the job's members and the election.
 
-        Events and other reports of this worker that are waiting are still written to ZooKeeper.
+        The call does not wait for that. Reports and events of this worker are still written to
+        ZooKeeper afterwards; :meth:`flush` waits for them.
         """
         self._resigned = True
         self._wake.set()
 
     def script_of_job(self) -> ScriptOfJob:
-        """Ask the other workers of the newest generation for model and fits of their script.
+        """Ask the other workers of the newest generation for their tensor shapes and their fits.
 
-        A fit is one call of Keras' ``fit``. One worker is asked after the other, and workers that
-        are about to join come last.
+        The shapes are those of the model; a fit is one call of Keras' ``fit``. One worker is asked
+        after the other, and workers that are about to join come last.
 
         Returns:
-            The first answer that names a model or a fit; an empty one if there is none.
+            The first answer that names a tensor or a fit; an empty one if there is none.
         """
         generation = self._shared.newest(0)
         if generation is None:
@@ -575,7 +576,7 @@ class Daemon:
         return term
 
     def _answer_model(self, _request: HttpRequest) -> tuple[int, bytes]:
-        """Answer an HTTP request for the model and the fits of this worker's script.
+        """Answer an HTTP request for the shapes of the model's tensors and the script's fits.
 
         Returns:
             The status 200, and the answer as JSON.

@@ -102,10 +102,10 @@ def send_change(
 
 
 def script_of(member: RingMember) -> ScriptOfJob | None:
-    """Ask the worker ``member`` for the model and the fits (calls of ``fit``) of its script.
+    """Ask ``member``, a worker, for its model's tensor shapes and its fits (calls of ``fit``).
 
     Returns:
-        The model and fits; None if the worker gives no valid answer within ``MODEL_S`` seconds.
+        The shapes and fits; None if the worker gives no valid answer within ``MODEL_S`` seconds.
     """
     try:
         status, body = fetch(member.address, member.port, MODEL_PATH, MODEL_S)

@@ -346,7 +346,7 @@ class MemoryCoordinator:
     # --- called by the training thread
 
     def start(self) -> tuple[Member, Generation | None]:
-        """Register the worker; return its record and the newest generation, if there is one."""
+        """Register the worker; return its record and the newest generation (None without one)."""
         self._shared.worker = self._member.id
         self._job.put_member(self._member)
         self._open = True
@@ -362,7 +362,7 @@ class MemoryCoordinator:
         self._job.remove_member(self._member.id)
 
     def resign(self) -> None:
-        """Ask the daemon to remove the worker from the members and the candidates of the job."""
+        """Let the daemon remove the worker from the job's members and candidates; do not wait."""
         self._resigned = True
         self._dirty = True
 

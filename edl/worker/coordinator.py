@@ -59,12 +59,13 @@ class Coordinator(Protocol):
         """
 
     def script_of_job(self) -> ScriptOfJob:
-        """Ask the workers in the ring, one by one, for the model and the fits of their script.
+        """Ask the workers in the ring, one by one, to describe the model and fits of their script.
 
-        A fit is one call of Keras' ``fit``.
+        The description has the shape of each of the model's tensors, by name, the fits (calls of
+        Keras' ``fit``) that are done, and how many are begun. It has no weights.
 
         Returns:
-            The first answer; an empty one if no worker answers in time.
+            The first answer that is not empty; an empty one if no worker gives one.
         """
 
     def campaign(self) -> None:
@@ -124,9 +125,10 @@ class Coordinator(Protocol):
         """
 
     def resign(self) -> None:
-        """Withdraw this worker from the job's members and from the election.
+        """Request that this worker is removed from the job's members and from the election.
 
-        Reports of this worker that are not yet published still will be.
+        The call does not wait for that. Reports of this worker are still published afterwards;
+        :meth:`flush` waits for them.
         """
 
     def close(self) -> None:
