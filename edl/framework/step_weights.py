@@ -86,5 +86,5 @@ class StepWeights:
 
     @property
     def _batch_size(self) -> int:
-        """The nominal batch size of one worker, in samples."""
+        """The nominal batch size, in samples, equal on all workers; see ``Source.batch_size``."""
         return self._worker.loader.progress.source.batch_size

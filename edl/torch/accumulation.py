@@ -2,8 +2,10 @@
 
 A pass that only accumulates adds to this worker's gradients and sends none. Autograd adds what a
 pass has computed to the gradient of a parameter. A hook right before that addition multiplies the
-addend by the weight of the batch, which is the number of its samples over the nominal batch size.
-So the sums of all workers can be sent as they are (:mod:`edl.core.step.weighting`).
+addend by the weight of the batch, which is the number of its samples over the nominal batch size:
+the job's global batch if it has one (the smallest of a range), else the batch of one worker
+(:attr:`edl.core.step.source.Source.batch_size`). So the sums of all workers can be sent as they
+are; their average is then scaled to the mean over all samples (:mod:`edl.core.step.weighting`).
 ``torch.autograd.grad`` adds nothing to a gradient, and does not run this hook.
 """
 
@@ -248,8 +250,9 @@ class Accumulation:
     def _weight(self) -> float:
         """Return the factor that the hooks multiply gradients of the current batch by.
 
-        With accumulation it is the number of the batch's samples over the nominal batch size. In a
-        step without accumulation it is 1.0: the gradients are weighted when they are sent.
+        With accumulation it is the number of the batch's samples over the nominal batch size (see
+        the module). In a step without accumulation it is 1.0: the gradients are weighted when they
+        are sent.
         """
         loader, reduction = self._worker.loader, self._reduction
         if not loader.open or reduction.step.done or not (self.adds_up or loader.step_input.summed):

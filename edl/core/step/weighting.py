@@ -5,9 +5,11 @@ the workers share it (promise 5 in docs/explanation/guarantees.md). A worker's l
 mean over its own n_i samples, so the update is  sum_i (n_i / N) g_i.
 
 Horovod sends gradients before N is known and averages over the ``size`` workers, so the weight is
-split: each worker scales what it sends by ``n_i / b`` (b: the nominal batch of one worker, equal
-everywhere), and all scale the average by ``b * size / N`` afterwards. In a full step both factors
-are 1 and no multiplication happens: such a step is plain Horovod's, bit for bit.
+split: each worker scales what it sends by ``n_i / b``, and all scale the average by
+``b * size / N`` afterwards. Here b is the nominal batch, equal on all workers: the job's global
+batch if it has one (the smallest of a range), else the batch of one worker
+(:attr:`edl.core.step.source.Source.batch_size`). In a full step, in which each n_i is b, both
+factors are 1 and no multiplication happens: such a step is plain Horovod's, bit for bit.
 
 A worker that accumulates gradients adds up those of m_i batches, ``sum_k (n_ik / b) g_ik``, which
 is sent as it is; all scale the average by ``b * sum_i m_i / N``. When all batches are full, that is
@@ -30,7 +32,7 @@ def send_weight(samples: int, batch_size: int) -> float:
     """Return n_i / b, the factor that a worker scales its mean gradient by before it is reduced.
 
     n_i is ``samples``, the samples of the worker in the step; b is ``batch_size``, the nominal
-    batch of one worker, equal on all workers.
+    batch, equal on all workers.
     """
     return samples / batch_size
 
@@ -39,7 +41,7 @@ def average_correction(batch_size: int, batches: int, total: int) -> float:
     """Return b * sum_i m_i / N, the factor that all workers scale Horovod's average by.
 
     Args:
-        batch_size: b, the nominal batch of one worker, in samples.
+        batch_size: b, the nominal batch, in samples.
         batches: the sum of m_i, the batches of all workers together: the number of workers, unless
             they accumulate gradients.
         total: N, the samples of all workers in the step.
@@ -71,7 +73,7 @@ class Share:
         """Return the factor that the worker scales its gradients by before they are reduced.
 
         It is 0 without samples, and 1 for gradients that are weighted already. ``batch_size`` is
-        the nominal batch of one worker, in samples.
+        the nominal batch, in samples.
         """
         if self.summed:
             return float(self.samples > 0)
@@ -121,7 +123,7 @@ def weigh(samples: Column, batches: Column, own: Share, batch_size: int) -> Weig
             ``(size,)``.
         batches: how many batches each worker contributes, of shape ``(size,)``.
         own: the share of the worker that calls this.
-        batch_size: the nominal batch of one worker, in samples.
+        batch_size: the nominal batch, in samples, equal on all workers.
     """
     total = int(samples.sum())
     if total == 0:
