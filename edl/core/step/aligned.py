@@ -63,7 +63,7 @@ class AlignedSource(Source):
         return max(0, self.prefetch_batches + 2 * step_batches - len(there))
 
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
-        """Return the ledger for a new ring: all leases are free again, except those in training.
+        """Return the ledger for a new ring: all leases are dropped, except those in training.
 
         In a global batch in training, the slices of workers that have gone become free. The caller
         must not lease them before the step is complete: otherwise a worker that has not begun the

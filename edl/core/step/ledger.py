@@ -57,7 +57,7 @@ class LeasePolicy:
         least one batch and at most ``lease_batches``.
 
         Args:
-            free: how many samples of the epoch are free.
+            free: how many samples of the epoch are free: neither done, leased nor in training.
             size: the number of workers in the ring.
         """
         guided = self.whole_batches(-(-free // (2 * size)))
@@ -135,17 +135,17 @@ class Ledger:
 
     @property
     def free_samples(self) -> int:
-        """The number of positions that are free."""
+        """The number of positions that are neither done, nor leased, nor in training."""
         return length(self.free)
 
     @property
     def leased_samples(self) -> int:
-        """The number of positions that are leased to workers."""
+        """The number of positions leased to workers; those in ``current`` are not counted."""
         return sum(length(spans) for _, spans in self.leases)
 
     @property
     def current_samples(self) -> int:
-        """The number of positions in training (``current``)."""
+        """The number of positions in ``current``; 0 with one optimizer, which does not use it."""
         return sum(length(spans) for _, spans in self.current)
 
     @property
@@ -230,7 +230,7 @@ class Ledger:
 
 
 def start_epoch(total: int, epoch: int, is_stream: bool = False) -> Ledger:
-    """Return the ledger of an epoch in which every position is free.
+    """Return the ledger of an epoch of which nothing is done or leased yet.
 
     Args:
         total: how many positions the epoch has.
@@ -366,7 +366,7 @@ def complete_batch(ledger: Ledger) -> Ledger:
 
 
 def free_leases(ledger: Ledger, members: Iterable[int]) -> Ledger:
-    """Return the ledger after workers have gone: the positions that they held are free again.
+    """Return the ledger after workers have gone: the positions that they held can be leased again.
 
     These are their leases, and their batches in training.
 

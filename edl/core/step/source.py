@@ -101,11 +101,13 @@ class Source:
         return max(0, self.need(step_batches, size) - ledger.held_samples(worker))
 
     def start(self, epoch: int) -> Ledger:
-        """Return the ledger of the epoch with this number, in which every position is free."""
+        """Return the ledger of the epoch with this number, with nothing done or leased yet."""
         return start_epoch(self.total, epoch)
 
     def regroup(self, ledger: Ledger, members: Collection[int], in_hand: int) -> Ledger:
-        """Return the ledger for a new ring: leases of workers that are not in it are free again.
+        """Return the ledger for a new ring: leases of workers that are not in it are dropped.
+
+        Their positions can be leased again.
 
         Args:
             ledger: the ledger of the epoch, with the leases of the old ring.

@@ -62,7 +62,8 @@ class StreamSource(Source):
             seed: the seed of that order.
             prefetch_batches: how many batches the loader forms ahead of the one in training.
             fingerprint: one line that differs where the data differ; empty where that is not known.
-            shared: whether all workers read the stream as one shard.
+            shared: whether all workers read the whole stream, each for its own leases of samples;
+                ``shards`` must be 1 then, which is not checked.
 
         Raises:
             DataError: ``shards`` is below 1 or above :data:`MOST_SHARDS`.
@@ -96,14 +97,19 @@ class StreamSource(Source):
     def lacks(self, ledger: Ledger, worker: int, step_batches: int, size: int) -> int:
         """Return how many more shards ``worker`` needs leases for; of a shared stream, samples.
 
-        The arguments are those of :meth:`edl.core.step.source.Source.lacks`.
+        Args:
+            ledger: the ledger of the epoch.
+            worker: the id of the worker.
+            step_batches: how many batches of each worker make one step; above 1 if the script
+                accumulates gradients. Used for a shared stream only.
+            size: the number of workers in the ring; used for a shared stream only.
         """
         if self.shared:
             return super().lacks(ledger, worker, step_batches, size)
         return max(0, AHEAD - len(by_shard(ledger.held_by(worker))))
 
     def start(self, epoch: int) -> Ledger:
-        """Return the ledger of the epoch with this number, in which every position is free."""
+        """Return the ledger of the epoch with this number, with nothing done or leased yet."""
         return start_epoch(self.total, epoch, is_stream=True)
 
     def order(self, epoch: int) -> EpochOrder:
