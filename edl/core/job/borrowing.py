@@ -31,7 +31,7 @@ class LeaseTerms:
     Attributes:
         borrows: whether the slots of workers that the change adds are borrowed.
         within_s: the slots of workers that the change removes must be free after this many seconds;
-            None: there is no deadline.
+            None: there is no deadline, and no request to give them back is made.
     """
 
     borrows: bool = False
@@ -165,7 +165,8 @@ def reclaims_after(
     Args:
         before: the desired workers before the change, with the open requests to give slots back.
         hosts: the number of desired workers by host after the change.
-        terms: the deadline for the slots of the workers that the change removes, if there is one.
+        terms: by when the slots of the workers that the change removes must be given back
+            (``within_s``). If it is None, the change makes no request.
         now_s: the time of the change, in seconds since 1970.
     """
     fewer = {host: n - hosts.get(host, 0) for host, n in before.hosts.items()}
