@@ -1,11 +1,11 @@
 """Show the output of an agent: its workers' lines, each with a prefix, and the agent's own lines.
 
 A worker writes to a log file, not to a pipe, so that it can go on when the agent has died. The
-agent reads the log files, and leaves out the errors that Horovod prints when a ring breaks. Only
-one thread writes to the terminal, and no other thread waits for it. So a terminal or pipe that
-nobody reads (``edl run | less``, Ctrl-S) delays no decision of the agent. While it is not read, the
-workers' lines wait in their files, and the newest of the agent's own lines in memory. No function
-of this module raises an error when the terminal or the pipe is closed.
+agent reads the log files, and leaves out the errors and warnings of Horovod's C++ code, which come
+when a ring breaks. Only one thread writes to the terminal, and no other thread waits for it. So a
+terminal or pipe that nobody reads (``edl run | less``, Ctrl-S) delays no decision of the agent.
+While it is not read, the workers' lines wait in their files, and the newest of the agent's own
+lines in memory. No function of this module raises an error when the terminal or the pipe is closed.
 """
 
 from __future__ import annotations

@@ -71,10 +71,11 @@ def best(lines: Iterable[str]) -> str:
 
 
 def is_of_horovod(line: str) -> bool:
-    """Return whether ``line`` is Horovod's own report of a broken ring.
+    """Return whether ``line`` is an error or a warning that Horovod's C++ code has logged.
 
-    An agent does not show such a line: the job's events say the same in fewer words, and the log
-    file keeps the line.
+    Such a line begins with a date and names a source file of Horovod, which logs many of them when
+    a ring breaks. An agent shows none: the job's events say the same in fewer words, and the log
+    file keeps the lines.
     """
     return _OF_HOROVOD.search(line) is not None
 
