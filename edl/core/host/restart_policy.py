@@ -232,8 +232,8 @@ def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[EndProcess, ...]
 def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, ...]:
     """Return those of ``processes`` that may be frozen, so that the launcher tests them.
 
-    They are running, and by ``snapshot`` they have left ZooKeeper or were evicted. The launcher
-    sends a request to each, to see whether it answers.
+    They are running, and their workers have left ZooKeeper or, by ``snapshot``, were evicted. The
+    launcher sends a request to each, to see whether it answers.
     """
     return tuple(
         p
