@@ -84,7 +84,9 @@ class TextLines(SpanDataset[Any]):
         super().__init__("text", paths, parse, on_error, str(verified), make)
 
     def _record(self, readable: Readable, start: int, length: int) -> Any:
-        """Read a line and decode it; without an encoding return its bytes.
+        r"""Read a line and decode it; without an encoding return its bytes.
+
+        A ``\r`` at its end is left out; of text also a byte order mark at the file's beginning.
 
         Args:
             readable: the open file.
