@@ -50,9 +50,10 @@ class StepInput:
 
     @property
     def untrained(self) -> tuple[Batch, ...]:
-        """The batches of the open step that are not in the model yet.
+        """This worker's batches of the open step, without padding, that are not in the model yet.
 
-        When the step is complete, their positions are marked as done in the ledger.
+        When the step is complete, their positions are marked as done in the ledger, and the
+        property is empty.
         """
         return tuple(self._batches)
 
