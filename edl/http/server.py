@@ -42,7 +42,8 @@ class Route:
     Attributes:
         handler: Called with each request; returns the status and the body of the answer.
         content_type: The header ``Content-Type`` of the answers.
-        changes: Whether requests change something, so that only signed ones are handled.
+        changes: Whether requests change something, so that only signed ones, of any method, are
+            handled.
     """
 
     handler: Handler
@@ -163,8 +164,9 @@ class DaemonServer:
             handler: Returns status and body for a request. It runs on the event loop, so it must
                 not block.
             content_type: The header ``Content-Type`` of the answers.
-            changes: Whether the requests change something: then each must be signed. Without it,
-                the handler gets requests with the method GET or HEAD only.
+            changes: Whether the requests change something. If True, the handler gets requests with
+                any method, but signed ones only; others are answered with 401. If False, it gets
+                requests with the method GET or HEAD, signed or not; others are answered with 405.
         """
         route = Route(handler, content_type, changes)
         self._routes = {**self._routes, prefix.rstrip("/"): route}
