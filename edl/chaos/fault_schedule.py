@@ -6,6 +6,9 @@ as ``--kill``; the option's value is the target and the step::
     leader            w3            worker           newcomer
     leader@step=40    w3@step=100   worker@step=60
 
+``worker`` means any worker of the ring, ``newcomer`` any worker of the job that is not in the ring;
+if several match a target, one is drawn. Only workers on the host of ``edl chaos`` can be a target.
+
 An order with a step is carried out once, as soon as the job reaches the step. An order without a
 step is carried out at once; or, with ``--every``, again and again: the pauses are drawn evenly from
 0 to twice that time, and each time one of the orders without a step is drawn. All random choices
@@ -69,7 +72,8 @@ class Order:
 
     Attributes:
         action: the kind of the fault.
-        target: LEADER, WORKER (any member of the ring), NEWCOMER, or a worker's name such as "w3".
+        target: LEADER, WORKER (any member of the ring), NEWCOMER (any worker that is not in the
+            ring), or a worker's name such as "w3".
         step: the step of the job at which the fault is caused; None: it waits for no step.
     """
 
