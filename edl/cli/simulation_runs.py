@@ -45,9 +45,10 @@ class Setup:
 
     @property
     def run(self) -> Callable[..., SimulatedRun]:
-        """A function of a policy's name and the jobs that returns the simulation of both.
+        """A function of a policy's name and the jobs that returns the description of a simulation.
 
-        The jobs are the other fields of :class:`edl.simulator.runs.SimulatedRun`, by name.
+        It computes nothing. The jobs are the other fields of the result, a
+        :class:`edl.simulator.runs.SimulatedRun`, by name.
         """
         return partial(SimulatedRun, rules=self.rules, nodes=self.nodes, slots=self.slots)
 
@@ -155,7 +156,9 @@ def policy_names(text: str) -> list[str]:
 
 
 def runs_of(jobs: JobOptions, setup: Setup) -> list[SimulatedRun]:
-    """Return the simulations to run: one for each policy with each set of the chosen jobs.
+    """Return descriptions of the simulations to compute: each policy with each set of chosen jobs.
+
+    :func:`edl.simulator.runs.do_all` computes them.
 
     Args:
         jobs: the options that choose the jobs.
@@ -179,7 +182,7 @@ def runs_of(jobs: JobOptions, setup: Setup) -> list[SimulatedRun]:
 
 
 def check_comparable(runs: Sequence[SimulatedRun]) -> None:
-    """Raise an error unless published results exist for ``runs``, with the same settings.
+    """Raise an error unless results were published for each of ``runs``, with the same settings.
 
     Raises:
         UsageError: nothing was published for a run, or its cluster, its interval between decisions
@@ -197,7 +200,7 @@ def check_comparable(runs: Sequence[SimulatedRun]) -> None:
 
 
 def _alike(setup: Setup, jobs: Sequence[SubmittedJob], built_in: str = "") -> list[SimulatedRun]:
-    """Return one simulation of the same ``jobs`` for each policy in ``setup``.
+    """Return a description of one simulation of ``jobs`` for each policy in ``setup``.
 
     Args:
         setup: the settings that all simulations share; its first seed is used.
@@ -231,7 +234,7 @@ def _drawn(
     arrivals: str,
     setup: Setup,
 ) -> list[SimulatedRun]:
-    """Return a simulation for each policy, each arrival rate and each seed.
+    """Return a description of a simulation for each policy, each arrival rate and each seed.
 
     Args:
         built_in: the name of the built-in set of jobs.
@@ -252,7 +255,7 @@ def _drawn(
 
 
 def _of_pollux(loads: str, workloads: str, setup: Setup) -> list[SimulatedRun]:
-    """Return a simulation for each policy, each load and each workload of the paper Pollux.
+    """Return a description of a simulation for each policy, load and workload of the paper Pollux.
 
     Args:
         loads: the loads, separated by commas, like "0.5,1.0".
