@@ -183,7 +183,14 @@ def moments_of_step(x: Any, axes: Any, mask: Any = None) -> tuple[Any, Any, Any]
 def _own_moments(x: Any, axes: Any, mask: Any) -> tuple[Any, Any, Any]:
     """Return mean, variance and number of elements per channel of this worker's batch.
 
-    The arguments are those of :func:`moments_of_step`. All results are zeros if the batch is empty.
+    Mean and variance have length 1 in the reduced axes. All results are zeros if the batch is empty
+    or no element counts.
+
+    Args:
+        x: the batch, a tensor of a floating type.
+        axes: the axes to reduce, the sample axis among them.
+        mask: booleans that broadcast to ``x``; only elements where the mask is True count. None:
+            all elements count.
     """
     if mask is None:
         mean, variance = tf.nn.moments(x, axes, keepdims=True)

@@ -111,7 +111,7 @@ class GradientReduction:
                 self._reduction.end_step()
 
     def raise_pending(self) -> None:
-        """Raise the error that occurred inside a graph and ends this worker, if there is one.
+        """Raise the error that occurred inside a graph and ends this worker; else do nothing.
 
         Raised inside the graph, it would become an error of TensorFlow's.
         """
@@ -188,8 +188,9 @@ class GradientReduction:
     def exchange(self) -> Callable[[bytes], list[bytes]] | None:
         """Return a function that exchanges messages with all workers in the open step.
 
-        The function takes this worker's message and returns the messages of all workers. None is
-        returned if no step is open, or no other worker takes part in the step.
+        The function takes this worker's message and returns those of all workers in rank order.
+        None is returned if no step is open, no other worker takes part in the step, or the graph
+        of a session is on its first run, which makes no update.
 
         Raises:
             UsageError: the script has several optimizers.
@@ -415,7 +416,7 @@ class GradientReduction:
             return otherwise
 
     def _unseen(self) -> str | None:
-        """Return a phrase about the wait while the graph waits for gradients of others; else None.
+        """Return a phrase about the wait while the graph waits for others' gradients; else None.
 
         :mod:`edl.worker.activity` calls this, since no thread of Python's waits.
         """

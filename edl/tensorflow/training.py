@@ -203,7 +203,11 @@ class Training:
     def attach_optimizer(self, optimizer: Any, model: Any) -> GradientReduction:
         """Add the variables of ``optimizer`` and ``model`` to the state that all workers share.
 
-        The arguments are those of :func:`edl.tensorflow.Optimizer`.
+        Args:
+            optimizer: an optimizer of Keras or, in a graph, of ``tf.compat.v1.train``.
+            model: a Keras model, a ``tf.Module`` or a list of variables. None: the model that
+                ``fit`` trains, else all variables created since ``edl.init()``. In a graph the
+                model's variables are always its global ones.
 
         Returns:
             The reduction of the optimizer's gradients.
