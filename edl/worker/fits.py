@@ -1,7 +1,8 @@
 """Track which fits the script of one worker has done, if the script trains in phases.
 
-A fit is one call of Keras' ``fit``; :mod:`edl.core.job.fits` has the rules about which fits a
-newcomer or a resumed job passes over.
+A fit is one call of Keras' ``fit``. The script of a newcomer, or of a resumed job, also calls it
+for the fits that the job has done already; these calls return without training, and so the script
+*passes over* these fits (:mod:`edl.core.job.fits`). :class:`FitProgress` has a worker's record.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ RESYNCS = 3  # at the end of a fit; what cannot be resynced shows in each whole 
 class FitProgress:
     """One worker's record of its script's fits (calls of Keras' ``fit``).
 
-    It is passed on to newcomers, and each checkpoint says to which fit it belongs.
+    It is the attribute ``fits`` of :class:`edl.worker.worker.Worker`. Newcomers ask for the record,
+    and a checkpoint contains the fits that were done before the one in which it is saved.
 
     Args:
         shared: publishes the fits that are done and begun, for newcomers.
         coordinator: asks another worker for its fits.
         checkpointing: saves the job's state at the end of a fit.
-        finishing: is told whether a fit is over.
+        finishing: is told that a fit has begun (``has_trained_all`` is False) or is over (True).
         loader: this worker's steps, whose position has the fits that are done.
         switching: repairs the ring if it breaks while states are compared.
         check: compares the workers' states and corrects those that differ.
@@ -64,23 +66,30 @@ class FitProgress:
     def of_job(self) -> ScriptFits:
         """Return the fits (calls of ``fit``) that the script of another worker has done and begun.
 
-        The coordinator asks the workers of the ring; the result is empty if none answers.
+        The coordinator asks the workers of the ring one by one, and the call waits for an answer.
+        If none answers, the result has no fits done and 0 begun.
         """
         return self._coordinator.script_of_job().fits
 
     def begin(self, done: tuple[DoneFit, ...]) -> None:
-        """Note that the script begins the fit (call of Keras' ``fit``) after the fits ``done``."""
+        """Record, for newcomers too, that the script begins a fit (a call of Keras' ``fit``).
+
+        An earlier wish of the script to stop training is dropped.
+
+        Args:
+            done: all fits that the script has done or passed over, in order; the new one follows.
+        """
         self._loader.progress.fits, self._loader.progress.stop = done, ""
         self._loader.wants_to_stop = False
         self._finishing.has_trained_all = False
         self._shared.fits = ScriptFits(done, len(done) + 1)
 
     def compare_states(self) -> None:
-        """Compare the whole state of all workers after the last step of a fit.
+        """Compare the whole state of all workers after the last step of a fit, and correct it.
 
-        It is called before ``fit`` returns, since the script uses the model then. Workers that
-        differ get the state of most workers and are compared again, or the job ends, as the job's
-        setting ``on_divergence`` says.
+        It is called before ``fit`` returns, since the script uses the model then. If the job's
+        setting ``on_divergence`` is "resync", workers that differ get the state of most workers,
+        and all are compared again, :data:`RESYNCS` (3) times at most; otherwise the job ends.
 
         Raises:
             StateDiffers, NewcomerDiffers: see :meth:`edl.worker.state_check.StateCheck.compare`.
@@ -91,10 +100,11 @@ class FitProgress:
             self._switching.between_steps(self._check.compare_all)
 
     def end(self, done: tuple[DoneFit, ...], rank: int, generation: int) -> None:
-        """Note that a fit (a call of Keras' ``fit``) is over, and let rank 0 save a checkpoint.
+        """Record that a fit (a call of Keras' ``fit``) is over, and let rank 0 save a checkpoint.
 
-        All workers call it together. Another checkpoint is saved between the first two steps of the
-        next fit, because this one cannot be resumed there.
+        All workers call it together; it does not wait until the file is written. A job resumes a
+        checkpoint only in the fit in which it was saved, so rank 0 saves another one between the
+        first two steps of the next fit.
 
         Args:
             done: the fits that are over, with the one that has just ended as the last.
@@ -106,9 +116,10 @@ class FitProgress:
         self._checkpointing.save_soon()
 
     def pass_over(self, done: tuple[DoneFit, ...]) -> None:
-        """Note that the script passes over a fit (a call of Keras' ``fit``) without training.
+        """Record, for newcomers too, that a fit (a call of Keras' ``fit``) is over, untrained here.
 
-        ``done`` are the fits that are over, with the one passed over as the last.
+        The job has trained it before. ``done`` are all fits that are over, with this one as the
+        last.
         """
         self._loader.progress.fits = done
         self._leave(done)
@@ -116,8 +127,8 @@ class FitProgress:
     def check(self, theirs: ScriptFits) -> None:
         """Raise an error if the job has completed the fit that this newcomer's script is in.
 
-        A fit is one call of Keras' ``fit``. ``theirs`` are the fits that the script of the other
-        workers has done and begun.
+        Otherwise, or if this script has begun no fit (call of Keras' ``fit``), nothing happens.
+        ``theirs`` are the fits that the script of the other workers has done and begun.
 
         Raises:
             FitIsDone: the other workers have done the fit in which this worker is.
@@ -126,7 +137,7 @@ class FitProgress:
             raise FitIsDone(theirs.done)
 
     def _leave(self, done: tuple[DoneFit, ...]) -> None:
-        """Note that the last of the fits ``done`` is over and that no other fit has begun.
+        """Record, for newcomers too, that the fits ``done`` are over and that no other has begun.
 
         A fit is one call of Keras' ``fit``.
         """

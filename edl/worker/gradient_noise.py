@@ -1,9 +1,10 @@
 """Measure the gradient noise scale on one worker (:mod:`edl.core.step.noise_scale`).
 
-What a worker measures in a step is sent with its step record of the next step, so it needs no
-message of its own, and all workers compute the same estimate. A step counts only if all
-workers with samples in it have measured it: a worker that missed the step, and received the state
-of the others instead, has no measurement of it.
+:class:`GradientNoise` has the estimate. What a worker measures in a step (the squared norms of two
+gradients) is sent with its step record of the next step, so it needs no message of its own, and all
+workers compute the same estimate. A step counts only if all workers with samples in it have
+measured it: a worker that missed the step, and received the state of the others instead, has no
+measurement of it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ class GradientNoise:
     """The estimate of the gradient noise scale on one worker, and this worker's measurements.
 
     The scale, a number of samples, says how large a global batch is worth its cost. The object is
-    used by the training thread, or by a thread for which the training thread waits.
+    the attribute ``noise`` of :class:`edl.worker.loader_progress.LoaderProgress`. It is used by the
+    training thread, or by a thread for which the training thread waits.
 
     Attributes:
-        scale: the present estimate, equal on all workers that have completed the same steps.
-        before: the estimate before the last complete step.
+        scale: the present estimate, equal on all workers that have completed the same steps; its
+            ``samples`` is the scale, None while it is not known.
+        before: the estimate before the last complete step, in the same form.
         asked: whether the script needs the estimate, so it is measured even without a setting.
     """
 
@@ -44,6 +47,8 @@ class GradientNoise:
     def follow(self, settings: Callable[[], JobSettings], shared: SharedState) -> None:
         """Measure as often as the job's settings and its policy say, from now on.
 
+        Before this call nothing is measured, unless ``asked`` is true.
+
         Args:
             settings: returns the settings of the job.
             shared: holds the policy of the job.
@@ -51,15 +56,15 @@ class GradientNoise:
         self._settings, self._shared = settings, shared
 
     def is_due(self, step: int) -> bool:
-        """Return whether the gradients of the step with the number ``step`` are to be measured."""
+        """Return whether to measure the gradients of the job's step ``step``, counted from 0."""
         every = self._every
         return every > 0 and step % every == 0
 
     def turn(self, step: int) -> int:
-        """Return how many measurements are due from step 0 up to, and without, ``step``.
+        """Return the index, from 0 on, of the measurement that is due in the step ``step``.
 
-        It is the number of the measurement that is due in ``step``. Of a large gradient only an
-        eighth is measured at a time, and this number says which eighth.
+        Of a large gradient only an eighth is measured at a time, and this index says which eighth.
+        For a step that is not measured it is the index of the last measurement before.
         """
         return step // max(1, self._every)
 
@@ -95,7 +100,9 @@ class GradientNoise:
     def complete(self, records: StepRecords, step: int) -> None:
         """Update the estimate after a complete step, from the measurements in its step records.
 
-        These are measurements of the gradients of the step before ``step``.
+        These are measurements of the gradients of the step before ``step``. The estimate stays the
+        same if a worker with samples in that step has sent none. What this worker has measured in
+        ``step`` goes into its next step record.
 
         Args:
             records: the step records of all workers.
@@ -116,9 +123,9 @@ class GradientNoise:
         self._squares, self._open = self._open, Squares()
 
     def header(self) -> dict[str, Any]:
-        """Return the present and the former estimate as JSON values, to send to other workers.
+        """Return ``scale`` and ``before`` as JSON values, which newcomers get by :meth:`take_over`.
 
-        They include the number of samples that each worker had in the last step.
+        The values include the number of samples that each worker had in the last step.
         """
         return {
             "scale": self.scale.to_json(),
@@ -143,7 +150,7 @@ class GradientNoise:
     def resume(self, saved: Mapping[str, Any]) -> None:
         """Restore the estimate from ``saved``, its JSON values in a checkpoint.
 
-        Empty values mean that the job measured nothing.
+        If ``saved`` is empty, the job had measured nothing, and the estimate becomes unknown.
         """
         self.scale = self.before = NoiseScale.from_json(saved) if saved else NoiseScale()
 

@@ -1,4 +1,7 @@
-"""Coordinate the job of a script that no launcher started: it has one worker and no others."""
+"""Coordinate the job of a script that no launcher started: it has one worker and no others.
+
+``edl.init()`` uses a :class:`JobOfOne` in such a script, where other workers have a daemon.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ NUMBER = 0  # of the job's only generation
 
 
 class JobOfOne:
-    """A :class:`edl.worker.coordinator.Coordinator` of one worker, which publishes nothing.
+    """The coordinator of a job that has one worker and no launcher; it publishes nothing.
+
+    A coordinator (:class:`edl.worker.coordinator.Coordinator`) connects a worker with the other
+    processes of its job. This one has none to talk to, so most of its methods do nothing.
 
     Args:
         config: the configuration of this process, with the settings of the job.
@@ -33,7 +39,7 @@ class JobOfOne:
         self.policy = NoPolicy()
 
     def start(self) -> tuple[Member, Generation | None]:
-        """Return the record of the only worker, and the only generation, whose one member it is."""
+        """Return the record of the only worker (id 0), and the only generation (number 0)."""
         config, attempt = self._config, ""
         member = Member(0, config.host, config.slot, config.own_address, 0, os.getpid(), attempt)
         ring_member = RingMember(member.id, member.host, member.slot, member.address, member.port)
@@ -41,7 +47,10 @@ class JobOfOne:
         return member, Generation(NUMBER, 0, (ring_member,), member.id, (member.id,), (), reason)
 
     def script_of_job(self) -> ScriptOfJob:
-        """Return an empty answer, since no other worker can be asked."""
+        """Return an empty description of another worker's script, since there is no other worker.
+
+        It has no shapes of a model's tensors and no fits (calls of Keras' ``fit``).
+        """
         return ScriptOfJob()
 
     def campaign(self) -> None:
@@ -67,10 +76,10 @@ class JobOfOne:
         """Ignore ``failure``, since nobody could repair the ring of the only worker."""
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Ignore the checkpoint of ``step`` in ``directory``, since nobody else needs it."""
+        """Do not publish that ``directory`` has a checkpoint of ``step``: nobody else needs it."""
 
     def last_step(self) -> int:
-        """Return 0, since no leader has reported a step."""
+        """Return 0 as the last step that a leader has published, since this job has no leader."""
         return 0
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:

@@ -1,7 +1,8 @@
 """Keep a worker's position in the data of edl's loader: step, epoch, ledger and open step.
 
-The position changes when a step is complete and when the worker enters a new generation. Both times
-it is computed from the step records or the generation, so all workers get the same result.
+:class:`LoaderProgress` is that position. It changes when a step is complete and when the worker
+enters a new generation. Both times it is computed from the step records or the generation, so all
+workers get the same result.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ CHANGES_KEPT = 64  # changes of the global batch; an old one no longer affects t
 class LoaderProgress(TrainingProgress):
     """One worker's position in the epochs of edl's own loader.
 
-    It holds the ledger (which samples of the epoch are trained, which are leased to which worker),
-    the sampler that forms this worker's batches, and the open step. It counts steps, samples and
-    fits (calls of Keras' ``fit``).
+    It is ``Worker.loader.progress``. It holds the ledger (which samples of the epoch are trained,
+    which are leased to which worker), the sampler that forms this worker's batches, and the open
+    step. It counts steps, samples and fits (calls of Keras' ``fit``).
     """
 
     unit = "steps"
@@ -84,7 +85,7 @@ class LoaderProgress(TrainingProgress):
         ] = ()  # before that of the checkpoint, if these are more
 
     def attach(self, source: Source, worker: int, reader: StreamReader | None = None) -> None:
-        """Declare the data that the job trains on, and begin the first epoch.
+        """Declare the data that the job trains on, and begin epoch 0.
 
         Args:
             source: the description of the data.
@@ -156,14 +157,19 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def epoch_left(self) -> EpochLeft:
-        """The present epoch, and how many of its samples are trained and untrained."""
+        """The number of the present epoch, and how many of its samples the job has trained.
+
+        Raises:
+            UsageError: the script has created no data loader of edl yet.
+        """
         ledger = self.ledger
         return EpochLeft(ledger.epoch, ledger.done, self.source.known_total, ledger.finished)
 
     def next_epoch(self) -> None:
-        """Begin the next epoch, all of it untrained; drop untrained samples of the present one.
+        """Begin the next epoch; the job does not train what is left of the present one.
 
-        If other workers have begun that epoch already, their ledger of it is used.
+        Of the next epoch nothing is trained, unless other workers have begun it already: then the
+        ledger that they have sent is used.
         """
         self.step_input.abandon()
         if self._upcoming is not None:
@@ -192,10 +198,10 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def later_fits(self) -> tuple[DoneFit, ...]:
-        """The fits before the resumed checkpoint's, as long as the script has done fewer fits.
+        """The fits (calls of Keras' ``fit``) that were done before the resumed checkpoint was made.
 
-        Otherwise it is empty, as in a job that was not resumed. A fit is one call of Keras'
-        ``fit``.
+        The script has to pass over them before the checkpoint is loaded. The result is empty once
+        it has, and in a job that was not resumed.
         """
         return self.fits_ahead if len(self.fits_ahead) > len(self.fits) else ()
 
@@ -215,13 +221,13 @@ class LoaderProgress(TrainingProgress):
     def accumulate(self) -> None:
         """Note that the gradients of the present batch are added to those of other batches.
 
-        They are sent when the last batch of the step is added.
+        The sum is sent with the last batch of the step, as are the step records from now on.
         """
         self.step_input.accumulate()
         self.announces_late = True
 
     def end_batch(self) -> None:
-        """Note that all optimizers have made their updates with the present batch."""
+        """Mark the present batch as done: all optimizers have made their updates with it."""
         if self.step_input.in_hand:
             self.update_order = self.update_order.after_batch()
         self.step_input.end_batch()
@@ -231,8 +237,9 @@ class LoaderProgress(TrainingProgress):
     def complete(self, records: StepRecords) -> None:
         """Move the ledger and all counters past a step whose update is in the model.
 
-        ``records`` are the step records of all workers in that step. If the leader's record asks
-        for another global batch, it is used from the next step on.
+        ``records`` are the step records of all workers in that step. They also say which new leases
+        each worker gets. If the leader's record asks for another global batch, it is used from the
+        next step on, and ``on_choice`` is called with the old and the new size, in samples.
         """
         counted_by = self.step_input.updates if self.optimizers > 1 else None
         policy = self.source.policy(len(records))
@@ -270,7 +277,7 @@ class LoaderProgress(TrainingProgress):
         Before this worker's first step in the ring, the number is that for ``began_with`` workers
         (with which the job began) and the global batch that a job of that size begins with. So a
         newcomer gets the number that the first workers got. Afterwards it is the number for the
-        present workers and the present batch.
+        present workers and the present batch. For a stream the result has no meaning.
         """
         if self.has_stepped:
             return self.iterations_now
@@ -278,7 +285,10 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def iterations_now(self) -> int:
-        """The number of iterations per epoch with the present workers and batch, rounded up."""
+        """The number of iterations per epoch with the present workers and batch, rounded up.
+
+        For a stream, whose length is not known, the result has no meaning.
+        """
         return self.source.batching.iterations(self.source.total, len(self.members))
 
     def batches_with(self, records: StepRecords) -> tuple[tuple[int, int], ...]:
@@ -291,8 +301,8 @@ class LoaderProgress(TrainingProgress):
             records: the step records of all workers in the open step.
 
         Returns:
-            Pairs of the step in which a change took effect and the size in samples, oldest first;
-            at most :data:`CHANGES_KEPT`.
+            (number of the first step with the new size, the size in samples) for each change,
+            oldest first; the newest :data:`CHANGES_KEPT` (64) at most.
         """
         in_step = max(self.step_batches, int(records.column("batches").max()))
         now = self.source.batching.of_all(len(self.members)) * in_step
@@ -301,13 +311,19 @@ class LoaderProgress(TrainingProgress):
         return (*self.batches, (self.step, now))[-CHANGES_KEPT:]
 
     def close_step(self) -> None:
-        """Close the open step, which this worker, or only the other workers, have completed."""
+        """Close the open step, which this worker, or only the other workers, have completed.
+
+        The next batch then begins another step. The ledger and the counters stay the same.
+        """
         updated = self.step_input.close()
         if self.optimizers > 1:
             self._updated, self.update_order = updated, self.update_order.after_step(updated)
 
     def exchanged(self, answer: list[bytes]) -> None:
-        """Note that an exchange is complete; ``answer`` has the payloads in rank order."""
+        """Count a complete exchange of messages, and keep its ``answer``.
+
+        ``answer`` has the payload of each worker, in rank order.
+        """
         self.exchanges += 1
         self.answer = answer
 
@@ -374,7 +390,10 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def _left(self) -> float | None:
-        """The number of samples to train until the end of the job; None if it is not known."""
+        """The number of samples that all workers have to train until the end of the job.
+
+        It is None for a stream, and in a script that does not say how many epochs it trains.
+        """
         total = self.source.known_total
         if not self.epochs or not total:
             return None
@@ -389,7 +408,10 @@ class LoaderProgress(TrainingProgress):
         return self.step > repaired_at
 
     def header(self) -> dict[str, Any]:
-        """Return this position (step, epoch, ledger, ...) as JSON values, for other workers."""
+        """Return this position (step, epoch, ledger, ...) as JSON values, by name.
+
+        The state source sends them to the other workers of a ring, which call :meth:`take_over`.
+        """
         return {
             "step": self.step,
             "joined_after": self.joined_after,
@@ -416,7 +438,8 @@ class LoaderProgress(TrainingProgress):
 
         A fit is one call of Keras' ``fit``. The result is False if the state source's position is
         in the first fit. Otherwise all workers exchange how many fits they have done, and
-        ``fits_ahead`` is set to the fits that the state source has done.
+        ``fits_ahead`` (see :attr:`later_fits`) is set to the fits that the state source has done.
+        All workers of the ring call it together, and get the same result.
 
         Args:
             header: the result of :meth:`header` on the state source.

@@ -1,7 +1,7 @@
 """Make the steps of a worker on the batches of edl's own loader, with a ledger of what is trained.
 
-A framework calls four of these methods at every step (:meth:`edl.worker.worker.Worker.boundary`
-comes before them)::
+A framework calls four methods of :class:`LoaderSteps` at every step
+(:meth:`edl.worker.worker.Worker.boundary` comes before them)::
 
     begin()      a batch is handed out; this worker's step record goes out, see below
     records()    before the update is applied: wait for the step records of all workers
@@ -62,8 +62,8 @@ class Update(NamedTuple):
         number: the number of the update, counted from 0.
         before: how many samples the job has trained without this update.
         after: how many samples the job has trained with this update.
-        batches: the changes of the global batch until then: the number of the first update and the
-            size in samples of each.
+        batches: the changes of the global batch until then, oldest first, each as (number of the
+            first update with the new size, size in samples).
         noise: the estimate of the gradient noise scale that is known before this update.
         last_noise: the estimate that was known before the update before this one.
     """
@@ -79,7 +79,11 @@ class Update(NamedTuple):
 def last_update(progress: LoaderProgress) -> Update:
     """Return the last update that the job has made, even if this worker missed it.
 
-    ``progress`` is this worker's position in the data.
+    In the result ``last_noise`` equals ``noise``, since the estimate before that is not kept.
+    Before the first update its ``number`` is -1.
+
+    Args:
+        progress: this worker's position in the data, which counts the updates.
     """
     known = progress.noise.before  # what all have made it with
     before, after = progress.trained_before, progress.trained
@@ -89,10 +93,12 @@ def last_update(progress: LoaderProgress) -> Update:
 class LoaderSteps(WorkerSteps):
     """The steps of one worker on batches that are formed from its leases.
 
+    It is the attribute ``loader`` of :class:`edl.worker.worker.Worker`.
+
     Attributes:
-        changes: a counter that grows when a batch is begun, gradients are added up, or a ring is
-            repaired.
-        before_exchange: called without arguments before each exchange between two steps.
+        changes: a counter that grows when a batch, or a further step on it, is begun, gradients are
+            added up, or a ring is repaired in a step.
+        before_exchange: called without arguments before each exchange of messages between steps.
         replica: the model and optimizer, whose state other workers may need after a failure; None
             until the script has declared them.
         step_input: the open step and its batches.
@@ -147,25 +153,38 @@ class LoaderSteps(WorkerSteps):
 
     @property
     def epoch(self) -> int:
-        """The number of the job's current epoch."""
+        """The number of the job's current epoch, from 0.
+
+        Raises:
+            UsageError: the script has created no data loader of edl yet.
+        """
         return self.ledger.epoch
 
     @property
     def iterations_of_epoch(self) -> int:
-        """The number of iterations of the script's loop in an epoch, rounded up; not for a stream.
+        """The number of iterations of the script's loop in an epoch, rounded up.
 
-        See :meth:`edl.worker.loader_progress.LoaderProgress.iterations_of_epoch`.
+        Before this worker's first step it is computed for the number of workers with which the job
+        began, afterwards for the present workers and batch. For a stream it has no meaning.
         """
         return self._progress.iterations_of_epoch(self._switching.began_with)
 
     def next_epoch(self) -> None:
-        """Begin the next epoch, all of it untrained; drop untrained samples of the present one."""
+        """Begin the next epoch, and drop what is untrained of the present one.
+
+        If a batch is in training, the call first waits for its step records (:meth:`leave`). Of the
+        next epoch nothing is trained, unless other workers have begun it already.
+        """
         self.leave()
         self.note_untrained()
         self._progress.next_epoch()
 
     def note_untrained(self) -> None:
-        """Count and log the samples of the epoch that are not trained when all workers leave it."""
+        """Count and log the samples of the epoch that are not trained when all workers leave it.
+
+        They are added to ``progress.untrained``, which is reported to the daemon; rank 0 logs an
+        event. Nothing happens if all are trained, or while this worker warms up.
+        """
         left, first = self._progress.epoch_left, self._progress.untrained == 0
         if left.is_over or self.warming_up:
             return
@@ -188,14 +207,21 @@ class LoaderSteps(WorkerSteps):
 
     @property
     def batch_weight(self) -> int:
-        """The number of samples that count in the batch handed out last; 0 for a padding batch."""
+        """The number of samples that count in the batch handed out last, whether trained or not.
+
+        It is 0 for a padding batch, and before the first batch.
+        """
         return self.step_input.weight
 
     def begin(self, batch: Batch, padding: bool = False) -> None:
         """Begin a step on ``batch``, or add the batch to the open step.
 
-        With ``padding`` the batch counts for no samples (a padding batch). This worker's step
-        record goes out with the first batch of a step, unless gradients are accumulated.
+        This worker's step record goes out with the first batch of a step; if gradients are
+        accumulated, it goes out with the first gradient (:meth:`announce`).
+
+        Args:
+            batch: the batch, or the microbatch of it, that the script gets now.
+            padding: whether it is a padding batch, whose samples count for nothing.
         """
         first = not self.open
         nothing = None
@@ -224,7 +250,7 @@ class LoaderSteps(WorkerSteps):
         self._begin_step()
 
     def end_batch(self) -> None:
-        """Note that all optimizers have made their updates with the present batch."""
+        """Mark the present batch as done: all optimizers have made their updates with it."""
         self._progress.end_batch()
 
     def accumulate(self) -> None:
@@ -285,7 +311,8 @@ class LoaderSteps(WorkerSteps):
     def update(self) -> Update:
         """The update of the open step once its records are here; otherwise the job's last update.
 
-        The last update may be one that other workers have made without this one.
+        The last update may be one that other workers have made without this one. While this worker
+        warms up, it is the update that its warm-up batch makes here only.
         """
         progress, step = self._progress, self.step_input
         trained, number = progress.trained, progress.step
@@ -324,7 +351,9 @@ class LoaderSteps(WorkerSteps):
     def end(self) -> None:
         """Complete the open step after its update: move the ledger, and see if a switch is agreed.
 
-        A switch moves all workers to another ring. Nothing happens if no step is open.
+        If all workers have agreed to switch to another ring, :attr:`target` is the number of its
+        generation; :meth:`edl.worker.worker.Worker.boundary` makes the switch. Nothing happens if
+        no step is open.
         """
         progress = self._progress
         if not self.open:
@@ -352,8 +381,9 @@ class LoaderSteps(WorkerSteps):
     def joined(self) -> None:
         """Mark this worker as a newcomer, which leaves if its state differs from the others'.
 
-        In a job that resyncs (``on_divergence``) it leaves only if its state differs after its
-        first step; after a later step it gets the state that most workers hold.
+        It is one for 500 steps (:data:`edl.core.step.newcomers.TRIAL_STEPS`). In a job that resyncs
+        (``on_divergence``) it leaves only if its state differs after its first step; after a later
+        step it gets the state that most workers hold.
         """
         self._check.joined()
 
@@ -373,7 +403,9 @@ class LoaderSteps(WorkerSteps):
     def exchange(self, payload: bytes) -> list[bytes]:
         """Send ``payload`` to all workers between two steps; return all payloads in rank order.
 
-        While this worker warms up, the answer is its own payload.
+        The call waits until all workers have sent theirs. If the ring breaks meanwhile, it is
+        repaired, and all survivors get the same answer. While this worker warms up, the answer is
+        its own payload.
 
         Raises:
             UsageError: a step is open, or training has not begun.
@@ -398,9 +430,10 @@ class LoaderSteps(WorkerSteps):
 
         Args:
             payload: the bytes that this worker sends, of any size.
-            repair: called when the ring breaks, with the error and the time when this worker began
-                to wait; see :func:`edl.worker.exchange.exchange`. It also has to handle gradients
-                of the step that are being exchanged.
+            repair: called when the ring breaks, with the error and the time (on the monotonic
+                clock, in seconds) when this worker began to wait. It has to build a ring of the
+                survivors, and to handle gradients of the step that are being exchanged. Then the
+                payloads are sent again, unless a survivor had the answer.
         """
         return exchange(payload, self.ring, self._progress, repair, self._shared.clock.now_s)
 
@@ -434,11 +467,11 @@ class LoaderSteps(WorkerSteps):
         return here + left_out(untrained)
 
     def last_record(self, stop: Stop) -> StepRecord:
-        """Return this worker's step record about the end of its training.
+        """Return, without sending it, this worker's step record about the end of its training.
 
-        ``stop`` says how the training ended. If the ring has changed since this worker left its
-        last batch, all workers first send their records of that batch again, because some workers
-        may have missed them.
+        It has a digest of the whole state. ``stop`` says how the training ended. If the ring has
+        changed since this worker left its last batch, all workers first send their records of that
+        batch again, because some workers may have missed them.
         """
         while self.open and self._left_in != self.generation:
             self._records = self._pending = None
@@ -475,7 +508,10 @@ class LoaderSteps(WorkerSteps):
         return replace(super().idle_record(), state=self._check.state)
 
     def _begin_step(self) -> None:
-        """Count a new step and, unless records go out late, send this worker's record of it."""
+        """Count a new step in :attr:`begun`, and send this worker's step record of it.
+
+        The record is sent later if gradients are accumulated, and not at all in the warm-up.
+        """
         self.begun += 1
         self._leaves = False
         if not self.warming_up:

@@ -1,4 +1,8 @@
-"""Let a newcomer wait, warmed up, until a generation of the job has it as a member."""
+"""Let a newcomer wait, warmed up, until a generation of the job has it as a member.
+
+:class:`Newcomer` does that. A fit is one call of Keras' ``fit``; a script *passes over* a fit when
+it calls ``fit`` for one that the job has done, which returns without training.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,12 @@ NEWS_SLICE_S = 1.0  # after so long a waiting worker looks at other news
 class Newcomer:
     """The wait of one worker for its first generation; it runs in the training thread.
 
-    A fit is one call of Keras' ``fit``.
+    It is the attribute ``newcomer`` of :class:`edl.worker.switching.Switching`. A fit is one call
+    of Keras' ``fit``.
 
     Attributes:
-        fits_of_job: asks another worker which fits its script has done and begun.
+        fits_of_job: asks the workers in the ring, and returns which fits the script of the first
+            one that answers has done and begun; no fits if none answers.
 
     Args:
         shared: the state that the training thread shares with the daemon's threads.
@@ -53,18 +59,19 @@ class Newcomer:
     def wait_for_membership(self, worker: int, fits: int, after: int = 0) -> Generation:
         """Wait for a generation that has this newcomer as a member, and return it.
 
-        When it returns, the old members are entering the ring of that generation. If ``after`` is
-        above 0, the worker publishes it, so that the leader does not take the worker to be stuck. A
-        fit is one call of Keras' ``fit``.
+        When it returns, the old members are entering the ring of that generation. If the job ends
+        first, this process ends with success. A fit is one call of Keras' ``fit``.
 
         Args:
             worker: the id of this worker.
             fits: how many fits are done before the fit for which this worker is ready.
-            after: the number that the generation must exceed.
+            after: the number that the generation must exceed. If it is above 0, the worker
+                publishes it, so that the leader does not take the worker to be stuck.
 
         Raises:
             FitIsDone: the job is in a later fit than this worker.
             NewcomerDiffers: the job is in a later fit, and this worker's script has ended.
+            WorkerEvicted: the leader has evicted this worker.
         """
 
         def ready() -> None:
@@ -93,12 +100,14 @@ class Newcomer:
                 ready()
 
     def look_for_a_later_fit(self, worker: int) -> None:
-        """Raise an error if the job is in a later fit than this newcomer; else do nothing.
+        """Raise an error if the job is in a later fit than this newcomer.
 
-        A fit is one call of Keras' ``fit``. ``worker`` is the id of this worker.
+        Nothing happens if it is not, if the script has begun no fit (call of Keras' ``fit``), or if
+        no worker in the ring answers. ``worker`` is the id of this worker, for the message.
 
         Raises:
-            FitIsDone: the script has to pass over the fits that the job has done.
+            FitIsDone: the script has to pass over the fits that the job has done. Before that, the
+                stage ``PREPARING`` is published for this worker.
             NewcomerDiffers: the script has ended before the fit in which the job is.
         """
         mine = self._shared.fits

@@ -1,6 +1,7 @@
 """Define a worker's access to the job's policy: it proposes a policy, and reads what was measured.
 
-What a policy measures and keeps is the scaling profile: the throughput by number of workers.
+:class:`PolicySide` is the interface. What a policy measures and keeps is the scaling profile: the
+throughput by number of workers.
 """
 
 from __future__ import annotations
@@ -12,19 +13,26 @@ from edl.core.records import JobPolicy
 
 
 class PolicySide(Protocol):
-    """A worker's access to the policy of its job. Any thread may call it; no call waits."""
+    """A worker's access to the policy of its job: ``Worker.policy``. Any thread may call it.
+
+    What is proposed or put here is written to the job later, by the daemon's thread. Only
+    :meth:`learned` may wait, for one answer of ZooKeeper.
+    """
 
     def propose(self, policy: JobPolicy) -> None:
-        """Let the job follow ``policy``, unless the job has a policy already."""
+        """Let the job follow ``policy`` soon; if it has a policy already, that one stays."""
 
     def learned(self) -> Mapping[str, Any]:
         """Return the job's scaling profile (throughput by number of workers) as JSON values.
 
-        The result is empty if the profile is not known.
+        The result is empty if nothing was measured yet, or while ZooKeeper is out of reach.
         """
 
     def put_learned(self, learned: Mapping[str, Any]) -> None:
-        """Let the job begin with the scaling profile ``learned`` (JSON), unless it has its own."""
+        """Let the job begin with the scaling profile ``learned``, unless it has measured its own.
+
+        ``learned`` are JSON values as :meth:`learned` returns them, such as from a checkpoint.
+        """
 
 
 class NoPolicy:
