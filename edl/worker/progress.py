@@ -1,7 +1,8 @@
 """Define a worker's progress in its job, which is equal on all workers of a ring between two steps.
 
-The position in the data is kept either by edl's own loader (:mod:`edl.worker.loader_progress`),
-with a ledger of what is trained, or by the script itself (:mod:`edl.worker.script_progress`).
+:class:`TrainingProgress` is the base class. The position in the data is kept either by edl's own
+loader (:mod:`edl.worker.loader_progress`), with a ledger of what is trained, or by the script
+itself (:mod:`edl.worker.script_progress`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Receive(Enum):
 class TrainingProgress(ABC):
     """The steps that the job has made, as one worker knows them.
 
+    It is the attribute ``progress`` of :class:`edl.worker.steps.WorkerSteps`.
+
     Attributes:
         unit: what the steps are, as a plural for messages, such as "steps".
         without_checkpoint: the end of the message when all workers have died and nothing was saved.
@@ -63,29 +66,35 @@ class TrainingProgress(ABC):
 
     @property
     def steps_made(self) -> int:
-        """The number of steps that the script has made; a step counts when its update is made."""
+        """The number of steps that the job has made; a step counts when its update is made.
+
+        In a script that keeps its own place in its data, each save of its state counts as a step.
+        """
         return self.step
 
     @property
     def fits_done(self) -> int:
-        """The number of fits of the script that are done before the present one.
+        """The number of fits (calls of Keras' ``fit``) that the script has done before this one.
 
-        A fit is one call of Keras' ``fit`` (:mod:`edl.core.job.fits`).
+        It is 0 in a script that calls no ``fit``.
         """
         return 0
 
     @property
     def later_fits(self) -> tuple[DoneFit, ...]:
-        """The fits before the resumed checkpoint's, as long as the script has done fewer fits.
+        """The fits (calls of Keras' ``fit``) that were done before the resumed checkpoint was made.
 
-        Otherwise it is empty, as in a job that was not resumed. A fit is one call of Keras'
-        ``fit``.
+        The script has to pass over them before the checkpoint is loaded. The result is empty once
+        it has, in a job that was not resumed, and always in this class.
         """
         return ()
 
     @property
     def takes_newcomers(self) -> bool:
-        """Whether the script allows newcomers to join after the batch that is in training."""
+        """Whether the script allows newcomers to join after the batch that is in training.
+
+        It is always True in this class.
+        """
         return True
 
     @abstractmethod
@@ -97,9 +106,9 @@ class TrainingProgress(ABC):
 
     @abstractmethod
     def row(self) -> dict[str, int]:
-        """Return the fields of a step record about the data, by name.
+        """Return the fields of this worker's next step record about the data, by name.
 
-        See :mod:`edl.core.step.step_record`.
+        :class:`edl.core.step.step_record.StepRecord` explains the fields.
         """
 
     @property
@@ -112,7 +121,7 @@ class TrainingProgress(ABC):
 
     @abstractmethod
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
-        """Adapt to a new ring.
+        """Set ``members`` to those of a new ring, and adapt the position in the data to them.
 
         Args:
             members: the ids of the workers in the new ring, in rank order.
@@ -138,8 +147,9 @@ class TrainingProgress(ABC):
     def passes_over(self, header: Mapping[str, Any], exchange: Exchange) -> bool:
         """Return whether some workers have to pass over fits before they can get the job's state.
 
-        A fit is one call of Keras' ``fit``. In this class the result is False. All workers of a
-        ring call it at the same point, when none of them has the job's state yet.
+        A fit is one call of Keras' ``fit``. If the result is True, the job's state is a checkpoint
+        of a later fit, and is not exchanged in this ring yet. In this class the result is False.
+        All workers of a ring call it at the same point, when none of them has the job's state yet.
 
         Args:
             header: the result of :meth:`header` on the state source.
@@ -150,7 +160,7 @@ class TrainingProgress(ABC):
     def report(
         self, generation: int, size: int, median_step_s: float, now_s: float
     ) -> WorkerProgress:
-        """Return the progress that this worker reports to other processes.
+        """Return the progress that this worker's daemon publishes, for the leader and `edl status`.
 
         Args:
             generation: the number of the present generation.

@@ -1,4 +1,7 @@
-"""Define the interfaces of the state that all workers hold alike, in a framework or in a script."""
+"""Define the interfaces of the state that all workers hold alike, in a framework or in a script.
+
+:class:`Replica` is a framework's model and optimizer; :class:`ScriptState` is a script's own state.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ class Shared(Protocol):
     """The interface to broadcast a state that is the same on all workers."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Broadcast the state over ``ring``, from the rank ``root`` to all others.
+        """Broadcast the state over ``ring``, from the rank ``root`` to all others, and wait for it.
 
-        ``receive`` says which part of the state this worker takes over.
+        All workers of the ring call it. ``receive`` says which part of the state this worker takes
+        over; with ``Receive.NOTHING``, as on ``root``, its own state stays the same.
         """
 
 

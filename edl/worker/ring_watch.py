@@ -1,8 +1,9 @@
 """Summarise how fast the workers of a ring train, by their step records, for the job's policy.
 
-By its speed each worker sets its share: the part of a full batch that it trains in a step. Its step
-record says how many samples it brings. The worker that leads the job also replaces workers that are
-too slow (:mod:`edl.leader.straggler_mitigation`).
+A worker gives each complete step to :meth:`RingWatch.look`. By its speed each worker sets its
+share: the part of a full batch that it trains in a step. Its step record says how many samples it
+brings. The worker that leads the job also replaces workers that are too slow
+(:mod:`edl.leader.straggler_mitigation`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class RingWatch:
     The training thread uses it.
 
     Args:
-        shared: the state shared with the daemon's threads, which read the summary there.
+        shared: the state shared with the daemon's threads, which read the summary in its ``ring``.
     """
 
     def __init__(self, shared: SharedState) -> None:
@@ -50,9 +51,10 @@ class RingWatch:
     ) -> None:
         """Add a complete step; every tenth step, report on the ring and set this worker's share.
 
-        The period is :data:`EVERY` steps. If the job has no policy and edl does not choose its
-        global batch, nothing is reported and the share is 1. The share is the part of a full batch
-        that this worker trains; a slow worker has less than 1.
+        The report replaces ``shared.ring``, which the daemon reads. The period is :data:`EVERY`
+        steps. If the job has no policy and edl does not choose its global batch, the report is
+        empty and the share is 1. The share is the part of a full batch that this worker trains;
+        if the policy cares for slow workers, a slow one has less than 1.
 
         Args:
             records: the step records of all workers.
@@ -89,9 +91,9 @@ class RingWatch:
         sampler.share(care.shares.get(switching.worker, 1.0))
 
     def _restart(self, generation: Generation) -> None:
-        """Begin to measure the ring of ``generation``; keep the records of workers that stayed.
+        """Begin to measure the ring of ``generation``, without the step times measured before.
 
-        A record is what the policy's rule on slow workers remembers of a worker.
+        What the policy's rule on slow workers remembers is kept for the workers that stayed.
         """
         members = map(str, generation.worker_ids)
         self._state = {name: self._state[name] for name in members if name in self._state}
@@ -128,9 +130,10 @@ def _times(
     small batch at the end of an epoch says nothing about the speed.
 
     Args:
-        rows: samples and times of each step, of shape (steps, 1 + len(COLUMNS), workers).
+        rows: of shape (steps, 4, workers): in each step, the samples, then ``compute_us``,
+            ``data_us`` and ``reduce_us`` in microseconds (:data:`COLUMNS`).
         workers: the ids of the workers, in rank order.
-        generation: tells the host of each worker.
+        generation: tells the host of each worker; a worker that is no member gets an empty host.
     """
     hosts: Mapping[int, str] = {member.id: member.host for member in generation.members}
     samples = rows[:, 0]

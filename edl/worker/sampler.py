@@ -1,4 +1,8 @@
-"""Form this worker's batches of an epoch from its leases, in order and ahead of need."""
+"""Form this worker's batches of an epoch from its leases, in order and before they are trained.
+
+:class:`BatchSampler` forms batches of each worker's own size, :class:`AlignedSampler` slices of a
+fixed global batch.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,10 @@ class Batch:
 
     @property
     def keys(self) -> list[int]:
-        """The numbers that identify the samples in the epoch, equal on all workers."""
+        """The numbers that identify the samples in the epoch, equal on all workers.
+
+        In this class they are the samples' indices in the data set.
+        """
         keys: list[int] = self.indices.tolist()
         return keys
 
@@ -60,15 +67,17 @@ class Batch:
 class BatchSampler:
     """The sampler that forms a worker's batches from the front of its leases, ahead of training.
 
-    It keeps the batches that are formed and not yet trained. They are trained in the order in which
-    they were formed, so the n samples trained next are always the first n of the leases.
+    It is ``LoaderProgress.sampler``. It keeps the batches that are formed and not yet trained. They
+    are trained in the order in which they were formed, so the n samples trained next are always the
+    first n of the leases.
 
     Attributes:
         size: how many samples the next batches have; fewer than on other workers if this one is
             slow.
         takes_shares: whether :meth:`share` has an effect: smaller batches for a slow worker.
-        rereads: whether batches formed ahead can be discarded and read again.
-        restarts: how often batches formed ahead were discarded.
+        rereads: whether batches formed ahead can be discarded and read again; the framework's
+            loader sets it, and it is False before.
+        restarts: how often batches formed ahead were discarded; then the caller reads anew.
 
     Args:
         source: the description of the data, with the batch sizes.
@@ -97,8 +106,8 @@ class BatchSampler:
     def share(self, part: float) -> None:
         """Form batches of ``part`` (above 0, at most 1) of the full batch size from now on.
 
-        A change of the size by less than a tenth is ignored, except back to the full size, since a
-        framework may compile its code for each new size.
+        A change by at most a tenth of the present size is ignored, except back to the full size,
+        since a framework may compile its code for each new size. Batches that are formed stay.
         """
         whole = self._whole
         size = min(whole, max(1, round(whole * part)))
@@ -106,9 +115,10 @@ class BatchSampler:
             self.size = size
 
     def take_place(self, members: Sequence[int]) -> None:
-        """Set :attr:`size` to the batch size that this worker has in a new ring.
+        """Set :attr:`size` to the full batch size that this worker has in a new ring.
 
-        ``members`` are the ids of the workers in the ring, in rank order.
+        If that is the same as before, a smaller size set by :meth:`share` stays. ``members`` are
+        the ids of the workers in the ring, this one included, in rank order.
         """
         self._ring = len(members)
         whole = self._source.batching.of_one(members.index(self._worker), len(members))
@@ -138,14 +148,17 @@ class BatchSampler:
         """
 
     def keep_only(self, in_hand: Sequence[Batch]) -> None:
-        """Discard the batches formed ahead of ``in_hand``, the batches that are trained now."""
+        """Discard all batches that are formed and not yet trained, except ``in_hand``.
+
+        ``in_hand`` are the batches that are trained now, which were formed first.
+        """
         self._sizes.clear()
         if len(in_hand) < len(self._ahead):
             self._ahead = deque(in_hand)
             self.restarts += 1
 
     def enter(self, epoch: int) -> None:
-        """Discard all batches that are formed, and form batches of the epoch with this number."""
+        """Discard all batches that are formed; from now on form those of the epoch ``epoch``."""
         self.restart()
         self._epoch, self._order = epoch, self._source.order(epoch)
 
@@ -165,15 +178,15 @@ class BatchSampler:
         return ledger.held_samples(self._worker) - sum(batch.samples for batch in batches)
 
     def nothing(self, batches: Sequence[Batch]) -> Batch | None:
-        """Return a batch without samples, if one was read after ``batches``; else None.
+        """Return None; in a subclass for streams, a batch without samples or None.
 
-        It stands for the end of a shard, which only a stream has. ``batches`` are those of the open
-        step.
+        Such a batch stands for the end of a shard, which only a stream has. ``batches`` are those
+        of the open step.
         """
         return None
 
     def restart(self) -> None:
-        """Discard all batches that were formed and not trained."""
+        """Discard all batches that were formed and not trained, and count this in ``restarts``."""
         self._ahead.clear()
         self._sizes.clear()
         self.restarts += 1
@@ -221,20 +234,26 @@ class BatchSampler:
         return True
 
     def warm_up(self) -> Batch:
-        """Return a batch of the epoch's first samples for the warm-up, which is not counted."""
+        """Return a batch of the epoch's first samples for the warm-up, which is not counted.
+
+        It is not kept as a formed batch, and no lease is needed for it.
+        """
         count = min(self._source.warm_up_batch, self._source.total)
         return self._cut([(0, count)], count)
 
     def trained(self, batch: Batch) -> None:
-        """Remove the oldest formed batch, which must be ``batch``: the model has trained it."""
+        """Remove ``batch``, which the model has trained, from the formed batches.
+
+        It must be the oldest of them; otherwise AssertionError is raised.
+        """
         oldest = self._ahead.popleft()
         assert oldest is batch, "batches are trained in the order they were formed"
 
     def wanted(self, ledger: Ledger, step_batches: int) -> int:
         """Return how many more samples this worker needs to lease, so that its loader never waits.
 
-        ``ledger`` has the present leases; ``step_batches`` is the number of batches that a worker
-        trains in a step.
+        With a fixed global batch the result is a number of global batches. ``ledger`` has the
+        present leases; ``step_batches`` is the number of batches that a worker trains in a step.
         """
         return self._source.lacks(ledger, self._worker, step_batches, self._ring)
 
@@ -250,10 +269,10 @@ class BatchSampler:
         return 0 if waits else min(size, alike)
 
     def _cut(self, spans: list[Span], samples: int, counted: int = 0, follow: int = 0) -> Batch:
-        """Return a batch of the first ``samples`` positions of ``spans``.
+        """Return a batch of the samples at the first ``samples`` positions of ``spans``.
 
-        ``spans`` are pairs (start, stop) of positions; ``counted`` and ``follow`` become the
-        attributes of the batch.
+        ``spans`` are pairs (start, stop) of positions, stop not included; ``counted`` and
+        ``follow`` become the attributes of the batch.
         """
         positions: list[npt.NDArray[np.int64]] = []
         position = spans[0][0]
@@ -280,7 +299,8 @@ def _skip(spans: tuple[Span, ...], samples: int) -> list[Span]:
 class AlignedSampler(BatchSampler):
     """The sampler for a fixed global batch: a worker's batch is its slice of the global batch.
 
-    The ledger assigns the slices to the workers (:mod:`edl.core.step.aligned`).
+    A slice is the part of a step's global batch that one worker trains. The ledger leases the
+    slices to the workers (:mod:`edl.core.step.aligned`).
 
     Args:
         source: the description of the data, with the batch sizes.
@@ -293,7 +313,10 @@ class AlignedSampler(BatchSampler):
         """Do nothing, whatever ``part`` is: a slow worker gets no smaller slice."""
 
     def take_place(self, members: Sequence[int]) -> None:
-        """Divide each global batch among ``members`` (worker ids in rank order) from now on."""
+        """Note how many workers, ``members``, share each global batch from now on.
+
+        ``members`` are their ids in rank order. The slices themselves come from the ledger.
+        """
         self._ring = len(members)
 
     def regroup(self, in_hand: Sequence[Batch]) -> None:

@@ -1,7 +1,8 @@
 """Keep the progress of a script that keeps its own place in its data: how often it has saved.
 
-A step is from one save of the script's state to the next. There is no ledger: which samples are
-trained, and what is redone, is up to the script (docs/adr/0010).
+:class:`ScriptProgress` has that number. A step is from one save of the script's state to the next.
+There is no ledger: which samples are trained, and what is redone, is up to the script
+(docs/adr/0010).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from edl.worker.progress import Receive, TrainingProgress
 class Comparable(Enum):
     """Whether the workers of a script hold the same state when they save it, as far as known.
 
-    ``UNKNOWN``: nothing was saved and compared yet. ``YES``: the states were equal at the first
-    save, so all later ones must be. ``NO``: they differed, so they are not compared any more.
+    The first save that is compared decides: that is the first one in a ring of two or more workers.
+    ``UNKNOWN``: there was none yet. ``YES``: the states were equal then, so they must be equal at
+    all later saves. ``NO``: they differed, so they are not compared any more.
     """
 
     UNKNOWN = "unknown"
@@ -28,10 +30,13 @@ class Comparable(Enum):
 class ScriptProgress(TrainingProgress):
     """The number of saves of the script's state, as the progress of a job without edl's loader.
 
+    It is ``Worker.script.progress``; its ``step`` is that number.
+
     Attributes:
-        ended: whether the script's training has ended on some worker.
-        comparable: whether the states are equal, as the first save has shown; the same on all
-            workers.
+        ended: whether the script's training has ended on this worker, or on the state source from
+            which it took over the progress.
+        comparable: whether the states are equal, as the first compared save has shown; the same on
+            all workers.
     """
 
     unit = "saves of its state"
@@ -43,7 +48,7 @@ class ScriptProgress(TrainingProgress):
         self.comparable = Comparable.UNKNOWN
 
     def saved(self) -> None:
-        """Count a save of the script's state, which all workers make at the same point."""
+        """Count a save of the script's state as one more ``step``; all workers save together."""
         self.step += 1
 
     def may_pause(self, repaired_at: int) -> bool:
@@ -59,7 +64,7 @@ class ScriptProgress(TrainingProgress):
 
     @property
     def epoch_progress(self) -> dict[str, int]:
-        """No fields, since the script itself keeps its place in its data."""
+        """An empty dict: no fields, since the script itself keeps its place in its data."""
         return {}
 
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
@@ -67,7 +72,10 @@ class ScriptProgress(TrainingProgress):
         self.members = members
 
     def header(self) -> dict[str, Any]:
-        """Return this progress as JSON values, which the state source sends to other workers."""
+        """Return this progress as JSON values, which the state source sends to other workers.
+
+        They are the four that :meth:`take_over` sets.
+        """
         return {
             "step": self.step,
             "ended": self.ended,
@@ -78,7 +86,8 @@ class ScriptProgress(TrainingProgress):
     def take_over(self, header: Mapping[str, Any], receive: Receive) -> None:
         """Replace this progress with the one that the state source sent as ``header``.
 
-        ``receive`` is not used: all workers take over the whole progress.
+        Set are ``step``, ``ended``, ``joined_after`` and ``comparable``. ``receive`` is not used:
+        all workers take over the whole progress.
         """
         self.step, self.has_state = int(header["step"]), True
         self.ended = bool(header["ended"])

@@ -3,9 +3,9 @@
 All workers of such a script save (``state.commit()``) at the same point, and all begin with the
 same state. Whether the states stay equal is the script's choice: in some scripts each worker trains
 parameters of its own, which are averaged now and then. So the whole states are compared at the
-first save of a job. If they are equal, each later save compares one group of their bytes, each
-group in its turn (:class:`edl.core.step.state_check.StateGroup`). If not, they are not compared any
-more, and the log says so.
+first save of a job that two or more workers make. If they are equal, each later save compares one
+group of their bytes, each group in its turn (:class:`edl.core.step.state_check.StateGroup`). If
+not, they are not compared any more, and the log says so. :class:`ScriptStateCheck` does this.
 
 After a join the whole state is compared at the next commit, before it is saved. A newcomer that
 differs leaves, and the others return to the state that they saved when it joined, as after a crash.
@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 class ScriptStateCheck(StateComparison):
     """One worker's part in comparing the states at each save; it runs in the training thread.
 
+    :class:`edl.worker.script_steps.ScriptSteps` calls it.
+
     Attributes:
         cause: a phrase for messages: why a newcomer's state may differ.
         unit: the word for a step in messages.
@@ -68,7 +70,8 @@ class ScriptStateCheck(StateComparison):
     def newcomers_are_due(self) -> bool:
         """Whether the states of newcomers must be compared before the next save.
 
-        They must if workers have joined since the last save and the states are comparable.
+        They must if workers have joined since the last such comparison, unless the workers' states
+        are known to differ, this worker is alone, or the job compares no states.
         """
         checks = self._progress.comparable is not Comparable.NO and self._every > 0
         return checks and self._progress.joined_after != NEVER and not self._ring.alone
@@ -81,14 +84,15 @@ class ScriptStateCheck(StateComparison):
         self._saves, self.state = self._progress.step + 1, self.now()
 
     def newcomers_are_right(self) -> None:
-        """Note that the newcomers' states equal the others', so they are no newcomers any more."""
+        """Note that the newcomers' states equal the others', so no comparison is due for them."""
         self._progress.joined_after, self.state = NEVER, 0
 
     def saved(self) -> None:
         """Set :attr:`state` to the digest that goes into the step record after a save.
 
-        It is of the whole state at the first save, and then of one group of the state's bytes, each
-        in its turn (:func:`edl.core.step.state_check.due_at_save`); 0: nothing is compared.
+        It is of the whole state until two or more workers have compared a save, and then of one
+        group of the state's bytes, each group in its turn (see
+        :func:`edl.core.step.state_check.due_at_save`); 0: nothing is compared.
         """
         progress = self._progress
         self._saves, self.state = progress.step, 0
@@ -98,7 +102,10 @@ class ScriptStateCheck(StateComparison):
             self.state = self.now(group) if group is not None else 0
 
     def compare(self, records: StepRecords) -> None:
-        """Compare the digests of all workers at a save; the first save decides if they must agree.
+        """Compare the digests that all workers have sent, before or after a save.
+
+        If this is the first comparison and states differ, no error is raised, unless only newcomers
+        differ: ``progress.comparable`` becomes ``NO``, and nothing is compared any more.
 
         Args:
             records: the step records of all workers, which have the digests.
@@ -106,8 +113,8 @@ class ScriptStateCheck(StateComparison):
         Raises:
             StateDiffers: states of workers that are no newcomers differ; the job ends.
             NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
-            RingBroken: another worker is a newcomer whose state differs; the ring is built again
-                without it.
+            RingBroken: another worker is a newcomer whose state differs; the caller has to repair
+                the ring, which is built again without it.
         """
         progress, found = self._progress, split_of(records)
         if found is None:

@@ -1,7 +1,7 @@
 """Make the steps of a script that keeps its own place in its data: its commits (docs/adr/0010).
 
-The script calls :meth:`ScriptSteps.agree` wherever a switch may happen, and
-:meth:`edl.worker.worker.Worker.boundary` when all workers have agreed on one.
+The script's elastic state calls :meth:`ScriptSteps.agree` wherever a switch may happen, and
+:meth:`edl.worker.worker.Worker.boundary` is called when all workers have agreed on one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class ScriptSteps(WorkerSteps):
-    """The steps of one worker whose script says when its state is saved.
+    """The steps of one worker whose script says when its state is saved: ``Worker.script``.
 
     Args:
         ring: the ring over which the records are sent.
@@ -68,13 +68,14 @@ class ScriptSteps(WorkerSteps):
 
     @property
     def ended(self) -> bool:
-        """Whether other workers have trained to the end, and this worker has their state."""
+        """Whether the training has ended: here, or on others, whose final state this worker has."""
         return self._progress.ended
 
     def beat(self) -> None:
-        """Report progress to the daemon when an optimizer has received the mean gradients.
+        """Count an update in :attr:`begun`, and report to the daemon that this worker goes on.
 
-        Without these reports the leader would see a stall between two saves.
+        It is called when an optimizer has received the mean gradients. Without these reports the
+        leader would see a stall between two saves. In the warm-up nothing is reported.
         """
         self.begun += 1
         if not self.warming_up:
@@ -84,7 +85,8 @@ class ScriptSteps(WorkerSteps):
     def before_save(self) -> None:
         """Compare the state of newcomers with the others' before the script saves its state.
 
-        Nothing happens if no worker has joined since the last save.
+        All workers call it together, and exchange one step record. Nothing happens if no worker has
+        joined since the last such comparison, or if the workers' states are known to differ.
 
         Raises:
             RingBroken: a worker is gone, perhaps a newcomer whose state differs; the caller then
@@ -99,11 +101,14 @@ class ScriptSteps(WorkerSteps):
             self._check.newcomers_are_right()
 
     def saved(self) -> None:
-        """Count a save of the script's state, which all workers make at the same point."""
+        """Count a save of the script's state as one more step; all workers save together."""
         self._progress.saved()
 
     def agree(self, compares: bool = False) -> bool:
         """Exchange step records with all workers, which call it at the same point of the script.
+
+        The call waits for all workers. If it is time, it also asks the script how many workers it
+        wants.
 
         Args:
             compares: whether the state has just been saved, so that its digests are compared.
@@ -116,6 +121,7 @@ class ScriptSteps(WorkerSteps):
             RingBroken: a worker is gone; the caller then calls :meth:`repair`.
             RingError: the workers are not at the same point of the script.
             NewcomerDiffers, StateDiffers: the states differ.
+            WorkerEvicted: the leader has evicted this worker.
         """
         assert not self.warming_up
         failpoints.reached("boundary")
@@ -135,9 +141,10 @@ class ScriptSteps(WorkerSteps):
         return self.target is not None
 
     def repair(self, error: RingError) -> None:
-        """Go on with the survivors of a broken ring, all with the state that was saved last.
+        """Build a ring of the survivors of a broken one, all with the state that was saved last.
 
-        ``error`` says how the ring broke.
+        Before the call the caller has set the script's state back to its last save. A worker that
+        has missed a save gets it from another one. ``error`` says how the ring broke.
 
         Raises:
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
@@ -146,17 +153,18 @@ class ScriptSteps(WorkerSteps):
         self._repair(error, self._shared.clock.now_s())
 
     def end(self) -> None:
-        """Count the last save of a script that has trained to its end; no more steps follow."""
+        """Count the last save of a script that has trained to its end, and set :attr:`ended`."""
         self._progress.saved()
         self._progress.ended = True
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Send ``payload`` to all workers; return all payloads in rank order.
+        """Send ``payload`` to all workers, wait for theirs, and return all in rank order.
 
         While this worker warms up, the answer is its own payload.
 
         Raises:
-            RingBroken: a worker is gone; the script handles it as at any collective.
+            RingBroken: a worker is gone. Nothing is repaired here: the wrapper ``elastic.run`` of
+                the script's function sets the state back and calls :meth:`repair`.
         """
         if self.warming_up:
             return [payload]
@@ -170,16 +178,21 @@ class ScriptSteps(WorkerSteps):
         """Return None, whatever ``stop`` is: such a script sends no step record of its end."""
 
     def joined(self) -> None:
-        """Mark this worker as a newcomer, which leaves if its state differs from the others'."""
+        """Mark this worker as a newcomer, which leaves if its state differs from the others'.
+
+        It is one for 500 saves (:data:`edl.core.step.newcomers.TRIAL_STEPS`).
+        """
         self._check.joined()
 
     def compare(self, records: StepRecords) -> None:
         """Raise an error if the digests in the step records say that the workers' states differ.
 
-        ``records`` are the step records of all workers.
+        At the first compared save an error is raised only if just newcomers differ; if others
+        differ, no states are compared any more. ``records`` are the step records of all workers.
 
         Raises:
-            StateDiffers, NewcomerDiffers, RingBroken: see
-                :meth:`edl.worker.script_state_check.ScriptStateCheck.compare`.
+            StateDiffers: states of workers that are no newcomers differ; the job ends.
+            NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
+            RingBroken: another worker is a newcomer whose state differs.
         """
         self._check.compare(records)
