@@ -457,10 +457,14 @@ class LoaderSteps(WorkerSteps):
         self._left_in = self.generation
 
     def describe_end(self, stop: Stop) -> str:
-        """Return where the training ended and how many samples it left out, as a clause.
+        """Return a clause that says where the training ended and how many samples it left out.
 
-        ``stop`` says whether the training has finished, or the script has ended before. The result
-        is empty if all epochs were trained in full.
+        It begins with a semicolon, to be appended to a message. It is empty if the training has
+        finished and all epochs were trained in full.
+
+        Args:
+            stop: ``Stop.ENDED`` if the script has ended before its training did; any other value
+                means that the training has finished.
         """
         left, untrained = self._progress.epoch_left, self._progress.untrained
         here = ended_by_script(left) if stop is Stop.ENDED else ended_by_count(left)

@@ -1,4 +1,7 @@
-"""Hold the data that the daemon's threads and the training thread of a worker exchange."""
+"""Hold the data that the daemon's threads and the training thread of a worker exchange.
+
+There is one :class:`SharedState` in each worker process.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,15 @@ class SharedState:
     Attributes:
         worker: the id of this worker; -1: not known yet.
         clock: the clock of all times in this object.
-        keeps_events: whether events are kept until the daemon writes them; False: they are dropped.
+        keeps_events: whether events are kept until the daemon writes them; False: they are dropped,
+            since the job has no log.
         policy: the job's policy while it is switched on, else None.
         written: the job's policy, also while it is switched off; None: there is none, or none that
             can be read.
         ring: the newest report on the workers' speeds in this worker's ring, for the policy.
         evicted: the ids of all workers that the leader has evicted.
-        signature: returns the shape of each tensor of this worker's model by name, for newcomers.
+        signature: returns the shape of each tensor of this worker's model by name, for newcomers;
+            an empty dict before the script has a model.
         fits: the fits (calls of ``fit``) that this worker's script has done and begun, for
             newcomers.
     """
@@ -71,8 +76,9 @@ class SharedState:
     def announce(self, generation: Generation) -> None:
         """Hand a generation that the leader wrote, or the end of the job, to the training thread.
 
-        A generation without members is the end of the job; its number is replaced by END, so that
-        it is the same on all workers.
+        It is kept beside earlier ones, and threads in :meth:`wait_for_generation` wake up. A
+        generation without members is the end of the job; its number is replaced by
+        :data:`edl.core.records.END`, so that it is the same on all workers.
         """
         if not generation.members:
             generation = replace(generation, number=END)
@@ -92,7 +98,10 @@ class SharedState:
                 self._requested_batch = 0
 
     def policy_is(self, policy: JobPolicy) -> None:
-        """Note the policy that the job follows now; a policy that cannot be read counts as none."""
+        """Set the attributes ``policy`` and ``written`` from ``policy``, the job's present record.
+
+        A policy whose text cannot be read counts as none.
+        """
         if policy != self._job_policy:
             written = None
             if policy.text:
@@ -139,13 +148,20 @@ class SharedState:
                 raise WorkerEvicted(self.worker, self._evicted)
 
     def newest(self, after: int) -> Generation | None:
-        """Return the newest generation with a number above ``after``; None if none is known."""
+        """Return the newest announced generation with a number above ``after``, without waiting.
+
+        The result is None if there is none.
+        """
         with self._lock:
             numbers = [number for number in self._generations if number > after]
             return self._generations[max(numbers)] if numbers else None
 
     def generation(self, number: int) -> Generation:
-        """Return the announced generation with this number, and forget all older ones."""
+        """Return the announced generation with this number, and forget all older ones.
+
+        Raises:
+            KeyError: no such generation was announced, or it is forgotten.
+        """
         with self._lock:
             for old in [n for n in self._generations if n < number]:
                 del self._generations[old]
@@ -153,7 +169,10 @@ class SharedState:
 
     @property
     def announced_at(self) -> float:
-        """When this worker heard of the newest generation, in seconds on the monotonic clock."""
+        """When this worker heard of the newest generation, in seconds on the monotonic clock.
+
+        It is 0 before the first one.
+        """
         with self._lock:
             return self._announced_at
 
@@ -165,24 +184,33 @@ class SharedState:
 
     @property
     def led_since(self) -> float:
-        """When this worker heard of the present leader, in seconds on the monotonic clock."""
+        """When this worker heard of the present leader, in seconds on the monotonic clock.
+
+        If no leader is known now, it is when the last one was lost; 0 before the first one.
+        """
         with self._lock:
             return self._led_since
 
     @property
     def job_state(self) -> JobState:
-        """The state of the job, as the daemon knows it."""
+        """The state of the job, as the daemon knows it; ``RUNNING`` until it has heard of one."""
         with self._lock:
             return self._job_state
 
     @property
     def job_end(self) -> str:
-        """A phrase that says how the job ended, and why, such as "has failed: <reason>"."""
+        """A phrase that says how the job ended, and why, such as "has failed: <reason>".
+
+        While the job goes on, it begins with "is running:", so use it only after the end.
+        """
         with self._lock:
             return f"{self._job_state.phrase}: {self._job_reason}"
 
     def wait_for_end(self, deadline: float) -> None:
-        """Wait until the job is over; at most until ``deadline``, on the monotonic clock."""
+        """Wait until the job is over, or until ``deadline`` (seconds on the monotonic clock).
+
+        :attr:`job_state` then says whether it is over.
+        """
         with self._lock:
             while not self._job_state.over and (left := deadline - self.clock.now_s()) > 0:
                 self._lock.wait(left)
@@ -196,16 +224,18 @@ class SharedState:
     ) -> Generation | None:
         """Wait until the newest generation has a number above ``after``, and return it.
 
+        A generation without members, which ends the job, is returned like any other.
+
         Args:
             after: the number that the generation must exceed.
-            deadline: when to stop waiting, on the monotonic clock; None waits as long as the job
-                lives.
+            deadline: when to stop waiting, in seconds on the monotonic clock; None waits as long as
+                the job lives.
             slice_s: return None after this many seconds even before the deadline; None: do not.
             repairs: whether to wait for a generation that repairs a broken ring, or that has this
                 worker neither as a member nor as a member of the ring before; others are ignored.
 
         Returns:
-            The generation; None when the job is over, or when the time is.
+            The generation; None when the job is over, or when the time to wait is.
 
         Raises:
             WorkerEvicted: the leader has evicted this worker.
@@ -242,7 +272,10 @@ class SharedState:
             return self._progress
 
     def log(self, event: Event) -> None:
-        """Keep an event for the job's log, until the daemon thread writes it."""
+        """Queue an event for the job's log; the daemon thread writes it later.
+
+        If ``keeps_events`` is False, the event is dropped.
+        """
         with self._lock:
             if self.keeps_events:
                 self._events.append(event)

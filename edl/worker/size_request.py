@@ -1,4 +1,7 @@
-"""Ask the script of a worker, again and again, how many workers more or fewer it wants."""
+"""Ask the script of a worker, again and again, how many workers more or fewer it wants.
+
+A :class:`SizeRequest` keeps the answer, which goes out with the worker's step records.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ MOST = 10**6  # workers in one answer; the step record has numbers of 64 bits
 
 class SizeRequest:
     """The script's request for more or fewer workers; it is used by the training thread.
+
+    It is the attribute ``size_request`` of :class:`edl.worker.worker.Worker`.
 
     Attributes:
         change: the script's newest answer: how many workers more (above 0) or fewer (below 0) it
@@ -34,7 +39,7 @@ class SizeRequest:
         self._asked_s = 0.0
 
     def ask(self, desired_change: Callable[[], Any], every_s: float) -> None:
-        """Call the script's function every ``every_s`` seconds from now on, in :meth:`look`.
+        """Let :meth:`look` call the script's function every ``every_s`` seconds from now on.
 
         Args:
             desired_change: returns how many workers more (above 0) or fewer (below 0) the script
@@ -49,12 +54,15 @@ class SizeRequest:
         self._ask, self._every_s, self._asked_s = desired_change, every_s, self._now_s()
 
     def look(self) -> None:
-        """Call the script's function, if ``every_s`` seconds are over, and keep its answer.
+        """Call the script's function and keep its answer in ``change``, if it is time.
 
-        It is called between two steps. Whatever the function itself raises is passed on.
+        It is time when the script has given a function by :meth:`ask`, and ``every_s`` seconds have
+        passed since the last call. The method is called between two steps. Whatever the function
+        itself raises is passed on.
 
         Raises:
-            UsageError: the answer is no whole number, or more than :data:`MOST` workers.
+            UsageError: the answer is no whole number, or above a million (:data:`MOST`), or below
+                minus a million.
         """
         if self._ask is None or self._now_s() - self._asked_s < self._every_s:
             return

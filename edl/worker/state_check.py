@@ -2,8 +2,9 @@
 
 The digest of one group of the state's bytes is sent with the step record of the next step, so it
 needs no message of its own. Each step has the next group; the first step of each epoch and the end
-of the training have the whole state. At the end of a fit the digests are exchanged in a message of
-their own, because the script uses the model then. See :mod:`edl.core.step.state_check`.
+of the training have the whole state. At the end of a fit (a call of Keras' ``fit``) the digests are
+exchanged in a message of their own, because the script uses the model then. :class:`StateCheck`
+does all this; :mod:`edl.core.step.state_check` defines the groups.
 
 A job may resync (its setting ``on_divergence``): workers that differ get the state that most
 workers hold. Then a difference is noted when the step records arrive; the update of that step is
@@ -68,17 +69,24 @@ class Compared(Protocol):
         """
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the present learning rates, by the name that is shown in messages."""
+        """Return this worker's present learning rates, by the name that is shown in messages.
+
+        They tell a user why states differ; they are not compared while the digests agree.
+        """
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Broadcast the state over ``ring``, from the rank ``root`` to all others.
+        """Broadcast the state over ``ring``, from the rank ``root`` to all others, and wait for it.
 
-        ``receive`` says which part of the state this worker takes over.
+        All workers of the ring call it. ``receive`` says which part of the state this worker takes
+        over; with ``Receive.NOTHING``, as on ``root``, its own state stays the same.
         """
 
 
 class StateComparison:
     """One worker's part in comparing its state with the others'; it runs in the training thread.
+
+    It is the base class of :class:`StateCheck`, for edl's loader, and of
+    :class:`edl.worker.script_state_check.ScriptStateCheck`.
 
     Attributes:
         replica: the state that is compared; None until the script has declared it.
@@ -122,7 +130,7 @@ class StateComparison:
         return self._checkpointing.settings.state_check_steps
 
     def joined(self) -> None:
-        """Mark this worker as a newcomer that has joined after the present step.
+        """Mark this worker as a newcomer that has joined after the last complete step.
 
         If its state differs from that of the older workers, it leaves, and the job goes on. After
         :data:`edl.core.step.newcomers.TRIAL_STEPS` (500) steps it is an older worker itself.
@@ -132,8 +140,9 @@ class StateComparison:
     def now(self, group: StateGroup = WHOLE) -> int:
         """Return one digest of the present state, or of one ``group`` of its bytes.
 
-        A group is one of the parts of equal size into which the state is cut. The result is 0 if
-        the job's setting ``state_check_steps`` is 0, the worker is alone, or no state is declared.
+        A group is one of the parts of equal size into which the state is cut; the default is all of
+        it. The result is a positive number below 2**63; it is 0 if the job's setting
+        ``state_check_steps`` is 0, the worker is alone, or no state is declared.
         """
         if self._every == 0 or self._ring.alone or self.replica is None:
             return 0
@@ -141,8 +150,9 @@ class StateComparison:
         return fold(self._digests)
 
     def _exchange(self, digests: Digests) -> dict[int, StateReport]:
-        """Exchange digests and learning rates with all workers; return those of each worker by id.
+        """Exchange reports with all workers, and return the report of each by worker id.
 
+        A report has the digests, the learning rates, and the step after which a newcomer joined.
         ``digests`` has the digest of each part of this worker's state. The result is in rank order.
         """
         rates = self.replica.learning_rates() if self.replica is not None else {}
@@ -229,8 +239,9 @@ class StateCheck(StateComparison):
     def compare(self, records: StepRecords) -> None:
         """Compare the digests in ``records``, the step records of all workers.
 
-        Old workers are all but newcomers. If the job resyncs (gives workers that differ the state
-        of most), a difference between old workers is only noted, for :meth:`resync`.
+        Nothing happens if they agree. Old workers are all but newcomers. If the job resyncs (gives
+        workers that differ the state of most), a difference between old workers is only noted, for
+        :meth:`resync`, which is called at once if ``records`` are those of the end of training.
 
         Raises:
             StateDiffers: states of old workers differ; the job ends.
@@ -255,7 +266,9 @@ class StateCheck(StateComparison):
                 :meth:`edl.worker.worker.Worker.exchange_bytes`.
 
         Returns:
-            Whether all workers hold the same state; every worker gets the same answer.
+            Whether all workers hold the same state, as far as it was compared: also True for a
+            single worker, or if the setting ``state_check_steps`` is 0. Every worker gets the same
+            answer.
         """
         worker = self._progress.members[self._ring.place.rank]
         rows = [STATE.unpack(row) for row in exchange(STATE.pack(worker, self.now()))]
@@ -311,11 +324,15 @@ class StateCheck(StateComparison):
     def _judge(self, found: Split, said: dict[int, StateReport]) -> None:
         """Let newcomers whose states differ leave; if there are none, end the job.
 
-        In a job that resyncs the method returns instead, and the caller resyncs the workers.
+        If no newcomer leaves in a job that resyncs, the method returns, and the caller resyncs the
+        workers that differ.
 
         Args:
             found: the groups of workers whose states agree.
             said: the digests and learning rates of all workers, by id.
+
+        Raises:
+            StateDiffers, NewcomerDiffers, RingBroken: see :meth:`compare`.
         """
         step = self._progress.step
         if leaving := newcomers_that_leave(found, said):

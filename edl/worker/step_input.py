@@ -1,4 +1,7 @@
-"""Keep the open step of a worker on edl's loader, and the batch that is in training."""
+"""Keep the open step of a worker on edl's loader, and the batch that is in training.
+
+:class:`StepInput` does that. A step is open from its first batch until its update is in the model.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from edl.worker.sampler import Batch, BatchSampler
 class StepInput:
     """The batches that this worker brings into a step, from the first one until the step ends.
 
+    It is ``Worker.loader.step_input``; one object serves all steps, one after the other.
+
     With several optimizers a batch has several steps; with accumulated gradients a step has several
     batches. A large batch is divided into microbatches, which are handed out one after the other.
     "As bits" means: bit i stands for the optimizer with number i.
@@ -17,15 +22,17 @@ class StepInput:
     Attributes:
         is_open: whether a batch is handed out whose step is not complete.
         in_hand: whether a batch is in hand: from when it is handed out until :meth:`end_batch`.
-        batch: the batch handed out last, until it is trained; else None.
+        batch: the batch or microbatch handed out last, until it is trained; else None.
         weight: how many samples count of the batch handed out last.
         batches: how many batches the step has, padding included; all microbatches of one count as
             one.
         pieces_left: how many microbatches of the batch in hand are yet to be handed out.
         part: 0 in the first step of a batch, 1 in the second, and so on.
         summed: whether the gradients of the step's batches are added up, each times its samples.
-        may_grow: whether the step may have one more batch.
-        updates: the optimizers, as bits, that have made their updates in the step.
+        may_grow: whether the step may have one more batch: :meth:`accumulate` was called since the
+            last one was handed out.
+        updates: the optimizers, as bits, that have made their updates in the step; the framework's
+            optimizer sets it.
         completed_by_peers: whether other workers have completed the step without this one.
         counted: the optimizers, as bits, that have already made an update with the samples of the
             batch on another worker.
@@ -45,7 +52,7 @@ class StepInput:
 
     @property
     def samples(self) -> int:
-        """The number of samples that this worker brings into the step."""
+        """The number of samples that this worker brings into the step, without padding batches."""
         return self._samples if self.part else sum(batch.samples for batch in self._batches)
 
     @property
@@ -66,10 +73,11 @@ class StepInput:
         return self.in_hand and (self.updates > 0 or not self.is_open)
 
     def share(self, optimizer: int) -> Share:
-        """Return the samples and batches that this worker brings into the step for one optimizer.
+        """Return how many samples and batches this worker brings into the step for one optimizer.
 
-        ``optimizer`` is the number of the optimizer. The number of samples is 0 if the optimizer
-        has already made an update with them on another worker.
+        ``optimizer`` is the number of the optimizer, from 0. The number of samples is 0 if the
+        optimizer has already made an update with them on another worker. The result also says
+        whether the batches' gradients are added up (``summed``).
         """
         samples = 0 if self.counted >> optimizer & 1 else self.samples
         return Share(samples, self.batches, self.summed)
@@ -121,7 +129,7 @@ class StepInput:
         self.weight = 0 if padding else batch.samples
 
     def accumulate(self) -> None:
-        """Note that the batch's gradients are added up, so the step may have more batches."""
+        """Set ``summed`` and ``may_grow``: gradients are added up, so more batches may follow."""
         self.summed = self.may_grow = True
 
     def begin_part(self) -> None:
@@ -139,7 +147,10 @@ class StepInput:
         self.is_open, self.summed, self.may_grow = True, False, False
 
     def trained(self, sampler: BatchSampler) -> None:
-        """Note that the batches of the step are in the model, and remove them from ``sampler``."""
+        """Note that the batches of the step are in the model, and remove them from ``sampler``.
+
+        The step stays open until :meth:`close`.
+        """
         self._samples = self.samples
         for batch in self._batches:
             sampler.trained(batch)
@@ -147,6 +158,8 @@ class StepInput:
 
     def miss(self, theirs: int, sampler: BatchSampler) -> None:
         """Note that other workers have completed the step, and that their state is in the model.
+
+        ``completed_by_peers`` is True until :meth:`close`.
 
         Args:
             theirs: the optimizers, with bit i for number i, that have made their updates in the
@@ -177,10 +190,13 @@ class StepInput:
         return updated
 
     def end_batch(self) -> None:
-        """Note that the script is done with the batch in hand, so that none is in hand now."""
+        """Note that the script is done with the batch in hand: ``in_hand`` is False afterwards."""
         self.part, self.in_hand = 0, False
 
     def abandon(self) -> None:
-        """Drop a batch that was handed out and never trained: the script has left its loop."""
+        """Drop the open step and its batches, because the script has left its loop.
+
+        No batch is in hand afterwards. The ledger and the sampler stay the same.
+        """
         self.is_open, self.batch, self.weight, self._batches, self.updates = False, None, 0, [], 0
         self.end_batch()

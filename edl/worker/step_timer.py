@@ -15,16 +15,18 @@ MEDIAN_OF_STEPS = 50
 class StepTimer:
     """A timer of one worker's steps in its present ring, with the median time of its last steps.
 
-    In a script that keeps its own place in its data, a step is from one agreement of all workers to
-    the next.
+    It is the attribute ``timer`` of :class:`edl.worker.steps.WorkerSteps`. In each step the
+    training thread calls :meth:`wait`, :meth:`reduce` and :meth:`end`, in this order. In a script
+    that keeps its own place in its data, a step is from one agreement of all workers to the next.
+    Points in time are in seconds on the clock of ``now_s``.
 
     Attributes:
         steps_here: how many steps were completed in the present ring.
         entered_at: the step after which the present ring began.
-        waiting_since: when this worker last began to wait for the others, in seconds.
-        ended: when the last step ended, in seconds.
-        compute_us: the worker's own time in the last step, without the wait for data, in
-            microseconds.
+        waiting_since: when this worker last began to wait for the others.
+        ended: when the last step ended.
+        compute_us: the worker's own time in the last step, without the wait for data and for the
+            others, in microseconds.
         data_us: the time for which the worker waited for data in the last step, in microseconds.
         reduce_us: the time from this worker's gradients to the mean of all, in the last step, in
             microseconds.
@@ -56,7 +58,7 @@ class StepTimer:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Count the time in this context as waiting for data."""
+        """Count the time inside a ``with`` block as waiting for data, unless the block raises."""
         began_s = self._now_s()
         yield
         self.load(self._now_s() - began_s)
@@ -95,5 +97,8 @@ class StepTimer:
 
     @property
     def median_step_s(self) -> float:
-        """The median time of the last 50 steps, in seconds; 0 before the first one."""
+        """The median time of the last 50 steps, in seconds; 0 before there is one.
+
+        The first step in each ring is left out; steps in earlier rings count.
+        """
         return statistics.median(self._durations) if self._durations else 0.0

@@ -1,7 +1,7 @@
 """Make the steps of one worker in its ring: send its step record, receive those of all workers.
 
-What a step is depends on where the position in the data is kept: by edl's loader
-(:class:`edl.worker.loader_steps.LoaderSteps`) or by the script
+:class:`WorkerSteps` is the base class. What a step is depends on where the position in the data is
+kept: by edl's loader (:class:`edl.worker.loader_steps.LoaderSteps`) or by the script
 (:class:`edl.worker.script_steps.ScriptSteps`).
 """
 
@@ -43,14 +43,17 @@ class WorkerSteps(ABC):
         ring: the ring over which the records are sent.
         begun: how many steps this worker has begun, including warm-ups; in a script without edl's
             loader, how many updates it has made.
-        target: the number of the generation that all workers have agreed to switch to; None: none.
+        target: the number of the generation that all workers have agreed to switch to, until the
+            switch is made; None: there is no such agreement.
         timer: measures how long the steps take on this worker.
         slowest: finds the worker for which the others wait; its ``found`` is None if no worker is
             slow.
         ends_with_script: whether the training ends when the script ends, wherever the training is.
-        trained_in: the number of the generation in which the last step was completed.
-        on_trained: called once, when this worker has completed its first step in a ring of the job.
-        wants_to_stop: whether the script wants all workers to stop after the next step.
+        trained_in: the number of the generation in which the last step was completed; 0 before.
+        on_trained: called once, when this worker has completed its first step in a ring of the job;
+            never in a job without a launcher.
+        wants_to_stop: whether the script wants all workers to stop after the next step; set by the
+            caller, and sent with the step records.
 
     Args:
         ring: the ring over which the records are sent.
@@ -96,19 +99,26 @@ class WorkerSteps(ABC):
     def exchange(self, payload: bytes) -> list[bytes]:
         """Send ``payload`` to all workers between two steps; return all payloads in rank order.
 
-        The answer is the same on all workers; see :meth:`edl.worker.worker.Worker.exchange_bytes`.
+        All workers call it at the same point, and it waits for all. Their payloads may have
+        different sizes. The answer is the same on all workers; while this worker warms up, it is
+        its own payload. :meth:`edl.worker.worker.Worker.exchange_bytes` tells what happens when a
+        worker dies.
         """
 
     @abstractmethod
     def leave(self) -> None:
-        """Note that the script leaves its loop over the batches, as after the last epoch."""
+        """Take part in the open step, if there is one, though the script has left its loop.
+
+        So this worker's next step record is not mistaken for that of the open step. The call waits
+        for the step records of all workers.
+        """
 
     @abstractmethod
     def last_record(self, stop: Stop) -> StepRecord | None:
-        """Return this worker's step record about the end of its training.
+        """Return, without sending it, this worker's step record about the end of its training.
 
-        ``stop`` says how the training ended. The result is None if the other workers need no such
-        record.
+        ``stop`` says how the training ended. The result is None in a script that keeps its own
+        place in its data, which sends no such record.
         """
 
     def note_untrained(self) -> None:
@@ -119,9 +129,10 @@ class WorkerSteps(ABC):
         return
 
     def describe_end(self, stop: Stop) -> str:
-        """Return where the training ended and how many samples it left out, as a clause.
+        """Return a clause that says where the training ended and how many samples it left out.
 
-        In this class the result is empty. ``stop`` says how the training ended.
+        It begins with a semicolon, to be appended to a message, or is empty; in this class it is
+        always empty. ``stop`` says how the training ended.
         """
         return ""
 
@@ -170,17 +181,23 @@ class WorkerSteps(ABC):
 
     @property
     def median_step_us(self) -> int:
-        """The median time of the last steps on this worker, in microseconds."""
+        """The median time of the last 50 steps on this worker, in microseconds; 0 before any."""
         return round(self.timer.median_step_s * 1e6)
 
     @property
     def state_source(self) -> int:
-        """The id of the worker that is the state source of the present ring."""
+        """The id of the worker that is the state source of the present ring.
+
+        Before this worker's first ring it is this worker's own id.
+        """
         current = self._switching.generation
         return self._switching.worker if current is None else current.state_source
 
     def records(self) -> StepRecords:
         """Return the step records of all workers in rank order; wait for them.
+
+        This worker's own record must have been sent before. A second call in the same step returns
+        the same records at once.
 
         Raises:
             RingBroken: a worker is gone.
@@ -204,18 +221,25 @@ class WorkerSteps(ABC):
         return self._records
 
     def entered(self) -> None:
-        """Begin to time the steps in a new ring, and drop an agreement to switch of the old one."""
+        """Begin to time the steps in a new ring, and set :attr:`target` to None."""
         self.timer.enter(self.progress.step)
         self.slowest.restart()
         self.target = None
 
     def log_switch_if_due(self) -> None:
-        """Log the last switch if its ring ends after one step, since no later step will log it."""
+        """Log the switch into the present ring if just one step was completed in it.
+
+        It is called when the ring ends. Otherwise the second step has logged the switch. Only rank
+        0 logs.
+        """
         if self.timer.steps_here == 1:
             self._log_switch()
 
     def idle_record(self) -> StepRecord:
-        """Return this worker's step record for a time in which nothing is trained."""
+        """Return, without sending it, a step record of this worker with 0 samples.
+
+        It is for a time in which nothing is trained, such as a pause.
+        """
         return self._record(samples=0, idle=True)
 
     # --- for the two kinds
@@ -229,7 +253,9 @@ class WorkerSteps(ABC):
             self._pending = error
 
     def _completed(self) -> str:
-        """Complete a step: note whether all workers have agreed to switch, and to which generation.
+        """Count a complete step, and set :attr:`target` if all workers have agreed to switch.
+
+        It waits for the step records of all workers, which say that.
 
         Returns:
             Why they switch; empty if they do not.
@@ -242,7 +268,7 @@ class WorkerSteps(ABC):
         return reason if self.target is not None else ""
 
     def _publish(self) -> None:
-        """Report a complete step; after the second one in a ring, log the switch into that ring.
+        """Report a complete step to the daemon; after the second one in a ring, log the switch.
 
         The step records of the second step have the times of the switch and of the first step.
         """
@@ -261,7 +287,11 @@ class WorkerSteps(ABC):
         self._shared.report(report)
 
     def _repair(self, error: RingError, waiting_since: float) -> None:
-        """Repair the ring after ``error``; this worker waits since ``waiting_since`` (seconds)."""
+        """Build a ring of the survivors after the ring broke with ``error``.
+
+        ``waiting_since`` is when this worker began to wait for the others, in seconds on the
+        monotonic clock.
+        """
         self._switching.repair(error, waiting_since)
 
     def _record(
@@ -271,7 +301,7 @@ class WorkerSteps(ABC):
         state: int = 0,
         idle: bool = False,
     ) -> StepRecord:
-        """Return this worker's step record for the present step.
+        """Return, without sending it, this worker's step record for the present step.
 
         Args:
             samples: how many samples this worker brings into the step.
@@ -305,7 +335,10 @@ class WorkerSteps(ABC):
         )
 
     def _log_switch(self) -> None:
-        """Log the switch into the present ring, with its times on all workers; only rank 0 does."""
+        """Log the switch into the present ring, with its times on all workers, on rank 0 only.
+
+        Nothing is logged if the present step records are of another ring or have no such times.
+        """
         generation, records = self._switching.generation, self._records
         if generation is None or not records or self.ring.place.rank != 0:
             return

@@ -1,9 +1,10 @@
 """Form this worker's batches of a stream, from the samples that it reads in its leases.
 
-A stream has shards: sequences, such as files, whose lengths are not known before they are read. A
-batch is read when it is formed, so its size is known before its step begins. One sample more is
-read than the batch needs, to know whether the shard ends with the batch. If it does, the leased
-positions behind the end, which hold no samples, are marked as done together with the batch.
+:class:`StreamSampler` does that; it reads by a :class:`StreamReader`. A stream has shards:
+sequences, such as files, whose lengths are not known before they are read. A batch is read when it
+is formed, so its size is known before its step begins. One sample more is read than the batch
+needs, to know whether the shard ends with the batch. If it does, the leased positions behind the
+end, which hold no samples, are marked as done together with the batch.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class StreamReader(Protocol):
     """The interface of an object that reads the samples of a stream."""
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[Any]:
-        """Return up to ``count`` samples of a shard; fewer mean that the shard ends there.
+        """Read and return up to ``count`` samples of a shard; fewer mean that the shard ends there.
 
         Args:
-            epoch: the number of the epoch.
-            shard: the number of the shard.
+            epoch: the number of the epoch, from 0.
+            shard: the number of the shard, from 0.
             offset: the index in the shard of the first sample to return.
             count: the largest number of samples to return.
         """
@@ -46,8 +47,8 @@ class StreamBatch(Batch):
 
     Attributes:
         read: the samples.
-        spans: the positions that the batch takes from its worker's leases, including positions
-            behind the end of a shard, which hold no samples.
+        spans: the positions that the batch takes from its worker's leases, as (start, stop) without
+            stop, including positions behind the end of a shard, which hold no samples.
     """
 
     read: tuple[Any, ...] = ()
@@ -107,7 +108,7 @@ class StreamSampler(BatchSampler):
         self._first: StreamBatch | None = None
 
     def enter(self, epoch: int) -> None:
-        """Discard all samples that are read, and read those of the epoch with this number."""
+        """Discard all samples that are read; from now on read those of the epoch ``epoch``."""
         super().enter(epoch)
         self._end = -1
 
@@ -117,9 +118,9 @@ class StreamSampler(BatchSampler):
         self._pieces = deque()
 
     def form(self, ledger: Ledger) -> Batch | None:
-        """Form the next batch from what was read; None if the leases have no samples for it.
+        """Read the samples that the next batch lacks, and return the batch.
 
-        ``ledger`` has the leases of all workers.
+        The result is None if :meth:`has_more` is False. ``ledger`` has the leases of all workers.
         """
         if not self.has_more(ledger):
             return None
@@ -128,7 +129,7 @@ class StreamSampler(BatchSampler):
         return batch
 
     def has_more(self, ledger: Ledger) -> bool:
-        """Return whether :meth:`form` would return a batch now; read the samples for it.
+        """Read the samples of the next batch, and return whether :meth:`form` would return one now.
 
         If the leases in ``ledger`` do not fill a batch, the result is False while other batches are
         formed ahead, since more leases may come; else a smaller batch is formed.
@@ -140,6 +141,8 @@ class StreamSampler(BatchSampler):
 
     def use(self, source: Source, members: Sequence[int], in_hand: Sequence[Batch]) -> None:
         """Form batches of the sizes of ``source`` from now on.
+
+        Batches formed ahead are discarded only if the loader can read them again (``rereads``).
 
         Args:
             source: the description of the stream, with the new batch sizes.
@@ -188,6 +191,8 @@ class StreamSampler(BatchSampler):
     def warm_up(self) -> Batch:
         """Return a batch of the epoch's first samples for the warm-up, which is not counted.
 
+        The first call reads the samples, and later calls return the same batch.
+
         Raises:
             DataError: the stream has no samples.
         """
@@ -206,9 +211,9 @@ class StreamSampler(BatchSampler):
     def wanted(self, ledger: Ledger, step_batches: int) -> int:
         """Return how many more shards this worker needs to lease, so that its loader never waits.
 
-        For a shared stream (one shard that all workers read) it is a number of samples. ``ledger``
-        has the present leases; ``step_batches`` is the number of batches that a worker trains in a
-        step.
+        The result is 0 or more. For a shared stream (one shard that all workers read) it is a
+        number of samples. ``ledger`` has the present leases; ``step_batches`` is the number of
+        batches that a worker trains in a step.
         """
         if self._stream.shared:
             return super().wanted(ledger, step_batches)
@@ -229,17 +234,26 @@ class StreamSampler(BatchSampler):
         return {"position": position, "taken": length(spans), "end": self._end}
 
     def left(self, ledger: Ledger, batches: Sequence[Batch]) -> int:
-        """Return how many leased positions in ``ledger`` are left when ``batches`` are trained."""
+        """Return how many positions of this worker's leases are left when ``batches`` are trained.
+
+        The leases are those in ``ledger``; some of their positions may hold no samples.
+        ``batches`` are those of the open step.
+        """
         return length(subtract_spans(ledger.held_by(self._worker), _spans(batches)))
 
     def _shard_at(self, place: int) -> int:
-        """Return the number of the shard that comes at index ``place`` in the present epoch."""
+        """Return the number of the shard at index ``place`` (from 0) of the present epoch's order.
+
+        The order is random if the stream is shuffled.
+        """
         return int(self._order.at(place, place + 1)[0])
 
     # --- what is read
 
     def _fill(self, ledger: Ledger) -> bool:
-        """Read the samples of one batch and one sample more, if the leases in ``ledger`` have them.
+        """Read until the samples of one batch and one sample more are there, or the leases end.
+
+        What was read before counts. ``ledger`` has the leases.
 
         Returns:
             Whether the batch has to end at the samples read, because the next samples have another
@@ -260,7 +274,8 @@ class StreamSampler(BatchSampler):
     def _read(self, start: int, stop: int, counted: int, missing: int) -> None:
         """Read up to ``missing`` samples of the positions from ``start`` to ``stop``, of one shard.
 
-        If the shard ends there, the position of its end is kept. ``counted`` is the value of
+        ``stop`` is not included. The samples are kept for the next batches. If the shard ends
+        there, its length is kept, and the end of a shared stream. ``counted`` is the value of
         ``Batch.counted`` for these samples.
         """
         place, offset = divmod(start, SHARD)
@@ -322,7 +337,10 @@ class StreamSampler(BatchSampler):
         return StreamBatch(spans[0][0], NO_INDICES, counted, read=tuple(read), spans=tuple(spans))
 
     def _spans(self) -> list[Span]:
-        """Return the spans (start, stop) of positions that were read and are not trained."""
+        """Return the spans (start, stop) of positions that were read and are not trained.
+
+        They are those of the formed batches, then those of samples in no batch yet.
+        """
         return [*_spans(self._ahead), *((piece.start, piece.stop) for piece in self._pieces)]
 
 
