@@ -1,6 +1,6 @@
 """Move a worker from one ring to the next: agreed switches, joins, and repairs after a crash.
 
-Rules that make it safe:
+:class:`Switching` does that. Rules that make it safe:
 
 1. A planned switch happens between two steps that all old members agree on through their step
    records, and only when all of them have arrived there (a barrier in the old ring).
@@ -69,9 +69,13 @@ class Switching:
         on_enter: called in each new ring, before the state is exchanged.
         newcomer: waits for the first generation that has this worker as a member.
 
-    ``config`` is the process's configuration, ``shared`` the state that the daemon's threads share
-    with the training thread. ``ring`` connects the workers, ``coordinator`` reports this worker's
-    stage and failures, ``checkpointing`` loads the first state and saves the last.
+    Args:
+        config: the configuration of this process.
+        shared: the state that the daemon's threads share with the training thread.
+        ring: connects the workers. It is built and closed here.
+        progress: the attribute of that name.
+        coordinator: reports this worker's stage and failures.
+        checkpointing: loads the job's first state, and saves the last one.
     """
 
     def __init__(
@@ -111,10 +115,10 @@ class Switching:
     def start(self) -> None:
         """Register this worker, and enter the first ring of a job that is just starting.
 
-        If the job trains already, this worker is a newcomer: it warms up alone, in a ring of one.
+        If the job trains already, this worker is a newcomer, alone in a ring of one afterwards.
 
         Raises:
-            JobFailed: the job did not start in time, or has ended before.
+            JobFailed: the job did not start within 2 start_timeout_s, or has ended before.
         """
         member, generation = self._coordinator.start()
         self._member = RingMember(member.id, member.host, member.slot, member.address, member.port)
@@ -142,7 +146,7 @@ class Switching:
         """Wait as a candidate for leader until the job's first generation is announced; return it.
 
         Raises:
-            JobFailed: the job did not start in time, or has ended before.
+            JobFailed: the job did not start within 2 start_timeout_s, or has ended before.
         """
         self._coordinator.campaign()
         self._coordinator.set_stage(Stage.READY)
@@ -158,13 +162,10 @@ class Switching:
         return first
 
     def join(self) -> Generation:
-        """Enter the ring of a job that trains, and take over the job's state.
+        """Enter the ring of a job that trains, take over its state, and return the generation.
 
         This worker becomes a candidate for leader: newcomers have to lead the restart of the job if
-        all workers that held the state are dead.
-
-        Returns:
-            The generation that this worker has joined.
+        all workers that held the state are dead. If the job ends first, so does this process.
 
         Raises:
             FitIsDone: the job is in a later call of ``fit``. This worker warms up, as before.
@@ -273,7 +274,7 @@ class Switching:
     def between_steps(self, act: Callable[[], None]) -> None:
         """Call ``act``, in which all workers take part; repair the ring if it breaks meanwhile.
 
-        After a repair ``act`` is not called again.
+        After a repair ``act`` is not called again. Errors other than RingBroken are passed on.
         """
         began = self._now_s()
         try:
@@ -284,14 +285,11 @@ class Switching:
     def wait_for_min_np(self, record: Callable[[], StepRecord]) -> None:
         """Pause while fewer workers than min_np are left, until replacements have joined.
 
-        Meanwhile they exchange step records without samples, by which they agree on a switch and
-        notice if a worker dies.
-
-        Args:
-            record: returns this worker's step record while nothing is trained.
+        Meanwhile they exchange step records without samples (``record`` returns this worker's), by
+        which they agree on a switch and notice if a worker dies.
 
         Raises:
-            JobFailed: no worker joined in time, or the job has ended.
+            JobFailed: too few joined within elastic_timeout_s, or the job has ended.
         """
         if not self._pauses():
             return
@@ -324,8 +322,8 @@ class Switching:
     def _pauses(self) -> bool:
         """Return whether all members of this ring, which are between two steps now, must pause.
 
-        They must if they are too few and have completed a step since the last repair. In a script
-        that keeps its own place in its data the second condition does not apply.
+        They must if they are fewer than min_np and have completed a step since the last repair. In
+        a script that keeps its own place in its data the second condition does not apply.
         """
         if self._coordinator.sizes.enough(self._ring.place.size):
             return False
@@ -340,13 +338,13 @@ class Switching:
 
     @property
     def number(self) -> int:
-        """The number of the present generation; 0 if this worker has been in no ring of the job."""
+        """The number of the present generation; 0 before the first ring, or without a launcher."""
         return 0 if self.generation is None else self.generation.number
 
     def end_unevenly(self, error: UnevenEnd) -> NoReturn:
         """End the job as failed, since some workers have left the training and others train on.
 
-        All workers of the ring find this in the same step records. ``error`` names those that left.
+        All workers of the ring call it, and rank 0 saves before. ``error`` names those that left.
 
         Raises:
             JobFailed: always.
@@ -481,6 +479,7 @@ class Switching:
 
         Raises:
             JobFailed: there was no new generation in time, or the job has ended.
+            WorkerEvicted: the leader has evicted this worker.
         """
         settings = self._coordinator.settings
         limit = settings.repair_timeout_s + settings.switch_timeout_s
@@ -504,7 +503,7 @@ class Switching:
         """Build the ring of ``generation`` and bring all its members to the job's state.
 
         Returns:
-            When the ring was built and when the state had arrived, on the monotonic clock.
+            (when the ring was built, when the state had arrived), in seconds, monotonic clock.
         """
         rank = generation.rank_of(self.worker)
         assert rank is not None
@@ -534,8 +533,8 @@ class Switching:
         A newcomer also gets the state of schedulers and the epoch; other workers keep their own.
 
         Returns:
-            Whether it was done; False if some workers first have to pass over fits, because the
-            state is a checkpoint of a later fit.
+            Whether it was done; False if some workers first have to pass over fits (calls of Keras'
+            ``fit``), because the state is a checkpoint of a later fit.
         """
         if self.replica is None and self._coordinator.is_shared:
             raise UsageError("create an edl.Optimizer before the first batch")

@@ -1,4 +1,4 @@
-"""Combine the parts of a worker in one object, to which a framework's API talks.
+"""Combine the parts of a worker in one object, :class:`Worker`, to which a framework's API talks.
 
 A newcomer's life: start() -> warm-up in a ring of one -> join() -> steps, with a
 :meth:`Worker.boundary` before each -> finishing.finish(). The first workers of a job do not warm
@@ -56,10 +56,14 @@ OVER = (
 class Worker:
     """One worker of a job, as its training thread uses it. Not thread-safe.
 
+    ``edl.init()`` creates it, one in each worker process.
+
     Attributes:
+        ring: the connection to the other workers that was given to the constructor.
         loader: this worker's steps on the batches of edl's loader.
         script: this worker's steps if the script keeps its own place in its data.
-        steps: the one of ``loader`` and ``script`` that this script uses.
+        steps: the one of ``loader`` and ``script`` that this script uses; ``loader`` until
+            :meth:`leave_data_to_script`.
         checkpointing: saves and resumes the job, and ends it when it fails.
         replica: the state that is shared; None until the script has declared it.
         size_request: how many workers more, or fewer, the script wants.
@@ -141,7 +145,7 @@ class Worker:
 
         Raises:
             ZooKeeperUnreachable, UnknownJob: see :meth:`edl.daemon.daemon.Daemon.start`.
-            JobFailed: the job did not start in time.
+            JobFailed: the job did not start within twice its start_timeout_s, or has ended before.
         """
         self._switching.start()
 
@@ -167,7 +171,8 @@ class Worker:
         """Begin training: get the job's state, load it from a checkpoint, or start afresh.
 
         It is called when the script has built its model and data loader. After this the epoch and
-        the step are those of the job.
+        the step are those of the job. Nothing happens if this worker has got the state before, as
+        in :meth:`join`.
 
         Raises:
             FitIsDone: the job was resumed from a checkpoint of a later call of ``fit``.
@@ -177,13 +182,20 @@ class Worker:
     def boundary(self) -> None:
         """Do what is due between two steps: resync, switch, exchange the state, pause, save.
 
-        First, if the job resyncs, workers with another state than most get the state that most
-        hold; so a newcomer gets the right state. Then this worker moves to the generation to which
-        all have agreed to switch, if there is one. The process ends with success (SystemExit 0) if
-        the worker is no member of that generation.
+        All workers of the ring call it at the same point. In this order:
+
+        1. If it is time, the script is asked how many workers it wants.
+        2. If the job resyncs, workers with another state than most get the state that most hold; so
+           a newcomer gets the right state.
+        3. This worker moves to the generation to which all have agreed to switch, if there is one;
+           newcomers get the state. The process ends with success (SystemExit 0) if the worker is no
+           member of that generation.
+        4. With fewer workers than min_np, all wait for newcomers.
+        5. If a checkpoint is due, rank 0 saves it.
 
         Raises:
             StateDiffers: the states differ, and no majority holds the same state.
+            JobFailed: the job has ended, or nobody joined while too few workers were left.
             WorkerEvicted: this worker was evicted. A worker that is alone in its ring sees this
                 only here.
         """
@@ -202,7 +214,10 @@ class Worker:
         self.checkpointing.save_if_due(self.rank, self.generation)
 
     def close(self) -> None:
-        """Leave the ring and the job for good; a second call does nothing."""
+        """Leave the ring and the job for good; a second call does nothing.
+
+        If a checkpoint is being written, the call waits for it.
+        """
         self.ring.close()
         if not self.finished:
             self._coordinator.resign()  # no worker has to wait until the checkpoint is written
@@ -210,10 +225,12 @@ class Worker:
         self._coordinator.close()
 
     def request_leave(self) -> None:
-        """Leave the job at the next switch, or end the process at once outside of a ring.
+        """Request to leave the job at the next switch, or end this process at once (SystemExit 0).
 
-        The SIGTERM handler calls it. The only worker of a job without a launcher ends at once, too,
-        if the job saves no checkpoints.
+        The SIGTERM handler calls it. The process ends at once outside of a ring of the job, as in
+        the warm-up. The only worker of a job without a launcher ends at once if the job saves no
+        checkpoints; otherwise it saves one at the next :meth:`boundary` and ends there. Nothing is
+        requested if the script has trained to its end.
         """
         self.finishing.told_to_leave = True
         outside = self.warming_up or self._switching.generation is None
@@ -226,7 +243,7 @@ class Worker:
 
     @property
     def finished(self) -> bool:
-        """Whether this worker's script has trained to its end."""
+        """Whether this worker's script has trained to its end; True while it ends its training."""
         return self.finishing.finished
 
     @property
@@ -254,7 +271,7 @@ class Worker:
 
     @property
     def id(self) -> int:
-        """The id of this worker: a number that is never used again in its job."""
+        """The id of this worker: a number that is never used again in its job; -1 before start."""
         return self._switching.worker
 
     @property
@@ -273,7 +290,10 @@ class Worker:
 
     @property
     def generation(self) -> int:
-        """The number of the present generation; 0 while this worker is in no ring of the job."""
+        """The number of the present generation; 0 while this worker is in no ring of the job.
+
+        It is always 0 in a job without a launcher.
+        """
         return self.steps.generation
 
     @property
@@ -283,13 +303,17 @@ class Worker:
 
     @property
     def step(self) -> int:
-        """The number of updates that the job has made."""
+        """The number of updates that the job has made, by all its workers together.
+
+        In a script that keeps its own place in its data it is the number of saves of its state.
+        """
         return self.steps.progress.steps_made
 
     def _is_of_another_fit(self, target: int) -> bool:
-        """Return whether the newcomers of a generation were ready for a fit that has ended since.
+        """Return whether the newcomers of a generation were ready for another fit than the present.
 
-        ``target`` is the number of the generation; a fit is one call of Keras' ``fit``.
+        Then nobody switches to it. ``target`` is the number of the generation; a fit is one call of
+        Keras' ``fit``.
         """
         generation = self._shared.generation(target)
         return bool(generation.joined) and generation.fits != self.steps.progress.fits_done
@@ -313,20 +337,27 @@ class Worker:
     # --- what the script declares ---
 
     def on_trained(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once, after the first step of this worker in a ring of the job."""
+        """Call ``callback`` once, after the first step of this worker in a ring of the job.
+
+        It replaces an earlier callback. The training thread calls it; in a job without a launcher
+        it is never called.
+        """
         self.loader.on_trained = self.script.on_trained = callback
 
     def on_resize(self, callback: Callable[[int, int], None]) -> None:
         """Call ``callback(old_size, new_size)`` after each switch, repair and join of this worker.
 
-        The sizes are the numbers of workers in the ring.
+        The sizes are the numbers of workers in the ring. The training thread calls all callbacks
+        that were given, in the order in which they were given.
         """
         self._on_resize.append(callback)
 
     def on_leave(self, callback: Callable[[frozenset[int]], None]) -> None:
         """Call ``callback(ids)`` on all workers of the ring before the workers ``ids`` leave it.
 
-        The workers may exchange messages in the callback.
+        It is called before a planned switch only, not after a crash or at the end of the job. The
+        training thread calls all callbacks that were given, in the order in which they were given.
+        The workers may exchange messages in a callback.
         """
         self._on_leave.append(callback)
 
@@ -335,7 +366,8 @@ class Worker:
 
         Raises:
             DataError: the source is empty.
-            UsageError: there is a source already, or the script keeps its own place in its data.
+            UsageError: there is a source already, the script keeps its own place in its data, or
+                it has trained to its end before.
         """
         if self.steps is self.script:
             raise UsageError(
@@ -369,14 +401,16 @@ class Worker:
     def describe_model(self, signature: Callable[[], Signature]) -> None:
         """Let newcomers ask for the signature of this worker's model: the shapes of its tensors.
 
-        ``signature`` returns it; other threads than the training thread call it.
+        ``signature`` returns it by the tensors' names; other threads than the training thread call
+        it. A second call replaces it.
         """
         self._shared.signature = signature
 
     def _check_script(self) -> None:
         """Raise an error if this newcomer's model or fits do not match the job's.
 
-        A fit is one call of Keras' ``fit``.
+        It asks a worker in the ring, and waits for the answer; nothing happens if none answers. A
+        fit is one call of Keras' ``fit``.
 
         Raises:
             NewcomerDiffers: the models cannot share a state.
@@ -431,19 +465,22 @@ class Worker:
     # --- between two steps ---
 
     def exchange(self, values: Sequence[float]) -> list[list[float]]:
-        """Send ``values`` to all workers; return the numbers of all workers in rank order.
+        """Send ``values`` to all workers; return a list for each worker, in rank order.
 
-        See :meth:`exchange_bytes`.
+        All workers call it between two steps, at the same point of the script, and each waits for
+        all. The answer is the same on all, even if some workers die; see :meth:`exchange_bytes`,
+        also for further errors.
 
         Raises:
-            UsageError: a worker has sent more numbers than another; or see :meth:`exchange_bytes`.
+            UsageError: a worker has sent more numbers than another.
         """
         return unpacked(self.exchange_bytes(packed(values)))
 
     def exchange_bytes(self, payload: bytes) -> list[bytes]:
         """Send ``payload`` to all workers; return the payloads of all in rank order.
 
-        All workers call it at the same point of the script. The sizes of the payloads may differ.
+        All workers call it between two steps, at the same point of the script, and each waits for
+        all. The sizes of the payloads may differ.
         The answer is the same on all workers, even if some die meanwhile: if one of the survivors
         had the answer, then all get it, with what the dead workers have sent; otherwise the
         survivors send their payloads again. While this worker warms up, and in a job of one, the
@@ -464,13 +501,14 @@ class Worker:
     def log_event(self, details: Details, reason: str) -> None:
         """Add an event to the job's event log, with its ``details`` and a ``reason`` for people.
 
-        All workers call it with the same event; only rank 0 writes it.
+        All workers call it with the same event; on all but rank 0 nothing happens. The call does
+        not wait: rank 0's daemon writes the event later.
         """
         if self.rank == 0:
             self._shared.log(Event(time.time(), self.generation, self.step, reason, details))
 
     def _switched(self, old_size: int, new_size: int) -> None:
-        """Note that the ring has changed, and call the callbacks of :meth:`on_resize`.
+        """Begin to time steps in a new ring, and call the callbacks of :meth:`on_resize`.
 
         ``old_size`` and ``new_size`` are the numbers of workers before and after.
         """
