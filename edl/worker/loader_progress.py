@@ -181,7 +181,7 @@ class LoaderProgress(TrainingProgress):
 
     @property
     def steps_made(self) -> int:
-        """The number of steps that the script has made.
+        """The number of steps that the job has made.
 
         With several optimizers the open step is counted as soon as one of them has made its update.
         """
@@ -227,7 +227,7 @@ class LoaderProgress(TrainingProgress):
         self.announces_late = True
 
     def end_batch(self) -> None:
-        """Mark the present batch as done: all optimizers have made their updates with it."""
+        """End the present batch: all optimizers have made updates with it, so it is done."""
         if self.step_input.in_hand:
             self.update_order = self.update_order.after_batch()
         self.step_input.end_batch()
@@ -266,7 +266,7 @@ class LoaderProgress(TrainingProgress):
         self.microbatches = self.source.batching.microbatches(size)
 
     def _take_batching(self, batching: Batching) -> None:
-        """Use the batch sizes of ``batching`` from the next step on."""
+        """Form batches of the sizes of ``batching`` from now on (see ``BatchSampler.use``)."""
         self._source = replace(self.source, batching=batching)
         if self._worker in self.members:
             self.sampler.use(self._source, self.members, self.step_input.untrained)
@@ -536,9 +536,9 @@ class LoaderProgress(TrainingProgress):
     def _in_own_epoch(self, received: Ledger) -> Ledger:
         """Return the ledger for this worker's epoch, given the state source's (``received``).
 
-        When the state source is in a later epoch, this worker's epoch is over, and the received
-        ledger is kept for :meth:`next_epoch`. When the state source is in an earlier epoch, which
-        it is about to leave, this worker's epoch begins with all samples free.
+        When the state source is in a later epoch, this worker's epoch is over (nothing is free),
+        and the received ledger is kept for :meth:`next_epoch`. When the state source is in an
+        earlier epoch, which it is about to leave, this worker's epoch begins anew, with new leases.
         """
         epoch = self.ledger.epoch
         if received.epoch > epoch:
@@ -590,7 +590,7 @@ class LoaderProgress(TrainingProgress):
         self.step, self.has_state = step, True
 
     def _granted(self, ledger: Ledger) -> Ledger:
-        """Return ``ledger`` with free positions leased to each ring member that needs samples."""
+        """Return ``ledger`` with free positions leased to each ring member that holds too few."""
         source, size = self.source, len(self.members)
         needs = [(w, source.lacks(ledger, w, self.step_batches, size)) for w in self.members]
         return grant(ledger, needs, source.policy(size))

@@ -250,7 +250,7 @@ class LoaderSteps(WorkerSteps):
         self._begin_step()
 
     def end_batch(self) -> None:
-        """Mark the present batch as done: all optimizers have made their updates with it."""
+        """End the present batch: all optimizers have made updates with it, so it is done."""
         self._progress.end_batch()
 
     def accumulate(self) -> None:
@@ -271,7 +271,10 @@ class LoaderSteps(WorkerSteps):
         failpoints.reached("accumulated")
 
     def announce(self) -> None:
-        """Send this worker's record of the open step, unless it was sent before."""
+        """Send this worker's record of the open step, unless it was sent before.
+
+        Nothing happens if no step is open.
+        """
         if self.open and self._pending is None and self._records is None:
             self._send_row()
 
@@ -281,8 +284,11 @@ class LoaderSteps(WorkerSteps):
         If some workers did not know that gradients are accumulated, all send their records again.
 
         Raises:
-            RingBroken, RingError, JobFailed, StateDiffers: see
-                :meth:`edl.worker.steps.WorkerSteps.records`.
+            RingBroken: a worker is gone; the caller then calls :meth:`recover`.
+            RingError: the workers are not in the same step.
+            JobFailed: some workers have left the epoch, or ended, and others have not.
+            StateDiffers: the workers do not hold the same state.
+            NewcomerDiffers: this worker is a newcomer that does not hold the others' state.
         """
         while True:
             self.announce()
@@ -335,7 +341,8 @@ class LoaderSteps(WorkerSteps):
         Returns:
             True if others had completed the step: the model has their state now, in which this
             worker's gradients are included. False if the step has to be completed with the
-            gradients of the survivors; this worker has sent its step record again.
+            gradients of the survivors. Then this worker's step record has been sent again; with
+            accumulated gradients it goes out with the first gradient.
 
         Raises:
             WorkerEvicted, JobFailed: this worker or the job cannot go on.
@@ -390,11 +397,13 @@ class LoaderSteps(WorkerSteps):
     def compare(self, records: StepRecords) -> None:
         """Raise an error if the digests in the step records say that the workers' states differ.
 
-        ``records`` are the step records of all workers.
+        In a job that resyncs, a difference between old workers is only noted, and corrected before
+        the next step. ``records`` are the step records of all workers.
 
         Raises:
-            StateDiffers, NewcomerDiffers, RingBroken: see
-                :meth:`edl.worker.state_check.StateCheck.compare`.
+            StateDiffers: states of workers that are no newcomers differ; the job ends.
+            NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
+            RingBroken: another worker is a newcomer whose state differs.
         """
         self._check.compare(records)
 
@@ -485,8 +494,12 @@ class LoaderSteps(WorkerSteps):
     def save_together(self, save: Callable[[], str]) -> str:
         """Let rank 0 call ``save`` for the last checkpoint while the other workers wait.
 
+        Args:
+            save: saves, waits until the file is written, and returns why it was not; else "".
+
         Returns:
-            Why the checkpoint was not written; empty if it was, or if this is not known.
+            Why the checkpoint was not written (the cause itself on rank 0 only); empty if it was,
+            or if this is not known.
         """
         unsaved = ""
 

@@ -47,10 +47,7 @@ class Batch:
 
     @property
     def items(self) -> list[Any]:
-        """The items of which the framework's loader makes the batch: the samples' indices.
-
-        They are indices in the data set.
-        """
+        """The items of which the loader makes the batch: the samples' indices in the data set."""
         items: list[Any] = self.indices.tolist()
         return items
 

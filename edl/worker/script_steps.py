@@ -187,8 +187,8 @@ class ScriptSteps(WorkerSteps):
     def compare(self, records: StepRecords) -> None:
         """Raise an error if the digests in the step records say that the workers' states differ.
 
-        At the first compared save an error is raised only if just newcomers differ; if others
-        differ, no states are compared any more. ``records`` are the step records of all workers.
+        At the first compared save an error is raised only if all workers that differ are newcomers;
+        otherwise states are not compared any more. ``records`` are the step records of all workers.
 
         Raises:
             StateDiffers: states of workers that are no newcomers differ; the job ends.

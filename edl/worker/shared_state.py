@@ -120,25 +120,32 @@ class SharedState:
 
     @property
     def requested_batch(self) -> int:
-        """The global batch that this worker asks for as the leader; 0: it asks for none."""
+        """The global batch, in samples, that this worker asks for as the leader; 0: for none."""
         leader = self.leader
         leads = leader is not None and leader.worker == self.worker
         return self._requested_batch if leads else 0
 
     def job_is(self, state: JobState, reason: str = "") -> None:
-        """Note the state of the job and its ``reason``, and wake up the waiting threads."""
+        """Set :attr:`job_state` and its ``reason``.
+
+        If the job is over, the waits in :meth:`wait_for_end` and :meth:`wait_for_generation` end.
+        """
         with self._lock:
             self._job_state, self._job_reason = state, reason
             self._lock.notify_all()
 
     def evict(self, reason: str) -> None:
-        """Note that this worker is evicted for ``reason``, and wake up the waiting threads."""
+        """Note that this worker is evicted for ``reason``; it cannot be taken back.
+
+        From now on :meth:`check` and :meth:`wait_for_generation` raise WorkerEvicted, also in
+        threads that wait already.
+        """
         with self._lock:
             self._evicted = reason
             self._lock.notify_all()
 
     def check(self) -> None:
-        """Raise an error if this worker may not go on.
+        """Raise an error if this worker may not go on; else do nothing.
 
         Raises:
             WorkerEvicted: the leader has evicted this worker, or the worker's job is gone.
@@ -261,7 +268,7 @@ class SharedState:
     # --- to the daemon thread ---
 
     def report(self, progress: WorkerProgress) -> None:
-        """Replace the progress that the daemon reports for this worker."""
+        """Replace the progress that the daemon publishes for this worker when it next looks."""
         with self._lock:
             self._progress = progress
 

@@ -279,10 +279,12 @@ class StateCheck(StateComparison):
 
         A newcomer whose state differs leaves. Other workers that differ get the state that most
         workers hold, if the job resyncs; otherwise the job ends. Nothing happens if all states are
-        equal.
+        equal, or if the script has declared no state.
 
         Raises:
-            StateDiffers, NewcomerDiffers, RingBroken: see :meth:`compare`.
+            StateDiffers: states of old workers differ; the job ends.
+            NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
+            RingBroken: another worker is such a newcomer, or has died.
         """
         if self.replica is None:
             return
@@ -332,7 +334,9 @@ class StateCheck(StateComparison):
             said: the digests and learning rates of all workers, by id.
 
         Raises:
-            StateDiffers, NewcomerDiffers, RingBroken: see :meth:`compare`.
+            StateDiffers: states of old workers differ, and the job does not resync.
+            NewcomerDiffers: this worker is a newcomer whose state differs; it ends.
+            RingBroken: another worker is such a newcomer.
         """
         step = self._progress.step
         if leaving := newcomers_that_leave(found, said):

@@ -1,4 +1,4 @@
-"""Measure how long the steps of one worker take, by its own clock."""
+"""Measure how long the steps of one worker take, by its own clock (:class:`StepTimer`)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ class StepTimer:
     def wait(self) -> None:
         """Note that this worker begins to wait for the other workers.
 
-        The time since its last step ended is its own: for computing, and for waiting for data.
+        The time since its last step ended is its own: :attr:`compute_us` and :attr:`data_us` are
+        set to its parts.
         """
         self.waiting_since = self._now_s()
         own_us = us(self.waiting_since - max(self.ended, self._entered))

@@ -139,8 +139,8 @@ class WorkerSteps(ABC):
     def save_together(self, save: Callable[[], str]) -> str:
         """Let rank 0 call ``save`` for the last checkpoint while the other workers wait.
 
-        This class saves nothing: a script that keeps its own place in its data has no state of edl
-        to save.
+        This class does not call ``save``: a script that keeps its own place in its data has no
+        state of edl to save.
 
         Returns:
             Why the checkpoint was not written; empty if it was, and always in this class.
@@ -175,7 +175,10 @@ class WorkerSteps(ABC):
 
     @property
     def generation(self) -> int:
-        """The number of the present generation; 0 while this worker is in no ring of the job."""
+        """The number of the present generation; 0 while this worker is in no ring of the job.
+
+        It is always 0 in a job without a launcher.
+        """
         current = self._switching.generation
         return current.number if current is not None else 0
 

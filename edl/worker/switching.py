@@ -368,8 +368,7 @@ class Switching:
                 them, since no later step would do so.
 
         Returns:
-            The step records of all workers; None if none is sent, or if the others have finished
-            the job.
+            All workers' step records; None if none is sent, or if the others have ended the job.
 
         Raises:
             JobFailed: other workers train on.
@@ -401,11 +400,13 @@ class Switching:
     def repair(self, error: RingError, waiting_since: float, failed: int = 0) -> None:
         """Go on in a ring of the survivors, after a ring broke or could not be built.
 
+        Afterwards they hold the same state again. The process ends with success (SystemExit 0) if
+        the new generation does not have this worker.
+
         Args:
             error: how the ring broke.
             waiting_since: when this worker began to wait for the others, on the monotonic clock.
-            failed: the number of the generation whose ring was not built; 0: the present ring
-                broke.
+            failed: the generation whose ring could not be built; 0: the present ring broke.
 
         Raises:
             WorkerEvicted: the leader has evicted this worker.
@@ -454,7 +455,7 @@ class Switching:
         failpoints.reached("reported")
 
     def _failure(self, generation: int, step: int, text: str) -> RingFailure:
-        """Return the report that the ring of ``generation`` failed after ``step`` with ``text``."""
+        """Return a report: ring ``generation`` failed by ``text`` after ``step`` (-1: no state)."""
         current = self.generation
         members = current.members if current is not None and current.number == generation else ()
         blamed = blamed_rank(text, members, self._ring.place.rank)
@@ -586,7 +587,7 @@ class Switching:
         self.exit(f"{why} after step {self.progress.step} ({generation.reason})")
 
     def exit(self, reason: str) -> NoReturn:
-        """End this process with success (SystemExit 0), and log ``reason``."""
+        """Leave ring and job, log ``reason``, and end this process with success (SystemExit 0)."""
         logger.info("w%d ends: %s", self.worker, reason)
         self._ring.close()
         self._coordinator.close()
