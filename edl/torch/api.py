@@ -1,6 +1,8 @@
 """Provide the functions of ``edl.torch`` that need PyTorch, and register the script's optimizers.
 
-The functions that need no framework are in :mod:`edl.framework.process`.
+Scripts call :func:`init`, :func:`track`, :func:`no_sync` and :func:`notify_batch_end`; edl's loader
+and optimizers call the others. The functions that need no framework are in
+:mod:`edl.framework.process`.
 """
 
 from __future__ import annotations
@@ -35,17 +37,24 @@ synchronise_batch_norm(lambda: None if (found := _of_this_job()) is None else fo
 def init(**settings: Any) -> None:
     """Make this process a worker of the job for which the launcher started it.
 
-    Without a launcher the script runs as a job of one worker. In a job that is already training,
-    the call returns at once and the script *warms up*, see :meth:`edl.torch.DataLoader.epochs`. A
-    second call does nothing.
+    Without a launcher the script runs as a job of one worker. In a job that has not begun, the call
+    waits until the job's first workers are connected. In a job that is already training, the call
+    does not wait: the script *warms up* with one batch, whose result is discarded, and joins the
+    job after it, see :meth:`edl.torch.DataLoader.epochs`. A second call does nothing, except at a
+    Python prompt or in a notebook without a launcher: there it ends the job of one worker and
+    begins another.
 
     Args:
-        settings: fields of :class:`edl.config.Config`, by name.
+        settings: fields of :class:`edl.config.Config`, by name. Those that the launcher sets for
+            all workers of the job are ignored, with a warning.
 
     Raises:
         ConfigError: a setting has an invalid value.
-        CoordinationError: ZooKeeper does not answer, or does not have the job.
-        JobFailed: the job did not start in time.
+        CoordinationError: ZooKeeper does not answer.
+        UnknownJob: ZooKeeper does not have the job.
+        JobFailed: the job did not start in time, or has ended.
+        UsageError: this process is a child process of a worker, or a launcher other than edl's has
+            started it together with others.
     """
     process.start(TorchCollectives, settings)
 
@@ -55,13 +64,15 @@ def track(**objects: Trackable) -> None:
 
     An object needs ``state_dict()`` and ``load_state_dict()``; examples are counters and averages
     of the weights. LR schedulers of PyTorch's base class and gradient scalers are tracked without
-    this call.
+    this call. Each call adds objects, before or after ``edl.Optimizer`` is made.
 
     Args:
         objects: the objects, by names that are the same on all workers.
 
     Raises:
-        UsageError: an object has no such methods, or another object is tracked under the same name.
+        UsageError: an object has no such methods, or another object is tracked under the same name;
+            then none of ``objects`` is tracked. Or ``edl.init()`` was not called, or the script has
+            an elastic state.
     """
     process.track(TorchReplica.check, objects)
 
@@ -70,9 +81,14 @@ def notify_batch_end() -> None:
     """End the current batch without an update, and count its samples as trained.
 
     ``optimizer.step()`` ends a batch itself, so only a batch without ``backward()`` needs this
-    call, and all workers must make it. A second call for the same batch does nothing. Inside of
-    :func:`no_sync` the step goes on with the next batch, and only this worker adds nothing for the
-    current batch to its accumulated gradients.
+    call, and all workers must make it for the same batch. (A worker that alone skips ``backward()``
+    calls ``optimizer.step()`` all the same.) The batch counts as a step in ``edl.step()``. A second
+    call for the same batch does nothing. Inside of :func:`no_sync` the step goes on with the next
+    batch, and only this worker adds nothing for the current batch to its accumulated gradients.
+
+    Raises:
+        UsageError: ``edl.init()`` was not called, or an exception has ended ``backward()`` in this
+            batch on this worker.
     """
     worker = current_worker()
     optimizers = _of_this_job()
@@ -86,10 +102,11 @@ def notify_batch_end() -> None:
 def no_sync() -> Iterator[None]:
     """Accumulate gradients on this worker in the ``with`` block, as ``no_sync`` of PyTorch's DDP.
 
-    Several batches make one step of the optimizer. All but the last batch have their ``backward()``
-    inside the block; the last batch has it outside, which sends the accumulated gradients. The
-    update is weighted by the samples of all these batches. To get the mean over them, divide each
-    loss by the number of batches. Workers join and leave only between two steps.
+    Several batches make one step of the optimizer, or of all optimizers of the script. All but the
+    last batch have their ``backward()`` inside the block; the last batch has it outside, which
+    sends the accumulated gradients. The update is weighted by the samples of all these batches. To
+    get the mean over them, divide each loss by the number of batches, which is to be the same on
+    all workers. Workers join and leave only between two steps.
 
     Raises:
         UsageError: there is no ``edl.Optimizer`` yet, or the loader splits batches
@@ -105,18 +122,23 @@ def no_sync() -> Iterator[None]:
 def begin_loop() -> None:
     """Record the parameter groups and ``requires_grad`` flags with which the epoch loop begins.
 
-    What the script changes in them during the loop is then sent to newcomers. What it changes
-    before the loop is not sent, because the newcomer's own script does the same.
+    ``DataLoader.epochs`` calls this. What the script changes in them during the loop is then sent
+    to newcomers. What it changes before the loop is not sent, because the newcomer's own script
+    does the same. A later call only records the flags of new parameters. Without an
+    ``edl.Optimizer`` nothing is recorded.
     """
     if _replica is not None and _of_this_job() is not None:
         _replica.begin()
 
 
 def end_batch() -> None:
-    """End the current batch in all optimizers; the script asks for the next batch.
+    """End the current batch in all optimizers, before the script gets its next batch.
 
     If gradients were reduced and no optimizer has applied them, the batch counts as one whose
-    update was skipped.
+    update was skipped. Without an ``edl.Optimizer`` nothing happens.
+
+    Raises:
+        UsageError: an exception has ended ``backward()`` in this batch on this worker.
     """
     if (optimizers := _of_this_job()) is not None:
         optimizers.end_batch()
@@ -148,8 +170,10 @@ def attach_optimizer(
         The object that reduces the optimizer's gradients.
 
     Raises:
-        UsageError: training has begun, or several optimizers do not fit together, see
-            :meth:`edl.torch.optimizers.Optimizers.add`.
+        UsageError: the training is over; this is a further optimizer, and the first batch was
+            handed out before; another optimizer trains one of the parameters; or there are several
+            optimizers, or one that takes two backward passes for an update (SAM), and one has
+            ``passes_per_step`` > 1.
     """
     global _optimizers, _replica
     worker, last_step = current_worker(), LastStep()
@@ -174,9 +198,13 @@ def _see_scaler(
 ) -> None:
     """Add a GradScaler that the script is about to use to the job's shared state.
 
+    It is called each time a GradScaler scales a loss; a scaler that was added before stays as it
+    is.
+
     Args:
-        optimizers: the optimizers of the job, which get the scaler for its loss scale.
-        replica: the state of the job, which gets the scaler's state.
+        optimizers: the optimizers of the job, which read the loss scale from this scaler from now
+            on.
+        replica: the state of the job, to which the scaler's state is added.
         scaler: the GradScaler.
 
     Raises:

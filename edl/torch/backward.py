@@ -1,4 +1,7 @@
-"""Call a function at the end of each backward pass, by callbacks of autograd's engine."""
+"""Call a function at the end of each backward pass, by callbacks of autograd's engine.
+
+:class:`BackwardEnd` is the watcher that calls it; gradient hooks call its ``expect()``.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ class BackwardEnd:
             _ENGINE.queue_callback(_Pass(self))
 
     def at_end(self) -> None:
-        """Call ``ended()``, or postpone it to the end of the outer backward pass if there is one.
+        """Call ``ended()``; in a pass inside of another pass, call it at the end of the outer pass.
 
         Autograd's engine calls this at the end of a backward pass.
         """
