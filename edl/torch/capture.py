@@ -1,4 +1,7 @@
-"""Copy PyTorch state into host memory for a checkpoint, and turn such copies into tensors again."""
+"""Copy PyTorch state into host memory for a checkpoint, and turn such copies into tensors again.
+
+A :class:`Copier` makes the copies, and :func:`to_tensors` turns them into tensors.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ KIND = "torch"
 class Copier:
     """A copier of model state into host memory that reuses its buffers.
 
-    Each :meth:`copy` overwrites the previous copy, so the caller must be done with that one.
+    Each :meth:`copy` overwrites the tensor bytes of the previous copy, so the caller must not need
+    that one any more.
     """
 
     def __init__(self) -> None:
@@ -28,6 +32,8 @@ class Copier:
 
     def copy(self, state: Any) -> Any:
         """Copy a state, with each tensor replaced by a :class:`Blob` with a copy of its bytes.
+
+        The copy is complete when the call returns, also that of tensors on a GPU.
 
         Args:
             state: nested dicts, lists and tuples with tensors. NumPy arrays in it are copied as
@@ -66,10 +72,11 @@ class Copier:
 
 
 def to_tensors(state: Any) -> Any:
-    """Return ``state``, of nested dicts and lists, with a tensor in place of each :class:`Blob`.
+    """Return a copy of ``state``, nested dicts, lists and tuples, with tensors in place of Blobs.
 
-    It reverses :meth:`Copier.copy`. A tensor is put on the type of device that it was copied from,
-    or on the CPU if there is no CUDA device here.
+    It reverses :meth:`Copier.copy`. A tensor is put on the type of device that it was copied from
+    (for ``cuda`` the current device), or on the CPU if there is no CUDA device here. On the CPU it
+    shares its memory with the :class:`Blob`.
 
     Raises:
         CheckpointError: an array is of another framework, or of a dtype that this PyTorch lacks.
@@ -96,12 +103,14 @@ def _tensor(value: Any, where: str) -> Any:
 def check_model(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
     """Check that the tensors of a checkpoint have the names and shapes of this script's model.
 
+    Their dtypes may differ.
+
     Args:
         mine: parameters and buffers of the script's model, by name.
         theirs: parameters and buffers in the checkpoint, by name.
 
     Raises:
-        CheckpointError: a name or a shape differs; the text lists some of those that do.
+        CheckpointError: a name or a shape differs; the text lists up to three of those that do.
     """
     if lacking := sorted(theirs.keys() - mine.keys()):
         raise CheckpointError(

@@ -71,11 +71,19 @@ class TorchCollectives:
         atexit.unregister(hvd.shutdown)
 
     def shutdown(self) -> None:
-        """Leave the ring by ``hvd.shutdown()``, which also ends Horovod's thread here."""
+        """Leave the ring by ``hvd.shutdown()``, which ends the ring for all its workers.
+
+        Horovod's thread in this process ends, too.
+        """
         hvd.shutdown()
 
     def allgather_start(self, row: Table, name: str) -> Any:
-        """Start to send the rows ``row`` to all workers, in the allgather named ``name``.
+        """Start to send the rows ``row`` to all workers, without waiting for theirs.
+
+        Args:
+            row: this worker's rows, an int64 array of two dimensions. The number of rows may differ
+                between workers, the number of columns may not.
+            name: the name of the allgather, the same on all workers.
 
         Returns:
             A handle for :meth:`allgather_finish`.
@@ -97,7 +105,8 @@ class TorchCollectives:
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
         """Return the ``payload`` of rank ``root``; those of the other workers are ignored.
 
-        All workers call it with the same ``name`` for the collective.
+        All workers call it with the same ``name`` for the collective, and wait until the payload
+        has come. The payloads may differ in size.
 
         Raises:
             CollectiveFailed: the ring is broken.
@@ -117,12 +126,15 @@ class TorchCollectives:
 
 @waits("exchanging the state with the others")
 def broadcast_start(tensor: torch.Tensor, root: int, name: str) -> int:
-    """Start to overwrite ``tensor``, in place, with the tensor of rank ``root``.
+    """Start to overwrite ``tensor``, in place, with the tensor of rank ``root``; return at once.
 
     All workers call it with the same ``name`` for the collective.
 
     Returns:
-        A handle for :func:`finish`.
+        A handle for :func:`finish`, which waits until ``tensor`` is overwritten.
+
+    Raises:
+        CollectiveFailed: the ring is broken.
     """
     handle: int = guarded(hvd.broadcast_async_, tensor, root, name=name)
     return handle
@@ -135,12 +147,17 @@ def average_start(tensor: torch.Tensor, output: torch.Tensor, name: str) -> int:
     function that they call takes both an input and an output, so it is called here.
 
     Args:
-        tensor: this worker's tensor.
-        output: a tensor of the same shape and dtype, which receives the average.
+        tensor: this worker's tensor; it must not change until :func:`finish` returns.
+        output: a tensor of the same shape and dtype, which has the average when :func:`finish`
+            returns.
         name: the name of the collective, the same on all workers.
 
     Returns:
         A handle for :func:`finish`.
+
+    Raises:
+        CollectiveFailed: the ring is broken.
+        UsageError: Horovod cannot average tensors of this dtype or layout.
     """
     handle: int = guarded(
         mpi_ops._allreduce_async,
@@ -159,6 +176,8 @@ def average_start(tensor: torch.Tensor, output: torch.Tensor, name: str) -> int:
 def finish(handle: int) -> torch.Tensor:
     """Wait for the collective of ``handle``, and return its output tensor.
 
+    The result is None for a handle that was waited for before.
+
     Raises:
         CollectiveFailed: the ring is broken.
     """
@@ -169,11 +188,14 @@ def finish(handle: int) -> torch.Tensor:
 def _synchronize(handle: int) -> Any:
     """Wait for the collective of ``handle`` as ``hvd.synchronize`` does, but sleep between polls.
 
-    Horovod's own wait (WaitAndClear in torch/mpi_ops_v2.cc) polls without a pause. That keeps
-    a processor busy which Horovod's own threads and the other workers of the machine need.
+    Horovod's own wait (WaitAndClear in torch/mpi_ops_v2.cc) polls without a pause. That keeps a
+    processor busy which Horovod's own threads and the other workers of the machine need.
 
     Returns:
         The output of the collective; None for a handle that was waited for before.
+
+    Raises:
+        HorovodInternalError: the collective failed.
     """
     pause_s = FIRST_PAUSE_S
     while handle in mpi_ops._handle_map and not hvd.poll(handle):

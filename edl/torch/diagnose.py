@@ -22,7 +22,8 @@ def layer_balance(
 ) -> JobBalance:
     """Return a recorder of the squared norms of the weights of each layer of ``model``.
 
-    See :class:`edl.diagnose.LayerBalance` for what it records and what follows from that::
+    Each call of its ``record()`` adds a row with the norms at that moment;
+    :class:`edl.diagnose.LayerBalance` computes measures from the rows::
 
         balance = edl.diagnose.layer_balance(model)
         edl.track(balance=balance)     # newcomers and checkpoints have its rows
@@ -35,14 +36,15 @@ def layer_balance(
 
     Args:
         model: the model whose layers are recorded.
-        layers: names of parameters with two or more dimensions, in the order of the net; None: all
-            such parameters that are trained, in the order of ``model.named_parameters()``.
+        layers: names of floating-point parameters with two or more dimensions, in the order of the
+            net; None: all such parameters that require a gradient, in the order of
+            ``model.named_parameters()``.
         matrices: whether to record, too, the matrices D_i = W_(i+1)^T W_(i+1) - W_i W_i^T of
             consecutive layers' weights W_i (:mod:`edl.diagnose`).
 
     Raises:
         UsageError: ``model`` is no module, it has fewer than two such parameters, a name in
-            ``layers`` is unknown, or a parameter has no shape yet.
+            ``layers`` is of no such parameter, or a parameter has no shape yet.
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"layer_balance needs a torch.nn.Module, not a {type(model).__name__}")

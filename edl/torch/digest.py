@@ -27,7 +27,8 @@ def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
     The results of a device come to the CPU in one transfer for all its tensors.
 
     Args:
-        parts: values of the state, each with the first and last byte to compute a digest of.
+        parts: values of the state, each with the first byte of the range and the byte after its
+            end.
     """
     found: dict[str, int] = {}
     sums: dict[torch.device, dict[str, torch.Tensor]] = {}
