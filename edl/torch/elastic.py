@@ -1,6 +1,7 @@
 """Provide ``hvd.elastic`` for a PyTorch script that imports ``edl.torch`` as ``hvd``.
 
-:mod:`edl.framework.elastic` has what is the same in every framework.
+It has :class:`TorchState`, :func:`run` and ``ElasticSampler``. :mod:`edl.framework.elastic` has
+what is the same in every framework.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ __all__ = ["ElasticSampler", "TorchState", "run"]
 class TorchState(State):
     """Horovod's elastic state of a script: a model, an optimizer and further attributes.
 
-    It is saved at each commit, restored after a crash, and sent to newcomers. Attributes may be
-    samplers, LR schedulers, numbers and other objects. An object with ``state_dict()`` and
-    ``load_state_dict()`` stays the same object when the state is restored or received; any other
-    attribute is replaced by a copy. A crash undoes what has changed since the last commit, also
-    inside of lists and dicts.
+    The script gives it to the function that :func:`run` has wrapped, which calls its ``commit()``.
+    Each commit saves it in memory; it is restored when another worker dies, and sent to newcomers.
+    Attributes may be samplers, LR schedulers, numbers and other objects. An object with
+    ``state_dict()`` and ``load_state_dict()`` stays the same object when the state is restored or
+    received; any other attribute is replaced by a copy. A restore undoes what has changed since the
+    last commit, also inside of lists and dicts.
 
     Args:
         model: the model; None: there is none.
         optimizer: the optimizer; None: there is none.
-        attributes: further attributes, by name.
+        attributes: further attributes, by names that are the same on all workers.
     """
 
     model: Any
@@ -125,8 +127,8 @@ class TorchState(State):
     def renew(self) -> None:
         """Divide the untrained samples among the workers of a new ring, then save the state.
 
-        The samples are those of the current epoch of each :class:`ElasticSampler` in the state. A
-        crash restores the saved state.
+        The samples are those of the current epoch of each :class:`ElasticSampler` in the state. The
+        state is saved in memory, and is restored when another worker dies.
         """
         for name in self._names:
             if isinstance(thing := getattr(self, name), ElasticSampler):
@@ -137,17 +139,22 @@ class TorchState(State):
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function(state, ...)`` wrapped, so that it trains while workers join and leave.
 
-    The function may be interrupted at any collective and at any commit, and is then called again
-    with the state of the last commit. It returns on all workers after the same commit. A worker
-    whose last steps are interrupted by the death of another worker returns with the state of a
-    worker that has finished.
+    The function may be interrupted at any collective and at any commit. It is then called again:
+    after the death of a worker with the state of the last commit, otherwise with the present state.
+    It returns on all workers after the same commit. A worker whose last steps are interrupted by
+    the death of another worker returns with the state of a worker that has finished. When the
+    function has returned, the job is over.
 
     Args:
         function: the training function of the script; its first argument is a :class:`TorchState`.
 
+    Returns:
+        The wrapper, which takes the arguments of ``function``. It returns what ``function``
+        returns, or None on a worker that was interrupted in its last steps.
+
     Raises:
-        UsageError: the state is not one of edl's; a second function is run; or Horovod refuses a
-            collective, and would refuse it again.
+        UsageError: the wrapper was called with a state that is not edl's, or after another wrapped
+            function had ended the job; or Horovod refuses a collective, and would refuse it again.
         WorkerEvicted: this worker was removed from the job.
         JobFailed: the job cannot go on.
     """

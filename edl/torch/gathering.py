@@ -32,6 +32,8 @@ def gather_each(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
 
     Raises:
         UsageError: the call is inside a step or outside of the training, or the types differ.
+        RingBroken: a worker has died, in a script with an elastic state; in any other script the
+            call goes on with the survivors.
     """
     own = np.frombuffer(str(tensor.dtype).encode(), dtype=np.uint8)
     found = gather_arrays({"": _array(tensor), "type": own}, empty_fits=True)
@@ -62,11 +64,14 @@ def gather(
         value: a tensor, or a dict of tensors with the same keys on all workers.
 
     Returns:
-        The concatenated tensor, or a dict of these by the same keys.
+        The concatenated tensor, on the device of this worker's tensor and without a gradient, or a
+        dict of these by the same keys.
 
     Raises:
         UsageError: shapes differ beyond the first dimension, or types or keys differ; or the call
             is inside a step or outside of the training.
+        RingBroken: a worker has died, in a script with an elastic state; in any other script the
+            call goes on with the survivors.
     """
     named, tensors = _named(value)
     found = gather_arrays({name: _rows(_array(each)) for name, each in tensors.items()})
@@ -89,22 +94,25 @@ def sum(value: torch.Tensor) -> torch.Tensor: ...
 def sum(
     value: torch.Tensor | Mapping[str, torch.Tensor] | float,
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Return the sum of the values of all workers, the same on all, in the type of ``value``.
+    """Return the sum of the values of all workers, the same on all workers, as a tensor.
 
     All workers call it at the same point of the script, between two steps, with tensors of one
-    shape. Integers are added exactly, and so are booleans, whose sum is an int64; other types are
-    added in double precision. While a newcomer warms up, and in a job of one worker, the result is
-    the worker's own value.
+    shape. Integers are added exactly; other types are added in double precision. While a newcomer
+    warms up, and in a job of one worker, the result is the worker's own value.
 
     Args:
-        value: a tensor, a number, or a dict of these with the same keys on all workers.
+        value: a tensor, a number, or a dict of these with the same keys on all workers. A Python
+            number becomes a tensor of PyTorch's default type: float32 or int64.
 
     Returns:
-        The sum as a tensor, or a dict of such sums by the same keys.
+        The sum as a tensor of the type and device of ``value``, or a dict of such sums by the same
+        keys. The sum of booleans is an int64.
 
     Raises:
         UsageError: shapes, types or keys differ; or the call is inside a step or outside of the
             training.
+        RingBroken: a worker has died, in a script with an elastic state; in any other script the
+            call goes on with the survivors.
     """
     named, tensors = _named(value)
     found = gather_arrays({name: _array(each) for name, each in tensors.items()})
