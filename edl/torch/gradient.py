@@ -1,4 +1,8 @@
-"""Keep track of one parameter's gradient: which step has computed it, and whether it was sent."""
+"""Keep track of one parameter's gradient: which step has computed it, and whether it was sent.
+
+A :class:`Gradient` is the record of one parameter's gradient; :mod:`edl.torch.reduction` has one
+for each parameter of an optimizer.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +38,24 @@ class Gradient:
 
     A parameter has one such object for the whole training. "Local" is the gradient that this worker
     has computed, "mean" the average over the global batch of all workers, and "leftover" a gradient
-    that is still there from the step before.
+    that is still there from the step before. Steps are numbered from 1 on this worker, and backward
+    passes from 0 over all steps.
 
     Attributes:
-        parameter: the parameter.
-        part: the parameter's record for gradient accumulation.
+        parameter: the parameter, whose ``grad`` the methods read and set.
+        part: the :class:`~edl.torch.accumulation.Contribution` of the parameter, by which what is
+            added to its gradient is weighted.
         name: the parameter's name; empty if the optimizer does not train it any more.
         collective: the name of the gradient's allreduce.
         computed: the number of the step in which backward computed the gradient last; 0: none.
         computed_in: the number of that backward pass; -1: none.
         pending: the allreduce that was started and not waited for; None: there is none.
         buffer: memory that receives the next average; None: memory is allocated for it.
-        left: the gradient at the end of the last step; None: there was none.
+        left: the gradient at the end of the last step, or when it became the mean; None: there was
+            none.
         left_version: PyTorch's count of in-place writes to that gradient at that time.
-        local: with several optimizers, the local gradient while ``parameter.grad`` is the mean.
+        local: the local gradient while :meth:`become_mean` has put the mean in its place; else
+            None.
         mean_in: the number of the step whose mean the gradient is; -1: it is no mean.
         is_mixed: whether the gradient is a sum that includes one of an earlier step.
         forgotten_in: the step in which the script set the mean to None or zeros before the gradient
@@ -76,7 +84,11 @@ class Gradient:
     pieces_of: int = -1  # the step that the microbatches belong to
 
     def is_local(self, step: int) -> bool:
-        """Return whether the gradient is this worker's own of step ``step``, and not the mean."""
+        """Return whether the gradient is this worker's own of step ``step``, and not the mean.
+
+        A gradient that the script has set itself counts as its own, a leftover of the step before
+        does not. False if the parameter has no gradient.
+        """
         if self.pending is not None:
             return True
         if self.parameter.grad is None or self.mean_in == step:
@@ -108,7 +120,10 @@ class Gradient:
             self._refuse()
 
     def refuse_mixed(self, step: int) -> None:
-        """Raise UsageError if the gradient is, or includes, one of a step before ``step``."""
+        """Raise UsageError if the gradient is, or includes, one of a step before ``step``.
+
+        A gradient that the script has set to None or zeros is accepted.
+        """
         gradient = self.parameter.grad
         if gradient is None or (self.is_mixed and not gradient.any()):
             self.is_mixed = False
@@ -125,7 +140,11 @@ class Gradient:
         )
 
     def remember(self) -> None:
-        """Record the gradient at the end of a step, for :meth:`is_leftover` to recognise it."""
+        """Record the present gradient as the one that the step leaves, for :meth:`is_leftover`.
+
+        It is called at the end of a step, and when the gradient becomes the mean. Without a
+        gradient, None is recorded.
+        """
         gradient = self.parameter.grad
         if gradient is None:
             self.left = None
@@ -134,6 +153,8 @@ class Gradient:
 
     def check_unchanged(self) -> None:
         """Check that the script has not changed the local gradient since its allreduce was started.
+
+        The allreduce must not have been dropped: :attr:`pending` is not None.
 
         Raises:
             UsageError: the script has changed or replaced the gradient; its change would not be in
@@ -155,7 +176,7 @@ class Gradient:
         """Move the gradient of a microbatch into the sum of its batch; the gradient becomes None.
 
         It is called after each microbatch but the last. So the script's ``zero_grad()`` cannot
-        clear the sum.
+        clear the sum. Nothing happens if backward has computed no gradient in this step.
 
         Args:
             step: the number of the current step.
@@ -170,9 +191,10 @@ class Gradient:
         )
 
     def take_back(self, step: int) -> None:
-        """After the last microbatch, set the gradient to the sum over all microbatches.
+        """Set the gradient to the sum over all microbatches of the step, after the last of them.
 
-        A sum of an earlier step, which the script has left unfinished, is dropped.
+        Nothing is set if no microbatch was put aside in this step. A sum of an earlier step, which
+        the script has left unfinished, is dropped.
 
         Args:
             step: the number of the current step.
@@ -187,7 +209,7 @@ class Gradient:
     # --- with several optimizers: a backward pass may add to a gradient that is the mean already
 
     def become_mean(self, mean: torch.Tensor, step: int) -> None:
-        """Set the parameter's gradient to ``mean``, and keep the local one until the next step.
+        """Set the parameter's gradient to ``mean``, and keep the local gradient in :attr:`local`.
 
         Args:
             mean: the mean over the global batch.
@@ -202,7 +224,7 @@ class Gradient:
         """Set the parameter's gradient from the mean of ``step`` back to the local gradient.
 
         If it is not the mean of ``step``, nothing changes. If the script has set the mean to None
-        or zeros, the gradient stays so.
+        or zeros, the gradient stays so, and :meth:`forget_again` can set it so again.
         """
         if self.mean_in == step:
             if self._is_forgotten():
@@ -244,6 +266,7 @@ class Gradient:
         """Prepare the gradient for an addition by autograd in step ``step``, right before it.
 
         If the gradient is the mean of ``step`` already, the local gradient takes its place again.
+        If it is a leftover of an earlier step, the sum is marked in :attr:`is_mixed`.
 
         Raises:
             UsageError: the gradient is the mean, and the script has changed it.
