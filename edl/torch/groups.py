@@ -1,10 +1,11 @@
 """Share an optimizer's parameter groups and ``requires_grad`` flags with the job's state.
 
-A script may add a group in epoch 2, remove one, or freeze parameters. A newcomer that begins in
-epoch 5, and a job that is resumed there, have not run that code: they receive the groups and the
-flags with the job's state. The groups that a newcomer's script has *before its loop* must be those
-that the job began with, or be a subset of those that the job has now. Otherwise it is another
-script, and edl raises UsageError.
+:class:`ParameterGroups` shares the groups, :class:`Flags` the flags. A script may add a group in
+epoch 2, remove one, or freeze parameters. A newcomer that begins in epoch 5, and a job that is
+resumed there, have not run that code: they receive the groups and the flags with the job's state.
+The groups that a newcomer's script has *before its loop* must be those that the job began with, or
+be a subset of those that the job has now. Otherwise it is another script, and edl raises
+UsageError.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def optimizer_parameters(
     """Yield the name and the object of each parameter of ``optimizer``, group by group.
 
     The name is the one in ``model``; a parameter that is not in the model is ``parameter.N``, N
-    being its index in the optimizer. So names are the same on every worker.
+    being its index among the parameters of all groups, from 0. So names are the same on every
+    worker.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -63,23 +65,30 @@ class ParameterGroups:
     def state(self) -> dict[str, Names]:
         """Return the parameter names of each group, at present and when the epoch loop began.
 
+        If :meth:`begin` was not called before, the present groups are recorded as those of the
+        beginning.
+
         Returns:
-            Two lists of groups, by the keys ``now`` and ``at_start``.
+            Two lists of groups, by the keys ``now`` and ``at_start``; a group is a list of names.
         """
         self.begin()
         assert self._at_start is not None
         return {"now": self.names, "at_start": self._at_start}
 
     def follow(self, theirs: Mapping[str, Names], options: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the groups of the optimizer by those of the job, where they differ.
+        """Make the groups of the optimizer those of the job, in the job's order, where they differ.
+
+        A group that the optimizer has already stays, with its options; one that it lacks is added;
+        one that the job does not have is removed.
 
         Args:
             theirs: what :meth:`state` has returned on a worker with the job's groups.
-            options: the options of each of the job's groups, such as ``lr``.
+            options: the options of each of the job's groups, such as ``lr``; a group that is added
+                here gets its options.
 
         Raises:
-            UsageError: the script began with other groups, or its model has no parameter of a name
-                in ``theirs``.
+            UsageError: the script began with groups other than the job did, and the job lacks one
+                of its present groups; or its model has no parameter of a name in ``theirs``.
         """
         self.begin()
         assert self._at_start is not None
@@ -148,7 +157,11 @@ class ParameterGroups:
 
 
 class Flags:
-    """A record of the ``requires_grad`` flags that the script's epoch loop has changed."""
+    """A record of the ``requires_grad`` flags with which the script's epoch loop began.
+
+    By it :meth:`changed` tells which flags the loop has changed, and :meth:`follow` sets the flags
+    of another worker.
+    """
 
     def __init__(self) -> None:
         self._at_start: dict[str, bool] = {}
@@ -165,7 +178,9 @@ class Flags:
             self._at_start.setdefault(name, parameter.requires_grad)
 
     def changed(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, bool]:
-        """Return the ``requires_grad`` flags that the loop has changed, by parameter name.
+        """Return the present ``requires_grad`` flags that the loop has changed, by parameter name.
+
+        A parameter that is new here counts as unchanged.
 
         Args:
             parameters: the parameters of the script's models, by name.

@@ -92,7 +92,8 @@ def DistributedOptimizer(
     """Wrap ``optimizer`` as Horovod's distributed optimizer, for a script with ``elastic.run``.
 
     The gradients of all workers count equally, as in Horovod. (``edl.Optimizer`` weights them by
-    their samples, and belongs to ``edl.DataLoader``.)
+    their samples, and belongs to ``edl.DataLoader``.) When a newcomer has made one update in its
+    warm-up, the next one raises HostsUpdatedInterrupt, by which ``elastic.run`` ends the warm-up.
 
     Args:
         optimizer: the optimizer to wrap.
