@@ -77,12 +77,13 @@ class DataLoader:
             chooses the size between them with the best goodput (training progress per second).
             None: ``batch_size`` is used.
         micro_batch: the most samples in one forward and backward pass of this worker. A larger
-            batch is split into microbatches, whose gradients are added up; the last microbatch
-            makes the update. None: batches are not split.
+            batch is split into microbatches, each an item of the loop, whose gradients are added
+            up; the last microbatch makes the update. None: batches are not split.
         prefetch_factor: as in ``torch.utils.data.DataLoader``.
         worker_init_fn: as in ``torch.utils.data.DataLoader``.
-        worker: the worker to load for; None: the worker of this process.
-        options: all other arguments of ``torch.utils.data.DataLoader``.
+        worker: the :class:`~edl.worker.worker.Worker` to load for; None: that of this process.
+        options: all other arguments of ``torch.utils.data.DataLoader``. ``persistent_workers`` is
+            True if it is not given and there are loader processes.
 
     Raises:
         DataError: the dataset is empty.
@@ -170,7 +171,9 @@ class DataLoader:
         """Yield the numbers of the epochs to train: from the job's current epoch to ``count - 1``.
 
         A newcomer first warms up: its first epoch has one batch, trained in a ring of one worker,
-        and the result is discarded. Then it goes on with the job's current epoch.
+        and the result is discarded. Then it goes on with the job's current epoch. After the last
+        epoch all workers end the job together: a last checkpoint is written, and no further
+        training can begin in this job.
 
         Args:
             count: how many epochs the job trains; None: as many as ``max_steps`` updates take.
@@ -198,7 +201,8 @@ class DataLoader:
 
         The updates are those that :func:`edl.step` counts: all updates of the model since the job
         began, also before it was resumed or this worker joined. So all workers end with the same
-        update. A newcomer first gets one batch to warm up.
+        update, and end the job together. If the job has made them already, there is no batch. A
+        newcomer first gets one batch to warm up.
 
         Raises:
             UsageError: ``count`` is no whole number above 0.
@@ -211,7 +215,7 @@ class DataLoader:
             yield from self
 
     def _resized(self, before: int, now: int) -> None:
-        """Log a warning for LR schedulers that count steps, if a resize changes the global batch.
+        """Log a warning on rank 0 for LR schedulers that count steps, if the global batch changes.
 
         The job then makes another number of steps than they were set up for.
 
@@ -237,9 +241,11 @@ class DataLoader:
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the batches of the current epoch, as PyTorch's loader gives them.
 
+        To take a batch begins a step: workers join and leave there.
+
         Raises:
             UsageError: the loop is outside of :meth:`epochs`, or all samples of the epoch are
-                trained already.
+                trained already. The iterator raises it, too, if the batch before was not trained.
         """
         self._steps.check_may_iterate(
             "iterate the loader inside `for epoch in loader.epochs(n):`, so that a newcomer can "
@@ -253,15 +259,19 @@ class DataLoader:
 
     @property
     def batch_index(self) -> int:
-        """The number of the current batch in its epoch, counted from 0; the same on all workers."""
+        """The number of the current batch in its epoch, counted from 0; the same on all workers.
+
+        After the epoch's last batch it is the number of the epoch's batches.
+        """
         return self._worker.loader.progress.update_order.batch
 
     def __len__(self) -> int:
         """Return how many batches each worker's script gets in an epoch, rounded up.
 
-        Before this worker's first step in the job's ring the number is computed for the number of
-        workers with which the job began, so that a schedule over ``epochs * len(loader)`` steps is
-        the same on newcomers. After it the number is computed for the present number of workers.
+        Each microbatch counts as one. Before this worker's first step in the job's ring the number
+        is computed for the number of workers with which the job began, so that a schedule over
+        ``epochs * len(loader)`` steps is the same on newcomers. After it the number is computed for
+        the present number of workers.
 
         Raises:
             TypeError: the data set is a stream, whose length is unknown before its end.
@@ -313,7 +323,11 @@ class _LoaderBatchSource:
         self.data: Any = _NONE
 
     def restart(self) -> None:
-        """Drop all batches that are being loaded, because this worker's leases have changed."""
+        """Drop all batches that were formed and not handed out: this worker's leases have changed.
+
+        If a newcomer's first batch is being loaded, the call waits for it. The next :meth:`next`
+        starts PyTorch's loader anew.
+        """
         if self._first is not None:
             self._first.discard()
             self._first = None
@@ -330,13 +344,14 @@ class _LoaderBatchSource:
         """Return the next batch, and put its data into :attr:`data`.
 
         Args:
-            waits: whether to wait until a batch is loaded. If False, and none is loaded yet, a
-                padding batch is returned. Without loader processes it always waits.
+            waits: whether to wait for a newcomer's first batch in the ring. If False, padding
+                batches are returned until the loader's processes have loaded it; without loader
+                processes the call waits. For later batches it always waits.
 
         Returns:
             The batch; and True if it is a padding batch, which counts for nothing. A worker that
             has no samples left before the others do gets one, too. Its data are those of the batch
-            before.
+            before, or of the epoch's first samples.
         """
         worker = self._worker
         fresh = self._take(waits)
@@ -354,11 +369,13 @@ class _LoaderBatchSource:
         return worker.loader.sampler.warm_up(), True
 
     def _take(self, waits: bool) -> Any:
-        """Return the data of the next batch from the loader; ``_NONE`` if there is none.
+        """Return the data of the next batch from the loader; ``_NONE`` if the loader is at its end.
+
+        The loader comes to its end when no leased samples are left that are in no batch.
 
         Args:
             waits: whether to wait for a newcomer's first batch; if False, and it is not loaded yet,
-                ``_NONE`` is returned.
+                ``_NONE`` is returned. For any other batch the call waits.
         """
         if self._first is None:
             return next(self._arriving, _NONE)
@@ -393,12 +410,13 @@ class _LoaderBatchSource:
             raise DataError(sentence.strip()) from error
 
     def _form(self) -> Batch | None:
-        """Form the next batch to load, from the leases; for a newcomer, its batch to warm up.
+        """Form the next batch to load, from the leases; for a newcomer, its one batch to warm up.
 
         PyTorch's loader calls it, by :class:`_Leases`, when it wants to load one more batch.
 
         Returns:
-            The batch; None if all leased samples are in batches already.
+            The batch; None if all leased samples are in batches already, or if the newcomer's batch
+            is formed.
         """
         if self._first is not None and not self._first.may_form():
             return None
@@ -412,9 +430,10 @@ class _LoaderBatchSource:
         return batch
 
     def _any_data(self) -> Any:
-        """Load one batch in this thread, and return its data, for a padding batch.
+        """Load a batch of the epoch's first samples in this thread, and return its data.
 
-        It is for a worker that has loaded no batch yet, whose data a padding batch could repeat.
+        A worker that has loaded no batch yet needs them for a padding batch, which otherwise
+        repeats the data of the batch before.
         """
         items = self._as_sent(self._worker.loader.sampler.warm_up())
         dataset: Any = self._loader.dataset
@@ -438,6 +457,8 @@ def _forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
 class _Leases(torch.utils.data.Sampler[list[Any]]):
     """The batch sampler of PyTorch's loader, which yields batches while the leases have samples.
 
+    It ends when ``form`` returns None; the loader is then iterated anew for samples leased later.
+
     Args:
         form: a function that returns the next batch, or None if there is none at present.
         as_sent: a function that turns a batch into the indices and seeds that the loader gets.
@@ -456,9 +477,10 @@ class _WorkerInit:
     """The ``worker_init_fn`` of PyTorch's loader: a function that prepares a loader process.
 
     PyTorch calls it in each loader process, with the number of the process. The process closes its
-    copies of the ring's connections, and will end when its worker dies. A fork holds copies of
-    these connections; as long as they are open, the other workers cannot see that the worker is
-    gone. At the end the script's own ``worker_init_fn`` is called.
+    copies of the ring's connections; it is killed when its worker dies, and a thread ends it at a
+    SIGTERM of its worker. A fork holds copies of these connections; as long as they are open, the
+    other workers cannot see that the worker is gone. At the end the script's own ``worker_init_fn``
+    is called.
 
     Args:
         then: the ``worker_init_fn`` of the script; None: it has none.
@@ -482,10 +504,11 @@ class _WorkerInit:
 
 
 def _obey(worker: int | None) -> None:
-    """Wait for a SIGTERM from the worker's process, and then end this loader process.
+    """Wait for a SIGTERM from the worker's process, and then end this loader process (code 0).
 
-    A SIGTERM from elsewhere, such as one that goes to every process at once, is ignored, because
-    the worker needs its loader until it has left the job.
+    It runs in a thread of the loader process, and does not return. A SIGTERM from elsewhere, such
+    as one that goes to every process at once, is ignored, because the worker needs its loader until
+    it has left the job.
 
     Args:
         worker: the process id of the worker; None: unknown, and every SIGTERM is ignored.
