@@ -53,7 +53,10 @@ class ParameterGroups:
 
     @property
     def names(self) -> Names:
-        """The names of the parameters in each present group of the optimizer."""
+        """The names of the parameters in each present group of the optimizer.
+
+        There is one list of names for each group.
+        """
         named = optimizer_parameters(self._optimizer, self._model)
         return [[next(named)[0] for _ in each["params"]] for each in self._optimizer.param_groups]
 

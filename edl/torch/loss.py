@@ -1,9 +1,10 @@
 """Warn once if the script's loss is not a mean over the samples of a batch.
 
-The autograd graph of a loss shows which functions reduce the batch to one number, and what divides
-their results. Only the first 20 backward passes are checked, on rank 0: until then,
-``torch.autograd.backward``, which ``Tensor.backward`` calls, is replaced. A loss that was compiled
-with its model is one node of the graph, and cannot be checked.
+:class:`LossLook` does it. The autograd graph of a loss shows which functions reduce the batch to
+one number, and what divides their results. Only the first 20 backward passes are checked, on rank
+0, without the warm-up and without batches of one sample: until then, ``torch.autograd.backward``,
+which ``Tensor.backward`` calls, is replaced. A loss that was compiled with its model is one node of
+the graph, and cannot be checked.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _SELECTING = {"Index", "MaskedSelect"}
 class LossLook:
     """A check whether the script's first losses are means over the samples of their batches.
 
-    If one is not, rank 0 logs one warning.
+    :meth:`begin` starts it. If a loss is no mean, rank 0 logs one warning.
 
     Args:
         worker: the worker whose script is checked.
@@ -50,8 +51,9 @@ class LossLook:
     def begin(self) -> None:
         """Replace ``torch.autograd.backward`` by a function that checks the losses first.
 
-        PyTorch's own function is put back after 20 checked passes, or after a warning. In a job of
-        one worker only, nothing is done.
+        PyTorch's own function is put back after 20 checked passes, after a warning, or when the
+        graph of a loss cannot be read. In a job without a launcher, which stays of one worker,
+        nothing is done.
         """
         if not self._worker.is_shared:
             return
@@ -82,10 +84,13 @@ class LossLook:
     def _why_one_is_none(self, losses: list[Any] | tuple[Any, ...], samples: int) -> str | None:
         """Return a text that says why one of ``losses`` is no mean over its ``samples`` samples.
 
+        ``losses`` are the tensors that the script gave to ``backward``; other objects in it are
+        ignored.
+
         Returns:
-            The text; None if all may be means, or if their autograd graph cannot be read. An
-            unreadable graph is no error, because the attributes of its nodes are no public
-            interface of PyTorch.
+            The text for the first such loss; None if all may be means, or if their autograd graph
+            cannot be read, which ends the check. An unreadable graph is no error, because the
+            attributes of its nodes are no public interface of PyTorch.
         """
         try:
             for loss in losses:
@@ -98,6 +103,9 @@ class LossLook:
 
     def why_no_mean(self, loss: torch.Tensor, samples: int) -> str | None:
         """Return a text that says why ``loss`` is no mean over the samples of its batch.
+
+        Each term of the loss is compared with the same term of the first loss given to this method:
+        the divisor of a mean over the samples grows with their number.
 
         Args:
             loss: a loss with its autograd graph.
@@ -119,7 +127,7 @@ def terms_of(loss: torch.Tensor, samples: int) -> Iterator[LossTerm]:
 
     A term is a sum over the batch, with the numbers by which it is divided and multiplied on its
     way to the loss. A mean over all entries of a tensor is also a mean over the samples, so it is
-    left out.
+    left out. At most 100 nodes of the graph are visited, from the loss down.
 
     Args:
         loss: a loss with its autograd graph.
@@ -150,13 +158,14 @@ def _term(node: Any, kind: str, samples: int, divisor: float, factor: float) -> 
 
     Args:
         node: a node of the autograd graph.
-        kind: the name of the node's function.
+        kind: the name of the node's function, see :func:`_kind`.
         samples: how many samples the batch has.
         divisor: the number that the node's result is divided by, on its way to the loss.
         factor: the product of the factors below 1 that the result is multiplied by on that way.
 
     Returns:
-        The term; None if the node reduces no batch to a number, or may well compute a mean.
+        The term; None if the node reduces no batch to a number, or may well compute a mean over the
+        samples.
     """
     reduction = getattr(node, "_saved_reduction", NOTHING)
     if kind == "Sum":
@@ -205,6 +214,8 @@ def _entries(node: Any) -> int:
 def _total_weight(node: Any) -> float | None:
     """Return the sum of the target weights of a cross entropy, in which ignored targets count 0.
 
+    Without class weights each other target counts 1.
+
     Args:
         node: a node of the autograd graph.
 
@@ -242,7 +253,8 @@ def _is_penalty(node: Any) -> bool:
     """Return whether the sum or mean in ``node`` is a penalty, not one over a batch's samples.
 
     A penalty is over parameters, such as ``weight.abs().sum()``, or over values that are means over
-    the batch already, such as the entropy of the mean prediction.
+    the batch already, such as the entropy of the mean prediction. False also if the graph below the
+    node has a function that this check does not know.
     """
     waiting, is_of_data = _below(node), False
     for _ in range(DEEPEST):
