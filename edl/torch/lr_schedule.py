@@ -29,13 +29,17 @@ UNSCALED = {"Rprop", "ASGD", "Adafactor"}  # their rate is no factor of the upda
 class LRSchedule(LRScheduler):
     """An LR scheduler that sets the rates of ``optimizer`` by the number of samples trained.
 
+    It sets them when it is made, and then right before each update.
+
     Args:
         optimizer: an optimizer that ``edl.Optimizer`` has returned.
-        schedule: a schedule of :mod:`edl.schedules`, a learning rate as a function of samples; or
-            a sequence of these, one for each parameter group.
-        scaling: the rule by which the rates grow with the global batch; None: they do not.
+        schedule: a schedule of :mod:`edl.schedules`, a learning rate as a function of samples; or a
+            sequence of these, one for each parameter group.
+        scaling: the rule by which the rates grow with the global batch, an
+            :class:`edl.schedules.Scaling`; None: they do not.
         keep_ratios: whether the rates of the other groups keep their present ratios to the rate of
-            the first group, which follows ``schedule``. If False, each group follows its schedule.
+            the first group, which follows ``schedule``. If False, each group's rate is that of its
+            schedule, or of the one schedule.
 
     Raises:
         UsageError: the optimizer is not edl's, its learning rate cannot be scaled, or there are not
@@ -85,8 +89,8 @@ class LRSchedule(LRScheduler):
     def _set(self, update: Update) -> None:
         """Set the rate of each parameter group for ``update``, the record of the next update.
 
-        The rate is the schedule's at the samples trained with that update, times the factor for the
-        present global batch.
+        The rate is the schedule's at the number of samples trained when that update is made, times
+        the group's ratio and the factor for the present global batch (1 without ``scaling``).
         """
         scaling = self.scaling
         factor = 1.0
@@ -147,8 +151,9 @@ def refuse_changed_groups(
 def follow_policy(optimizer: torch.optim.Optimizer) -> None:
     """Attach an LR scheduler to ``optimizer`` if the job's policy file has a ``[learning_rate]``.
 
-    The scheduler sets the rate by the schedule and the scaling rule of that table. If the table has
-    no schedule, the scaling rule multiplies the optimizer's present rate.
+    ``edl.Optimizer`` calls it; without such a table it does nothing. The scheduler sets the rate by
+    the schedule and the scaling rule of that table. If the table has no schedule, the scaling rule
+    multiplies the optimizer's present rate. Parameter groups keep the ratios of their rates.
 
     Raises:
         UsageError: the policy has a schedule and the script several optimizers, the rate cannot be
@@ -192,7 +197,8 @@ _of_policy: weakref.WeakSet[LRSchedule] = weakref.WeakSet()  # their optimizers 
 class InSamples:
     """A wrapper of an LR scheduler of PyTorch, for which ``batch`` samples count as one step.
 
-    :func:`in_samples` makes it.
+    :func:`in_samples` makes it. Right before each update edl calls ``scheduler.step()`` until the
+    scheduler has made one step for each ``batch`` samples that the job has trained.
 
     Args:
         scheduler: the scheduler that counts steps.
@@ -221,7 +227,7 @@ class InSamples:
         return self.scheduler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load ``state`` into the wrapped scheduler."""
+        """Load ``state``, a result of :meth:`state_dict`, into the wrapped scheduler."""
         self.scheduler.load_state_dict(state)
 
 
@@ -258,7 +264,9 @@ def before_each_update(
 ) -> None:
     """Let ``then`` be called right before each update of ``optimizer``.
 
-    It is also called for an update that the other workers have made without this worker.
+    By then the gradients are the mean over all workers. Each call adds one more function. ``then``
+    is also called in a step that the other workers have completed without this worker, when this
+    worker comes to its own ``step()``; its argument is then the job's last update.
 
     Args:
         optimizer: an optimizer that ``edl.Optimizer`` has returned.

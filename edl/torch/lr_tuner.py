@@ -50,11 +50,13 @@ class LRTuner(LRScheduler):
 
     Args:
         optimizer: the optimizer that ``edl.Optimizer`` has returned, the script's only one.
-        loss_of: a function that computes the mean loss of a batch, a number, by a forward pass. Its
-            argument is the batch that the script gives to :meth:`step`.
+        loss_of: a function that computes the mean loss of a batch, a number or a tensor with one
+            element, by a forward pass. Its argument is the batch that the script gives to
+            :meth:`step`.
         total: samples of the whole training: the samples of an epoch times the number of epochs.
         explore: how many of these samples the first phase has; None: half of them.
-        share: the largest fraction of the training time that goes into measuring losses.
+        share: the largest fraction of the training time that goes into measuring losses; above 0,
+            at most 1.
         max_lr: the highest learning rate; None: 1,000 times the optimizer's own.
 
     Raises:
@@ -92,16 +94,20 @@ class LRTuner(LRScheduler):
 
     @property
     def reason(self) -> str:
-        """The last decision about the learning rate, with its reason, as a text."""
+        """The last decision about the learning rate, with its reason, as a text.
+
+        Before the first decision it is "nothing is measured yet".
+        """
         return self._tuner.reason
 
     def step(self, batch: Any) -> None:  # type: ignore[override]
         """Evaluate the loss at other rates of an earlier update, or select this update for that.
 
-        All workers call it after the update of each batch, before they take the next batch. If an
-        earlier update was selected, its losses at several rates are evaluated in this ``batch``,
-        and the learning rate may change. Otherwise the update of this batch may be selected, to be
-        evaluated in a later call.
+        All workers call it after the update of each batch, before they take the next batch; during
+        a newcomer's warm-up it does nothing. If the update before was selected, its losses at
+        several rates are evaluated in this ``batch`` and exchanged with all workers, and the
+        learning rate may change. Otherwise the update of this batch may be selected, to be
+        evaluated in the next call.
 
         Args:
             batch: the batch of the update, in the form that ``loss_of`` takes.
@@ -133,7 +139,10 @@ class LRTuner(LRScheduler):
         return self._tuner.snapshot()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load ``state_dict``, the state of the tuning from another worker or a checkpoint."""
+        """Load ``state_dict``, the state of the tuning from another worker or a checkpoint.
+
+        The copies of a selected update are dropped, so that update is not evaluated here.
+        """
         self._tuner.restore(state_dict)
 
     def _initial_step(self) -> None:
@@ -146,7 +155,8 @@ class LRTuner(LRScheduler):
     def _begin_update(self, update: Update) -> None:
         """Set the learning rate right before ``update``, the record of the next update.
 
-        If the update is to be measured, the parameters are copied, too.
+        If it is time to measure, the parameters are copied, too, so that :meth:`step` can select
+        the update.
 
         Raises:
             UsageError: the optimizer has another LR scheduler by now.
@@ -156,7 +166,13 @@ class LRTuner(LRScheduler):
         self._tuner.begin_update(current_worker(), update)
 
     def _set(self, update: Update) -> None:
-        """Set the rate of each parameter group for ``update``, the record of the next update."""
+        """Set the rate of each parameter group for ``update``, the record of the next update.
+
+        It is the tuner's rate times the ratio of the group's first rate to that of the first group.
+
+        Raises:
+            UsageError: the optimizer has not as many parameter groups as when this object was made.
+        """
         refuse_changed_groups(self.optimizer, len(self._ratios), "edl.LRTuner")
         rate = self._tuner.rate(update)
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):

@@ -1,8 +1,9 @@
 """Map the names in a model's ``state_dict()`` to the tensors that the workers of a job share.
 
-A job shares each tensor of a model once, also buffers that are not persistent. ``state_dict()`` has
-a tied tensor under each of its names and leaves out buffers that are not persistent. It also holds
-what ``get_extra_state()`` of the modules returns, and values that their state-dict hooks add.
+:func:`state_dict_names` does it. A job shares each tensor of a model once, also buffers that are
+not persistent. ``state_dict()`` has a tied tensor under each of its names and leaves out buffers
+that are not persistent. It also holds what ``get_extra_state()`` of the modules returns
+(:func:`extra_states`), and values that their state-dict hooks add.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, 
 def extra_states(model: torch.nn.Module) -> dict[str, Any]:
     """Return what ``get_extra_state()`` of the modules of ``model`` returns, by the module's name.
 
-    Values that a file cannot hold (:func:`is_portable`) are left out.
+    Modules that do not define that method are left out, and so are values that a file cannot hold
+    (:func:`is_portable`).
     """
     return {
         name: state
@@ -55,12 +57,12 @@ def extra_states(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def load_extra_states(model: torch.nn.Module, states: Mapping[str, Any]) -> None:
-    """Call ``set_extra_state()`` of the modules of ``model``.
+    """Call ``set_extra_state()`` of the modules of ``model`` that have a state in ``states``.
 
     Args:
         model: the model.
         states: the states by module name, as :func:`extra_states` has returned them; modules
-            without one are left alone.
+            without one are left alone, and names of no module are ignored.
     """
     for name, module in _with_extra_state(model):
         if name in states:
