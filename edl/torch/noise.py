@@ -1,9 +1,9 @@
 """Measure the squared norms of PyTorch's gradients, for the gradient noise scale.
 
-For an optimizer of Adam's kind the norms are those of the scaled gradient g / (sqrt(v) + eps), with
-the gradient g, Adam's running mean v of squared gradients and its constant eps: a larger batch
-reduces the noise of the scaled gradient (adaptdl does the same). Until v covers 5 steps, the norms
-are those of the gradients themselves.
+:class:`TorchNoise` measures them. For an optimizer of Adam's kind the norms are those of the scaled
+gradient g / (sqrt(v) + eps), with the gradient g, Adam's running mean v of squared gradients and
+its constant eps: a larger batch reduces the noise of the scaled gradient (adaptdl does the same).
+Until v covers 5 steps, the norms are those of the gradients themselves.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LEAST_STEPS = 5  # with fewer, Adam's v is a mean of too few gradients
 class TorchNoise(NoiseMeter):
     """A meter of the squared gradient norms of one optimizer.
 
-    In each step it measures an eighth of the numbers of a large gradient, see
-    :class:`edl.framework.noise_meter.NoiseMeter`.
+    In each measured step it reads all of a gradient with fewer than 4096 numbers, and an eighth of
+    a larger one, see :class:`edl.framework.noise_meter.NoiseMeter`.
 
     Args:
         worker: the worker of this process.
@@ -42,7 +42,8 @@ class TorchNoise(NoiseMeter):
     def show_reduced(self, averaged: Sequence[tuple[Gradient, torch.Tensor]]) -> None:
         """Record the norms of this worker's gradients and of the means over all workers.
 
-        It is called before the means replace the gradients.
+        It is called before the means replace the gradients. The norms become part of this worker's
+        noise estimate (``progress.noise``).
 
         Args:
             averaged: for each reduced gradient its record, whose parameter still has this worker's
@@ -54,7 +55,11 @@ class TorchNoise(NoiseMeter):
         self.show(lambda: self._seen(own, denominators), lambda: self._seen(mean, denominators))
 
     def show_own(self, gradients: Sequence[Gradient]) -> None:
-        """Record the norms of the gradients in a step of one worker; they are also the job's means.
+        """Measure the gradients in a step of a worker that is alone in its ring.
+
+        Two consecutive steps take the place of two workers: the gradients of the first are kept,
+        and after the second the norms of both and of their mean are recorded in this worker's noise
+        estimate (``progress.noise``).
 
         Args:
             gradients: the records of the optimizer's gradients.
@@ -68,7 +73,7 @@ class TorchNoise(NoiseMeter):
         of: Sequence[tuple[torch.nn.Parameter, torch.Tensor | None]],
         denominators: Mapping[torch.nn.Parameter, torch.Tensor | None],
     ) -> Looked:
-        """Return samples of the numbers in gradients, as the optimizer scales them.
+        """Return the sampled numbers of gradients, divided as the optimizer divides them.
 
         Args:
             of: parameters, each with its gradient; those whose gradient is None are left out.
@@ -95,8 +100,9 @@ class TorchNoise(NoiseMeter):
         """Return what Adam divides the sampled numbers of the gradient of ``parameter`` by.
 
         Returns:
-            sqrt(v) + eps as a flat tensor, v being Adam's mean of squared gradients; None if the
-            optimizer is not of Adam's kind or has made fewer than 5 steps.
+            sqrt(v) + eps as a flat tensor, v being Adam's mean of squared gradients after its bias
+            correction; None if the optimizer is not of Adam's kind, has made fewer than 5 steps, or
+            trains complex numbers.
         """
         state = getattr(self._optimizer, "state", {}).get(parameter, {})
         squares, steps = state.get("exp_avg_sq"), float(state.get("step", 0))
