@@ -45,11 +45,13 @@ def Optimizer(
             After fewer passes ``optimizer.step()`` sends the sums over these passes.
 
     Raises:
-        UsageError: ``edl.init()`` was not called, the optimizer was wrapped already, or it
-            evaluates a closure more than once in a step (LBFGS); the model is PyTorch's
-            DistributedDataParallel or FSDP, or another process group exchanges gradients;
-            ``backward_passes_per_step`` is less than 1; training has begun; a parameter has another
-            optimizer.
+        UsageError: ``edl.init()`` was not called; ``optimizer`` is no optimizer of PyTorch, was
+            wrapped already, is a SparseAdam, or evaluates a closure more than once in a step
+            (LBFGS); the model is PyTorch's DistributedDataParallel or FSDP, or
+            ``torch.distributed`` has a process group of several processes;
+            ``backward_passes_per_step`` is less than 1, or more than 1 with several optimizers; a
+            further optimizer is made after the first batch; a parameter has another optimizer; or
+            the optimizer has an LR scheduler, and the job's policy sets its rate.
     """
     current_worker()
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -85,10 +87,11 @@ def _evaluates_again(lbfgs: torch.optim.LBFGS) -> bool:
 
 
 def _refuse_other_exchange(model: torch.nn.Module) -> None:
-    """Raise UsageError if another library than edl averages the gradients of ``model``, too.
+    """Raise UsageError if another library than edl may average the gradients of ``model``, too.
 
-    That is a wrapper such as DDP, or a process group of several processes. edl would average the
-    gradients again, with other weights.
+    That is a wrapper such as DDP anywhere in the model, or a process group of ``torch.distributed``
+    with several processes, whether the model uses it or not. edl would average the gradients again,
+    with other weights.
     """
     others = {type(one).__name__ for one in model.modules()} & _EXCHANGING
     if others:
@@ -108,8 +111,10 @@ def _refuse_other_exchange(model: torch.nn.Module) -> None:
 def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> None:
     """Set hooks before and after each ``step()`` of ``optimizer``.
 
-    The hook before it completes the reduction of the gradients; the hook after it ends the step of
-    the job. Before the last microbatch of a batch, the hooks do neither.
+    The hook before it completes the reduction of the gradients, after the script's closure if there
+    is one; the hook after it ends the step of the job. Before the last microbatch of a batch,
+    ``step()`` makes no update, and the hooks do neither. If ``step()`` calls that of a wrapped
+    optimizer, both are one step of the job.
 
     Args:
         optimizer: the optimizer.

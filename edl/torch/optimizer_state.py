@@ -1,10 +1,11 @@
 """Read and write the state of an optimizer, also of one that wraps another (Lookahead, SAM).
 
-Wrappers are written in many ways: without ``Optimizer.__init__``, with a ``state_dict()`` that
-names parameters by their addresses, or one that leaves out the state of the inner optimizer. So a
-wrapper's own ``state_dict()`` is not called: the state of the wrapper and of each optimizer in it
-is read from ``state`` and ``param_groups``. A loaded state is written into these same dict objects,
-because several attributes of a wrapper may refer to one dict.
+:func:`state_of` reads a state, :func:`load_state` writes it. Wrappers are written in many ways:
+without ``Optimizer.__init__``, with a ``state_dict()`` that names parameters by their addresses, or
+one that leaves out the state of the inner optimizer. So a wrapper's own ``state_dict()`` is not
+called: the state of the wrapper and of each optimizer in it is read from ``state`` and
+``param_groups``. A loaded state is written into these same dict objects, because several attributes
+of a wrapper may refer to one dict.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _HOOKS = (
 
 
 def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """Return the optimizers that ``optimizer`` wraps, by the names of the attributes with them."""
+    """Return the optimizers that ``optimizer`` wraps, by the names of the attributes with them.
+
+    Optimizers that these wrap themselves are not in it; it is empty for an optimizer of PyTorch.
+    """
     return {name: one for name, one in vars(optimizer).items() if isinstance(one, Optimizer)}
 
 
@@ -44,7 +48,8 @@ def is_sharpness_aware(optimizer: Optimizer) -> bool:
 def stepping(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer whose ``step()`` makes the update of ``optimizer``.
 
-    For an optimizer of SAM's kind that is its inner optimizer, otherwise ``optimizer`` itself.
+    For an optimizer of SAM's kind that is the first optimizer that it wraps, otherwise
+    ``optimizer`` itself.
     """
     within = [*inner_optimizers(optimizer).values()] if is_sharpness_aware(optimizer) else []
     return within[0] if within else optimizer
@@ -75,9 +80,12 @@ def complete(optimizer: Optimizer) -> None:
 def state_of(optimizer: Optimizer) -> dict[str, Any]:
     """Return the ``state_dict()`` of ``optimizer``; for a wrapper, also of the optimizers in it.
 
+    Tensors are not copied.
+
     Returns:
         ``state`` and ``param_groups`` as PyTorch has them. For a wrapper also ``inner``, the same
-        of each optimizer in it by name, and ``attributes``, the wrapper's own numbers by name.
+        of each optimizer in it by the name of its attribute, and ``attributes``, the wrapper's own
+        numbers and bools by name.
     """
     inner = inner_optimizers(optimizer)
     if not inner:
@@ -98,14 +106,15 @@ def state_of(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load a state into ``optimizer``.
+    """Load a state into ``optimizer``; it may share the tensors of ``state`` afterwards.
 
     Args:
         optimizer: the optimizer to change in place.
         state: a state that :func:`state_of` has returned for an optimizer with the same groups.
 
     Raises:
-        ValueError: the state is of another kind of optimizer.
+        ValueError: there are more or fewer groups, or groups of other sizes, or the wrapped
+            optimizers have other names.
     """
     inner = inner_optimizers(optimizer)
     if not inner:
@@ -121,9 +130,10 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def with_own_options(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return ``state`` with the options of its groups, such as ``lr``, replaced by the optimizer's.
+    """Return a state with the options of its groups, such as ``lr``, replaced by the optimizer's.
 
     Counters that a wrapper keeps in its groups are no options: they keep their values in ``state``.
+    ``state`` itself is not changed; the result shares its tensors.
 
     Args:
         optimizer: the optimizer whose present options are taken.
@@ -190,6 +200,8 @@ def _state_dict(optimizer: Optimizer) -> dict[str, Any]:
 
 def _write(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Write ``state`` into ``param_groups`` and ``state`` of an optimizer, in place.
+
+    Parameters that have no state in ``state`` have none afterwards. Tensors are not copied.
 
     Args:
         optimizer: the optimizer to change.

@@ -67,7 +67,11 @@ class OptimizerReduction(Protocol):
         """Whether gradients were accumulated in the current step and not sent yet."""
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Send ``payload`` to all workers in the current step; return all payloads by rank."""
+        """Send ``payload`` to all workers in the current step; return all payloads in rank order.
+
+        All workers call it at the same point of the same batch. If a worker dies meanwhile, the
+        survivors repair the ring, and all get the same payloads.
+        """
 
     def refuse_changed(self) -> None:
         """Raise UsageError if the script has changed a gradient that is reduced in this step."""
@@ -85,10 +89,16 @@ class OptimizerReduction(Protocol):
         """Wait until each gradient of this optimizer is the mean over the global batch."""
 
     def skip(self) -> None:
-        """Reduce the current step's gradients with all workers, and end it without an update."""
+        """Reduce the current step's gradients with all workers, and end it without an update.
+
+        A worker without a backward pass sends zeros.
+        """
 
     def note_skipped(self) -> None:
-        """At the end of a step, record in its outcome whether the optimizer skipped its update."""
+        """Record at the end of a step, in ``LastStep.skipped``, whether the update was skipped.
+
+        If the optimizer made its update, or has reduced no gradients, nothing is recorded.
+        """
 
     def end_batch(self) -> None:
         """Prepare for the next batch; reduced gradients that were not applied count as a skip."""
@@ -96,6 +106,8 @@ class OptimizerReduction(Protocol):
 
 class Optimizers:
     """All optimizers of the script, by their gradient reductions, in the order of their creation.
+
+    ``edl.Optimizer`` makes one object for the job, and adds each optimizer.
 
     Args:
         worker: the worker of this process.
@@ -130,8 +142,9 @@ class Optimizers:
             two_passes: whether the optimizer takes two backward passes for an update, as SAM does.
 
         Raises:
-            UsageError: training has begun; or there are now several optimizers (or ``two_passes``),
-                and one of them has ``backward_passes_per_step`` > 1.
+            UsageError: this is not the first optimizer, and a batch was handed out before; or there
+                are now several optimizers (or ``two_passes``), and one of them has
+                ``backward_passes_per_step`` > 1.
         """
         progress = self.worker.loader.progress
         if self._reductions and (progress.has_state or self.worker.loader.begun):
@@ -183,7 +196,8 @@ class Optimizers:
             no step is open, or there are no other workers.
 
         Raises:
-            UsageError: the script has several optimizers.
+            UsageError: the script has several optimizers, or one that takes two backward passes,
+                and there are other workers in the step.
         """
         first = self._reductions[0]
         if not first.exchanges:
@@ -211,8 +225,11 @@ class Optimizers:
     def _backward_ended(self) -> None:
         """Send or accumulate gradients at the end of a backward pass, optimizer by optimizer.
 
-        Only the optimizers whose gradients the pass has computed do it, in an order that is equal
-        on all workers.
+        Only the optimizers whose gradients the pass has computed do it, in the order of their
+        creation, which is equal on all workers.
+
+        Raises:
+            UsageError: the script has changed a gradient that was reduced earlier in this step.
         """
         computed, self._computed = self._computed, []
         if self.several:
@@ -227,7 +244,8 @@ class Optimizers:
         """Check whether an exception has ended a backward pass; if so, void its sent gradients.
 
         Void gradients count for nothing on all workers. The script may have caught the exception,
-        so edl calls this each time before it sends or reduces gradients.
+        so edl calls this each time before it sends or reduces gradients. For the same exception a
+        second call does nothing.
         """
         if not self.backward_end.failed:
             return
@@ -242,6 +260,9 @@ class Optimizers:
         """Accumulate the gradients of all optimizers in the ``with`` block, without sending them.
 
         See :func:`edl.torch.no_sync`.
+
+        Raises:
+            UsageError: the loader splits batches into microbatches.
         """
         with contextlib.ExitStack() as stack:
             for each in self._reductions:
@@ -295,8 +316,9 @@ class Optimizers:
     def reduce_broken_off(self, updating: OptimizerReduction) -> None:
         """Before an update, reduce gradients of a backward pass that an exception has ended.
 
-        The exception was on this worker. With several optimizers the other workers have reduced the
-        gradients of all of them at the end of that pass, and wait for this worker to do the same.
+        If no pass of the current step was ended so, nothing happens. The exception was on this
+        worker. With several optimizers the other workers have reduced the gradients of all of them
+        at the end of that pass, and wait for this worker to do the same.
 
         Args:
             updating: the reduction of the optimizer that makes the update.
@@ -308,6 +330,8 @@ class Optimizers:
 
     def skip(self) -> None:
         """End the current step without an update, with or without a backward pass before.
+
+        All workers reduce what gradients there are, and the samples count as trained.
 
         Raises:
             UsageError: an exception has ended the step's backward pass on this worker alone.
@@ -339,7 +363,8 @@ class Optimizers:
     def _refuse_broken_off(self) -> None:
         """Raise UsageError if an exception has ended a backward pass of the current step.
 
-        Gradients of that pass that were sent are marked as void.
+        Gradients of that pass that were sent are first marked as void. Nothing is raised while the
+        step may get further batches (accumulated gradients).
         """
         self.see_failure()
         step = self.worker.loader.step_input
@@ -347,7 +372,7 @@ class Optimizers:
             raise UsageError(BROKEN_OFF)
 
     def _count_skipped(self) -> None:
-        """Count batches with reduced gradients and no update; warn once at 100 in a row."""
+        """Count batches in a row with reduced gradients and no update; log a warning at 100."""
         updates = self.worker.loader.step_input.updates
         if not updates and any(each.step.is_decided for each in self._reductions):
             self._skipped += 1
