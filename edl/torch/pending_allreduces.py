@@ -1,9 +1,9 @@
 """Send gradients around the ring, and agree with all workers which parameters have a gradient.
 
-The local gradient is sent as it is, or a weighted copy of it; its average is received into a
-separate buffer. If the ring breaks, :meth:`PendingAllreduces.with_gradient` or
-:meth:`PendingAllreduces.wait` raises :class:`~edl.errors.RingBroken`; ``backward()`` itself never
-raises it.
+:class:`PendingAllreduces` does both for one optimizer. The local gradient is sent as it is, or a
+weighted copy of it; its average is received into a separate buffer. If the ring breaks,
+:meth:`PendingAllreduces.with_gradient` or :meth:`PendingAllreduces.wait` raises
+:class:`~edl.errors.RingBroken`; ``backward()`` itself never raises it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class PendingAllreduces:
         self._failed: RingBroken | None = None  # from an early send; raised by the wait
 
     def send_early(self, gradient: Gradient, reduction: StepReduction) -> None:
-        """Send ``gradient`` while backward runs; :meth:`with_gradient` raises its RingBroken.
+        """Start the allreduce of ``gradient`` while backward runs, without raising RingBroken.
+
+        If the ring is broken, the error is kept, and :meth:`with_gradient` raises it; later calls
+        then send nothing.
 
         Args:
             gradient: the record of the gradient.
@@ -57,6 +60,9 @@ class PendingAllreduces:
 
     def send(self, gradient: Gradient, reduction: StepReduction) -> None:
         """Start the allreduce of ``gradient``; this worker sends zeros if it has no gradient.
+
+        The call does not wait. It stores the allreduce in ``gradient.pending``, and with the first
+        gradient of a step it also sends this worker's step record.
 
         Args:
             gradient: the record of the gradient.
@@ -78,7 +84,11 @@ class PendingAllreduces:
         self._gradients.append(gradient)
 
     def void(self) -> None:
-        """Mark all gradients that were sent as void: all workers will send theirs once more."""
+        """Mark all gradients that were sent as void: all workers will send theirs once more.
+
+        The other workers learn of it by :meth:`with_gradient`. If none were sent, nothing is
+        marked.
+        """
         self.is_void = self.is_void or bool(self._gradients)
 
     def with_gradient(
@@ -86,7 +96,8 @@ class PendingAllreduces:
     ) -> tuple[list[Gradient], bool]:
         """Agree with all workers which parameters have a gradient on at least one worker.
 
-        All workers call it at the end of backward.
+        All workers call it at the end of backward, and it waits for all of them. A gradient of a
+        worker without samples in the step does not count.
 
         Args:
             gradients: the records of all parameters, in an order that is equal on all workers.
@@ -94,8 +105,9 @@ class PendingAllreduces:
             suffix: the end of the collective's name, which differs between optimizers of a script.
 
         Returns:
-            The records of the parameters with a gradient; and whether all gradients must be sent
-            once more after they were averaged, because some worker has sent void ones.
+            The records of the parameters with a gradient, in the order of ``gradients``; and
+            whether all gradients must be sent once more after they were averaged, because some
+            worker has sent void ones.
 
         Raises:
             RingBroken: the ring is broken, or was when :meth:`send_early` was called.
@@ -123,12 +135,18 @@ class PendingAllreduces:
         return torch.view_as_complex(average) if flight.sent.is_complex() else average
 
     def all_done(self) -> None:
-        """Clear the list of sent gradients, after the averages of all were received."""
+        """Clear the list of sent gradients, after the averages of all were received.
+
+        The gradients sent next are not void. The records of the gradients are not changed.
+        """
         self._gradients.clear()
         self.is_void = False
 
     def forget(self) -> None:
-        """Drop all allreduces of a ring that is gone, and release the tensors that they hold."""
+        """Drop all allreduces of a ring that is gone, and release the tensors that they hold.
+
+        It waits for Horovod to be done with each of them; their ``gradient.pending`` becomes None.
+        """
         for gradient in self._gradients:
             assert gradient.pending is not None
             with contextlib.suppress(RingBroken):
