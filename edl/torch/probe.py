@@ -1,9 +1,9 @@
 """Evaluate the loss along an update that was made, at other learning rates than the update's own.
 
-An update with another learning rate would have moved the parameters along the same line, through
-their values before and after the update, by a distance in proportion to the rate. So copies of the
-parameters before and after it are enough, whatever the optimizer is, as long as its update is a
-multiple of its learning rate.
+A :class:`Probe` does it. An update with another learning rate would have moved the parameters along
+the same line, through their values before and after the update, by a distance in proportion to the
+rate. So copies of the parameters before and after it are enough, whatever the optimizer is, as long
+as its update is a multiple of its learning rate.
 
 An evaluation leaves no trace: parameters, buffers (BatchNorm's averages) and PyTorch's generators
 are bit for bit what they were. All evaluations of an update begin with the same buffers and the
@@ -25,6 +25,8 @@ from edl.framework.lr_tuner import mean_loss
 class Probe:
     """A probe of the loss along one update, with copies of the parameters before and after it.
 
+    :meth:`begin` comes before the update, :meth:`end` after it, then :meth:`losses`.
+
     Args:
         optimizer: the optimizer whose update is measured.
         model: the model whose buffers are restored after an evaluation; None: there are none.
@@ -42,13 +44,19 @@ class Probe:
         return bool(self._after)
 
     def begin(self) -> None:
-        """Copy the parameters; call it right before the update."""
+        """Copy the parameters that require a gradient; call it right before the update.
+
+        Copies of an earlier update are dropped.
+        """
         groups = self._optimizer.param_groups
         self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
         self._before, self._after = self._copies(), []
 
     def end(self) -> None:
-        """Copy the parameters; call it after the update. Without :meth:`begin` it does nothing."""
+        """Copy the parameters a second time; call it after the update.
+
+        Without :meth:`begin` it does nothing.
+        """
         if self._before:
             self._after = self._copies()
 
@@ -59,10 +67,14 @@ class Probe:
     def losses(self, at: Sequence[float], loss: Callable[[], Any]) -> list[float]:
         """Evaluate a loss at several learning rates of the update whose parameters were copied.
 
+        :attr:`holds` must be True. The copies are kept. Parameters, buffers and random generators
+        are afterwards as they were before the call.
+
         Args:
             at: for each learning rate its relative difference e from the update's own: (1 + e)
                 times that rate is evaluated (:mod:`edl.core.policy.lr_fit`).
-            loss: a function that computes the mean loss of a batch with the present parameters.
+            loss: a function that computes the mean loss of a batch with the present parameters. It
+                is called once for each learning rate, without gradients.
 
         Returns:
             The losses in the order of ``at``.

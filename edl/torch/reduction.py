@@ -60,6 +60,8 @@ TWICE = (
 class LastStep:
     """The outcome of the last complete step of one optimizer.
 
+    The state of the job has it, so that a worker that missed the step learns it.
+
     Attributes:
         skipped: whether its update was skipped. If the optimizer decides that by itself, on its
             device, this is a tensor, and 0.0 means that the update was made.
@@ -75,6 +77,8 @@ class LastStep:
 class GradientReduction:
     """The reduction of one optimizer's gradients, step by step, to their mean over all workers.
 
+    The constructor sets hooks on the parameters, by which ``backward()`` sends gradients.
+
     Args:
         optimizers: all optimizers of the script; the constructor adds this reduction to them.
         optimizer: the optimizer whose gradients are reduced.
@@ -86,8 +90,9 @@ class GradientReduction:
         accumulation: the gradient accumulation of the optimizer.
 
     Raises:
-        UsageError: training has begun; a parameter has another optimizer; or several optimizers do
-            not fit together, see :meth:`edl.torch.optimizers.Optimizers.add`.
+        UsageError: this is a further optimizer, and a batch was handed out before; a parameter has
+            another optimizer; or there are several optimizers, or one that takes two backward
+            passes for an update (SAM), and one of them has ``passes_per_step`` > 1.
     """
 
     def __init__(
@@ -150,8 +155,10 @@ class GradientReduction:
     def _reduce(self) -> None:
         """Reduce the gradients of the current step, and set them to the result.
 
-        The result is the mean; for a worker alone, the local gradient; in a step without an update
-        on this worker, 0, or inf if the other workers have skipped their update.
+        The result is the mean; for a worker alone, the local gradient, scaled if it was
+        accumulated; in a step without an update on this worker, 0, or inf if the other workers have
+        skipped their update. If the ring breaks meanwhile, it is repaired, and the gradients are
+        sent again.
         """
         averaged = self._reduction.complete(self._average)
         step = self._reduction.step
@@ -226,6 +233,10 @@ class GradientReduction:
     def end_step(self, skipped: bool | torch.Tensor) -> None:
         """End the step for this optimizer, after its update was made or skipped.
 
+        Whether it was skipped is recorded in the optimizer's :class:`LastStep`. With one optimizer
+        the samples of all workers count as trained from now on; with several, the end of the job's
+        step is left to :class:`~edl.torch.optimizers.Optimizers`.
+
         Args:
             skipped: whether the update was skipped. A tensor says so on the optimizer's device: it
                 is 0.0 if the update was made.
@@ -244,10 +255,11 @@ class GradientReduction:
             gradient.remember()
 
     def note_skipped(self) -> None:
-        """At the end of a step, record in its outcome whether the optimizer skipped its update.
+        """Record at the end of a step, in ``LastStep.skipped``, whether the update was skipped.
 
-        It is for scripts with several optimizers, when this one has reduced gradients and made no
-        update. The update counts as skipped if a gradient is not finite.
+        It is for scripts with several optimizers. If this one has reduced gradients and made no
+        update, the update counts as skipped if a gradient is not finite. If it made its update, or
+        has reduced no gradients, nothing is recorded.
         """
         if self._reduction.step.state is StepState.REDUCED:
             # A scaler may have skipped the update. Or the script made none with this optimizer,
@@ -260,14 +272,15 @@ class GradientReduction:
     def exchanges(self) -> bool:
         """Whether the workers can exchange messages: a step is open, and there are other workers.
 
-        See :attr:`edl.framework.reduction.StepReduction.exchanges`.
+        False also when the step's gradients are reduced, and while this worker warms up.
         """
         return self._reduction.exchanges
 
     def exchange(self, payload: bytes) -> list[bytes]:
         """Send ``payload`` to all workers in the current step; return all payloads in rank order.
 
-        See :meth:`edl.framework.reduction.StepReduction.exchange`.
+        All workers call it at the same point of the same batch, where :attr:`exchanges` is True. If
+        a worker dies meanwhile, the survivors repair the ring, and all get the same payloads.
         """
         return self._reduction.exchange(payload)
 
@@ -294,7 +307,7 @@ class GradientReduction:
     def refuse_changed(self) -> None:
         """Raise UsageError if the script has changed a gradient since its reduction in this step.
 
-        See :meth:`edl.torch.gradient.Gradient.refuse_changed`.
+        To set a gradient to None or to zeros is no change.
         """
         for gradient in self._gradients:
             gradient.refuse_changed(self._reduction.step.number)
@@ -302,11 +315,13 @@ class GradientReduction:
     def end_batch(self) -> None:
         """Prepare for the next batch.
 
-        If the current batch's gradients were reduced and not applied, a skipped update is counted.
+        If the current batch's gradients were reduced and not applied, its step ends here as one
+        whose update was skipped. Gradients that a step has left which the script did not finish are
+        set to None. Parameters that the optimizer has got since get their hooks.
 
         Raises:
-            UsageError: the script accumulates gradients, and the loader splits batches into
-                microbatches.
+            UsageError: the loader splits batches into microbatches, and the script accumulates
+                gradients or has several optimizers.
         """
         if self._worker.loader.open and self._reduction.step.is_decided:
             self.end_step(skipped=True)
@@ -333,7 +348,8 @@ class GradientReduction:
     def _hook_new(self) -> None:
         """Set the hooks that send gradients, on parameters new since the last call.
 
-        Parameters that do not require a gradient yet get hooks, too.
+        Parameters that do not require a gradient yet get hooks, too. Gradients of parameters that
+        the optimizer does not have any more are not sent from now on.
 
         Raises:
             UsageError: another optimizer trains one of the added parameters, too.
@@ -379,7 +395,8 @@ class GradientReduction:
 
         It is not sent here if it is only accumulated in this pass, or if its weight needs the step
         records of all workers first; then it is sent at the end of a pass. A gradient from padding
-        batches only is set to None.
+        batches only is set to None. Nothing happens outside of a step, or if the optimizer does not
+        train the parameter any more.
 
         Raises:
             UsageError: the gradient was computed twice in a step, or is left of the step before.
@@ -437,8 +454,9 @@ class GradientReduction:
     def backward_failed(self) -> None:
         """Mark gradients as void that were sent in a backward pass that an exception has ended.
 
-        They count for nothing on all workers. The gradients that the script leaves, or computes
-        anew, are sent in their place.
+        They count for nothing on all workers. At the end of the step's next backward pass, or
+        before its update, all workers send their gradients once more: this one those that the
+        script leaves or computes anew.
         """
         self.accumulation.break_off()
         self._broken_off_in = self._reduction.step.number
@@ -447,7 +465,8 @@ class GradientReduction:
     def end_microbatch(self) -> None:
         """Handle an ``optimizer.step()`` before the last microbatch, which makes no update.
 
-        A microbatch without a backward pass adds nothing to the gradients of this worker.
+        If the microbatch had no backward pass, it adds nothing to the gradients of this worker, and
+        the step goes on with the next one.
         """
         if not self._worker.loader.step_input.may_grow:
             self._worker.loader.accumulate()  # this worker leaves the microbatch out
@@ -483,8 +502,12 @@ class GradientReduction:
         """Send the gradients that were not sent yet, and wait for the averages of all.
 
         Returns:
-            The records of the gradients that some worker has; their averages; and whether all must
-            be sent again, because some worker has sent void ones.
+            The records of the gradients that some worker has; their averages in the same order, not
+            yet multiplied; and whether all must be sent again, because some worker has sent void
+            ones.
+
+        Raises:
+            RingBroken: the ring is broken.
         """
         flights, reduction = self._pending, self._reduction
         with_gradient, is_void = flights.with_gradient(self._gradients, reduction, self._suffix)
@@ -495,7 +518,11 @@ class GradientReduction:
         return with_gradient, [flights.wait(gradient) for gradient in with_gradient], is_void
 
     def _take_over(self, averaged: list[tuple[Gradient, torch.Tensor]]) -> None:
-        """Set the gradients to their averages; keep the local ones as buffers for the next step.
+        """Set the gradients to their averages; keep memory of local ones for the next averages.
+
+        A gradient of this worker that is not in ``averaged``, because no worker with samples has
+        it, is set to None. With several optimizers the local gradients stay until the step's end,
+        and the memory of those of the step before is used.
 
         Args:
             averaged: pairs of a gradient's record and its average.
@@ -525,7 +552,8 @@ class GradientReduction:
         """Set the gradients to the local ones times ``weight``, because this worker is alone.
 
         Args:
-            weight: the factor for the samples of this worker's batch; 1.0 for a full batch.
+            weight: the factor that makes accumulated sums the mean over their samples; 1.0 for the
+                gradient of one batch.
         """
         number = self._reduction.step.number
         for gradient in self._gradients:
@@ -538,7 +566,8 @@ class GradientReduction:
     def _fill(self, number: float) -> None:
         """Set all elements of all gradients to ``number``, in a step without an update.
 
-        The script may read its gradients before it calls the optimizer's ``step()``.
+        The script may read its gradients before it calls the optimizer's ``step()``. A parameter
+        stays without a gradient if it has none and backward has computed none in this step.
         """
         step = self._reduction.step.number
         for gradient in self._gradients:
