@@ -1,6 +1,6 @@
 """Send, load, save and compare a PyTorch script's state, which all workers of a job share.
 
-:mod:`edl.framework.replica` has what is the same in every framework.
+:class:`TorchReplica` does it. :mod:`edl.framework.replica` has what is the same in every framework.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class _Trained:
 class TorchReplica(FrameworkReplica):
     """This worker's copy of the state that all workers of the job share.
 
-    It consists of models, optimizers, LR schedulers, gradient scalers and tracked objects. With
-    several models, the names of the tensors of each begin with its number: ``0.``, ``1.``.
+    The first ``edl.Optimizer`` makes it, and :meth:`add` adds further ones. It consists of models,
+    optimizers, LR schedulers, gradient scalers and tracked objects. With several models, the names
+    of the tensors of each begin with its number: ``0.``, ``1.``.
 
     Args:
         model: the model of the first optimizer.
@@ -75,7 +76,8 @@ class TorchReplica(FrameworkReplica):
     Attributes:
         framework: "torch".
         arrays: the object that describes, allocates and broadcasts tensors.
-        misfits: the exceptions that :meth:`load` raises for a state of another script.
+        misfits: the classes of the exceptions that :meth:`load` raises for a state of another
+            script.
         size_of: a function that returns the bytes of a tensor or array; None for other values.
     """
 
@@ -100,7 +102,7 @@ class TorchReplica(FrameworkReplica):
     def add(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, last_step: LastStep
     ) -> None:
-        """Add an optimizer and the model that it trains to the state.
+        """Add an optimizer and the model that it trains to the state, after those added before.
 
         Several optimizers may train parameters of one model.
 
@@ -134,8 +136,9 @@ class TorchReplica(FrameworkReplica):
     def objects_from_gradients(self) -> dict[str, Trackable]:
         """Return, by name, the tracked objects whose state a script may compute from gradients.
 
-        GradScalers are left out: a scaler learns of a missed step by the gradients of that step,
-        and reading its state would wait for the device.
+        These are all tracked objects but GradScalers and objects whose attribute ``edl_compared``
+        is False. A scaler learns of a missed step by the gradients of that step, and reading its
+        state would wait for the device.
         """
         things = self.compared_things().items()
         return {n: thing for n, thing in things if not isinstance(thing, torch.amp.GradScaler)}
@@ -143,7 +146,7 @@ class TorchReplica(FrameworkReplica):
     def see_scaler(self, scaler: torch.amp.GradScaler) -> None:
         """Add the state of ``scaler``, which the script is about to use, to the shared state.
 
-        A scaler that the script has given to ``edl.track`` is there already, and is left alone.
+        A scaler that is there already, from an earlier call or from ``edl.track``, is left alone.
         """
         if not any(thing is scaler for thing in self.things().values()):
             self._scalers.see(scaler)
@@ -151,17 +154,21 @@ class TorchReplica(FrameworkReplica):
     def begin(self) -> None:
         """Record the parameter groups and ``requires_grad`` flags at the start of the epoch loop.
 
-        What the loop changes in them is sent to newcomers from now on.
+        What the loop changes in them is sent to newcomers from now on. A later call only records
+        the flags of new parameters.
         """
         self._flags.begin(self._parameters())
         for each in self._trained:
             each.groups.begin()
 
     def state(self) -> dict[str, Any]:
-        """Return the shared state, by the names of its kinds.
+        """Return the shared state, without copies of the tensors.
 
-        The kinds are models, optimizers, flags, extra states of modules, scalers, schedulers,
-        skipped updates and tracked objects. Tensors are not copied.
+        Returns:
+            A dict with the keys ``model`` (parameters and buffers by name), ``optimizers``,
+            ``requires_grad`` (flags that the loop has changed), ``extra`` (extra states of
+            modules), ``scalers``, ``schedulers``, ``skipped`` (for each optimizer, whether its last
+            update was skipped) and ``tracked``.
         """
         return {
             "model": {name: tensor.detach() for name, tensor in self._model_tensors().items()},
@@ -180,7 +187,8 @@ class TorchReplica(FrameworkReplica):
         """Return the subset of the state that must be equal on all workers, in nested dicts.
 
         It has the parameters of models and tracked modules, and the states of optimizers, scalers
-        and other tracked objects. It has no buffers, which may differ between workers.
+        and other tracked objects. It has no buffers, which may differ between workers, and no
+        tracked object whose attribute ``edl_compared`` is False.
         """
         prefixes = self._prefixes()
         models = dict(zip(prefixes, self._models(), strict=True))
@@ -209,7 +217,7 @@ class TorchReplica(FrameworkReplica):
     def signature(self) -> dict[str, str]:
         """Return the shape of each parameter and buffer as a text, by the tensor's name.
 
-        A newcomer must have the same shapes to take over the job's state.
+        A newcomer must have the same shapes to take over the job's state. Any thread may call this.
         """
         return {name: str(tuple(one.shape)) for name, one in self._model_tensors().items()}
 
@@ -219,15 +227,20 @@ class TorchReplica(FrameworkReplica):
         """Return a digest of each byte range in ``parts``, to compare the workers' states.
 
         Args:
-            parts: values of the state, each with the first and last byte to compute a digest of.
+            parts: values of the state, each with the first byte of the range and the byte after its
+                end.
 
         Returns:
-            The digests by the names of the values.
+            The digests by the names of the values, without those of values that cannot be compared.
         """
         return digests(parts)
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the present learning rates, by texts for error messages (see :func:`rates_of`)."""
+        """Return the present learning rates of all parameter groups, for comparing workers.
+
+        Returns:
+            The rates by texts for error messages, such as ``learning rate of parameter group 1``.
+        """
         return rates_of([each.optimizer for each in self._trained])
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
@@ -235,12 +248,16 @@ class TorchReplica(FrameworkReplica):
 
         Args:
             state: a state that :meth:`state` has returned on another worker, or from a checkpoint.
-            receive: how much to load: everything; only the result of a step that this worker missed
-                (tensors that optimizers update, and the optimizers' states); or everything but what
-                is each worker's own.
+                It is changed, and its tensors may be shared afterwards.
+            receive: how much to load. ``ALL``: everything. ``STEP``: only the result of a step that
+                this worker missed (tensors that optimizers update, and the optimizers' states
+                without their options). ``RESYNC``: everything but ``requires_grad`` flags, extra
+                states of modules, and tracked objects that are not compared.
 
         Raises:
-            UsageError: the state is of another model, or has another number of optimizers.
+            UsageError: the state is of another model, or has another number of optimizers or other
+                tracked objects.
+            ValueError, KeyError, RuntimeError: the state does not fit this script in another way.
         """
         mine = self._model_tensors()
         if mine.keys() != state["model"].keys():
@@ -306,8 +323,8 @@ class TorchReplica(FrameworkReplica):
         Args:
             each: this worker's optimizer, with its model and groups.
             theirs: the optimizer's state on the other worker; its entry of groups is removed.
-            receive: how much to load. After a missed step the optimizer keeps its own groups and
-                options, such as learning rates; else it gets those of the job.
+            receive: how much to load. After a missed step (``STEP``) the optimizer keeps its own
+                groups and options, such as learning rates; else it gets those of the job.
 
         Returns:
             The loaded state.
@@ -333,7 +350,11 @@ class TorchReplica(FrameworkReplica):
 
         Beside the state of :meth:`state`, it has the kind of the optimizers, and what a later
         ``load_state_dict()`` needs: the names of the tensors in the models' ``state_dict()``, and
-        the values in it that are no parameters or buffers.
+        the values in it that are no parameters or buffers. The next call of this method or of
+        :meth:`copied` overwrites the copy's tensors.
+
+        Raises:
+            CheckpointError: a tensor is sparse or quantized, or has no data (a meta tensor).
         """
         names: dict[str, str] = {}
         besides: dict[str, Any] = {}
@@ -348,7 +369,11 @@ class TorchReplica(FrameworkReplica):
     def copied(self, state: dict[str, Any]) -> Any:
         """Return ``state`` with the bytes of each tensor copied into host memory.
 
-        The next call overwrites the copy, because the host memory is used again.
+        The next call of this method or of :meth:`capture` overwrites the copied tensors, because
+        the host memory is used again.
+
+        Raises:
+            CheckpointError: a tensor is sparse or quantized, or has no data (a meta tensor).
         """
         return self._copier.copy(state)
 
@@ -399,11 +424,11 @@ class TorchReplica(FrameworkReplica):
     def _outside(
         self, each: _Trained, trained: Iterable[tuple[str, torch.nn.Parameter]]
     ) -> dict[str, torch.nn.Parameter]:
-        """Return the parameters of one optimizer that belong to no model, by name.
+        """Return the parameters of one optimizer that belong to no model of the state, by name.
 
         Args:
             each: the optimizer and its model; the names begin with this model's prefix.
-            trained: the optimizer's parameters with their names.
+            trained: the optimizer's parameters with their names, without the prefix.
         """
         inside = {parameter for model in self._models() for parameter in model.parameters()}
         prefix = self._prefixes()[self._models().index(each.model)]
@@ -425,7 +450,8 @@ class TorchReplica(FrameworkReplica):
 def _renumbered(state: dict[Any, Any], theirs: Names, mine: Names) -> dict[Any, Any]:
     """Return an optimizer's state with its parameters numbered as they are on this worker.
 
-    A parameter that this worker's optimizer does not have is left out.
+    A parameter's number is its index among the parameters of all groups, from 0. A parameter that
+    this worker's optimizer does not have is left out.
 
     Args:
         state: the state of each parameter, by the parameter's number on the sender.
@@ -444,8 +470,9 @@ def _renumbered(state: dict[Any, Any], theirs: Names, mine: Names) -> dict[Any, 
 def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float]:
     """Return the present learning rates of ``optimizers``, by texts for error messages.
 
-    A text is ``learning rate``, followed by the number of the parameter group and of the optimizer
-    where there are several.
+    A text is ``learning rate``, followed by the index of the parameter group and of the optimizer
+    where there are several: ``learning rate of parameter group 1 of optimizer 0``. A group without
+    a learning rate is left out.
     """
     rates = {}
     for number, optimizer in enumerate(optimizers):
