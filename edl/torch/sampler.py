@@ -15,10 +15,12 @@ from edl.framework import process
 class ElasticSampler(torch.utils.data.Sampler[int]):
     """A sampler of this worker's share of an epoch, divided evenly among the workers of the ring.
 
-    Make it an attribute of the elastic state, call :meth:`record_batch` after each batch and
-    :meth:`set_epoch` at the end of each epoch. The order of an epoch is a function of (``seed``,
-    epoch) alone, and the trained samples are always the first ones of that order. So no sample is
-    left out or taken twice when the ring changes, also when a worker only leaves.
+    It yields the indices of the samples in this worker's share that no worker had trained when the
+    share was made. Make it an attribute of the elastic state, call :meth:`record_batch` after each
+    batch and :meth:`set_epoch` with the next number at the end of each epoch. The order of an epoch
+    is a function of (``seed``, epoch) alone, and the trained samples are always the first ones of
+    that order. So no sample is left out or taken twice when the ring changes, also when a worker
+    only leaves.
 
     As in Horovod, all workers get equally many samples. Where the untrained samples of an epoch
     cannot be divided evenly, the first of them are repeated at the end; fewer samples are repeated
@@ -43,29 +45,40 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the epoch with the number ``epoch``, of which no sample is trained yet."""
+        """Begin the epoch with the number ``epoch``, of which no sample is trained yet.
+
+        All of its samples are divided among the workers of the present ring.
+        """
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Record that each worker has trained a batch of ``batch_size`` samples.
+        """Record that each worker of the ring has trained a batch of ``batch_size`` samples.
 
+        This worker's present share stays as it is; the record counts at the next :meth:`reset`.
         ``batch_idx`` is not used; Horovod's sampler has it.
         """
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``epoch``, and ``processed_num``: its samples that all workers have trained."""
+        """Return a dict of ``epoch``, its number, and ``processed_num``.
+
+        The latter is how many samples of the epoch all workers together have trained.
+        """
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load ``state_dict``, and divide the epoch's untrained samples among the ring."""
+        """Load ``state_dict``, a result of :meth:`state_dict`, and call :meth:`reset`."""
         self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Divide the untrained samples of the epoch among the workers of the present ring."""
+        """Divide the untrained samples of the epoch among the workers of the present ring.
+
+        Each worker takes its own share, without a message. Iterators made before go on with the old
+        share.
+        """
         self.rank, self.num_replicas = process.rank(), process.size()
         order = EpochOrder(len(self.dataset), self.seed, self.epoch, self.shuffle)
         self.remaining_indices = order.at(self.processed_num, len(order))

@@ -14,8 +14,9 @@ _see: Callable[[GradScaler], None] | None = None
 def see_scalers(see: Callable[[GradScaler], None]) -> None:
     """Register ``see``: ``see(scaler)`` is called each time a GradScaler is about to scale a loss.
 
-    It replaces ``GradScaler.scale``, because PyTorch has no hook for that and a script need not
-    name its scaler to edl. Only the function registered last is called.
+    A scaler that is not enabled is passed over. The first call replaces ``GradScaler.scale``,
+    because PyTorch has no hook for that and a script need not name its scaler to edl. Only the
+    function registered last is called.
     """
     global _see
     if _see is None:
@@ -35,8 +36,8 @@ class Scalers:
     """The GradScalers of a script, in the order of their first use, which is equal on all workers.
 
     The job's state of a scaler may arrive before the script uses that scaler here, mostly from a
-    checkpoint; it is kept until then. If a newcomer has used a scaler in its warm-up and the job
-    has used none yet, the scaler is set back to its initial state.
+    checkpoint; it is kept, and loaded at the first use. If a newcomer has used a scaler in its
+    warm-up and the job has used none yet, :meth:`load` sets the scaler back to its initial state.
     """
 
     def __init__(self) -> None:
@@ -45,8 +46,9 @@ class Scalers:
         self._awaiting: list[dict[str, Any]] = []  # states of the job's, by the same numbers
 
     def see(self, scaler: GradScaler) -> None:
-        """Add ``scaler``, which is about to be used, and load the job's state of it, if any.
+        """Add ``scaler``, which is about to be used, as the next one in the order.
 
+        If :meth:`load` has brought a state for its place in the order, the scaler gets that state.
         A scaler that was added before is left alone.
         """
         if any(seen is scaler for seen in self._seen):
@@ -68,7 +70,8 @@ class Scalers:
     def load(self, states: Sequence[dict[str, Any]]) -> None:
         """Load ``states``, the job's states of its scalers in the order of :meth:`states`.
 
-        The state of a scaler that is not used here yet is kept until it is used.
+        The state of a scaler that is not used here yet is kept until it is used. A scaler of this
+        worker that the job has not is set back to its state at its first use.
         """
         self._awaiting = list(states)
         theirs = self._awaiting + self._fresh[len(self._awaiting) :]

@@ -1,8 +1,9 @@
 """Share the states of a script's LR schedulers, if they are of PyTorch's base class.
 
-A script makes its scheduler as with PyTorch alone; a newcomer, and a job that is resumed, must go
-on with the learning rate of the job. The module also warns of schedules that depend on the number
-of steps, because a job whose size changes has no fixed number of steps.
+:class:`Schedulers` shares them. A script makes its scheduler as with PyTorch alone; a newcomer, and
+a job that is resumed, must go on with the learning rate of the job. The module also warns of
+schedules that depend on the number of steps, because a job whose size changes has no fixed number
+of steps.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ class Schedulers:
         self._optimizers.append(optimizer)
 
     def states(self, but: Collection[Any]) -> list[dict[str, Any]]:
-        """Return a dict of ``kind``, the class name, and ``state`` for each scheduler, in order.
+        """Return a dict of ``kind``, the class name, and ``state`` for each scheduler.
 
-        Values that cannot be sent, such as functions, are replaced by a marker.
+        They are in the order of the schedulers' creation. Values that cannot be sent, such as
+        functions, are replaced by a marker.
 
         Args:
             but: schedulers to leave out, because they are tracked by name; other objects in it are
@@ -116,7 +118,10 @@ class Schedulers:
 
 
 def schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
-    """Return the LR schedulers that the script has made for ``optimizer`` and not deleted."""
+    """Return the LR schedulers that the script has made for ``optimizer`` and not deleted.
+
+    They are in the order of their creation, with those inside of other schedulers.
+    """
     return [one for one in _alive() if getattr(one, "optimizer", None) is optimizer]
 
 
@@ -124,7 +129,8 @@ def warn_of_counted_steps(epochs: int) -> None:
     """Log a warning for each OneCycleLR scheduler of the script that counts steps and not epochs.
 
     PyTorch's OneCycleLR fails after its number of steps, and a job makes more steps when workers
-    leave. Each scheduler is named in one warning at most.
+    leave. Each scheduler is named in one warning at most, be it this or
+    :func:`warn_of_a_changed_batch`.
 
     Args:
         epochs: how many epochs the job trains. A scheduler with a larger ``total_steps`` counts
@@ -152,7 +158,8 @@ def counts_samples(scheduler: LRScheduler) -> None:
 def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
     """Log a warning for each LR scheduler that counts steps, after the global batch has changed.
 
-    Each scheduler is named in one warning at most.
+    Each scheduler is named in one warning at most, be it this or :func:`warn_of_counted_steps`.
+    ReduceLROnPlateau and schedulers given to :func:`counts_samples` are left out.
 
     Args:
         before: the size of the global batch before the change, in samples.
@@ -208,8 +215,8 @@ def _portable(state: dict[str, Any]) -> Any:
 def _load(scheduler: LRScheduler, state: dict[str, Any]) -> None:
     """Load ``state``, made by :func:`_portable` on another worker, into ``scheduler``.
 
-    Values that could not be sent stay as they are here. A Counter (MultiStepLR has one) has become
-    a dict when it was sent, and becomes a Counter again.
+    Values for which ``state`` has a marker, because they could not be sent, stay as they are here.
+    A Counter (MultiStepLR has one) has become a dict when it was sent, and becomes a Counter again.
     """
     whole = _overlaid(scheduler.state_dict(), state)
     own = vars(scheduler)
@@ -219,6 +226,8 @@ def _load(scheduler: LRScheduler, state: dict[str, Any]) -> None:
 
 def _overlaid(mine: Any, theirs: Any) -> Any:
     """Return ``theirs``, with values of ``mine`` in the place of markers for values not sent.
+
+    Lists of different lengths are not mixed: the result is that of ``theirs``.
 
     Args:
         mine: the state of this worker's scheduler, in nested dicts and lists.

@@ -1,12 +1,13 @@
 """Seed the random generators by (seed, epoch, sample) while a sample is loaded.
 
-So the augmentation of a sample is the same whichever worker and loader process loads it, also after
-the death of a worker and after a resize, and it differs between epochs. Each sample seeds the
-global generators of Python, NumPy and PyTorch (6 µs, measured with Python 3.11 and torch 2.13). The
-generators are also seeded before the collate function makes a batch of the samples. Without loader
-processes the generators of the training thread are saved while a batch is loaded, and restored
-after it (15 µs). A data set that draws no random numbers is loaded without seeding, if the script
-gives no collate function.
+:class:`Seeded` and :class:`SeededCollate` do it around the data set and the collate function of a
+loader. So the augmentation of a sample is the same whichever worker and loader process loads it,
+also after the death of a worker and after a resize, and it differs between epochs. Each sample
+seeds the global generators of Python, NumPy and PyTorch (6 µs, measured with Python 3.11 and torch
+2.13). The generators are also seeded before the collate function makes a batch of the samples.
+Without loader processes the generators of the training thread are saved while a batch is loaded,
+and restored after it (15 µs). A data set that draws no random numbers is loaded without seeding, if
+the script gives no collate function.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _aside = np.random.MT19937()  # NumPy's generator while a batch is loaded in the
 class Items(list[Any]):
     """A list of the indices of a batch's samples, with the seeds to load them with.
 
+    :meth:`of` makes one; a list made by the constructor has no seeds.
+
     Attributes:
         epoch_seed: the seed of the epoch; -1: the samples are loaded without seeds.
         keys: the position of each sample in the epoch; with ``epoch_seed`` it seeds the sample.
@@ -41,11 +44,11 @@ class Items(list[Any]):
 
     @classmethod
     def of(cls, items: list[Any], epoch_seed: int, keys: Sequence[int]) -> Items:
-        """Make a list of indices with seeds.
+        """Return a list of indices with seeds.
 
         Args:
-            items: the indices of the samples of a batch.
-            epoch_seed: the seed of the epoch.
+            items: the indices of the samples of a batch, or the samples themselves, for a stream.
+            epoch_seed: the seed of the epoch, at least 0.
             keys: the position of each sample in the epoch.
         """
         made = cls(items)
@@ -79,7 +82,8 @@ def draws_nothing(dataset: Any) -> bool:
     """Return whether it is certain that ``dataset`` draws no random numbers when a sample is read.
 
     That holds for tensors, arrays, lists, tuples, ranges and TensorDatasets, and subsets and
-    concatenations of these. False: it may draw random numbers.
+    concatenations of these. False for all others, derived classes too: they may draw random
+    numbers.
     """
     if isinstance(dataset, torch.utils.data.Subset):
         return draws_nothing(dataset.dataset)
@@ -92,8 +96,8 @@ class Seeded(torch.utils.data.Dataset[Any]):
     """A data set that seeds the random generators before it reads a sample of another data set.
 
     If the other data set reads all samples of a batch at once (``__getitems__``), the generators
-    are seeded once, for the first sample of the batch. Any other attribute is that of the other
-    data set.
+    are seeded once, for the first sample of the batch. If it draws no random numbers
+    (:func:`draws_nothing`), they are not seeded. Any other attribute is that of the other data set.
 
     Args:
         dataset: the other data set.
@@ -117,6 +121,9 @@ class Seeded(torch.utils.data.Dataset[Any]):
 
     def __getitems__(self, items: list[Any]) -> list[Any]:
         """Return the samples of a batch, with the generators seeded before each is read.
+
+        The class says for which data sets they are seeded once or not at all. The seed of the batch
+        is kept for the collate function of this process (:class:`_LastSeed`).
 
         Args:
             items: the indices of the samples; if it is an :class:`Items` with seeds, these are
@@ -152,8 +159,10 @@ class Seeded(torch.utils.data.Dataset[Any]):
 class _LastSeed:
     """A holder of the seed of the batch that this process has read last, for its collate function.
 
+    It is used as a class, without objects.
+
     Attributes:
-        batch: the seed.
+        batch: the seed; 0 before the first batch.
     """
 
     batch = 0
@@ -174,7 +183,11 @@ class SeededCollate:
         self._collate, self._in_thread = collate, in_thread
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Return the batch that the collate function makes of ``samples``, with seeds set."""
+        """Seed the generators, and return the batch that the collate function makes of ``samples``.
+
+        The seed is that of the batch that this process has read last. In the training thread the
+        generators are restored afterwards.
+        """
         if not self._in_thread:
             seed_all(_LastSeed.batch)
             return self._collate(samples)
