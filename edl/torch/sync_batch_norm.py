@@ -46,11 +46,13 @@ Exchange = Callable[[bytes], list[bytes]]
 def synchronise_batch_norm(exchange_of_step: Callable[[], Exchange | None]) -> None:
     """Make PyTorch's and Horovod's ``SyncBatchNorm`` exchange statistics by the job's ring.
 
-    Call it once in a process; it replaces their forward passes.
+    Call it once in a process; it replaces their forward passes. Until ``edl.init()`` the layers
+    still do what they did before.
 
     Args:
         exchange_of_step: a function that returns, inside of a step with other workers, a function
-            to send bytes to all workers and get those of all; else None, for local statistics.
+            to send bytes to all workers and get those of all in rank order; else None, for local
+            statistics.
     """
     for kind in (torch.nn.SyncBatchNorm, hvd.SyncBatchNorm):
         _synchronise(kind, exchange_of_step)
@@ -61,7 +63,8 @@ def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> 
 
     Args:
         kind: the layer class.
-        exchange_of_step: as for :func:`synchronise_batch_norm`.
+        exchange_of_step: a function that returns the function to exchange bytes with all workers,
+            or None for local statistics (:func:`synchronise_batch_norm`).
     """
     alone = kind.forward
 
@@ -87,12 +90,14 @@ def _exchange(exchange_of_step: Callable[[], Exchange | None]) -> tuple[Exchange
     """Return the function that exchanges statistics between workers, and this batch's weight.
 
     Args:
-        exchange_of_step: as for :func:`synchronise_batch_norm`.
+        exchange_of_step: a function that returns the function to exchange bytes with all workers,
+            or None for local statistics (:func:`synchronise_batch_norm`).
 
     Returns:
-        A function that sends bytes to all workers and returns those of all, None for local
-        statistics; and the weight of this worker's batch: its samples, 0 for padding. In a script
-        with an elastic state all weights are 1, as Horovod's optimizer averages.
+        A function that sends bytes to all workers and returns those of all in rank order, None for
+        local statistics; and the weight of this worker's batch: its samples, 0 for padding and for
+        local statistics. In a script with an elastic state all weights are 1, as Horovod's
+        optimizer averages.
     """
     worker = current_worker()
     if (exchange := exchange_of_step()) is not None:
@@ -141,17 +146,22 @@ class _Normalise(torch.autograd.Function):
     ) -> tuple[torch.Tensor, Moments]:
         """Normalise ``inputs`` over the samples of all workers, then scale and shift them.
 
+        All workers call it at the same point; it exchanges the moments of their batches.
+
         Args:
             ctx: autograd's context.
             inputs: the batch of this worker, with channels in its second dimension.
             gamma: the scale of each channel; None: 1.
             beta: the shift of each channel; None: 0.
             eps: a small number that is added to the variance.
-            weight: how many samples of the batch count; 0 for padding.
-            exchange: a function that sends bytes to all workers and returns the bytes of all.
+            weight: how many samples of the batch count; 0 for padding, whose elements then do not
+                enter the moments.
+            exchange: a function that sends bytes to all workers and returns the bytes of all in
+                rank order.
 
         Returns:
-            The outputs, and the moments (count, mean, squares) of all workers' batches together.
+            The outputs in the dtype of ``inputs``, and the moments (count, mean, squares) of all
+            workers' batches together.
 
         Raises:
             ValueError: each channel has only one element in the batches of all workers together.
@@ -214,11 +224,12 @@ class _Normalise(torch.autograd.Function):
 
 
 def _moments(x: torch.Tensor, weight: int) -> Moments:
-    """Return the moments of a batch for each channel: count, mean, squared deviations.
+    """Return the moments of a batch for each channel: count, mean, sum of squared deviations.
 
     Args:
         x: the batch, with channels in its second dimension.
-        weight: how many samples of the batch count; if 0 (padding), all moments are 0.
+        weight: how many samples of the batch count; if 0 (padding), all moments are 0. Any other
+            number does not change the result.
     """
     channels = x.shape[1]
     if weight == 0 or x.numel() == 0:

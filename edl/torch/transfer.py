@@ -38,9 +38,10 @@ class TorchArrays:
         return tensor, Reference(index, tuple(tensor.shape), dtype, size, tensor.device.type)
 
     def empty(self, reference: Reference) -> torch.Tensor:
-        """Return a tensor without elements, of the shape, dtype and device in ``reference``.
+        """Return a tensor without elements, of the shape, dtype and device type in ``reference``.
 
-        Tensors without elements are not broadcast; the receiver makes them by this call.
+        Tensors without elements are not broadcast; the receiver makes them by this call. For
+        ``cuda`` the tensor is on the current device.
         """
         dtype, device = getattr(torch, reference.dtype), _own_device(reference.device)
         return torch.empty(reference.shape, dtype=dtype, device=device)
@@ -54,19 +55,22 @@ class TorchArrays:
     ) -> dict[int, torch.Tensor]:
         """Broadcast the tensors of a state from rank ``root``; all workers call it.
 
-        All broadcasts are started at once. A large tensor is sent as it is, without a copy on
-        either side; several small ones are put into one buffer and sent by one broadcast. A worker
-        that does not keep the tensors receives everything in one scratch buffer, because touching
-        new memory would cost it more than the transfer.
+        The call returns when all broadcasts are complete; all of them are started at once. A large
+        tensor is sent as it is, without a copy on either side; several small ones are put into one
+        buffer and sent by one broadcast. A worker that does not keep the tensors receives
+        everything in one scratch buffer, because touching new memory would cost it more than the
+        transfer.
 
         Args:
             sent: references to all tensors of the state.
             arrays: on the sender, the tensors, which references find by index; None on the others.
             root: the rank of the sender.
-            keep: whether this worker keeps what it receives; False if it has the state already.
+            keep: whether this worker keeps what it receives; False on the sender, and if it has the
+                state already.
 
         Returns:
-            The received tensors by index; empty unless ``keep``.
+            The received tensors by index, without those that have no elements; empty unless
+            ``keep``.
 
         Raises:
             CollectiveFailed: the ring is broken.

@@ -36,7 +36,8 @@ def load_weights(
             second of several models, in the order of their optimizers. Empty: load all.
 
     Raises:
-        CheckpointError: there is no undamaged file, or the model has other names or shapes.
+        CheckpointError: there is no undamaged file, or the model has other names or shapes; the
+            model is then unchanged.
     """
     blobs = {
         name.removeprefix(prefix): map_leaves(value, lambda leaf, _: _on_cpu(leaf))
