@@ -1,9 +1,10 @@
 """Tell what the training thread of a worker is doing right now, for the worker's `/health` page.
 
-Nothing is recorded while training goes well: the thread that asks reads the Python stack of the
-training thread. The training thread waits for other workers if the stack has a function that
-:data:`_WAITS` lists or :func:`waits` marks. Otherwise it is in user code, and the innermost frame
-that belongs to neither edl nor a library says where.
+:meth:`ThreadWatch.look` tells it. Nothing is recorded while training goes well, but the last
+failpoint: the thread that asks reads the Python stack of the training thread. The training thread
+waits for other workers if the stack has a function that :data:`_WAITS` lists or :func:`waits`
+marks. Otherwise it is in user code, and the innermost frame that belongs to neither edl nor a
+library says where.
 """
 
 from __future__ import annotations
@@ -84,7 +85,10 @@ def waits_unseen(look: Callable[[], str | None]) -> None:
 
     When no frame of the Python stack shows a wait, as inside a TensorFlow graph,
     :meth:`ThreadWatch.look` calls the registered functions in order, and reports the first
-    description. ``look`` returns a description of the wait, or None if there is no wait.
+    description. The thread that asks calls them, not the training thread.
+
+    Args:
+        look: a function that returns a description of the wait, or None if there is no wait.
     """
     _unseen.append(look)
 
@@ -95,18 +99,23 @@ _works: list[Callable[[], str]] = []
 def works_at(look: Callable[[], str]) -> None:
     """Register one more function that names a long activity in the user's code.
 
-    ``look`` returns the name of the activity, such as "after a fit", or "" if no such activity is
-    going on. :meth:`ThreadWatch.look` reports the first name that a registered function returns.
+    :meth:`ThreadWatch.look` calls the registered functions in order, in the thread that asks, and
+    reports the first name that is not empty.
+
+    Args:
+        look: a function that returns the name of the activity, such as "after a fit", or "" if no
+            such activity is going on.
     """
     _works.append(look)
 
 
 @contextlib.contextmanager
 def training_here() -> Iterator[None]:
-    """Treat the calling thread as the training thread while the context lasts.
+    """Treat the calling thread as the training thread in the ``with`` block.
 
-    It is for a framework that calls edl from a thread of its own. Afterwards the thread that called
-    :meth:`ThreadWatch.start` counts as the training thread again.
+    It is for a framework that calls edl from a thread of its own; only one thread at a time may be
+    in such a block. Afterwards the thread that called :meth:`ThreadWatch.start` counts as the
+    training thread again.
     """
     global _acting
     _acting = threading.get_ident()
@@ -141,10 +150,11 @@ class ThreadWatch:
         failpoints.unsubscribe(self._pass)
 
     def look(self) -> Activity:
-        """Return what the training thread does, in which line of the user's code, and since when.
+        """Return what the training thread does, and in which line of the user's code.
 
         The result also names the last failpoint (:mod:`edl.failpoints`) that the thread has passed,
-        and the seconds since then.
+        and the seconds since then. It does not say since when the thread does what it does. Before
+        :meth:`start` the thread counts as being in user code, in no line.
         """
         point, at = self._passed
         frame = sys._current_frames().get(_acting or self._thread)
@@ -178,7 +188,10 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _work(file: str) -> str:
-    """Return the name of the long activity that code in ``file``, a path, is known for; else ""."""
+    """Return the name of the long activity that code in the source file ``file`` is known for.
+
+    ``file`` is a path. The name is empty for a file that is known for none.
+    """
     return next((work for path, work in _WORKS.items() if path in file), "")
 
 
