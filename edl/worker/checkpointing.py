@@ -1,8 +1,8 @@
 """Save the state of a job to disk, load it when the job begins, and record how the job ends.
 
-A job begins afresh, from a checkpoint that the user asked for, or, when all workers have died, from
-the newest checkpoint of its own. Only the state source reads the checkpoint; it then sends the
-state to all other workers.
+:class:`Checkpointing` does it for one worker. A job begins afresh, from a checkpoint that the user
+asked for, or, when all workers have died, from the newest checkpoint of its own. Only the state
+source reads the checkpoint; it then sends the state to all other workers.
 """
 
 from __future__ import annotations
@@ -80,6 +80,9 @@ class Checkpointing:
     def attach(self, directory: Path, every_s: float, keep: int) -> None:
         """Save checkpoints of the job into ``directory`` from now on.
 
+        Nothing is saved yet: the first checkpoint is saved before the first step. If the job is to
+        resume, its checkpoint is looked for when the training begins.
+
         Args:
             directory: a directory that all hosts of the job share; it is created if it does not
                 exist.
@@ -123,7 +126,8 @@ class Checkpointing:
         Args:
             resume: the setting: no (empty, ``0``, ``no``, ``false``), yes (``1``, ``yes``,
                 ``true``), ``auto``, or the path of a directory, which is returned as an absolute
-                path.
+                path. ``auto`` differs from yes only for the caller: a directory without a
+                checkpoint is no error then.
             directory: the directory into which this job saves; it is returned for yes and ``auto``.
         """
         if resume.lower() in _NO:
@@ -134,16 +138,21 @@ class Checkpointing:
 
     @property
     def settings(self) -> JobSettings:
-        """The settings of the job, as its launcher wrote them; valid once they were read."""
+        """The settings of the job, as its launcher wrote them.
+
+        They are valid once this worker has registered (``coordinator.start()``).
+        """
         return self._coordinator.settings
 
     def begin(self, generation: Generation, warmed_up: bool) -> None:
         """Load the job's state from a checkpoint on the state source, or let the job start afresh.
 
-        The state source calls it when it has no state yet. A fit is one call of Keras' ``fit``. A
-        checkpoint of a later fit is not loaded: ``LoaderProgress.fits_ahead`` is set to the fits
-        before it, which the scripts then pass over, and this method is called again in the next
-        fit. Any error ends the job as failed.
+        The state source calls it when it has no state yet; a job that saves no checkpoints starts
+        afresh. From then on only the ring of ``generation`` may save into the directory. A fit is
+        one call of Keras' ``fit``. A checkpoint of a later fit is not loaded:
+        ``LoaderProgress.fits_ahead`` is set to the fits before it, which the scripts then pass
+        over, and this method is called again in the next fit. An error in finding or loading the
+        state ends the job as failed.
 
         Args:
             generation: the generation of the ring that gets the state.
@@ -151,7 +160,8 @@ class Checkpointing:
                 cannot start afresh with it.
 
         Raises:
-            CheckpointError, UsageError: the checkpoint that was asked for cannot be resumed.
+            CheckpointError, UsageError: the checkpoint that was asked for cannot be resumed, or the
+                directory cannot be written.
             JobFailed: no worker is left that holds the state, and the state was not saved; or the
                 script has passed over too many fits.
         """
@@ -176,13 +186,14 @@ class Checkpointing:
     def _restore(self) -> Checkpoint | None:
         """Load the newest checkpoint that this job may resume from; None: the job starts afresh.
 
-        If the checkpoint belongs to another fit than the present one, it is returned but not
-        loaded.
+        If the checkpoint belongs to another fit (call of Keras' ``fit``) than the present one, it
+        is returned but not loaded.
 
         Raises:
             UsageError: the script has no ``edl.Optimizer`` yet, or the job is to resume and the
                 script does not call ``edl.checkpoint``.
-            CheckpointError: see :meth:`edl.checkpoint.store.Checkpoints.restore`.
+            CheckpointError: there is no checkpoint to resume from, the directory has checkpoints of
+                another run, or the checkpoint does not fit the script's model or data.
         """
         if self._checkpoints is not None:
             if self.replica is None:
@@ -218,7 +229,8 @@ class Checkpointing:
         """Make the next :meth:`save_if_due` save a checkpoint, however recent the last one is.
 
         It is called at the end of a fit (a call of Keras' ``fit``); the checkpoint is then saved
-        between the first two steps of the next fit.
+        between the first two steps of the next fit. Nothing happens in a job without checkpoints,
+        and on a worker that was never rank 0.
         """
         if self._checkpoints is not None:
             self._checkpoints.hasten()
@@ -250,7 +262,9 @@ class Checkpointing:
     def save_if_due(self, rank: int, generation: int, at_once: bool = False) -> None:
         """Let rank 0 save a checkpoint at a boundary between two steps, when one is due.
 
-        In a job of one worker, a SIGTERM ends the process here (SystemExit 143), after a last save.
+        A checkpoint is due before the first step, and then each time ``every_s`` seconds have
+        passed. The state is copied before the return; another thread writes the file. In a job
+        without a launcher, a SIGTERM ends the process here (SystemExit 143), after a last save.
 
         Args:
             rank: this worker's rank in its ring; all but rank 0 save nothing.
@@ -259,7 +273,8 @@ class Checkpointing:
 
         Raises:
             JobFailed: another ring of the job has begun to save into the directory.
-            CheckpointError: the script's state cannot be saved; raised at the first step already.
+            CheckpointError: the script's state before the first step cannot be saved, which ends
+                the job as failed. Later failures are only logged.
         """
         if self._checkpoints is None or self.replica is None:
             return
@@ -280,9 +295,15 @@ class Checkpointing:
     def save_now(self, rank: int, generation: int) -> None:
         """Let rank 0 save a checkpoint between two steps, however recent the one before is.
 
-        ``rank`` is this worker's rank in the ring of the generation with the number ``generation``.
         While another checkpoint is being written, the save is put off until the next boundary
-        between two steps.
+        between two steps. The file is written by another thread.
+
+        Args:
+            rank: this worker's rank in its ring; all but rank 0 save nothing.
+            generation: the number of the ring's generation.
+
+        Raises:
+            JobFailed, CheckpointError: see :meth:`save_if_due`.
         """
         self.save_if_due(rank, generation, at_once=True)
 
@@ -292,8 +313,9 @@ class Checkpointing:
     def save_last(self) -> str:
         """Save a last checkpoint and wait until it is written, at most ``save_timeout_s`` seconds.
 
-        Nothing is saved if the job saves no checkpoints or this worker does not hold the job's
-        state.
+        The caller sees to it that only rank 0 calls this. Nothing is saved if the job saves no
+        checkpoints, if this worker does not hold the job's state, or if it has written the
+        checkpoint of this step already.
 
         Returns:
             Why the last checkpoint was not written; empty if it was, or if there is none to write.
@@ -307,9 +329,10 @@ class Checkpointing:
         """Save the last checkpoint of a finished job; if that fails, record the exit code 1.
 
         Rank 0 calls it when all workers have trained to the end, before any worker records ``end``.
+        This method does not record ``end`` itself.
 
         Args:
-            end: the end that is recorded if the checkpoint is written.
+            end: the end that the caller records if the checkpoint is written.
 
         Returns:
             Why the last checkpoint was not written; empty if it was, or if there is none to write.
@@ -322,6 +345,9 @@ class Checkpointing:
     def end_unsaved(self, end: JobEnd, unsaved: str) -> None:
         """Record that the job finished without its last checkpoint, with exit code 1.
 
+        The call waits up to 5 s until the end is recorded. Nothing changes if the end of the job is
+        recorded already.
+
         Args:
             end: the end that would be recorded if the checkpoint had been written.
             unsaved: why the checkpoint was not written.
@@ -331,12 +357,17 @@ class Checkpointing:
         self._coordinator.flush(FLUSH_S)
 
     def wait_for_writes(self) -> None:
-        """Wait for a checkpoint that is being written, at most ``save_timeout_s`` seconds."""
+        """Wait for a checkpoint that is being written, at most ``save_timeout_s`` seconds.
+
+        When the time is over, a warning is logged.
+        """
         if self._checkpoints is not None:
             self._checkpoints.wait_for_writes(self.settings.save_timeout_s)
 
     def fail(self, reason: str, error: type[JobFailed] = JobFailed) -> NoReturn:
         """End the job as failed for all workers, with the message ``reason``.
+
+        The call waits up to 5 s until the end is recorded.
 
         Raises:
             JobFailed: always, or the subclass of it that ``error`` is.
@@ -348,8 +379,13 @@ class Checkpointing:
     def fail_together(self, reason: str, rank: int) -> NoReturn:
         """End the job as failed after rank 0 has saved a checkpoint; all of the ring call it.
 
-        The other workers wait until rank 0 has saved, because the launchers kill all workers when a
-        job has failed. ``reason`` says why the job failed, ``rank`` is this worker's rank.
+        The other workers wait until rank 0 has saved and recorded the end, at most
+        ``save_timeout_s`` + 5 seconds, because the launchers kill all workers when a job has
+        failed.
+
+        Args:
+            reason: why the job failed.
+            rank: this worker's rank in its ring.
 
         Raises:
             JobFailed: always.
@@ -365,6 +401,7 @@ class Checkpointing:
         """Record that the job has failed because of ``reason``, with an event in its log.
 
         Then the other workers stop waiting for a new ring, and no launcher starts the job again.
+        The call waits up to 5 s until this is recorded, and logs a warning if it is not.
         """
         step = self.progress.step
         event = Event(time.time(), self._generation, step, reason, JobFailedDetails())
