@@ -43,17 +43,19 @@ def exchange(
 ) -> list[bytes]:
     """Send ``payload`` to all workers; return all payloads in rank order, the same everywhere.
 
-    All workers call it at the same point. The answer is the same on all survivors, even if some
-    workers die meanwhile.
+    All workers call it at the same point, and wait for each other. The answer is the same on all
+    survivors, even if some workers die meanwhile.
 
     Args:
         payload: the bytes that this worker sends; the sizes of the workers' payloads may differ.
         ring: the ring over which the payloads are sent.
-        progress: counts the exchanges, and holds the answer of the last one.
+        progress: counts the exchanges, and holds the answer of the last one; both are set before
+            the return.
         repair: called when the ring breaks, with the error and the time when this worker began to
             wait; it builds a ring of the survivors. If a survivor had the answer, ``repair`` stores
             it in ``progress.answer`` and raises ``progress.exchanges`` by one. Otherwise the
-            survivors send their payloads again, in the new ring.
+            survivors send their payloads again, in the new ring. What it raises comes out of this
+            function.
         now_s: returns the time of a monotonic clock, in seconds.
     """
     failpoints.reached("exchange")

@@ -1,11 +1,11 @@
 """End the training of one worker: all epochs are trained, or its script has ended before that.
 
-A job has *finished* when all workers of its ring end after the same step, whether they have trained
-all epochs or their scripts have ended inside one. They then exchange one more step record each. If
-that fails, a worker that missed the last step gets its result in the repair of the ring. Another
-record says whether rank 0 has saved the last checkpoint. If a worker ends while others train on,
-the job fails, after rank 0 has saved; the error names the workers that have left
-(:func:`edl.core.step.step_record.check_together`).
+:class:`Finishing` does it. A job has *finished* when all workers of its ring end after the same
+step, whether they have trained all epochs or their scripts have ended inside one. They then
+exchange one more step record each. If that fails, a worker that missed the last step gets its
+result in the repair of the ring. Another record says whether rank 0 has saved the last checkpoint.
+If a worker ends while others train on, the job fails, after rank 0 has saved; the error names the
+workers that have left (:func:`edl.core.step.step_record.check_together`).
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ class Finishing:
     """One worker's part in the end of the job; it runs in the training thread.
 
     Attributes:
-        finished: whether this worker has trained to its end.
-        told_to_leave: whether a signal has asked this worker to leave.
+        finished: whether this worker has begun to end its training, because its script has trained
+            to its end.
+        told_to_leave: whether a signal has asked this worker to leave; the signal handler sets it.
         has_trained_all: whether the script has come to the end of a call of ``fit``; another call
-            may follow.
+            may follow. :class:`edl.worker.fits.FitProgress` sets it.
         end_batch: called without arguments when the script has ended; it completes the step of the
-            batch that the script has trained last.
+            batch that the script has trained last. The framework's loader sets it; until then it
+            does nothing.
 
     Args:
         steps: returns the object that makes this worker's steps.
@@ -79,6 +81,10 @@ class Finishing:
     def finish(self, early: bool = False) -> None:
         """End this worker's training together with all others; its script has left the loop.
 
+        The call waits until all workers of the ring have completed the last step and rank 0 has
+        saved the last checkpoint, and up to 5 s until the end of the job is recorded. The job is
+        finished then.
+
         Args:
             early: whether the script ends its training on purpose, perhaps inside an epoch. If
                 False, the samples of the last epoch that were not trained are counted and logged.
@@ -96,14 +102,17 @@ class Finishing:
         """End the training of this worker when its script has ended with success.
 
         If the scripts of all workers have ended after the same step, the job is finished. Nothing
-        is done if this worker has not begun to train or has finished, if it is leaving, or if the
-        script keeps its own place in its data. A fit is one call of Keras' ``fit``.
+        is done if this worker has not begun to train or has finished, if it is leaving, if the job
+        is over, or if the script keeps its own place in its data. A fit is one call of Keras'
+        ``fit``. A newcomer that has passed over all its fits waits for the job's end, and the
+        process then ends with success (SystemExit 0).
 
         Raises:
             UsageError: the script ended while this worker warmed up, before it joined the job.
             NewcomerDiffers: the script ended before the worker joined, and the job is in a fit that
                 the script does not have.
-            WorkerEvicted: see :meth:`finish`.
+            WorkerEvicted: this worker was evicted, so what it has trained does not belong to the
+                job.
             JobFailed: other workers train on; or the job was resumed from a checkpoint of a later
                 fit than the script has.
         """
@@ -132,12 +141,13 @@ class Finishing:
     def _row(self, stop: Stop) -> StepRecord | None:
         """Return this worker's step record about the end of its training, for the present ring.
 
-        If the script has ended (``stop`` is ``ENDED``), the coordinator is asked to break the ring
-        when another worker waits in it for this one. The result is None for a script that keeps its
-        own place in its data.
+        If the script has ended (``stop`` is ``ENDED``), the coordinator is first asked to break the
+        ring when another worker waits in it for this one. The result is None for a script that
+        keeps its own place in its data.
 
         Raises:
-            JobFailed: the script has ended, and other workers wait in an exchange of numbers.
+            JobFailed: the script has ended, and such a worker was found waiting in an exchange of
+                numbers (``edl.mean``).
         """
         steps, coordinator = self._steps(), self._coordinator
         row = steps.last_record(stop)
@@ -154,10 +164,16 @@ class Finishing:
     def _conclude(self, stop: Stop, cuts_epoch: bool = False) -> None:
         """Agree on the end with all other workers, save a last checkpoint, and record the end.
 
+        Rank 0 saves while the others wait. If the checkpoint was not written, the job is recorded
+        as finished with exit code 1.
+
         Args:
             stop: how the training of this worker ended: ``FINISHED`` or ``ENDED``.
             cuts_epoch: whether to count and log the samples of the last epoch that were not
                 trained, since the script may not know that it leaves them out.
+
+        Raises:
+            JobFailed: other workers train on.
         """
         steps, switching = self._steps(), self._switching
         self.finished = True
