@@ -236,8 +236,8 @@ class Gradient:
     def forget_again(self, step: int) -> None:
         """Set the gradient to None or zeros again, if the script had done so in step ``step``.
 
-        It is called after a reduction that was repeated because the ring broke: that reduction has
-        put the mean in the place of the None or the zeros.
+        Otherwise nothing changes. It is called after a reduction that was repeated because the ring
+        broke: that reduction has put the mean in the place of the None or the zeros.
         """
         if self.forgotten_in == step:
             self.parameter.grad, self.local, self.mean_in = self.forgotten, None, -1

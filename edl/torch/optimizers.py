@@ -1,7 +1,8 @@
 """Coordinate all optimizers of a script, and the backward passes that compute their gradients.
 
-With one optimizer :meth:`torch.optim.Optimizer.step` ends a step. With several, a step ends when
-the next backward pass begins after an update, or when the script asks for the next batch. All
+:class:`Optimizers` does it. With one optimizer :meth:`torch.optim.Optimizer.step` ends a step. With
+several, a step ends when the next backward pass begins after an update, or when the script asks for
+the next batch. One that takes two backward passes for an update (SAM) is treated like several. All
 gradients that the updates of a step need are reduced before the first of these updates. See
 :mod:`edl.framework.reduction`.
 """
@@ -53,7 +54,10 @@ class OptimizerReduction(Protocol):
 
     @property
     def exchanges(self) -> bool:
-        """Whether the workers can exchange messages: a step is open, with other workers."""
+        """Whether the workers can exchange messages: a step is open, and there are other workers.
+
+        False also when the step's gradients are reduced.
+        """
 
     @property
     def is_broken_off(self) -> bool:
@@ -74,10 +78,17 @@ class OptimizerReduction(Protocol):
         """
 
     def refuse_changed(self) -> None:
-        """Raise UsageError if the script has changed a gradient that is reduced in this step."""
+        """Raise UsageError if the script has changed a gradient that is reduced in this step.
+
+        To set a gradient to None or to zeros is no change.
+        """
 
     def backward_ended(self) -> None:
-        """Send or accumulate the gradients of this optimizer at the end of a backward pass."""
+        """Reduce the gradients of this optimizer at the end of a backward pass.
+
+        The call waits until each is the mean over the global batch. If the pass only accumulates
+        gradients, they stay on this worker, and it does not wait.
+        """
 
     def backward_failed(self) -> None:
         """Mark gradients as void that were sent in a backward pass that an exception has ended.
@@ -86,7 +97,11 @@ class OptimizerReduction(Protocol):
         """
 
     def finish(self) -> None:
-        """Wait until each gradient of this optimizer is the mean over the global batch."""
+        """Wait until each gradient of this optimizer is the mean over the global batch.
+
+        Gradients that are not sent yet are sent first. If all are the mean already, nothing
+        happens.
+        """
 
     def skip(self) -> None:
         """Reduce the current step's gradients with all workers, and end it without an update.
@@ -183,7 +198,10 @@ class Optimizers:
             )
 
     def loss_scale(self) -> float:
-        """Return the factor by which a GradScaler multiplies losses; 1.0 without a GradScaler."""
+        """Return the factor by which the script's GradScaler multiplies losses at present.
+
+        With several GradScalers it is that of the one used last; 1.0 without a GradScaler.
+        """
         return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
     # --- inside of the forward and backward passes
@@ -223,7 +241,7 @@ class Optimizers:
         self.backward_end.expect()
 
     def _backward_ended(self) -> None:
-        """Send or accumulate gradients at the end of a backward pass, optimizer by optimizer.
+        """Reduce or accumulate gradients at the end of a backward pass, optimizer by optimizer.
 
         Only the optimizers whose gradients the pass has computed do it, in the order of their
         creation, which is equal on all workers.
@@ -285,8 +303,8 @@ class Optimizers:
     def begin_anew(self) -> None:
         """End the step and begin the next on the same batch, if an optimizer has made its update.
 
-        It is called when a backward pass computes more gradients, which another optimizer needs.
-        With one optimizer it does nothing.
+        It is called when a backward pass computes more gradients, which another optimizer needs. It
+        does nothing unless :attr:`several` is set.
 
         Raises:
             UsageError: the step has accumulated the gradients of more than one batch.
@@ -387,7 +405,7 @@ class Optimizers:
     def _is_decided(self) -> bool:
         """Whether one of several optimizers has made an update or reduced gradients in this step.
 
-        It is always False for a script with one optimizer.
+        It is False unless :attr:`several` is set.
         """
         updates = self.worker.loader.step_input.updates
         return self.several and bool(

@@ -126,6 +126,8 @@ class PendingAllreduces:
     def wait(self, gradient: Gradient) -> torch.Tensor:
         """Wait for the allreduce of ``gradient``, which was sent, and return the average.
 
+        The average has the dtype in which the gradient was sent: float32 for bfloat16.
+
         Raises:
             RingBroken: the ring is broken.
         """

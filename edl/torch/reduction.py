@@ -1,11 +1,12 @@
 """Reduce gradients: send them while backward still runs, weight them, and average them exactly.
 
-Each parameter's gradient goes to Horovod the moment autograd has accumulated it. It is weighted by
-two factors, one before and one after the average, see :mod:`edl.core.step.weighting`: if all
-workers train full batches, both are 1 and nothing is multiplied. The local gradient is never
-written to before the step is complete, so that a survivor of a broken ring can send it again
-(promise 5 of docs/explanation/guarantees.md). After the step its memory receives the next average.
-So a parameter needs memory for two gradients, and no gradient is copied.
+:class:`GradientReduction` does it for one optimizer. Each parameter's gradient goes to Horovod the
+moment autograd has accumulated it. It is weighted by two factors, one before and one after the
+average, see :mod:`edl.core.step.weighting`: if all workers train full batches, both are 1 and
+nothing is multiplied. The local gradient is never written to before the step is complete, so that a
+survivor of a broken ring can send it again (promise 5 of docs/explanation/guarantees.md). After the
+step its memory receives the next average. So a parameter needs memory for two gradients, and no
+gradient is copied.
 
 When ``backward()`` returns, each gradient is the mean over the global batch. So what scripts do
 with gradients then (clipping, loss scaling, looking for overflow) they do with the job's gradients.
@@ -212,7 +213,9 @@ class GradientReduction:
         a gradient of zero, too.
 
         Raises:
-            UsageError: see :meth:`finish`; or the optimizer has made its update already.
+            UsageError: no batch was handed out for this step; gradients are left of the step
+                before, or were changed meanwhile; the optimizer has made its update already; or
+                another optimizer has accumulated gradients that are not sent yet.
         """
         self._optimizers.see_failure()
         if self._optimizers.several:
@@ -379,8 +382,8 @@ class GradientReduction:
     def _expect_more(self, gradient: Gradient) -> None:
         """Prepare ``gradient`` for an addition that autograd is about to make.
 
-        With one optimizer it does nothing. With several, the addition may be to a gradient that is
-        reduced already. If an optimizer has made its update, the next step begins; else the
+        It does nothing unless ``Optimizers.several`` is set: then the addition may be to a gradient
+        that is reduced already. If an optimizer has made its update, the next step begins; else the
         gradient becomes the local one again, and is reduced once more.
         """
         if self._optimizers.several and gradient.name:
@@ -437,10 +440,10 @@ class GradientReduction:
             self._pending.send_early(gradient, reduction)
 
     def backward_ended(self) -> None:
-        """Act at the end of a backward pass that has computed gradients of this optimizer.
+        """Reduce the gradients at the end of a backward pass that has computed some of them.
 
-        A pass that only accumulates keeps its gradients on this worker; after any other pass, the
-        gradients are reduced.
+        The call waits until each is the mean over the global batch. If the pass only accumulates
+        gradients, they stay on this worker, and it does not wait.
         """
         if self.accumulation.end_pass():
             self._summed_in = self._reduction.step.number
