@@ -52,9 +52,10 @@ class TorchState(State):
         super().__init__(model=model, optimizer=optimizer, **attributes)
 
     def restore(self) -> None:
-        """Restore the state of the last commit, and set all gradients to None.
+        """Restore the state that was saved last, and set the gradients of its parameters to None.
 
-        The gradients belong to batches that the script trains again.
+        It was saved at a commit or at the beginning of the ring. The gradients belong to batches
+        that the script trains again.
         """
         super().restore()
         for name in self._names:

@@ -301,11 +301,14 @@ class _LoaderBatchSource:
         worker: the worker of this process.
         as_sent: a function that turns a batch into the indices and seeds that PyTorch's loader
             gets.
-        loader: a function that makes PyTorch's loader. Its argument is a function that returns the
-            next batch to load, or None if there is none at present.
+        loader: a function that makes PyTorch's loader; the constructor calls it. Its argument is a
+            function that returns the next batch to load, or None if there is none at present.
 
     Attributes:
         data: the data of the batch that :meth:`next` has returned last.
+
+    Raises:
+        UsageError: PyTorch's loader refuses an argument.
     """
 
     def __init__(
@@ -397,7 +400,9 @@ class _LoaderBatchSource:
 
     @staticmethod
     def _loaded(batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the items of ``batches``; shorten the text of an error from a loader process.
+        """Yield the items of ``batches``; shorten the text of a DataError from a loader process.
+
+        Any other error passes as it is.
 
         Raises:
             DataError: the data set raised it in a loader process. The text is the data set's own,

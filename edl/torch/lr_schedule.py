@@ -3,7 +3,7 @@
 The rate of an update is set right before the update, when every worker knows how many samples the
 update has. So it is the same on all workers, whatever the batches are and whichever workers have
 joined or left. A script may call ``scheduler.step()`` as for PyTorch's own schedulers; the call
-does nothing.
+changes no rate.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def follow_policy(optimizer: torch.optim.Optimizer) -> None:
 def check_schedulers() -> None:
     """Check that the script has no LR scheduler for an optimizer whose rate the job's policy sets.
 
-    It is called when the training begins, for schedulers made after the optimizer.
+    It is called at the beginning of each epoch, for schedulers made after the optimizer.
 
     Raises:
         UsageError: such an optimizer has an LR scheduler of the script.
