@@ -1,4 +1,7 @@
-"""Let the closure that a script gives to ``optimizer.step()`` run only once in a step."""
+"""Let the closure that a script gives to ``optimizer.step()`` run only once in a step.
+
+:func:`after_closure` wraps it, in a hook before the step.
+"""
 
 from __future__ import annotations
 

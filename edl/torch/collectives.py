@@ -1,4 +1,8 @@
-"""Call Horovod's PyTorch collectives for edl, and translate Horovod's errors into edl's."""
+"""Call Horovod's PyTorch collectives for edl, and translate Horovod's errors into edl's.
+
+:class:`TorchCollectives` sends edl's own messages. :func:`average_start` and
+:func:`broadcast_start` send tensors, and :func:`finish` waits for them.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +63,8 @@ class TorchCollectives:
 
     def init(self) -> None:
         """Call ``hvd.init()``, which builds the ring that the HOROVOD_... variables describe.
+
+        It is called for each new ring, and waits until the ring is built.
 
         Raises:
             CollectiveFailed: Horovod could not build the ring.

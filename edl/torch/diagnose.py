@@ -1,4 +1,7 @@
-"""Provide ``edl.diagnose`` for PyTorch: measure how the layers of a model grow while it trains."""
+"""Provide ``edl.diagnose`` for PyTorch: measure how the layers of a model grow while it trains.
+
+:func:`layer_balance` makes the recorder.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Compute digests of tensors on the device where they are; see :mod:`edl.framework.digest`."""
+"""Compute digests of tensors on the device where they are, by :func:`digests`.
+
+:mod:`edl.framework.digest` says what a digest is.
+"""
 
 from __future__ import annotations
 

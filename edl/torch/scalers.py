@@ -1,4 +1,7 @@
-"""Share the states of a script's GradScalers, so that a newcomer has the loss scale of the job."""
+"""Share the states of a script's GradScalers, so that a newcomer has the loss scale of the job.
+
+:class:`Scalers` has their states; :func:`see_scalers` tells when a scaler is used.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 ``torch.nn.SyncBatchNorm`` uses ``torch.distributed``, and without a process group it normalises
 over the local batch only; Horovod's layer needs a GPU, and its collectives are not repaired when a
-worker dies. While edl trains, both layers compute the following instead, in the job's ring.
+worker dies. After :func:`synchronise_batch_norm`, both layers compute the following instead while
+edl trains, in the job's ring.
 
 Let worker i have n_i samples that count in this batch (0 for padding), and L_i be the mean of its
 losses. edl multiplies its gradients by n_i / N, with N = sum n_i. So the loss of the job is

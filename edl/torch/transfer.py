@@ -1,4 +1,7 @@
-"""Send PyTorch's tensors through the ring, by broadcasts; see :mod:`edl.framework.state`."""
+"""Send PyTorch's tensors through the ring, by broadcasts: :class:`TorchArrays`.
+
+:mod:`edl.framework.state` sends the rest of a state, and calls it for the tensors.
+"""
 
 from __future__ import annotations
 
