@@ -148,7 +148,10 @@ class Coordinator(Protocol):
 
     @property
     def released_from(self) -> str:
-        """The wait of another worker that made :meth:`release_others` break the ring; else ""."""
+        """The text for what another worker waited for when :meth:`release_others` broke the ring.
+
+        It is empty if no ring was broken so.
+        """
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all reports of this worker are published, at most ``timeout_s`` seconds.
