@@ -127,7 +127,8 @@ def terms_of(loss: torch.Tensor, samples: int) -> Iterator[LossTerm]:
 
     A term is a sum over the batch, with the numbers by which it is divided and multiplied on its
     way to the loss. A mean over all entries of a tensor is also a mean over the samples, so it is
-    left out. At most 100 nodes of the graph are visited, from the loss down.
+    left out. At most 100 nodes of the graph are visited, from the loss down. Losses with equal
+    graphs have their terms in the same order.
 
     Args:
         loss: a loss with its autograd graph.

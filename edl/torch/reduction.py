@@ -483,7 +483,8 @@ class GradientReduction:
             weights: the weights of the step; the averages are multiplied by ``weights.received``.
 
         Returns:
-            Pairs of a gradient's record and the mean, for each gradient that some worker has.
+            Pairs of a gradient's record and the mean, for each gradient that some worker has, in
+            the order of the optimizer's parameters.
 
         Raises:
             RingBroken: the ring is broken; the caller drops the allreduces that were started.
