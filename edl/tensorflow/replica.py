@@ -1,6 +1,7 @@
-"""Hold the state that all workers share, in TensorFlow: numpy arrays by the path of a variable.
+"""Hold the state that all workers of a TensorFlow job share: :class:`TensorFlowReplica`.
 
-What all frameworks have in common is in :mod:`edl.framework.replica`.
+This module reads and writes it as numpy arrays, by the path of a variable. How a state is sent,
+saved and compared is the same for all frameworks (:mod:`edl.framework.replica`).
 """
 
 from __future__ import annotations
@@ -36,22 +37,27 @@ KIND = "tensorflow"
 class TensorFlowReplica(FrameworkReplica):
     """The variables and tracked objects of this process, which all workers of the job share.
 
+    The first ``edl.Optimizer`` of a script makes it. None of the functions takes arguments; each is
+    called whenever its values are needed, because a script may create variables late.
+
     Args:
-        kind: the name of the optimizer's class, for checkpoints.
-        model: a function that returns the model's variables; called each time, because they may be
-            created late.
-        optimizer: a function that returns the optimizer's variables, the learning rate among them;
-            an empty list for an optimizer of TensorFlow 1, whose variables ``model`` returns.
-        optimizer_state: a function that returns the optimizer's variables, also for an optimizer of
-            TensorFlow 1.
-        updated: a function that returns those of the model's variables that an update changes.
-        rates: a function that returns the learning rates of the last update that are in no
-            variable.
-        present: a function that returns all present learning rates, numbers or variables, by a name
-            for messages. No function takes arguments.
+        kind: the name of the optimizer's class, which a checkpoint records.
+        model: a function that returns the list of the model's variables.
+        optimizer: a function that returns the list of the optimizer's variables, the learning rate
+            among them; an empty list for an optimizer of TensorFlow 1, whose variables ``model``
+            returns.
+        optimizer_state: a function that returns the list of the optimizer's variables, also for an
+            optimizer of TensorFlow 1.
+        updated: a function that returns the list of those variables of ``model`` that an update
+            changes.
+        rates: a function that returns the list of the learning rates, as numbers, that each
+            ``edl.LRSchedule`` had in the last update; no variable holds them.
+        present: a function that returns a dict of all present learning rates, numbers or variables,
+            by a name for messages.
 
     Attributes:
-        access: how the values of variables are read and written.
+        access: reads and writes the values of variables: eagerly at first; once a session of
+            TensorFlow 1 takes part in the job, in that session.
     """
 
     framework = "tensorflow"
@@ -79,9 +85,10 @@ class TensorFlowReplica(FrameworkReplica):
 
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:
-        """Raise UsageError if one of ``objects`` has neither variables nor a ``state_dict()``.
+        """Raise UsageError if one of ``objects`` cannot be tracked.
 
-        ``objects`` are the objects that the script asks to track, by name.
+        An object can be tracked if it has variables, or both ``state_dict()`` and
+        ``load_state_dict()``. ``objects`` are the objects that the script asks to track, by name.
         """
         for name, thing in objects.items():
             if not isinstance(thing, Trackable) and variables_of(thing) is None:
@@ -91,14 +98,18 @@ class TensorFlowReplica(FrameworkReplica):
                 )
 
     def things(self) -> dict[str, Trackable]:
-        """Return the tracked objects, by name, that have a ``state_dict()`` and no variables."""
+        """Return the tracked objects that are sent by their ``state_dict()``, by name.
+
+        Objects with variables are left out, as their variables are sent with those of the model.
+        """
         return {name: x for name, x in self._tracked.items() if variables_of(x) is None}
 
     def objects_from_gradients(self) -> Mapping[str, Trackable]:
         """Return the tracked objects, by name, that a script may change by a step's gradients.
 
-        An object with variables is replaced by an object whose ``state_dict()`` returns their
-        values.
+        These are all tracked objects but those without variables whose attribute ``edl_compared``
+        is False. An object with variables is replaced by one whose ``state_dict()`` returns the
+        list of their values, and whose ``load_state_dict()`` writes them.
         """
         tracked = {name: variables_of(thing) for name, thing in self._tracked.items()}
         values = {name: _Values(self.access, own) for name, own in tracked.items() if own}
@@ -107,11 +118,12 @@ class TensorFlowReplica(FrameworkReplica):
     def variables(self) -> dict[str, dict[str, Any]]:
         """Return the variables of the model and those of the optimizer, by name.
 
-        Tracked objects with variables count as part of the model. The optimizer is built if it is
-        not.
+        A name is the variable's path (Keras) or its name in TensorFlow. The variables of a tracked
+        object count as the model's, with the object's name and a slash before theirs. An optimizer
+        that has no variables yet creates them in this call.
 
         Returns:
-            A dict with "model" and "optimizer", of dicts of variables.
+            A dict with the keys "model" and "optimizer"; each value is a dict of variables by name.
 
         Raises:
             UsageError: the model has no variables (yet).
@@ -128,7 +140,10 @@ class TensorFlowReplica(FrameworkReplica):
         return {"model": model, "optimizer": variables_by_name(optimizer)}
 
     def shapes(self) -> dict[str, str]:
-        """Return the shape of each shared variable as text, such as "(3, 4)", by "group/name"."""
+        """Return the shape of each shared variable as text, such as "(3, 4)".
+
+        The keys are "model/" or "optimizer/" and the variable's name.
+        """
         groups = self.variables()
         return {
             f"{group}/{name}": str(tuple(variable.shape))
@@ -140,8 +155,9 @@ class TensorFlowReplica(FrameworkReplica):
         """Return the present values of all shared variables, and the states of tracked objects.
 
         Returns:
-            A dict with "model" and "optimizer", dicts of arrays by name, and "tracked", a dict of
-            states.
+            A dict with "model" and "optimizer", dicts of arrays by the name of the variable, and
+            "tracked", the result of ``state_dict()`` of each tracked object without variables, by
+            the object's name. The variables of other tracked objects are in "model".
         """
         groups = self.variables()
         flat = [variable for group in groups.values() for variable in group.values()]
@@ -155,12 +171,16 @@ class TensorFlowReplica(FrameworkReplica):
     def compared(self) -> dict[str, Any]:
         """Return the values that must be equal on all workers, to compare them.
 
-        They are the trained variables, the optimizer's variables, learning rates and tracked
-        objects. Averages of a forward pass, of which each worker has its own, are left out.
+        Left out are variables that no update trains, such as the averages of batch normalisation
+        (each worker has its own), and tracked objects without variables whose ``edl_compared`` is
+        False.
 
         Returns:
-            Dicts of variables, rates or states by name, for each group: "model", "optimizer",
-            "learning_rate", "tracked", and "tracked.<name>" for the variables of each object.
+            A dict of groups, each of which is a dict: "model" has the model's trainable variables
+            by name, "optimizer" the optimizer's variables by name, "learning_rate" the rate of the
+            last update by the number of the ``edl.LRSchedule``, from 0. "tracked.<name>" has the
+            variables of a tracked object by name (of a ``tf.Module`` the trainable ones), "tracked"
+            the results of ``state_dict()`` of other tracked objects by name.
         """
         groups: dict[str, Any] = {
             "model": variables_by_name(v for v in self._model() if v.trainable)
@@ -176,7 +196,11 @@ class TensorFlowReplica(FrameworkReplica):
         return {**groups, "tracked": {name: thing.state_dict() for name, thing in things.items()}}
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the present learning rates as numbers, by a name such as "learning rate"."""
+        """Return the present learning rates as numbers, by name.
+
+        The name is "learning rate", or "learning rate of optimizer 0" and so on if there are
+        several. An optimizer whose rate is unknown (a schedule of Keras in a graph) has no entry.
+        """
         present = self._present()
         variables = {name: rate for name, rate in present.items() if isinstance(rate, tf.Variable)}
         read = dict(zip(variables, self.access.read([*variables.values()]), strict=True))
@@ -185,25 +209,28 @@ class TensorFlowReplica(FrameworkReplica):
     size_of = staticmethod(size_of)
 
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest of each of ``parts``, byte ranges of the state, by the part's name.
+        """Return a digest (CRC-32) of each of ``parts``, by the part's name, to compare workers.
 
-        Values of some types cannot be compared; such parts are left out.
+        Args:
+            parts: ranges of bytes of the values that :meth:`compared` returns. Parts of values of
+                other types than arrays, numbers and text are left out of the result.
         """
         return digests(self.access, parts)
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
         """Write ``state``, or a part of it, into the variables and tracked objects.
 
-        Seeds of layers are never written.
+        The variables in which Keras' layers keep their random seeds are never written.
 
         Args:
             state: a state as :meth:`state` returns it.
-            receive: how much to write; with ``Receive.STEP``, for a worker that has missed a step,
-                only what the update of that step has changed.
+            receive: how much to write. ``Receive.STEP``, for a worker that has missed a step: the
+                variables that the step's update has changed, no learning rate and no tracked
+                object. ``Receive.RESYNC``: all variables, and the tracked objects that workers
+                compare. Any other value: all variables and tracked objects.
 
         Raises:
-            UsageError: the state has other variables or shapes than this script, or other tracked
-                objects.
+            UsageError: the state has other variables, shapes or tracked objects than this script.
         """
         values: list[tuple[Any, Array]] = []
         groups = self.variables()
@@ -225,9 +252,10 @@ class TensorFlowReplica(FrameworkReplica):
             self.load_things(state["tracked"], receive)
 
     def copied(self, state: dict[str, Any]) -> Any:
-        """Return ``state`` with a copy of each array as a blob, for checkpoints.
+        """Return a copy of ``state``, for checkpoints, in which each array is a blob.
 
-        A blob (:class:`edl.checkpoint.safetensors.Blob`) holds an array's bytes, type and shape.
+        A blob (:class:`edl.checkpoint.safetensors.Blob`) holds a copy of an array's bytes, its type
+        and its shape. Values that are no arrays are not copied.
 
         Raises:
             CheckpointError: an array holds Python objects.
@@ -235,7 +263,9 @@ class TensorFlowReplica(FrameworkReplica):
         return map_leaves(state, _to_blob)
 
     def uncopied(self, state: Any) -> dict[str, Any]:
-        """Return ``state``, which :meth:`copied` has made, with arrays in place of blobs.
+        """Return a copy of ``state``, which :meth:`copied` has made, with arrays in place of blobs.
+
+        The arrays are read-only views of the blobs' bytes.
 
         Raises:
             CheckpointError: an array has a type that this TensorFlow does not know.
@@ -247,28 +277,33 @@ class TensorFlowReplica(FrameworkReplica):
 class _Values:
     """An object whose ``state_dict()`` returns the values of given variables.
 
+    It stands for a tracked object that has variables.
+
     Args:
-        access: how the values are read and written.
-        variables: the variables.
+        access: how the values are read and written: eagerly, or in a session.
+        variables: the variables, of TensorFlow or Keras.
     """
 
     def __init__(self, access: VariableAccess, variables: Sequence[Any]) -> None:
         self._access, self._variables = access, [plain(variable) for variable in variables]
 
     def state_dict(self) -> list[Array]:
-        """Return the values of the variables, in order."""
+        """Return the values of the variables as arrays, in the order of the variables."""
         return self._access.read(self._variables)
 
     def load_state_dict(self, state: list[Array]) -> None:
-        """Write the arrays in ``state`` to the variables, in order."""
+        """Write ``state``, a list of one array for each variable, to the variables, in order."""
         self._access.write(list(zip(self._variables, state, strict=True)))
 
 
 def _to_blob(value: Any, where: str) -> Any:
-    """Return a copy of ``value`` as a blob for a checkpoint, if it is an array; else ``value``.
+    """Return ``value`` as a blob for a checkpoint, with a copy of its bytes, if it is an array.
 
-    A blob holds the bytes, type and shape of an array. ``where`` is the path of ``value`` in the
-    state, for the error's message.
+    Any other value is returned as it is. A blob holds the bytes, type and shape of an array.
+
+    Args:
+        value: one value of a state, no container.
+        where: the path of ``value`` in the state, for the error's message.
 
     Raises:
         CheckpointError: the array holds Python objects.
@@ -282,10 +317,14 @@ def _to_blob(value: Any, where: str) -> Any:
 
 
 def _from_blob(value: Any, where: str) -> Any:
-    """Return the array of ``value`` if ``value`` is a blob of a checkpoint; else ``value``.
+    """Return the array that a blob of a checkpoint holds, as a view of the blob's bytes.
 
-    A blob holds the bytes, type and shape of an array. ``where`` is the path of ``value`` in the
-    state, for the error's message.
+    A blob holds the bytes, type and shape of an array. A ``value`` that is no blob is returned as
+    it is.
+
+    Args:
+        value: one value of a state, no container.
+        where: the path of ``value`` in the state, for the error's message.
 
     Raises:
         CheckpointError: this TensorFlow does not know the type of the array.
