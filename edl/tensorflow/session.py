@@ -1,8 +1,10 @@
 """Define the graph mode of edl: sessions that take part in the job, and the data of their graphs.
 
-A run of a session trains if its fetches depend on the wrapped optimizer. Before such a run a batch
-is handed out. The script brings the batch into the graph: by ``from_generator`` with
-:func:`elastic_shard_generator`, or by a feed with :func:`next_batch`.
+A script trains its graph in a :class:`Session`, in a ``MonitoredTrainingSession`` with a
+:class:`SessionHook`, or in a plain session with :func:`notify_batch_end`. A run of a session trains
+if its fetches depend on the gradients that the ``edl.Optimizer`` reduces. Before such a run this
+worker's next batch is handed out. The script brings the batch into the graph: by ``from_generator``
+with :func:`elastic_shard_generator`, or by a feed with :func:`next_batch`.
 """
 
 from __future__ import annotations
@@ -39,25 +41,34 @@ def elastic_shard_generator(
     max_global_batch: int | None = None,
     global_batch: int | tuple[int, int] | None = None,
 ) -> Callable[[], Iterator[Any]]:
-    """Return a function for ``tf.data.Dataset.from_generator`` that yields this worker's batches.
+    """Declare what the job trains on, and return a function that yields this worker's batches.
 
-    Every sample of an epoch enters the model exactly once, whichever workers join or leave
-    meanwhile. Only stages that keep the order (``map``, ``prefetch``) may follow. The last batch of
-    an epoch may be smaller, so let the ``output_signature`` have None for the number of samples.
+    Give the function to ``tf.data.Dataset.from_generator``. Every sample of an epoch enters the
+    model exactly once, whichever workers join or leave meanwhile. Only stages that keep the order
+    (``map``, ``prefetch``) may follow. The last batch of an epoch may be smaller, so let the
+    ``output_signature`` have None for the number of samples.
 
     Args:
-        source: the data, as for :func:`edl.tensorflow.Dataset`.
+        source: columns (arrays, lists, data frames, tensors; a tuple or dict of them), or anything
+            with ``__len__`` and ``__getitem__(i)``, which returns one sample; or a stream of
+            samples, as for :func:`edl.tensorflow.Dataset`. None raises UsageError.
         batch_size: samples of one worker in a step.
-        epochs: the number of epochs after which ``edl.Session.Done()`` is true.
+        epochs: how many epochs the job trains, at least 1; then ``edl.Session.Done()`` is true.
         shuffle: whether to shuffle the samples anew in each epoch.
         seed: the seed of the shuffled order.
         max_global_batch: the largest global batch, in samples; None: there is no limit.
-        global_batch: the samples of all workers together, in place of ``batch_size``; see
-            :func:`edl.tensorflow.Dataset`.
+        global_batch: in place of ``batch_size``, the samples of all workers together; or a tuple of
+            the smallest and the largest number, between which the job chooses. None: ``batch_size``
+            holds.
+
+    Returns:
+        A function without arguments. Each call returns an iterator over the batches, as arrays in
+        the structure of the source, and ends the iterator of the call before.
 
     Raises:
         DataError: the source is empty.
-        UsageError: no source is given, it has no numbered samples, or there is a source already.
+        UsageError: no source is given, edl cannot number its samples, or there is a source already;
+            ``epochs`` or the arguments of the batch are out of range.
     """
     now = training.current()
     if source is None:
@@ -77,11 +88,12 @@ def elastic_shard_generator(
 def next_batch() -> Any:
     """Return the arrays of the next step's batch, to be fed to the graph in ``feed_dict``.
 
-    The samples are of the source that :func:`elastic_shard_generator` has declared.
+    The samples are of the source that :func:`elastic_shard_generator` has declared. A second call
+    before the batch is trained returns the same batch.
 
     Raises:
-        UsageError: no source was declared, the training is over, or the script has no edl.Session
-            or edl.SessionHook.
+        UsageError: no source was declared, the training is over, or no edl.Session and no session
+            with an edl.SessionHook was opened.
     """
     now = training.current()
     if now.load is None:
@@ -97,6 +109,9 @@ def next_batch() -> Any:
 
 class _GraphJob:
     """An object that hands out the batches of a job whose model is a graph in one session.
+
+    From its creation on the shared variables are read and written in that session, and the
+    session's ``close()`` first ends the data set of batches.
 
     Args:
         session: the session that trains the graph.
@@ -134,7 +149,12 @@ class _GraphJob:
             self._training.reduction.cannot_repair(ONE_THREAD)
 
     def done(self) -> bool:
-        """Return whether all epochs are trained; if so, finish the training of this worker."""
+        """Return whether all epochs are trained.
+
+        Before, the open step is completed if its gradients are reduced. The first time that the
+        result is True, the data set of batches ends, and this worker finishes the job's training
+        together with all others.
+        """
         now, worker = self._training, self._training.worker
         now.finish_step()
         if self._finished or not self._entered:
@@ -151,6 +171,10 @@ class _GraphJob:
 
     def begin(self) -> None:
         """Hand out the next batch, unless a batch that was handed out is not trained yet.
+
+        Before, the open step is completed if its gradients are reduced. A newcomer first gets one
+        batch for its warm-up, and joins the job's ring in the next call. At the end of an epoch the
+        first batch of the next one is handed out.
 
         Raises:
             UsageError: all epochs are trained.
@@ -172,10 +196,13 @@ class _GraphJob:
             worker.loader.next_epoch()
 
     def trains(self, fetches: Any) -> bool:
-        """Return whether ``fetches``, as of ``Session.run``, depend on the reduction of gradients.
+        """Return whether a run of ``fetches`` trains: whether they depend on reduced gradients.
+
+        ``fetches`` are those of ``Session.run``: tensors, operations or names, in any nested
+        structure.
 
         Raises:
-            UsageError: they depend on a reduction, but on no update of the optimizer.
+            UsageError: they depend on reduced gradients, but on no update of the optimizer.
         """
         found = [self._look(_operation(self._session.graph, fetch)) for fetch in _flat(fetches)]
         reduces = any(reduced for reduced, _ in found)
@@ -187,10 +214,11 @@ class _GraphJob:
         return reduces
 
     def _look(self, operation: tf.Operation) -> tuple[bool, bool]:
-        """Return whether ``operation`` depends on a reduction of gradients, and on an update.
+        """Return two bools: does ``operation`` depend on reduced gradients, and on an update?
 
-        If all updates are in other graphs than the session's, such as a branch of ``tf.cond``,
-        dependence on them cannot be found out, and the second answer is True.
+        An update is an operation that the optimizer's ``apply_gradients()`` has made. If all
+        updates are in other graphs than the session's, such as a branch of ``tf.cond``, dependence
+        on them cannot be found out, and the second bool is True.
         """
         found = self._found.get(id(operation))
         if found is None:
@@ -209,15 +237,18 @@ _plain = False  # _current is of a session that does not ask for batches itself
 def notify_batch_end() -> None:
     """Complete the step of the batch that was trained, so that the ledger counts its samples.
 
-    In a graph, call it after each training step; a further call does nothing. Outside of graphs,
-    taking the next batch completes the step, and this call is needed only before code that reads
-    :func:`edl.tensorflow.step` after the update.
+    In a graph, call it after each training step; a second call in the same step does nothing.
+    Outside of graphs, taking the next batch completes the step, and this call is needed only before
+    code that reads :func:`edl.tensorflow.step` after the update.
 
-    In a plain ``tf.compat.v1.Session`` this function also hands out the next batch; the first run
-    of the session has trained for nothing. When all epochs are trained, the data set ends.
+    In a plain ``tf.compat.v1.Session``, which must be the default session, this function also hands
+    out the next batch. The first run of such a session updates nothing, and the first call, which
+    follows it, lets the session take part in the job. When all epochs are trained, the data set of
+    batches ends, so the next run that reads it raises ``tf.errors.OutOfRangeError``.
 
     Raises:
-        UsageError: there is neither an edl.Session nor a default session.
+        UsageError: the graph has read a batch, and there is neither an edl.Session, a session with
+            an edl.SessionHook, nor a default session; or there is no edl.Optimizer.
     """
     global _current, _plain
     now = training.current()
@@ -235,10 +266,10 @@ def notify_batch_end() -> None:
 
 
 def _job() -> _GraphJob:
-    """Return the :class:`_GraphJob` of the session in use, which hands out its batches.
+    """Return the :class:`_GraphJob` of the session that was opened last, which hands out batches.
 
     Raises:
-        UsageError: the script has no edl.Session or edl.SessionHook.
+        UsageError: no session takes part in the job (edl.Session, edl.SessionHook).
     """
     if _current is None:
         raise UsageError("no session knows the job: use edl.Session, or edl.SessionHook")
@@ -256,11 +287,17 @@ class Session(tf.compat.v1.Session):
                 edl.notify_batch_end()
 
     Entering the session initialises all variables; before the first step they get the job's values.
-    When a worker dies in a step, ``run`` completes the step with the survivors. The arguments are
-    those of TensorFlow's class.
+    When a worker dies in a step, ``run`` completes the step with the survivors.
+
+    Args:
+        target: the execution engine, as for TensorFlow's class; "": in this process.
+        graph: the graph to run; None: the default graph.
+        config: TensorFlow's ``ConfigProto``; if its ``inter_op_parallelism_threads`` is 0 to 2, it
+            becomes the number of processors, at least 3. None: the default configuration.
 
     Raises:
-        UsageError: TensorFlow executes eagerly, or there is no edl.Optimizer or no data.
+        UsageError: TensorFlow executes eagerly and ``graph`` is None; or, on entering the session,
+            there is no edl.Optimizer or no data, or the graph shuffles edl's batches.
     """
 
     def __init__(self, target: str = "", graph: Any = None, config: Any = None) -> None:
@@ -291,9 +328,12 @@ class Session(tf.compat.v1.Session):
         return self
 
     def Done(self) -> bool:
-        """Return whether all epochs are trained.
+        """Return whether all epochs are trained; ask before each step.
 
-        It becomes True on all workers after the same step.
+        It becomes True on all workers after the same step; this worker's training is then finished.
+
+        Raises:
+            UsageError: no session was entered.
         """
         return _job().done()
 
@@ -302,8 +342,21 @@ class Session(tf.compat.v1.Session):
     ) -> Any:
         """Run ``fetches`` as ``tf.compat.v1.Session.run`` does, and return their values.
 
-        A run that trains takes part in one step of the job. The arguments are those of TensorFlow's
-        method.
+        If they depend on reduced gradients, the run trains: the next batch is handed out before it,
+        and the run is one step of the job.
+
+        Args:
+            fetches: tensors, operations or their names, in any nested structure.
+            feed_dict: the values to feed, by tensor; None: nothing is fed.
+            options: TensorFlow's ``RunOptions``; None: the defaults.
+            run_metadata: TensorFlow's ``RunMetadata``, which the run fills in; None: it is not
+                wanted.
+
+        Returns:
+            The values, in the structure of ``fetches``.
+
+        Raises:
+            UsageError: ``fetches`` need gradients and no update, or all epochs are trained.
         """
         job = self._edl
         if job is None or not job.trains(fetches):
@@ -327,24 +380,38 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
         self._job: _GraphJob | None = None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Let ``session`` take part in the job; TensorFlow's coordinator ``coord`` is not used."""
+        """Let ``session`` take part in the job; TensorFlow calls this when it has made the session.
+
+        TensorFlow's coordinator ``coord`` is not used.
+
+        Raises:
+            UsageError: there is no edl.Optimizer or no data, or the graph shuffles edl's batches.
+        """
         global _current
         self._job = _current = _GraphJob(session)
 
     def before_run(self, run_context: Any) -> None:
-        """Hand out the next batch before a run whose fetches depend on reduced gradients."""
+        """Hand out the next batch if the run to come trains: if its fetches need reduced gradients.
+
+        ``run_context`` is TensorFlow's ``SessionRunContext`` of the run.
+        """
         if self._trains(run_context):
             _job().begin()
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Stop the session after the run that trains the last batch of all epochs."""
+        """Stop the session after the run that trains the last batch of all epochs.
+
+        ``run_context`` is TensorFlow's ``SessionRunContext`` of the run; the results of the run,
+        ``run_values``, are not used.
+        """
         if self._trains(run_context) and _job().done():
             run_context.request_stop()
 
     def _trains(self, run_context: Any) -> bool:
         """Return whether a run trains, because its fetches depend on reduced gradients.
 
-        ``run_context`` is TensorFlow's ``SessionRunContext`` of the run.
+        False, too, before the session was created. ``run_context`` is TensorFlow's
+        ``SessionRunContext`` of the run.
         """
         return self._job is not None and self._job.trains(run_context.original_args.fetches)
 
@@ -354,9 +421,9 @@ def _flat(fetches: Any) -> list[Any]:
 
 
 def _operation(graph: tf.Graph, fetch: Any) -> tf.Operation:
-    """Return the operation of ``graph`` that computes ``fetch``.
+    """Return the operation that computes ``fetch``.
 
-    ``fetch`` is a tensor, an operation or the name of one of them.
+    ``fetch`` is a tensor, an operation, or the name of one of them in ``graph``.
     """
     if isinstance(fetch, str):
         fetch = graph.as_graph_element(fetch)
@@ -364,13 +431,20 @@ def _operation(graph: tf.Graph, fetch: Any) -> tf.Operation:
 
 
 def _reduces(operation: tf.Operation) -> bool:
-    """Return whether ``operation`` is edl's call of Python that ends a reduction of gradients."""
+    """Return whether ``operation`` is one of edl's calls back in a reduction of gradients.
+
+    Such calls are operations of ``tf.numpy_function`` with the names ``edl_end`` and
+    ``edl_reduce``.
+    """
     name = operation.name.rpartition("/")[2]
     return bool(operation.type.endswith("PyFunc") and name.startswith(REDUCED))
 
 
 def _before(operation: tf.Operation) -> Iterator[tf.Operation]:
-    """Yield ``operation`` and all operations that it depends on, each once."""
+    """Yield ``operation`` and all operations that it depends on, each once.
+
+    It depends on the operations of its inputs and control inputs, and on what they depend on.
+    """
     seen, waiting = {operation}, [operation]
     while waiting:
         each = waiting.pop()
@@ -382,10 +456,9 @@ def _before(operation: tf.Operation) -> Iterator[tf.Operation]:
 
 
 def _check_order(graph: tf.Graph) -> None:
-    """Refuse a ``graph`` that shuffles a data set which ``from_generator`` has made.
+    """Raise UsageError if ``graph`` shuffles a data set that ``from_generator`` has made.
 
-    Raises:
-        UsageError: the graph shuffles a data set of ``from_generator``.
+    It would break the link between batches and leases. Other shuffled data sets are allowed.
     """
     for operation in graph.get_operations():
         if "Shuffle" in operation.type and "Dataset" in operation.type:
