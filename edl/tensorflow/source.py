@@ -1,4 +1,8 @@
-"""Read the samples of a script's data source, and form the arrays of a batch from them."""
+"""Read the samples of a script's data source, and form the arrays of a batch from them.
+
+:func:`reader_of` (numbered samples) and :func:`load_read` (streams) make the function that loads a
+batch; :func:`signature_of` describes the batches to ``tf.data``.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +29,14 @@ _BATCHES = (
 
 
 def load_read(stream: ShardReader, collate: Collate | None = None) -> Load:
-    """Return a function that takes a batch, and returns the arrays of its samples from ``stream``.
+    """Return a function that takes a batch of a stream, and returns the arrays of its samples.
+
+    The arrays are in the structure of a sample (tuples and dicts), or in that of ``collate``'s
+    result. The function raises DataError for samples that cannot be made one batch.
 
     Args:
-        stream: the reader of the stream, which may have a function that parses a sample.
+        stream: the reader of the stream; its ``parse``, if it is not None, makes a sample of what
+            was read.
         collate: a function that makes the arrays of a list of samples; None: they are stacked.
     """
     parse = stream.parse or (lambda sample: sample)
@@ -38,22 +46,25 @@ def load_read(stream: ShardReader, collate: Collate | None = None) -> Load:
 def reader_of(source: Any, collate: Collate | None = None) -> tuple[int, Load]:
     """Return the number of samples of ``source``, and a function that loads a batch of them.
 
-    The function takes a :class:`~edl.worker.sampler.Batch` and returns its arrays.
+    The function takes a :class:`~edl.worker.sampler.Batch` and returns its arrays: in the structure
+    of the source if it is made of columns, else in that of a sample. With ``collate`` it returns
+    what ``collate`` makes of the list of the batch's samples.
 
-    A column, or a tuple or dict of columns of one length, gives batches of the same structure. A
-    column is an array, a list, a Series or DataFrame of pandas, a tensor of PyTorch, or an object
-    that reads its rows when they are asked for, as h5py does (:mod:`edl.tensorflow.columns`); a
-    list of arrays in it is a tuple, as the inputs of a Keras model may be given. Anything else with
-    ``__len__`` and ``__getitem__`` is a sequence of samples, which are stacked, tuples and dicts
-    member by member (``__getitems__``, if there is one, is given all indices of a batch at once).
+    A column has one value for each sample: an array, a Series or DataFrame of pandas, a tensor of
+    TensorFlow or PyTorch, an object that reads its rows when they are asked for, as h5py does
+    (:mod:`edl.tensorflow.columns`), or, within a tuple or dict, a list. A list of arrays there may
+    also hold several columns, such as the inputs of a Keras model, which come as a tuple.
 
     Args:
-        source: columns or a sequence of samples.
+        source: a column; a tuple or dict of columns of one length; or any other object with
+            ``__len__`` and ``__getitem__(i)``, which returns sample i. Samples are stacked, tuples
+            and dicts member by member. If the object has ``__getitems__``, that is called with the
+            list of a batch's indices instead.
         collate: a function that makes the arrays of a list of samples; None: they are stacked.
 
     Raises:
-        DataError: ``source`` is empty, its columns differ in length, or it is neither columns nor a
-            sequence.
+        DataError: ``source`` is empty, its columns differ in length, a part of it is no column
+            beside others that are, or it is a ``PyDataset`` of Keras, whose items are batches.
     """
     if isinstance(source, keras.utils.PyDataset):
         raise DataError(_BATCHES.format(kind=type(source).__name__))
@@ -68,8 +79,11 @@ def reader_of(source: Any, collate: Collate | None = None) -> tuple[int, Load]:
 def _reader_of_columns(columns: Any, collate: Collate | None) -> tuple[int, Load]:
     """Return the length of ``columns``, and a function that loads a batch of their rows.
 
+    The function takes a :class:`~edl.worker.sampler.Batch` and returns arrays in the structure of
+    ``columns``, or what ``collate`` makes of the list of the batch's rows.
+
     Args:
-        columns: a column, or tuples and dicts of columns.
+        columns: a column, or nested tuples and dicts of columns.
         collate: a function that makes the arrays of a list of samples; None: they are stacked.
 
     Raises:
@@ -97,13 +111,16 @@ def _check_some(total: int) -> None:
 def signature_of(batch: Any, others: Iterable[Any] = (), any_shape: bool = False) -> Any:
     """Return the ``tf.TensorSpec``s of batches like ``batch``, for any number of samples.
 
+    The result has the structure of ``batch``. The first dimension of each spec is None, the others
+    are those of ``batch``.
+
     Args:
         batch: the arrays of a batch, in tuples and dicts.
         others: more batches. A dimension that differs between them is None in the result.
         any_shape: whether all dimensions are None in the result.
 
     Raises:
-        DataError: the batches have different structures.
+        DataError: the batches differ in structure, types or numbers of dimensions.
     """
     specs = map_parts(
         batch,
@@ -128,7 +145,8 @@ def _common(spec: Any, batch: Any) -> Any:
         batch: arrays in the same structure.
 
     Raises:
-        ValueError: the types or the numbers of dimensions differ.
+        ValueError: types, numbers of dimensions, or lengths of tuples differ.
+        KeyError, TypeError: the structures differ otherwise.
     """
     if isinstance(spec, dict):
         return {key: _common(item, batch[key]) for key, item in spec.items()}
@@ -141,9 +159,11 @@ def _common(spec: Any, batch: Any) -> Any:
 
 
 def check_fits(batch: Any, spec: Any) -> Any:
-    """Return ``batch``, which a collate function has made, if it fits ``spec``.
+    """Return ``batch`` unchanged if it fits ``spec``; else raise DataError.
 
-    ``spec`` has the ``tf.TensorSpec``s of the data set's batches, in their structure.
+    Args:
+        batch: the arrays of a batch, which the script's collate function has made.
+        spec: the ``tf.TensorSpec``s of the data set's batches, in their structure.
 
     Raises:
         DataError: ``batch`` has other shapes, types or structure.
@@ -165,14 +185,22 @@ def _shapes(value: Any) -> str:
 
 
 def _samples(source: Any, indices: list[int]) -> list[Any]:
-    """Return the samples of ``source`` at ``indices``, all at once if it has ``__getitems__``."""
+    """Return the samples of ``source`` at ``indices``, in their order.
+
+    They are read one by one, or all at once by ``__getitems__`` if ``source`` has it.
+    """
     if hasattr(source, "__getitems__"):
         return list(source.__getitems__(indices))
     return [source[index] for index in indices]
 
 
 def _collated(samples: list[Any], collate: Collate | None) -> Any:
-    """Return ``samples`` as the arrays of a batch, made by ``collate``, or stacked if it is None.
+    """Return the arrays of a batch of ``samples``, in tuples and dicts.
+
+    Args:
+        samples: the samples, at least one.
+        collate: a function that makes the arrays of the list of samples; a list that it returns
+            counts as a tuple. None: the samples are stacked, tuples and dicts member by member.
 
     Raises:
         DataError: the samples cannot be stacked, or ``collate`` does not return arrays.
@@ -184,10 +212,12 @@ def _collated(samples: list[Any], collate: Collate | None) -> Any:
 
 
 def _part(part: Any) -> Any:
-    """Return ``part``, one member of what a collate function has returned, as an array.
+    """Return ``part``, one member of what a collate function has returned, as a numpy array.
+
+    It may be an array, a data frame, or a tensor of TensorFlow or PyTorch.
 
     Raises:
-        DataError: it is no array.
+        DataError: it is none of these, or TensorFlow has no type for its values.
     """
     column = column_of(part)
     if column is None:
@@ -202,7 +232,7 @@ def _batch_of(samples: list[Any]) -> Any:
     """Return ``samples`` stacked along a new first axis, tuples and dicts member by member.
 
     Raises:
-        DataError: the samples differ in shape or structure.
+        DataError: the samples differ in shape or structure, or are neither numbers nor text.
     """
     try:
         return _stack(samples)
@@ -216,7 +246,11 @@ def _batch_of(samples: list[Any]) -> Any:
 
 
 def _oddity(samples: list[Any]) -> str | None:
-    """Return a phrase about two of ``samples`` that differ; None if no difference is found."""
+    """Return a phrase that says how two of ``samples`` differ, for an error message.
+
+    They are compared by their structure, or else by their shapes, lengths or types. The result is
+    None if they do not differ in that.
+    """
     if any(isinstance(sample, (dict, tuple)) for sample in samples):
         forms = [str(map_parts(sample, lambda part: type(part).__name__)) for sample in samples]
     elif all(hasattr(sample, "shape") for sample in samples):
@@ -232,9 +266,13 @@ def _oddity(samples: list[Any]) -> str | None:
 def _stack(samples: list[Any]) -> Any:
     """Return ``samples`` stacked along a new first axis, tuples and dicts member by member.
 
+    Text becomes an array of Python objects.
+
     Raises:
-        ValueError: the samples differ in shape, or are neither numbers nor text.
+        ValueError: the samples differ in shape or in the length of a tuple, or are neither numbers
+            nor text.
         KeyError: a sample lacks a key of the first one.
+        TypeError: a sample is no tuple or dict, and the first one is.
     """
     first = samples[0]
     if isinstance(first, dict):
@@ -252,12 +290,18 @@ def _stack(samples: list[Any]) -> Any:
 
 
 def _without_lists(made: Any) -> Any:
-    """Return ``made``, which a collate function returned, as a tuple if it is a list."""
+    """Return ``made``, the result of a collate function, as a tuple if it is a list; else as it is.
+
+    Lists within ``made`` stay lists.
+    """
     return tuple(made) if isinstance(made, list) else made
 
 
 def _leaves(value: Any) -> list[Columns]:
-    """Return all columns in ``value``, a column or nested tuples and dicts of columns."""
+    """Return all columns in ``value``, in order, as a flat list.
+
+    ``value`` is a column, or nested tuples and dicts of columns.
+    """
     if isinstance(value, dict):
         return [leaf for item in value.values() for leaf in _leaves(item)]
     if isinstance(value, tuple):
@@ -266,10 +310,11 @@ def _leaves(value: Any) -> list[Columns]:
 
 
 def map_parts(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return ``value`` with ``function`` applied to each member of its nested tuples and dicts.
+    """Return a copy of nested tuples and dicts with each innermost value replaced.
 
-    ``function`` takes one member, and returns what replaces it. A ``value`` that is neither tuple
-    nor dict is a member itself.
+    Args:
+        value: tuples and dicts. Anything else, a list too, is itself an innermost value.
+        function: takes one innermost value, and returns what replaces it.
     """
     if isinstance(value, dict):
         return {key: map_parts(item, function) for key, item in value.items()}

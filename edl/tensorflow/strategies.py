@@ -1,9 +1,10 @@
 """Refuse ``tf.distribute`` strategies, which would distribute a worker's training a second time.
 
-A strategy splits each batch over its replicas, and reads its data sets ahead of the step into
-buffers on devices. Both break the order in which batches leave an ``edl.Dataset``, and a step would
-wait for a batch that was never handed out. The default strategy, that of a script which names none,
-does neither and is allowed.
+:func:`refuse_strategy` checks the present scope, :func:`watch_strategies` the data sets. A strategy
+splits each batch over its replicas, and reads its data sets ahead of the step into buffers on
+devices. Both break the order in which batches leave an ``edl.Dataset``, and a step would wait for a
+batch that was never handed out. The default strategy, that of a script which names none, does
+neither and is allowed.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from edl.errors import UsageError
 
 
 def refuse_strategy(strategy: Any = None) -> None:
-    """Raise UsageError for any ``tf.distribute`` strategy but the default one.
+    """Raise UsageError for any ``tf.distribute`` strategy but TensorFlow's default one.
 
     Args:
-        strategy: the strategy; None: the one in whose scope this function is called.
+        strategy: the strategy; None: the one in whose scope this function is called, which is the
+            default one outside of any ``strategy.scope()``.
     """
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
     if not _is_default(strategy):
@@ -35,10 +37,15 @@ def refuse_strategy(strategy: Any = None) -> None:
 
 @functools.cache
 def watch_strategies(kind: type) -> None:
-    """Patch TensorFlow so that no strategy can distribute a data set of the class ``kind``.
+    """Patch TensorFlow so that a strategy cannot distribute a data set of the class ``kind``.
 
-    An attempt raises UsageError. (Keras' ``fit``, called in the scope of a strategy, lets it
-    distribute the data set.) The patch lasts for the rest of the process.
+    From then on ``strategy.experimental_distribute_dataset()`` raises UsageError for such a data
+    set, unless the strategy is TensorFlow's default one. (Keras' ``fit`` calls it in the scope of a
+    strategy.) The patch lasts for the rest of the process; a second call with the same class does
+    nothing.
+
+    Args:
+        kind: the class of the data sets, subclasses included.
     """
     plain = distribute_lib.StrategyBase.experimental_distribute_dataset
 
@@ -52,7 +59,7 @@ def watch_strategies(kind: type) -> None:
 
 
 def _is_default(strategy: Any) -> bool:
-    """Return whether ``strategy`` is the default one, as in a script without ``tf.distribute``."""
+    """Return whether ``strategy`` is TensorFlow's default one, which a script has that names none."""
     kinds = (
         distribute_lib._DefaultDistributionStrategy,
         distribute_lib._DefaultDistributionStrategyV1,
