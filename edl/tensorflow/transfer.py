@@ -1,4 +1,7 @@
-"""Send TensorFlow's arrays through the ring, for :mod:`edl.framework.state`."""
+"""Send TensorFlow's arrays through the ring: :class:`TensorFlowArrays`, and ``exchange``.
+
+``exchange`` is :func:`edl.framework.state.exchange_state` with these arrays.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,16 @@ LARGE_BYTES = 2**25
 class TensorFlowArrays:
     """The methods that describe the arrays of a TensorFlow state and broadcast them in the ring.
 
-    It implements :class:`edl.framework.state.Arrays` with numpy arrays.
+    It implements :class:`edl.framework.state.Arrays` with numpy arrays. It has no state of its own;
+    ``TensorFlowReplica.arrays`` is one.
     """
 
     def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
-        """Return ``value`` as an array, and a description of it to send before the array.
+        """Return ``value`` as a numpy array, and a reference that describes it, to send before it.
 
-        The description has the array's shape, type and size, and ``index``, its number among the
-        arrays of the state. None is returned if ``value`` is no array.
+        A reference (:class:`edl.framework.state.Reference`) has the array's shape, type and size in
+        bytes, and ``index``, its number among the arrays of the state. None is returned if
+        ``value`` is no tensor, variable or array.
         """
         array = array_of(value)
         if array is None:
@@ -36,16 +41,23 @@ class TensorFlowArrays:
         return array, Reference(index, array.shape, array.dtype.name, array.nbytes)
 
     def empty(self, reference: Reference) -> Array:
-        """Return the array that ``reference`` describes, which has no elements, so is not sent."""
+        """Return a new array with the shape and type of ``reference``.
+
+        It is for arrays without elements, which are not sent.
+        """
         return np.empty(reference.shape, dtype_of(reference.dtype))
 
     def broadcast(
         self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
     ) -> dict[int, Array]:
-        """Broadcast arrays from the rank ``root``, in pieces of up to ``LARGE_BYTES``.
+        """Broadcast arrays from the rank ``root``; all workers of the ring call it at the same time.
+
+        An array of ``LARGE_BYTES`` (32 MiB) or more is sent alone, smaller ones together in pieces
+        of about that size.
 
         Args:
-            sent: the descriptions of the arrays to send, with the index of each in ``arrays``.
+            sent: the descriptions of the arrays to send, with the index of each in ``arrays``;
+                equal on all ranks.
             arrays: on the root, all arrays of the state; None on the other ranks.
             root: the rank that sends.
             keep: whether this worker keeps the arrays that it receives.
@@ -79,17 +91,27 @@ exchange = functools.partial(state.exchange_state, TensorFlowArrays())
 
 
 def array_of(value: Any) -> Array | None:
-    """Return ``value`` as a numpy array; None if it is no tensor, variable or array."""
+    """Return ``value`` as a numpy array; None if it is no tensor, variable or numpy value.
+
+    A tensor must be an eager one.
+    """
     if isinstance(value, (tf.Tensor, tf.Variable)):
         value = value.numpy()
     return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
 
 
 def bytes_of(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the bytes of ``array`` as a flat array of uint8, in C order."""
+    """Return the bytes of ``array`` as a flat array of uint8, in C order.
+
+    It is a view of ``array`` if that is contiguous, else a copy.
+    """
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def dtype_of(name: str) -> Any:
-    """Return the numpy type of TensorFlow's type ``name``, such as "float32" or "bfloat16"."""
+    """Return the numpy type of TensorFlow's type ``name``, such as "float32" or "bfloat16".
+
+    Raises:
+        TypeError: TensorFlow has no type of this name.
+    """
     return tf.as_dtype(name).as_numpy_dtype
