@@ -59,7 +59,7 @@ def watch_strategies(kind: type) -> None:
 
 
 def _is_default(strategy: Any) -> bool:
-    """Return whether ``strategy`` is TensorFlow's default one, which a script has that names none."""
+    """Return whether ``strategy`` is TensorFlow's default one, as in a script that names none."""
     kinds = (
         distribute_lib._DefaultDistributionStrategy,
         distribute_lib._DefaultDistributionStrategyV1,

@@ -1,13 +1,14 @@
 """Tell whether the gradients that an ``edl.Optimizer`` is given are this worker's or the job's.
 
-A plain ``tf.GradientTape`` returns the gradients of this worker. The optimizer reduces them when it
-applies them, if they are just as the tape returned them. If the script has changed them before
-(clipped, scaled, added up), each worker has changed its own, and the update would not be the one of
-a single worker that trains the whole batch: such gradients are refused. :class:`JobTape` returns
-the job's means, which may be changed.
+:func:`for_update` does so. A plain ``tf.GradientTape`` returns the gradients of this worker. The
+optimizer reduces them when it applies them, if they are just as the tape returned them. If the
+script has changed them before (clipped, scaled, added up), each worker has changed its own, and the
+update would not be the one of a single worker that trains the whole batch: such gradients raise
+UsageError. :class:`JobTape` returns the job's means, which may be changed.
 
 A plain gradient carries a mark, an attribute that no operation passes on to its result. The mark is
-also lost where a gradient enters or leaves a ``tf.function``.
+also lost where a gradient enters or leaves a ``tf.function``; such gradients, too, raise
+UsageError.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _OF_LOCAL_VARIABLES = {
 
 
 def as_it_is(function: Function) -> Function:
-    """Return ``function`` marked so that AutoGraph does not translate it.
+    """Return a function that does the same as ``function`` and that AutoGraph does not translate.
 
-    Functions of edl that a user's ``tf.function`` calls are marked: a translation takes processor
+    It is for functions of edl that a user's ``tf.function`` calls: a translation takes processor
     time at the start of each worker, and changes nothing in a function without a branch or a loop
     over tensors.
     """
@@ -51,7 +52,8 @@ def as_it_is(function: Function) -> Function:
 def watch() -> None:
     """Patch TensorFlow to mark the gradients that plain tapes and ``tf.gradients`` return.
 
-    The mark says that they are this worker's own. The patch lasts for the rest of the process.
+    The mark says that they are this worker's own. The patch lasts for the rest of the process; a
+    second call does nothing.
     """
     tape, version_1 = tf.GradientTape, tf.compat.v1
     if not hasattr(tape.gradient, _MARK):
@@ -60,9 +62,10 @@ def watch() -> None:
 
 
 def _marking(function: Function) -> Function:
-    """Return ``function`` wrapped to mark the gradients that it returns as not yet averaged.
+    """Return ``function`` wrapped to mark the gradients that it returns as this worker's own.
 
-    A marked gradient is this worker's own; the optimizer averages it over the workers.
+    ``function`` returns gradients in any nested structure; None among them stays unmarked. The
+    optimizer averages marked gradients over the workers.
     """
 
     @functools.wraps(function)
@@ -80,19 +83,20 @@ def _marking(function: Function) -> Function:
 class JobTape:
     """A tape whose ``gradient`` returns the means over the global batch of all workers.
 
-    It wraps another tape::
+    A script gets it by ``edl.DistributedGradientTape``. It wraps another tape::
 
         with tf.GradientTape() as tape:
             loss = ...
         tape = edl.DistributedGradientTape(tape)
         gradients = tape.gradient(loss, model.trainable_variables)
 
-    Call ``gradient`` once for a batch, for all variables. The script may change the gradients that
-    it returns. The optimizer applies them unless other workers have completed the step already,
-    after a crash.
+    Call ``gradient`` once for a batch, for all variables of the optimizer. The script may change
+    the gradients that it returns. The optimizer applies them, unless no worker has samples in the
+    step, or the other workers have completed the step already, after a crash.
 
     Args:
-        tape: anything with a ``gradient`` method that returns a gradient for each variable.
+        tape: anything with a ``gradient`` method that returns a gradient for each variable; its
+            other attributes are attributes of this object, too.
     """
 
     def __init__(self, tape: Any) -> None:
@@ -114,7 +118,21 @@ class JobTape:
     def gradient(self, target: Any, sources: Any, *more: Any, **named: Any) -> Any:
         """Return the mean gradients of ``target`` by ``sources`` over the global batch.
 
-        The arguments are those of ``tf.GradientTape.gradient``. ``IndexedSlices`` become dense.
+        All workers call it for each batch, and wait for each other.
+
+        Args:
+            target: the loss.
+            sources: the variables, in any nested structure.
+            *more: further arguments of the wrapped tape's ``gradient``.
+            **named: the same, by name.
+
+        Returns:
+            The means, in the structure of ``sources``, as dense tensors; None for a variable on
+            which the loss does not depend.
+
+        Raises:
+            UsageError: the script has several optimizers, and the variables are not all of one; or
+                XLA compiles the calling ``tf.function``.
         """
         gradients = self._tape.gradient(target, sources, *more, **named)
         means = reduce_early(tf.nest.flatten(gradients), tf.nest.flatten(sources))
@@ -128,8 +146,15 @@ def reduce_early(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any
     them again.
 
     Args:
-        gradients: the gradients of this worker.
+        gradients: the gradients of this worker; None for a variable without one.
         variables: the variables of the gradients, in the same order.
+
+    Returns:
+        The means, in the same order; None where the gradient is None.
+
+    Raises:
+        UsageError: the variables are not all of one optimizer, or XLA compiles the calling
+            ``tf.function``.
     """
     now = training.current()
     means, proceed = now.reduction_of(variables).reduce(gradients, variables, early=True)
@@ -151,8 +176,11 @@ def for_update(
 ) -> tuple[list[Any], Any]:
     """Return the gradients that an optimizer is to apply, and whether to apply them.
 
+    Gradients of a plain tape are reduced here. Those that :func:`reduce_early` has reduced, changed
+    by the script or not, are returned as they are.
+
     Args:
-        gradients: the gradients that the optimizer was given.
+        gradients: the gradients that the optimizer was given; None for a variable without one.
         variables: the variables of the gradients, in the same order.
         reduction: reduces the optimizer's gradients over all workers.
 
@@ -161,7 +189,8 @@ def for_update(
         must change no weights.
 
     Raises:
-        UsageError: the gradients are neither those of a plain tape nor computed from the job's.
+        UsageError: the gradients are neither those of a plain tape nor computed from the job's; or
+            reduced ones were applied already in this step.
     """
     now = training.current()
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
@@ -182,7 +211,9 @@ def for_update(
 def _proceed(reduction: GradientReduction, gradients: Sequence[Any]) -> Any:
     """Return whether to apply the gradients that a tape has reduced in this step.
 
-    The answer is a bool, or a scalar boolean tensor in a graph.
+    The answer is a bool, or a scalar boolean tensor in a graph. It is False if no worker has
+    samples in the step, if the other workers have completed the step without this one, or in the
+    first run of a session that is not edl's.
 
     Args:
         reduction: reduces the optimizer's gradients over all workers.
@@ -222,10 +253,10 @@ def _changed(names: list[str]) -> str:
 
 
 def _right_way() -> str:
-    """Return the name of the call that computes the job's gradients, for messages.
+    """Return the name of the call that computes the job's gradients, for error messages.
 
-    It is ``compute_gradients()`` in a graph of TensorFlow 1, and else
-    ``edl.DistributedGradientTape(tape)``.
+    It is ``edl.DistributedGradientTape(tape)``; in a script that builds graphs of TensorFlow 1 it
+    is ``compute_gradients()`` of the edl.Optimizer.
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
         return "edl.DistributedGradientTape(tape)"
@@ -233,5 +264,5 @@ def _right_way() -> str:
 
 
 def _name(variable: Any) -> str:
-    """Return the path (Keras) or name of ``variable``, for messages."""
+    """Return the path of a Keras ``variable``, or the name of one of TensorFlow, for messages."""
     return str(getattr(variable, "path", variable.name))

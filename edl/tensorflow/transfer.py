@@ -50,7 +50,7 @@ class TensorFlowArrays:
     def broadcast(
         self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
     ) -> dict[int, Array]:
-        """Broadcast arrays from the rank ``root``; all workers of the ring call it at the same time.
+        """Broadcast arrays from the rank ``root``; all workers of the ring call it together.
 
         An array of ``LARGE_BYTES`` (32 MiB) or more is sent alone, smaller ones together in pieces
         of about that size.
