@@ -1,4 +1,7 @@
-"""Hold the state of this process's training that the modules of ``edl.tensorflow`` share."""
+"""Hold the state of this process's training that the modules of ``edl.tensorflow`` share.
+
+:func:`current` returns it, a :class:`Training`.
+"""
 
 from __future__ import annotations
 
@@ -60,11 +63,14 @@ class _Trained:
     reduction: GradientReduction
 
     def variables(self) -> list[Any]:
-        """Return the variables of the model; an empty list if the script has named no model."""
+        """Return a list of the model's variables, of Keras or TensorFlow.
+
+        The list is empty if the script has named no model, or a model that has no variables yet.
+        """
         return list(variables_of(self.model) or [])
 
     def variable_ids(self) -> set[int]:
-        """Return the ids of the TensorFlow variables of the model."""
+        """Return the ``id()`` of each TensorFlow variable that the model has."""
         return {id(plain(variable)) for variable in self.variables()}
 
 
@@ -84,25 +90,33 @@ UNFINISHED = (
 class Training:
     """The data source, the optimizers and the open step of this process.
 
+    :func:`current` returns the only one.
+
+    Args:
+        worker: the worker that this process is.
+
     Attributes:
-        worker: this worker.
-        fits: the calls of ``model.fit`` so far.
-        feed: the source of this worker's batches.
+        worker: the worker that this process is.
+        fits: the record of the script's calls of ``model.fit``.
+        feed: the queue of this worker's batches, on their way through ``tf.data`` to the steps.
         reduction: the reduction of the first optimizer's gradients.
         steps: hands out the batches, and begins a step of the job with each.
-        reduced_early: ids of the variables whose gradients a tape has reduced, not the optimizer.
+        reduced_early: ids of the TensorFlow variables whose gradients a tape has reduced, not the
+            optimizer.
         reduces_eagerly: whether a tape has reduced gradients outside of any ``tf.function``.
-        updates: the operations of graphs that apply gradients.
-        fitted: the model whose ``fit`` runs, or ran last; None before a fit.
+        updates: the operations that apply gradients in graphs of TensorFlow 1.
+        fitted: the model whose ``fit`` runs, or ran last; None before the first fit.
         replica: the state that all workers share; None before there is an optimizer.
-        load: the function that loads a batch; None before there is a source.
+        load: the function that takes a batch and returns its arrays; None before there is a source.
         graph: the graph of the session that takes part in the job; None if there is no session.
-        epochs: the number of epochs of ``elastic_shard_generator``; 0: it was not called.
-        newest_dataset: the last data set derived from edl.Dataset; None: there is none.
-        batch: in ``fit``, the index in its epoch of the batch that was handed out last.
-        fitting: whether Keras' ``fit`` takes the batches.
-        callback_states: the states of the callbacks of the ``fit`` that runs.
-        metrics: the metrics of the model that is fitted.
+        epochs: the ``epochs`` of ``elastic_shard_generator``; 0: it was not called.
+        newest_dataset: the ``edl.Dataset``, or the last data set that was made from it by ``map``
+            and the like; None: there is none.
+        batch: in ``fit``, the index in its epoch, from 0, of the batch that was handed out last.
+        fitting: whether Keras' ``fit`` runs and takes the batches.
+        callback_states: the states of the callbacks of the ``fit`` that runs, or ran last; None
+            before the first fit.
+        metrics: the metrics of the model that is fitted, or was last; None before the first fit.
         tuner: the edl.LRTuner of the only optimizer; None: there is none.
     """
 
@@ -141,7 +155,13 @@ class Training:
         self.tuner: Any = None  # the edl.LRTuner of the only optimizer
 
     def _named_variables(self) -> list[tuple[str, Any]]:
-        """Return pairs of path and variable of the models; none before there is an optimizer."""
+        """Return (path, variable) for each variable of the models and of the tracked objects.
+
+        The list is empty before there is an optimizer.
+
+        Raises:
+            UsageError: the models have no variables yet.
+        """
         return [] if self.replica is None else [*self.replica.variables()["model"].items()]
 
     # --- what is trained, and on what
@@ -159,8 +179,13 @@ class Training:
     ) -> Load:
         """Declare what the job trains on, and return a function that loads a batch.
 
+        The function takes a :class:`~edl.worker.sampler.Batch` and returns its arrays; it becomes
+        ``load``. With ``global_batch`` no batch is formed ahead of its step from now on.
+
         Args:
-            source: the data, as for :func:`edl.tensorflow.Dataset`.
+            source: columns (arrays, lists, data frames, tensors; a tuple or dict of them), an
+                object with ``__len__`` and ``__getitem__(i)``, ``edl.data.stream(...)``, or an
+                iterable with ``state_dict`` and ``load_state_dict``.
             batch_size: samples of one worker in a step.
             shuffle: whether to shuffle the samples anew in each epoch.
             seed: the seed of the shuffled order.
@@ -171,10 +196,11 @@ class Training:
             collate: a function that makes the arrays of a list of samples; None: they are stacked.
 
         Raises:
-            DataError: the source is empty, its columns differ in length, or it is neither columns
-                nor samples.
-            UsageError: there is a source already, edl cannot number the samples, or the arguments
-                of the batch are out of range.
+            DataError: the source is empty, its columns differ in length, or only a part of it is
+                columns.
+            UsageError: there is a source already, the script has called ``fit``, edl cannot number
+                the samples (of a ``tf.data.Dataset``, say), or the batch sizes are out of range or
+                set by the job's policy, too.
         """
         if self.fits.done:
             raise UsageError(ONE_MODEL_AND_DATA)
@@ -203,6 +229,9 @@ class Training:
     def attach_optimizer(self, optimizer: Any, model: Any) -> GradientReduction:
         """Add the variables of ``optimizer`` and ``model`` to the state that all workers share.
 
+        Between two calls of ``fit`` nothing is added: the optimizer takes the place of the present
+        one when :meth:`fit_with` is called with its model.
+
         Args:
             optimizer: an optimizer of Keras or, in a graph, of ``tf.compat.v1.train``.
             model: a Keras model, a ``tf.Module`` or a list of variables. None: the model that
@@ -213,7 +242,8 @@ class Training:
             The reduction of the optimizer's gradients.
 
         Raises:
-            UsageError: the model has no variables, or the optimizer cannot be used with the others.
+            UsageError: ``model`` is of a kind that has no variables, or the optimizer cannot be
+                used with the others.
         """
         if model is not None and variables_of(model) is None:
             raise UsageError(
@@ -250,12 +280,16 @@ class Training:
     def replaces_optimizer(self) -> bool:
         """Whether the next optimizer that the script wraps takes the place of the present one.
 
-        It does so between two calls of ``model.fit``; otherwise the script has several optimizers.
+        It does so between two calls of ``model.fit``, in a script with one optimizer. Otherwise the
+        next optimizer is a further one.
         """
         return bool(self.fits.done) and not self.fitting and len(self._trained) == 1
 
     def fit_with(self, model: Any) -> None:
-        """Make ``model``, with the optimizer that it is compiled with, the one that ``fit`` trains.
+        """Record that ``fit`` trains ``model`` with the optimizer that it was compiled with.
+
+        Call it when ``fit`` begins. After the first fit, an optimizer other than the present one
+        takes its place.
 
         Raises:
             UsageError: the model shares no variable with the model of the fit before.
@@ -272,16 +306,18 @@ class Training:
     def _hand_over(self, leaving: frozenset[int]) -> None:
         """During a ``fit``, add metric states of workers that leave to those of one that stays.
 
-        ``leaving`` are the ids of the workers that leave.
+        The one that stays is the worker of the lowest rank among those that stay. All workers call
+        it, before a switch; outside of a ``fit`` it does nothing. ``leaving`` are the ids of the
+        workers that leave.
         """
         if self.fitting and self.metrics is not None:
             self.metrics.hand_over(self.worker, leaving)
 
     def _resized(self, before: int, now: int) -> None:
-        """Log a warning if a change of the number of workers changes the global batch.
+        """Warn, on rank 0, if a changed number of workers in the ring changes the global batch.
 
-        Only learning rate schedules that do not follow the global batch cause the warning.
-        ``before`` and ``now`` are the numbers of workers before and after the change.
+        Only learning rate schedules that do not follow the global batch cause the warning, each
+        once. ``before`` and ``now`` are the numbers of workers before and after the change.
         """
         progress = self.worker.loader.progress
         if progress.attached:
@@ -291,6 +327,7 @@ class Training:
     def _batch_changed(self, before: int, now: int) -> None:
         """Warn, on rank 0, about learning rate schedules that do not follow the global batch.
 
+        Each schedule causes one warning in the log; if ``before`` equals ``now``, none does.
         ``before`` and ``now`` are the sizes of the global batch before and after a change, in
         samples.
         """
@@ -298,11 +335,14 @@ class Training:
             warn_of_a_changed_batch([each.optimizer for each in self._trained], before, now)
 
     def _check_several(self, optimizer: Any, model: Any) -> None:
-        """Raise an error if ``optimizer``, which trains ``model``, cannot be used with the others.
+        """Raise an error if a script that has an optimizer cannot use another one, ``optimizer``.
+
+        ``model`` is what ``optimizer`` trains; None: the script names none.
 
         Raises:
-            UsageError: one of the optimizers names no model, has an edl.LRTuner, or scales its
-                momentum; or ``optimizer`` is one of TensorFlow 1, or comes after the first batch.
+            UsageError: one of the optimizers names no model, has an edl.LRTuner, or scales a
+                momentum that contains its learning rate; ``optimizer`` is one of TensorFlow 1, or
+                comes after the first batch; or the training has ended.
         """
         self.worker.check_trains()
         if self.tuner is not None:
@@ -326,14 +366,17 @@ class Training:
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether the script has an ``edl.Optimizer``."""
+        """Whether the script has wrapped an optimizer by ``edl.Optimizer``."""
         return bool(self._trained)
 
     def reduction_of(self, variables: Sequence[Any]) -> GradientReduction:
-        """Return the reduction of the optimizer that trains ``variables``.
+        """Return the gradient reduction of the optimizer that trains ``variables``.
+
+        In a script with one optimizer it is that one's, whatever the variables are.
 
         Raises:
-            UsageError: the variables are not all in the model of one optimizer.
+            UsageError: there are several optimizers, and the variables are not all in the model of
+                one.
         """
         if len(self._trained) < 2:
             return self.reduction
@@ -355,9 +398,10 @@ class Training:
         return optimizer if isinstance(optimizer, tf.compat.v1.train.Optimizer) else None
 
     def _optimizer_variables(self) -> list[Any]:
-        """Return the variables of all Keras optimizers, which are built if they are not yet.
+        """Return a list of the variables of all Keras optimizers, in the order of the optimizers.
 
-        The list is empty for an optimizer of TensorFlow 1.
+        An optimizer that has no variables yet creates them here. The list is empty for an optimizer
+        of TensorFlow 1.
         """
         if self._graph_optimizer() is not None:
             return []
@@ -371,15 +415,19 @@ class Training:
         return found
 
     def _optimizer_state(self) -> list[Any]:
-        """Return the variables of all optimizers, also of an optimizer of TensorFlow 1."""
+        """Return a list of the variables of all optimizers, also of an optimizer of TensorFlow 1.
+
+        An optimizer of Keras that has no variables yet creates them here.
+        """
         if (optimizer := self._graph_optimizer()) is not None:
             return list(optimizer.variables())
         return self._optimizer_variables()
 
     def _learning_rates(self) -> dict[str, Any]:
-        """Return the present learning rates of all optimizers, by a name such as "learning rate".
+        """Return the present learning rates of all optimizers, numbers or variables, by name.
 
-        A rate is a number or a variable. Optimizers whose rate is unknown are left out.
+        The name is "learning rate", or "learning rate of optimizer 0" and so on if there are
+        several. Optimizers whose rate is unknown are left out.
         """
         several = len(self._trained) > 1
         named = (
@@ -390,7 +438,11 @@ class Training:
         return {name: rate for name, rate in found.items() if rate is not None}
 
     def _rates(self) -> list[float]:
-        """Return the last update's learning rate of each ``edl.LRSchedule`` of the optimizers."""
+        """Return the last update's learning rate of each ``edl.LRSchedule``, by optimizer.
+
+        The list is in the order of the optimizers; those without an ``edl.LRSchedule`` have no
+        entry.
+        """
         return [rate for each in self._trained for rate in last_rates(each.optimizer)]
 
     def _updated_variables(self) -> list[Any]:
@@ -441,8 +493,10 @@ class Training:
     def finish_step(self) -> None:
         """Complete the open step in the ledger, if its gradients were averaged over the workers.
 
+        Without an open step, or before its gradients were averaged, only errors are raised.
+
         Raises:
-            Exception: an error that ended this worker inside a graph.
+            Exception: an error that occurred inside a graph, which ends this worker.
         """
         for each in self._trained:
             each.reduction.raise_pending()
@@ -451,15 +505,19 @@ class Training:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether gradients of the open step have been averaged over the workers."""
+        """Whether the gradients of the batch handed out last were averaged over the workers.
+
+        With several optimizers it is true as soon as those of one are.
+        """
         return any(each.reduction.done for each in self._trained)
 
     @property
     def has_made_update(self) -> bool:
         """Whether an update was applied that the job has not counted yet; the next batch counts it.
 
-        If a tape reduces the gradients, there is an update only when the optimizer has applied
-        them. Steps of several optimizers are counted with their updates, so this is False for them.
+        If a tape reduces the gradients eagerly, there is an update only when the optimizer has
+        applied them. It is False in a warm-up, in a step that the other workers have completed, and
+        with several optimizers, whose steps are counted with their updates.
         """
         loader = self.worker.loader
         if not loader.open or self.worker.warming_up or self.reduction.several:
@@ -471,8 +529,14 @@ class Training:
     def begin_step(self) -> bool:
         """Complete the previous step, and hand out the next batch.
 
+        Between the two, the worker switches to another ring if the job has one.
+
         Returns:
-            True; False if the epoch is over, and no batch is handed out.
+            True; False if no batch is handed out, because the epoch is over, the job has made all
+            its updates, or a newcomer has had its batch for the warm-up.
+
+        Raises:
+            UsageError: the script has not trained the batch that it got last.
         """
         self.finish_step()
         return self.steps.begin()
@@ -482,7 +546,10 @@ _training: Training | None = None
 
 
 def current() -> Training:
-    """Return the training of this process, a new one after ``edl.init()`` has begun a new job.
+    """Return the training of this process.
+
+    It is made by the first call, and anew by the first call after another ``edl.init()`` has begun
+    a new job, at a Python prompt.
 
     Raises:
         UsageError: ``edl.init()`` was not called.
