@@ -1,6 +1,8 @@
 """Name TensorFlow's variables the same on every worker, and read and write their values.
 
-In TensorFlow 2 and Keras a variable holds its value; in a graph the session holds it.
+:func:`variables_of` finds the variables of an object, and :func:`variables_by_name` names them. In
+TensorFlow 2 and Keras a variable holds its value (:class:`EagerAccess`); in a graph the session
+holds it (:class:`SessionAccess`).
 """
 
 from __future__ import annotations
@@ -19,15 +21,24 @@ Array = np.ndarray[Any, Any]
 
 
 class VariableAccess(Protocol):
-    """A way to read and write the values of variables: eagerly, or in a session."""
+    """A way to read and write the values of variables: eagerly, or in a session.
+
+    :class:`EagerAccess` and :class:`SessionAccess` implement it. The variables are those of
+    TensorFlow, not the variables of Keras that hold them.
+    """
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
         """Return the values of ``variables`` as arrays, in order."""
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """Return the elements of variables in the byte ranges ``parts``, a flat array for each.
+        """Return the elements of variables in byte ranges, as a flat array for each range.
 
-        Each array has the type of its variable.
+        Args:
+            parts: the ranges, each with its variable as ``value`` and its first and last byte; they
+                do not cut an element.
+
+        Returns:
+            The arrays in the order of ``parts``, each of the type of its variable.
         """
 
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
@@ -43,10 +54,16 @@ class EagerAccess:
             return [variable.numpy() for variable in variables]
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """Return the elements of variables in the byte ranges ``parts``, a flat array for each.
+        """Return the elements of variables in byte ranges, as a flat array for each range.
 
         Use the arrays before the next update: values in main memory are not copied if that can be
         avoided. Of a value on a device such as a GPU, only the range is copied.
+
+        Args:
+            parts: the ranges, each with its variable as ``value`` and its first and last byte.
+
+        Returns:
+            The arrays in the order of ``parts``, each of the type of its variable.
         """
         with context.eager_mode():
             return [_read_part(part) for part in parts]
@@ -61,7 +78,7 @@ class EagerAccess:
 def _read_part(part: ByteRange) -> Array:
     """Return the elements of a variable in the byte range ``part``, without a copy if possible.
 
-    The array is flat, and has the type of the variable.
+    The array is flat, and has the type of the variable. Use it before the next update.
     """
     value: Any = part.value.read_value()
     size = value.dtype.size
@@ -86,14 +103,20 @@ class SessionAccess:
         self._session = session
 
     def read(self, variables: Sequence[Any]) -> list[Array]:
-        """Fetch the values of ``variables`` from the session, in order."""
+        """Fetch the values of ``variables`` from the session; return them as arrays, in order."""
         return [np.asarray(value) for value in self._run(list(variables))]
 
     def read_parts(self, parts: Sequence[ByteRange]) -> list[Array]:
-        """Return the elements of variables in the byte ranges ``parts``, a flat array for each.
+        """Return the elements of variables in byte ranges, as a flat array for each range.
 
         Each variable is fetched as a whole, because no operation can be added to the graph for a
         part.
+
+        Args:
+            parts: the ranges, each with its variable as ``value`` and its first and last byte.
+
+        Returns:
+            The arrays in the order of ``parts``, each of the type of its variable.
         """
         read = self.read([part.value for part in parts])
         return [
@@ -122,9 +145,10 @@ class SessionAccess:
             left = later
 
     def _run(self, fetches: Any, feed: Any = None) -> Any:
-        """Run ``fetches`` in the session by TensorFlow's own method, so that no step begins.
+        """Run ``fetches`` by the method of ``tf.compat.v1.Session``, and return their values.
 
-        ``feed`` is the ``feed_dict`` of the run; None: nothing is fed.
+        So no step of the job begins, as ``edl.Session.run`` would begin one. ``feed`` is the
+        ``feed_dict`` of the run; None: nothing is fed.
         """
         return tf.compat.v1.Session.run(self._session, fetches, feed)
 
@@ -132,7 +156,8 @@ class SessionAccess:
 class Created:
     """The variables that this script has created since :meth:`watch`, in order of creation.
 
-    Only weak references are kept.
+    Only weak references to them are kept. The module's ``CREATED`` is the only object of this
+    class.
     """
 
     def __init__(self) -> None:
@@ -140,7 +165,10 @@ class Created:
         self._watching: Any = None
 
     def watch(self) -> None:
-        """Begin to record the variables that the script creates, for the rest of the process."""
+        """Begin to record the variables that the calling thread creates, until the process ends.
+
+        A second call does nothing.
+        """
         if self._watching is None:
             self._watching = tf.variable_creator_scope(self._create)
             self._watching.__enter__()
@@ -148,7 +176,8 @@ class Created:
     def _create(self, creator: Any, **arguments: Any) -> Any:
         """Create a variable by TensorFlow's ``creator``, record it and return it.
 
-        ``arguments`` are those of the creator.
+        TensorFlow calls it for each new variable; ``arguments`` are those of ``tf.Variable``, which
+        are passed on to ``creator``.
         """
         variable = creator(**arguments)
         self._created.append(weakref.ref(variable))
@@ -171,10 +200,14 @@ def plain(variable: Any) -> Any:
 
 
 def variables_by_name(variables: Iterable[Any], prefix: str = "") -> dict[str, Any]:
-    """Return ``variables`` by path (Keras) or name, with ``prefix`` before it.
+    """Return ``variables`` as a dict by path (Keras) or name, in the order given.
 
     Keras variables are replaced by the TensorFlow variables that they hold. If several variables
     have the same name, ``#2`` is added to the name of the second, ``#3`` to the third, and so on.
+
+    Args:
+        variables: variables of Keras or TensorFlow.
+        prefix: what each name begins with.
     """
     found: dict[str, Any] = {}
     times: dict[str, int] = {}
@@ -186,10 +219,14 @@ def variables_by_name(variables: Iterable[Any], prefix: str = "") -> dict[str, A
 
 
 def variables_of(thing: Any) -> list[Any] | None:
-    """Return the variables of ``thing``; None if it is of a kind that has none.
+    """Return the variables of ``thing`` as a list; None if it is of a kind that has none.
 
-    ``thing`` is a variable of TensorFlow or Keras, a Keras model or layer, a ``tf.Module``, a list
-    or tuple of variables, or anything else.
+    The list is empty for a model or layer that has not created its variables yet.
+
+    Args:
+        thing: a variable of TensorFlow or Keras, a Keras model or layer, a ``tf.Module`` or another
+            object with an attribute ``variables``, or a list or tuple of variables; for anything
+            else the result is None.
     """
     if isinstance(plain(thing), tf.Variable):
         return [thing]
@@ -211,7 +248,8 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Array]) -> list[st
         theirs: the arrays of the state, by name.
 
     Returns:
-        Names that only one of the two has, or else shapes that differ; empty if they fit.
+        A phrase for each name that only one of the two has; if there is none, a phrase for each
+        variable whose shape differs. Both are sorted by name; the list is empty if all fits.
     """
     odd = [f"only one has {name}" for name in sorted(mine.keys() ^ theirs.keys())]
     return odd or [

@@ -27,17 +27,20 @@ from edl.tensorflow.variables import (
 def load_weights(path: str | os.PathLike[str], model: Any = None) -> dict[str, Array]:
     """Return the weights in a checkpoint, as arrays by the path or name of their variable.
 
-    No job is needed.
+    No job is needed. Do not write to the arrays. The variables of tracked objects are among them;
+    those of the optimizer are not.
 
     Args:
-        path: a checkpoint, a directory with checkpoints (the newest good one is taken), or a file
-            of ``edl checkpoint export``.
+        path: a checkpoint, a directory with checkpoints (the intact one of the highest step is
+            taken), or a file of ``edl checkpoint export``.
         model: a model, layer or module that has its variables already; the weights are written to
-            them. None: the weights are only returned.
+            them, and weights that it has no variable for are ignored. None: the weights are only
+            returned.
 
     Raises:
-        CheckpointError: there is no good file, or the model has other variables or shapes.
-        UsageError: the model is not built yet.
+        CheckpointError: there is no intact file, or it lacks a variable of the model or has it in
+            another shape; the model is then unchanged.
+        UsageError: the model has no variables (yet).
     """
     found = {
         name: np.frombuffer(blob.data, dtype=dtype_of(blob.dtype)).reshape(blob.shape)

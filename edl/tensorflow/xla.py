@@ -12,9 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 def turn_off_xla(model: Any) -> None:
-    """Turn off XLA for a Keras ``model``, with a warning if it was on.
+    """Set ``jit_compile`` of a Keras ``model`` to False, and log a warning if it was true.
 
-    XLA cannot compile the collectives of the training step.
+    XLA cannot compile the collectives of the training step. Call it before the first step is
+    traced.
     """
     if model.jit_compile:
         logger.warning("jit_compile is turned off: XLA cannot compile steps with collectives")
@@ -28,9 +29,10 @@ APPLIES = (
 
 
 def refuse_xla(why: str = APPLIES) -> None:
-    """Raise UsageError if a ``tf.function(jit_compile=True)`` is being traced.
+    """Raise UsageError if a ``tf.function(jit_compile=True)`` is being traced in this thread.
 
-    ``why`` is the text of the error. The call stack tells which functions are being traced.
+    The call stack tells which functions are being traced; if XLA compiles none of them, nothing
+    happens. ``why`` is the text of the error.
     """
     frame: Any = sys._getframe()
     while frame is not None:
