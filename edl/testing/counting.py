@@ -1,12 +1,13 @@
 """Train the counting model on a loopback ring; its parameters prove which samples were trained.
 
-The model has one float64 parameter w[i] for each sample. The loss of a batch is the mean of w[i]
-over its samples, so the gradient of a sample is 1 at its own place. Plain SGD with lr 1 over a
-global batch of N moves w[i] by -1/N for each time that sample i was counted. So the change of w in
-a step, divided by its smallest part, says how often each sample was counted in the step, without
-any knowledge of edl's bookkeeping (design.md, section 8). Gradients of several batches are
-accumulated as scripts do it: each is divided by their number. ``before`` (w at the last count) and
-``count`` belong to the model, so newcomers receive them with the rest of the state.
+:class:`Counting` is the training script, and its ``prove`` checks the results. The model has one
+float64 parameter w[i] for each sample. The loss of a batch is the mean of w[i] over its samples, so
+the gradient of a sample is 1 at its own place. Plain SGD with lr 1 over a global batch of N moves
+w[i] by -1/N for each time that sample i was counted. So the change of w in a step, divided by its
+smallest entry above 0, says how often each sample was counted in the step, without any knowledge of
+edl's bookkeeping (design.md, section 8). Gradients of several batches are accumulated as scripts do
+it: each is divided by their number. ``before`` (w at the last count) and ``count`` belong to the
+model, so newcomers receive them with the rest of the state.
 """
 
 from __future__ import annotations
@@ -48,11 +49,17 @@ TOLERANCE = 1e-6  # float64 leaves about 1e-12 of rounding; a wrong weight is fa
 class CountingModel:
     """A model with one parameter for each sample, which counts how often each sample was trained.
 
-    It is a :class:`edl.worker.replica.Replica`, the copy of the job's state that one worker
-    holds.
+    It is a :class:`edl.worker.replica.Replica`, the copy of the job's state that one worker holds.
 
     Args:
         samples: the number of samples, and so of parameters.
+
+    Attributes:
+        w: the parameters, at first 0.
+        before: the parameters at the last count.
+        count: how often each sample was trained so far.
+        wrong: messages about counts that cannot be right; empty as long as all are.
+        sum: the weighted sum of the gradients accumulated for the open step; None: there are none.
     """
 
     framework = "loopback"
@@ -65,17 +72,20 @@ class CountingModel:
         self.sum: Vector | None = None  # of the gradients that are accumulated
 
     def gradient(self, batch: Batch) -> Vector:
-        """Return the gradient of the mean loss over the samples of ``batch``, by sample."""
+        """Return the gradient of the mean loss over ``batch``, with one number for each sample.
+
+        It is 1/n for each of the n samples of the batch, and 0 for all others.
+        """
         gradient: Vector = np.zeros(len(self.w))
         np.add.at(gradient, batch.items, 1.0 / batch.samples)
         return gradient
 
     def update(self, gradient: Vector) -> None:
-        """Make a step of plain SGD with lr 1, and count the samples that the step has trained.
+        """Make a step of plain SGD with lr 1, and add its samples to ``count``.
 
         ``gradient`` is the mean gradient of the step. If a count that follows from it is no
-        integer, or does not fit the change of the weights, a message is added to the attribute
-        ``wrong``.
+        integer, or does not fit the change of the weights, a message is added to ``wrong``; nothing
+        is raised.
         """
         self.w = self.w - gradient
         change = self.before - self.w
@@ -95,19 +105,20 @@ class CountingModel:
     def end_batch(self, step: int, epoch: int) -> None:
         """Do nothing: the model has no objects that change at the end of a batch, as schedules do.
 
-        Args:
-            step: the step; it does not count.
-            epoch: the epoch; it does not count.
+        ``step`` and ``epoch`` are ignored.
         """
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
         """Take part in the broadcast of the job's state from one worker to all others.
 
         Args:
-            ring: the ring on which the state is sent.
+            ring: the ring on which the state is sent; all its workers call this.
             root: the rank of the worker that sends its state.
             receive: ``NOTHING``: keep this model's state; any other value: take the state that is
                 sent.
+
+        Raises:
+            RingBroken: a worker is gone; this model is then unchanged.
         """
         sent = self.exchange(ring, root)
         if receive is not Receive.NOTHING:
@@ -116,8 +127,8 @@ class CountingModel:
     def exchange(self, ring: Ring, root: int) -> dict[str, Vector]:
         """Broadcast the state of the worker with rank ``root`` on ``ring``, and return it.
 
-        The result has the arrays by name. The model itself is not changed, since the ring may break
-        halfway.
+        All workers get the arrays by name, also the root. The model itself is not changed, since
+        the ring may break halfway; RingBroken is then raised.
         """
         sent: dict[str, Vector] = {}
         for name, mine in self.capture().items():
@@ -132,11 +143,8 @@ class CountingModel:
     def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
         """Return digests of the arrays ``w`` and ``count``, to compare the states of workers.
 
-        Args:
-            group: the range of the arrays' bytes to digest; all by default.
-
-        Returns:
-            The digest of each piece of an array that lies in the range, by the piece's name.
+        The result has the digest of each piece of an array that lies in ``group``, by the piece's
+        name. ``group`` is a range of the arrays' bytes, by default all of them.
         """
         parts = StateArrays(lambda: {"w": self.w, "count": self.count}, lambda array: array.nbytes)
         return {
@@ -155,7 +163,9 @@ class CountingModel:
 
 
 class Shards:
-    """A reader of shards with given lengths, whose samples are the numbers from 0 on.
+    """A reader of shards with given lengths, whose samples are numbered through from 0.
+
+    With the lengths 3 and 2, shard 1 has the samples 3 and 4.
 
     Args:
         lengths: the number of samples in each shard.
@@ -170,9 +180,9 @@ class Shards:
         It is the method of :class:`edl.worker.stream_sampler.StreamReader`.
 
         Args:
-            epoch: the epoch; it does not count.
-            shard: the index of the shard.
-            offset: the index of the sample in the shard to begin with.
+            epoch: the epoch, which is ignored.
+            shard: the index of the shard, from 0.
+            offset: the index in the shard of the first sample to return.
             count: the most samples to return; fewer are returned at the end of the shard.
         """
         start, stop = self._starts[shard : shard + 2]
@@ -180,7 +190,7 @@ class Shards:
 
 
 class TrainingData(Protocol):
-    """The data that a counting script trains on."""
+    """The data that a counting script trains on; :class:`Counting` has these attributes."""
 
     @property
     def samples(self) -> int:
@@ -200,13 +210,16 @@ class TrainingData(Protocol):
 
     @property
     def shared(self) -> bool:
-        """Whether all workers read one shared stream together."""
+        """Whether the samples are one stream of one shard, which all workers read together."""
 
 
 def source_of(
     data: TrainingData, prefetch_batches: int, batching: Batching | None = None
 ) -> tuple[Source, StreamReader | None]:
     """Return the data source of a counting script, and its reader if the source is a stream.
+
+    The reader is None for numbered samples. Samples (of a stream: its shards) are shuffled in each
+    epoch with the seed 7; a shared stream is not.
 
     Args:
         data: the samples, their shards, and the batch size.
@@ -225,7 +238,7 @@ class CountingBatchSource:
     """The batches that a worker forms from its leases, as :class:`edl.framework.steps.BatchSource`.
 
     To imitate slow loading, the first LATE (2) calls of :meth:`next` that do not wait return
-    padding batches; then the data count as loaded.
+    padding batches; then the data count as loaded. The attribute ``batch`` is the last result.
 
     Args:
         worker: the worker that trains the batches.
@@ -242,14 +255,17 @@ class CountingBatchSource:
         self.batch: Batch | None = None  # whose data are in hand
 
     def restart(self) -> None:
-        """Discard the batches that were formed ahead of need."""
+        """Discard the batches that were formed ahead, as the worker's leases have changed."""
         self._ahead.clear()
 
     def form_lost_again(self) -> None:
         """Do nothing: this source loses no samples that need to be formed into batches again."""
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Return the next batch, and whether it is a padding batch (of weight zero).
+        """Return the next batch, and whether it counts for nothing.
+
+        A batch of the warm-up counts for nothing; so does a padding batch (of weight zero), which
+        is returned when the worker has no more leases.
 
         Args:
             waits: whether to wait until data are loaded; if not, the result is a padding batch in
@@ -272,9 +288,12 @@ class CountingBatchSource:
 def accumulated(worker: Worker, model: CountingModel, gradient: Vector) -> Vector:
     """Return the sum of the step's gradients so far, each weighted by the samples of its batch.
 
+    The weight is the number of samples over the nominal batch size, 0 for padding. The caller
+    stores the sum in ``model.sum``.
+
     Args:
         worker: the worker, with the newest batch open.
-        model: the model, whose ``sum`` is that of the earlier gradients.
+        model: the model, whose ``sum`` is that of the earlier gradients; None: there are none.
         gradient: the gradient of the newest batch.
     """
     loader = worker.loader
@@ -294,7 +313,7 @@ class CountingNoise(NoiseMeter):
     """
 
     def _square(self, gradients: Looked) -> float:
-        """Return the weighted sum of the squared norms of (gradient, weight) in ``gradients``."""
+        """Return the sum over pairs (gradient, weight) of the squared norm times the weight."""
         return float(sum(times * (each @ each) for each, times in gradients))
 
 
@@ -307,14 +326,14 @@ def train_step(
 ) -> bool:
     """Train one step as edl's frameworks do: send the gradient, wait for the step records, update.
 
-    A step record is a worker's message with the number of its samples in the step.
-    If the ring breaks, the step is repeated on the next ring. The gradient is sent before any
-    worker knows how many samples the step has.
+    A step record is a worker's message with the number of its samples in the step. If the ring
+    breaks, the step is repeated on the next ring. The gradient is sent before any worker knows how
+    many samples the step has. In a warm-up nothing is sent or updated.
 
     Args:
-        worker: the worker, with an open batch.
+        worker: the worker, with an open batch; the call completes its step.
         member: its place in the loopback ring.
-        model: the model to update.
+        model: the model to update; its ``sum``, the earlier gradients of the step, becomes None.
         gradient: the gradient of the step's last batch.
         noise: measures the gradient noise scale; None: it is not measured.
 
@@ -346,12 +365,12 @@ def train_step(
 
 
 def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | None:
-    """Return the mean gradient of the step's samples; None if the step has no samples.
+    """Return the mean gradient over the samples of all workers in the step; None: it has none.
 
     Args:
         worker: the worker, whose step record is sent with the gradient.
         member: its place in the loopback ring.
-        local: the worker's own gradient, weighted by its samples.
+        local: the worker's own gradient: of its batch, or the weighted sum over several.
 
     Raises:
         RingBroken: the ring failed, and its survivors have to complete the step.
@@ -385,7 +404,7 @@ class Counting:
         epochs: how often each sample is trained.
         batch_size: the samples of a worker's batch.
         prefetch_batches: how many batches a worker forms ahead.
-        exchange_every: workers exchange numbers each time after this many steps; 0: never.
+        exchange_every: workers exchange messages each time after this many steps; 0: never.
         accumulated: the gradients of this many batches make one step, after ``single`` steps of one
             batch each.
         single: the number of steps at the start that have one batch each.
@@ -393,10 +412,10 @@ class Counting:
         shards: the lengths of the shards, if the samples are a stream; empty: they are no stream.
         shared: all workers read the stream together, and it has one shard.
         max_global_batch: the most samples in a batch of all workers together; 0: any.
-        aligned: ``batch_size`` is of all workers together, and the batches have the same samples in
-            every job.
-        batch_range: the least and largest global batch; the leader asks for another batch between
-            them every 3 steps. (0, 0): it asks for none.
+        aligned: ``batch_size`` is of all workers together, and the global batches have the same
+            samples however many workers there are.
+        batch_range: the least and largest global batch, in samples; the leader asks for another
+            batch between them every 3 steps. (0, 0): it asks for none.
         micro_batch: the samples that a worker trains at once; 0: its whole batch.
     """
 
@@ -417,7 +436,7 @@ class Counting:
 
     @property
     def _batching(self) -> Batching:
-        """The rule by which batches are formed, from the script's fields (like ``batch_size``)."""
+        """The rule by which batches are formed, made of the fields (like ``batch_size``)."""
         micro = self.micro_batch
         if self.batch_range[1]:
             return Batching(batch_range=self.batch_range, micro_batch=micro)
@@ -426,10 +445,9 @@ class Counting:
         return Batching(self.batch_size, self.max_global_batch, micro_batch=micro)
 
     def __call__(self, one: LoopbackWorker) -> None:
-        """Train the model on a worker to the end, and leave a :class:`Counted` as its ``result``.
+        """Train the model on the worker ``one`` to the end; its own thread calls this.
 
-        Args:
-            one: the worker of the loopback job that runs the script.
+        At the end a :class:`Counted` is stored as the worker's ``result``.
         """
         worker = one.worker
         source, reader = source_of(self, self.prefetch_batches, self._batching)
@@ -492,29 +510,26 @@ class Counting:
     def _request_size(self, one: LoopbackWorker) -> None:
         """Request another global batch within ``batch_range``, as a leader's policy does.
 
-        Args:
-            one: the worker that requests it; the request has no effect if it does not lead.
+        The request has no effect unless the worker ``one`` leads; (0, 0) requests nothing.
         """
         least, most = self.batch_range
         if most:
             one.shared.request_batch(least + one.worker.step // 3 * 5 % (most - least + 1))
 
     def cost_s(self, one: LoopbackWorker) -> float:
-        """Return how long the next batch takes a worker, in virtual seconds.
+        """Return how long the next batch of the worker ``one`` takes, in virtual seconds.
 
-        Args:
-            one: the worker; here all take ``step_s``. Tests override this method.
+        Here it is ``step_s`` for all workers. Tests override this method.
         """
         return self.step_s
 
     def prove(self, results: Mapping[int, Counted]) -> None:
         """Assert that all workers counted each sample once an epoch and ended with the same state.
 
-        Args:
-            results: the result of each worker that trained to the end, by worker.
+        ``results`` are the results of the workers that trained to the end, by worker id.
 
         Raises:
-            AssertionError: a result is wrong; the message says which one.
+            AssertionError: a result is wrong, or there is none; the message says which one.
         """
         assert results, "nobody trained to the end"
         first = next(iter(results.values()))
@@ -529,10 +544,12 @@ class Counting:
     def _splits(self, source: Source, epoch: int, samples: npt.NDArray[np.int64]) -> bool:
         """Return whether a step's samples belong to several global batches of an aligned source.
 
+        The source fixes which samples form a global batch, whatever the number of workers.
+
         Args:
-            source: the source, which says which samples form a global batch.
+            source: the aligned source.
             epoch: the epoch of the step.
-            samples: the samples that were trained in the step.
+            samples: the samples that were trained in the step, by their indices in the data.
         """
         order = source.order(epoch).at(0, self.samples)
         numbers = np.flatnonzero(np.isin(order, samples)) // self.batch_size
@@ -543,18 +560,21 @@ class Counting:
 class Counted:
     """The result of one worker that has trained the counting model to the end.
 
+    A step is given by the number of steps that the job has completed with it, from 1.
+
     Attributes:
         model: the trained model.
-        steps: the number of steps.
-        exchanged: by step, the bytes or numbers that each worker gave to the exchange after it.
+        steps: the number of steps of the job, also of those before the worker joined.
+        exchanged: by step, the messages or numbers that the workers gave to the exchange after it,
+            in rank order.
         sizes: by step, the size of the ring that completed it; 0 if this worker missed the step.
         noise: the measured gradient noise scale.
-        largest: the most samples in a step.
+        largest: the most samples of all workers in a step that this worker trained.
         ring: the largest size of a ring in which the worker began a step, whether it was completed
             or not.
         split: the number of steps whose samples come from more than one aligned global batch.
         batches: the changes of the global batch: (number of the first update with it, samples).
-        rounds: by step, how many iterations of the training loop it took.
+        rounds: by step, how many batches and microbatches this worker had in it.
     """
 
     model: CountingModel
