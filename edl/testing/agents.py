@@ -1,4 +1,7 @@
-"""The agents of a loopback job, which start missing workers and wake frozen ones."""
+"""Start missing workers and wake frozen ones in a loopback job, as the agents of its hosts do.
+
+:class:`Agents` stands for the agents of all hosts.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ class HostedWorker(Protocol):
 
 
 class HostedJob(Protocol):
-    """A loopback job (a job in one process), as the agents of its hosts see it."""
+    """A loopback job (a job in one process), as the agents of its hosts see it.
+
+    :class:`edl.testing.loopback.LoopbackJob` implements it.
+    """
 
     @property
     def schedule(self) -> TaskScheduler:
@@ -41,29 +47,33 @@ class HostedJob(Protocol):
 
     @property
     def workers(self) -> Sequence[HostedWorker]:
-        """All workers that were started, those that have ended included."""
+        """All workers that were started, in order of their ids, those that have ended included."""
 
     def start_worker(self, host: str) -> None:
         """Start one more worker on the host called ``host``."""
 
     def kill(self, worker: int) -> None:
-        """End the process of the worker with the id ``worker``, as by SIGKILL."""
+        """End the process of worker number ``worker``, frozen or not, as by SIGKILL."""
 
     def thaw(self, worker: int) -> None:
-        """Wake the worker with the id ``worker``, which is frozen, as by SIGCONT."""
+        """Wake the worker with the id ``worker``, as by SIGCONT; do nothing if it is not frozen."""
 
 
 class Agents:
     """The agents of all hosts of a loopback job, one for each host.
 
-    They are two actors of the job's schedule, functions that it calls while no worker runs:
-    one starts missing workers, one wakes frozen ones.
+    The constructor adds two actors to the job's schedule, functions that the schedule calls while
+    no worker runs: one starts missing workers, one wakes frozen ones. It also calls :meth:`come`.
 
     Args:
         job: the job whose workers they start.
         slots: the number of slots that each host has.
-        restart_s: how long the agents wait after the end of a worker before they start another one,
-            in virtual seconds.
+        restart_s: how long the agents wait after the end of a worker, on any host, before they
+            start another one, in virtual seconds.
+
+    Attributes:
+        thaws: by the id of each frozen worker, when it is to be woken, in virtual seconds; whoever
+            freezes a worker enters it here.
     """
 
     def __init__(self, job: HostedJob, slots: int, restart_s: float) -> None:
@@ -80,7 +90,10 @@ class Agents:
         self.come()
 
     def come(self) -> None:
-        """Register an agent on each host that has an entry in the desired numbers of workers."""
+        """Register an agent on each host that has an entry in the desired numbers of workers.
+
+        Hosts that have an agent already keep it.
+        """
         memory = self._job.memory
         memory.agents |= dict.fromkeys(memory.hosts, self._slots)
 
@@ -94,15 +107,16 @@ class Agents:
         memory.set_desired({**memory.hosts, host: memory.hosts[host] - 1})
 
     def see_end(self) -> None:
-        """Note that a worker's process has ended: no worker starts in the next ``restart_s``."""
+        """Record that a worker's process has ended: no host starts one for ``restart_s``."""
         self._restart_at = self._job.schedule.now_s() + self._restart_s
 
     def _lacking(self) -> str | None:
-        """Return the name of a host on which a worker is to be started, or None.
+        """Return the name of a host on which a worker is to be started; None if there is none.
 
-        It is a host with fewer workers than desired; workers that are evicted, or are to be
-        replaced, do not count. None also if the job is over, ZooKeeper is away, or MOST_WORKERS
-        (24) were started.
+        It is the first host, in order of names, with fewer workers than desired; workers that are
+        evicted, or are to be replaced, do not count. None also if the job does not run any more (it
+        is over or stopping, or its newest generation has no members), ZooKeeper is away, or
+        MOST_WORKERS (24) were started.
         """
         job, memory = self._job, self._job.memory
         current = memory.generation
@@ -125,9 +139,10 @@ class Agents:
         return None
 
     def _may_start(self) -> bool:
-        """Return whether a worker is missing, and the pause since the last end of a worker is over.
+        """Return whether a worker is to be started now.
 
-        The hosts are searched again only after a change of the job's records.
+        That is so if a host lacks one, and ``restart_s`` have passed since the last end of a
+        worker. The hosts are searched again only after a change of the job's records.
         """
         changes = self._job.memory.changes
         if self._lacks[0] != changes:
@@ -141,7 +156,7 @@ class Agents:
         self._job.start_worker(host)
 
     def _starts_at(self) -> float | None:
-        """Return when the next worker is to be started, in virtual seconds; None for never."""
+        """Return when the next worker is to be started, in virtual seconds; None: none lacks."""
         self._may_start()
         return self._restart_at if self._lacks[1] else None
 
