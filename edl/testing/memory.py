@@ -1,9 +1,10 @@
 """Keep the coordination of a job in memory: ZooKeeper's data, a leader, and the workers' daemons.
 
-The leader's decisions are the real ones (:func:`edl.core.job.membership.decide`). Everything else
-follows docs/explanation/protocol.md in its simplest form: a daemon writes what its worker has to
-report, reads what is new, and breaks a ring in which its worker could wait for ever. The schedule
-chooses when a daemon does so.
+:class:`MemoryJob` has the job's records and its leader, :class:`MemoryCoordinator` is one worker's
+daemon. The leader's decisions are the real ones (:func:`edl.core.job.membership.decide`).
+Everything else follows docs/explanation/protocol.md in its simplest form: a daemon writes what its
+worker has to report, reads what is new, and breaks a ring in which its worker could wait for ever.
+The schedule chooses when a daemon does so.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ LIMITS = Limits(
 class MemoryJob:
     """The records of one job that ZooKeeper would hold, and the decisions of the job's leader.
 
+    The constructor adds three actors to the schedule: the leader, the end of sessions, the
+    election.
+
     Args:
         job: the record of the job.
         hosts: the desired number of workers by host; the assigned number is the same.
@@ -57,8 +61,15 @@ class MemoryJob:
         network: the loopback network of its rings.
 
     Attributes:
-        gone: by worker, when its process ended without leaving the job, in virtual seconds.
-        frozen: by worker, when its process was frozen, in virtual seconds.
+        nodes: by worker id, the record that the worker has written.
+        generation: the newest generation; None before the first.
+        generations: all generations, in order.
+        evicted: by id of each evicted worker, the reason.
+        leader: the present or last leader; None before the first.
+        gone: by worker id, when its process ended, in virtual seconds.
+        frozen: by id of each frozen worker, when its process was frozen, in virtual seconds.
+        away: whether nobody reaches ZooKeeper at present.
+        changes: how many changes of the records there were.
     """
 
     def __init__(
@@ -97,7 +108,7 @@ class MemoryJob:
     # --- writes
 
     def changed(self, news: bool = False) -> None:
-        """Count a change of the records, so that the leader looks at them again.
+        """Count a change of the records, after which the leader decides again.
 
         Args:
             news: whether the daemons of workers have to read the change, too: a change of leader,
@@ -107,14 +118,14 @@ class MemoryJob:
         self.news += news
 
     def put_member(self, member: Member) -> None:
-        """Write ``member``, the record of a worker, in place of an older one."""
+        """Write ``member``, the record of a worker, in place of an older one of the same worker."""
         self.nodes[member.id] = member
         self.changed()
 
     def remove_member(self, worker: int) -> None:
-        """Delete the record of the worker with the id ``worker``.
+        """Delete the record of the worker with the id ``worker``, if it has one.
 
-        If the job is stopping and no worker has a record any more, the job ends.
+        If the job is stopping and no worker has a record any more, the job's state becomes STOPPED.
         """
         if self.nodes.pop(worker, None) is not None:
             self.changed()
@@ -122,15 +133,15 @@ class MemoryJob:
             self.set_state(JobState.STOPPED, self.job.reason)
 
     def set_desired(self, hosts: Mapping[str, int]) -> None:
-        """Set the desired number of workers of each host to ``hosts``."""
+        """Set the desired numbers of workers to ``hosts``, by host; other hosts get none."""
         self.hosts = dict(hosts)
         self.changed()
 
     def ask(self, kind: str, worker: int) -> None:
-        """Add a request for a worker to the records.
+        """Add a request for a worker to the records; the leader answers it in a later decision.
 
         Args:
-            kind: the kind of request, such as to drain.
+            kind: the kind of request, such as ``RequestKind.DRAIN``.
             worker: the id of the worker that it is about.
         """
         number = len(self.requests) + len(self.answered)
@@ -138,7 +149,7 @@ class MemoryJob:
         self.changed()
 
     def set_state(self, state: JobState, reason: str) -> bool:
-        """Set the state of the job and its reason, unless the job is over.
+        """Set the state of the job and the reason for it, unless the job is over.
 
         Returns:
             Whether the state was set: False if the job was over already.
@@ -152,19 +163,25 @@ class MemoryJob:
     # --- the election
 
     def campaign(self, worker: int) -> None:
-        """Add the worker with the id ``worker`` to the candidates for the job's leadership."""
+        """Add the worker with the id ``worker`` to the end of the list of candidates for leader.
+
+        If there is no other candidate, it leads at once. A candidate is not added again.
+        """
         if worker not in self._candidates:
             self._candidates.append(worker)
             self._elect()
 
     def resign(self, worker: int) -> None:
-        """Remove worker number ``worker`` from the candidates; if it led, the next one does."""
+        """Remove the worker with the id ``worker`` from the candidates for leader.
+
+        If it led, the next candidate leads at once; without one, nobody does.
+        """
         if worker in self._candidates:
             self._candidates.remove(worker)
             self._elect()
 
     def _elect(self) -> None:
-        """Make the first candidate the leader, with a new term, if it is not the leader already."""
+        """Make the first candidate the leader, with a new term, unless it led last."""
         first = self._candidates[0] if self._candidates else None
         if first is not None and (self.leader is None or self.leader.worker != first):
             term = self.leader.term + 1 if self.leader is not None else 1
@@ -172,7 +189,7 @@ class MemoryJob:
             self.changed(news=True)
 
     def _may_remove_leader(self) -> bool:
-        """Return whether the leader's process is gone, so that the next candidate may lead."""
+        """Return whether the process of the first candidate is gone, and ZooKeeper not away."""
         return not self.away and bool(self._candidates) and self._candidates[0] in self.gone
 
     def _remove_leader(self) -> None:
@@ -182,7 +199,7 @@ class MemoryJob:
     # --- sessions
 
     def _ended(self) -> list[tuple[float, int]]:
-        """Return (time, worker) for each worker that is gone or frozen, the earliest first.
+        """Return (time, worker id) for each worker that is gone or frozen, the earliest time first.
 
         The time is when its ZooKeeper session runs out, in virtual seconds. Workers with neither a
         record nor a candidacy are left out: their sessions have ended.
@@ -194,7 +211,10 @@ class MemoryJob:
         return sorted((at + SESSION_S, worker) for worker, at in since.items() if worker in here)
 
     def _may_expire(self) -> bool:
-        """Return whether the session of a worker that is gone or frozen has run out."""
+        """Return whether the session of a worker that is gone or frozen has run out.
+
+        False while ZooKeeper is away.
+        """
         ended = self._ended()
         return not self.away and bool(ended) and ended[0][0] <= self.schedule.now_s()
 
@@ -211,9 +231,9 @@ class MemoryJob:
         return ended[0][0] if ended and not self.away else None
 
     def drop_session(self, worker: int) -> None:
-        """End the ZooKeeper session of ``worker``: delete its record and its candidacy.
+        """End the ZooKeeper session of ``worker`` (its id): delete its record and its candidacy.
 
-        If the worker lives, its daemon writes the record again.
+        If the worker lives, its daemon writes both again when it acts next.
         """
         self.nodes.pop(worker, None)
         self.changed(news=True)
@@ -223,7 +243,10 @@ class MemoryJob:
 
     @property
     def _leads(self) -> bool:
-        """Whether there is a leader that can act: alive, not frozen, and in reach of ZooKeeper."""
+        """Whether there is a leader that can act: alive, not frozen, and in reach of ZooKeeper.
+
+        False when the job is over.
+        """
         if self.leader is None or self.away or self.job.state.over:
             return False
         worker = self.leader.worker
@@ -296,7 +319,7 @@ class MemoryCoordinator:
     """The :class:`edl.worker.coordinator.Coordinator` of one worker, with the job in memory.
 
     A coordinator connects a training thread with the job. This one also acts as the worker's
-    daemon.
+    daemon: the constructor adds it to the actors of the job's schedule.
 
     Args:
         job: the records of the job.
@@ -332,28 +355,31 @@ class MemoryCoordinator:
 
     @property
     def away(self) -> bool:
-        """Whether ZooKeeper is away: no worker reaches it at present."""
+        """Whether ZooKeeper is away, so no worker of the job reaches it at present."""
         return self._job.away
 
     def last_step(self) -> int:
-        """Return 0, as if no step had been reported: a loopback job saves no checkpoints."""
+        """Return 0 as the last step that a leader has published: none publishes its steps here."""
         return 0  # nothing is saved here
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Write into the record of the job that a checkpoint of ``step`` is in ``directory``."""
+        """Write at once into the job's record that ``directory`` has a checkpoint of ``step``."""
         self._job.job = replace(self._job.job, checkpoint=directory, saved_step=step)
 
     # --- called by the training thread
 
     def start(self) -> tuple[Member, Generation | None]:
-        """Register the worker; return its record and the newest generation (None without one)."""
+        """Register the worker at once; return its record and the newest generation, or None."""
         self._shared.worker = self._member.id
         self._job.put_member(self._member)
         self._open = True
         return self._member, self._job.generation
 
     def close(self) -> None:
-        """Write the worker's pending reports, and take the worker out of the job. Idempotent."""
+        """Write the worker's pending reports, and delete its record and its candidacy.
+
+        All is done before the call returns. A second call does nothing.
+        """
         if not self._open:
             return
         self._write()
@@ -362,16 +388,19 @@ class MemoryCoordinator:
         self._job.remove_member(self._member.id)
 
     def resign(self) -> None:
-        """Let the daemon remove the worker from the job's members and candidates; do not wait."""
+        """Request that the daemon deletes the worker's record and candidacy; do not wait for it."""
         self._resigned = True
         self._dirty = True
 
     def script_of_job(self) -> ScriptOfJob:
-        """Return the job's record of the script that the workers in the ring run."""
+        """Return what is known of the other workers' script: ``MemoryJob.script``.
+
+        It is an empty description unless a test has set it.
+        """
         return self._job.script
 
     def campaign(self) -> None:
-        """Make the worker a candidate for the leadership."""
+        """Make the worker a candidate for leader, at once; after a lost session it is one again."""
         self._candidate = True
         self._job.campaign(self._member.id)
 
@@ -382,10 +411,12 @@ class MemoryCoordinator:
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> None:
-        """Report a new stage of the worker, and the other values that are not None.
+        """Report a new stage of the worker, and each number that is not None.
+
+        The daemon writes it when it acts next.
 
         Args:
-            stage: the stage of the worker, such as ready or training.
+            stage: the stage of the worker, such as ready or active.
             generation: the generation whose ring the worker is in.
             newest_generation: the newest generation that the worker knows.
             fits: the number of calls of Keras' ``fit`` before the one for which a newcomer is
@@ -394,7 +425,7 @@ class MemoryCoordinator:
         self._change(self._member.at(stage, generation, newest_generation, fits))
 
     def report_broken(self, failure: RingFailure) -> None:
-        """Report that a ring failed.
+        """Report in the worker's record that a ring failed; the daemon writes it when it acts next.
 
         Args:
             failure: the ring, and the progress of the worker when the ring failed.
@@ -402,32 +433,31 @@ class MemoryCoordinator:
         self._change(replace(self._member, broken=failure))
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
-        """Report how the job ended, unless another report came before.
+        """Report how the job ended; the daemon writes it when it acts next, unless the job is over.
 
         Args:
-            end: the end of the job.
-            event: is logged with it; None: no event.
+            end: the state in which the job ends, and the reason.
+            event: the event to log if the report is written; None: no event.
         """
         self._ends.append((end, event))
         self._dirty = True
 
     def release_others(self, generation: Generation | None) -> None:
-        """Note that the worker's script has ended, so that no other worker waits for it for ever.
+        """Record that the worker's script has ended, so that no other worker waits for it for ever.
 
         From then on the daemon breaks the ring when another worker waits for this one in a
         collective.
 
         Args:
-            generation: the generation of the worker's ring; None: it is in none, and nothing is
-                broken.
+            generation: the generation of the worker's ring; None: no ring is to be broken any more.
         """
         self._ended_in = 0 if generation is None else generation.number
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the daemon has written all reports, for at most ``timeout_s`` seconds.
+        """Wait until the daemon has written all reports, at most ``timeout_s`` virtual seconds.
 
         Returns:
-            Whether all reports are written.
+            Whether all reports are written; False when the time is over.
         """
         with self._written:
             return self._written.wait_for(lambda: not self._dirty, timeout_s)
@@ -442,7 +472,9 @@ class MemoryCoordinator:
     def _is_due(self) -> bool:
         """Return whether the daemon can act, and has something to do.
 
-        It has reports to write, changes to read, or a ring to break.
+        It has reports to write, changes to read, or a ring to break. It cannot act before
+        :meth:`start`, after :meth:`close`, while ZooKeeper is away, or while its process is gone or
+        frozen.
         """
         job, worker = self._job, self._member.id
         if not self._open or job.away or worker in job.gone or worker in job.frozen:
@@ -464,7 +496,10 @@ class MemoryCoordinator:
         return FOR_NUMBERS if member.is_missed_in("edl.exchange") else ""
 
     def _turn(self) -> None:
-        """Act as the daemon once: write reports, read changes, and break a ring if need be."""
+        """Act as the daemon once: write reports, read changes, and break a ring if need be.
+
+        If the session was lost, the worker's record and candidacy are written again.
+        """
         job, worker = self._job, self._member.id
         if self.leave_requested:
             self.leave_requested = False
@@ -488,7 +523,10 @@ class MemoryCoordinator:
                 job.network.abort(worker, current)
 
     def _write(self) -> None:
-        """Write the reports, the record and the events of the worker, and wake :meth:`flush`."""
+        """Write the end of the job, the worker's record and its events, and wake :meth:`flush`.
+
+        The record is deleted instead if the worker has resigned.
+        """
         job = self._job
         for end, event in self._ends:
             if job.set_state(end.state, end.reason) and event is not None:
@@ -507,9 +545,10 @@ class MemoryCoordinator:
             self._written.notify_all()
 
     def _read(self) -> None:
-        """Read the records for the worker's training thread, into the state that both share.
+        """Read the job's records into the state that the worker's training thread and daemon share.
 
-        These are the leader, evictions, the newest generation and the state of the job.
+        These are the leader, evictions, the newest generation and the state of the job. An evicted
+        worker loses its candidacy.
         """
         job, worker = self._job, self._member.id
         self._seen = job.news
@@ -534,9 +573,10 @@ class MemoryCoordinator:
         return self._job.schedule.now_s() >= self._cut_after and self._wants_cut()
 
     def _wants_cut(self) -> bool:
-        """Return whether the ring has an evicted member, or is being built but outdated.
+        """Return whether the worker could wait in its ring for ever, so the ring must be broken.
 
-        The worker could then wait in the ring for ever. Outdated: there is a newer generation.
+        That is so if the ring has an evicted member, or if it is being built and there is a newer
+        generation. False before the daemon has read the eviction.
         """
         number, members = self._ring.membership
         if number == 0 or not (self._job.evicted or self._ring.is_building):
