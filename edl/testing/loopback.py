@@ -46,19 +46,19 @@ class LoopbackWorker:
     """One worker of a loopback job, which runs in a thread as its process; scripts get this object.
 
     Attributes:
-        id: the number of the worker.
+        id: the id of the worker, which is its number in order of starts, from 0.
         host: the name of its host.
-        slot: the number of its slot on the host.
+        slot: the number of its slot on the host, from 0.
         worker: the :class:`edl.worker.worker.Worker` that the thread runs.
         member: its place in the loopback network.
         schedule: the scheduler of the job, which has its virtual time.
         coordinator: the worker's access to the records of the job, in place of ZooKeeper.
         shared: the state that its training thread and its daemon share.
-        result: the result that the script stores at its end.
-        model: the model that the script trains.
+        result: what the script stores here at its end; None: nothing yet.
+        model: the model that the script trains, if the script stores it here; else None.
         points: the number of points (see :class:`PassedPoint`) that the worker has passed.
-        fails_next: whether its next collective fails.
-        task: the thread of the worker.
+        fails_next: whether its next collective is to fail.
+        task: the task of the schedule whose thread runs the worker.
         ended: whether its process is gone.
         error: the exception that ended its script; None: the script has not ended by one.
     """
@@ -80,12 +80,15 @@ class LoopbackWorker:
     error: BaseException | None = None
 
     def compute(self, seconds: float) -> None:
-        """Let ``seconds`` of virtual time pass, as the computation of a step takes them."""
+        """Let ``seconds`` of virtual time pass, as the computation of a step takes them.
+
+        Call it in the worker's thread. Other workers run meanwhile.
+        """
         self.schedule.sleep(seconds)
 
     @property
     def holds_state(self) -> bool:
-        """Whether the worker has the state of the job."""
+        """Whether the worker has the state of the job; False for a newcomer before it joins."""
         return self.worker.loader.progress.has_state
 
 
@@ -93,9 +96,10 @@ class PassedPoint(NamedTuple):
     """A record that a worker has passed a point: a failpoint, or a moment of a collective.
 
     Attributes:
-        worker: the number of the worker.
+        worker: the id of the worker.
         number: the number of the point among all points that the worker has passed, from 1.
-        name: the name of the failpoint (:mod:`edl.failpoints`), or the collective and its phase.
+        name: the name of the failpoint (:mod:`edl.failpoints`), or the collective and its phase,
+            with a space between them.
     """
 
     worker: int
@@ -120,9 +124,12 @@ class _Orders:
 class LoopbackJob:
     """A job in one process, from its start to its end, with the faults that a test causes.
 
+    The constructor starts nothing; :meth:`run` runs the job, once. Tests call the methods that
+    change something in the actions of :meth:`at` and :meth:`after_step`.
+
     Args:
-        script: is called with each worker once it has started, and trains as a script does after
-            ``edl.init()``.
+        script: is called with each worker once it has started, in the worker's thread, and trains
+            as a script does after ``edl.init()``.
         np: the number of workers to start with, all on the host "a".
         min_np: the smallest number of workers.
         max_np: the largest number of workers; None: ``np``.
@@ -132,16 +139,21 @@ class LoopbackJob:
         restart_s: how long a host's agent waits after the end of a worker before it starts another
             one, in virtual seconds.
         elastic_timeout_s: how long too few workers wait for others, in virtual seconds.
-        state_check_steps: the number of steps over which the workers' whole states are compared.
-        noise_scale_steps: the steps from one measurement of the gradient noise scale to the next.
+        state_check_steps: the number of steps over which the workers' whole states are compared; 0:
+            they are not compared.
+        noise_scale_steps: the steps from one measurement of the gradient noise scale to the next;
+            0: it is measured only where something needs it.
         on_divergence: "end" the job or "resync" workers whose states differ from most others'.
         stragglers: the job's policy for stragglers (slow workers); None: it has none.
         most_decisions: the run fails if the schedule chooses the next task more often than this.
 
     Attributes:
-        workers: all workers that were started; the index is the number of the worker.
+        workers: all workers that were started; the index is the id of the worker.
         passed: all points that workers have passed, in order.
-        state_lost: whether all workers that held the job's state have died.
+        state_lost: whether at some time all workers that held the job's state had died.
+        schedule: the scheduler of all threads, which has the virtual time.
+        network: the loopback network of the job's rings.
+        memory: the job's records, as ZooKeeper would hold them.
     """
 
     def __init__(  # noqa: PLR0913 (a constructor: each argument is a part of the job)
@@ -189,38 +201,49 @@ class LoopbackJob:
     # --- what is to happen
 
     def at(self, worker: int, point: int, act: Act) -> None:
-        """Have an action carried out when a worker passes one of its points, in its thread.
+        """Have an action carried out once, when a worker passes one of its points, in its thread.
+
+        Nothing happens if the worker has passed the point before, or never reaches it. Several
+        actions for one point are carried out in the order of the calls.
 
         Args:
-            worker: the number of the worker.
+            worker: the id of the worker.
             point: the number of the point, as in :class:`PassedPoint`.
             act: the action; it is called with this job.
         """
         self._orders.at_points.setdefault((worker, point), []).append(act)
 
     def after_step(self, step: int, act: Act) -> None:
-        """Have ``act(job)`` called when the first worker has completed ``step`` steps."""
+        """Have ``act(job)`` called once, when a worker has completed ``step`` steps of the job.
+
+        The first worker to do so calls it in its thread, at the next point (:class:`PassedPoint`)
+        that it passes.
+        """
         self._orders.after_steps.append((step, act))
         self._orders.after_steps.sort(key=lambda order: order[0])
 
     # --- what people do
 
     def scale(self, hosts: Mapping[str, int]) -> None:
-        """Set the desired number of workers by host, as ``edl scale`` does.
+        """Set the desired number of workers of each host, as ``edl scale`` does.
 
-        Each host in ``hosts`` gets an agent if it has none.
+        A host that is not in ``hosts`` is to have none. Each host in ``hosts`` gets an agent if it
+        has none. The workers start and leave later.
         """
         self.memory.set_desired(hosts)
         self._agents.come()
 
     def drain(self, worker: int) -> None:
-        """Request that worker number ``worker`` leaves for good, as ``edl drain`` does."""
+        """Request that worker number ``worker`` leaves for good, as ``edl drain`` does.
+
+        The leader decides about the request later.
+        """
         self.memory.ask(RequestKind.DRAIN, worker)
 
     def replace(self, worker: int) -> None:
         """Request, as a leader's policy does, that a new worker replaces worker number ``worker``.
 
-        The new worker enters the ring in the same switch in which the old one leaves.
+        Later, the new worker enters the ring in the same switch in which the old one leaves.
         """
         self.memory.ask(RequestKind.REPLACE, worker)
 
@@ -228,6 +251,10 @@ class LoopbackJob:
         """Ask worker number ``worker`` to leave, as SIGTERM does.
 
         It leaves at the next switch (change to a new ring), or at once when it is not in the ring.
+        Nothing happens if it has ended.
+
+        Raises:
+            SystemExit: the worker leaves at once, and the call is made in its own thread.
         """
         one = self.workers[worker]
         if one.ended:
@@ -240,13 +267,22 @@ class LoopbackJob:
             self.kill(worker)  # it ends where it is; nobody waits for it
 
     def stop(self, reason: str = "a test stops it") -> None:
-        """Stop the job for ``reason``, as ``edl stop`` does."""
+        """Ask all workers to stop the job, as ``edl stop`` does.
+
+        ``reason`` is what the job records as the reason. Nothing happens if the job is over.
+        """
         self.memory.set_state(JobState.STOPPING, reason)
 
     # --- faults
 
     def kill(self, worker: int) -> None:
-        """End the process of worker number ``worker``, as SIGKILL does."""
+        """End the process of worker number ``worker`` at once, as SIGKILL does.
+
+        Nothing happens if it has ended.
+
+        Raises:
+            Killed: the call is made in that worker's own thread, which it ends.
+        """
         one = self.workers[worker]
         if one.ended:
             return
@@ -257,8 +293,9 @@ class LoopbackJob:
     def freeze(self, worker: int, seconds: float = FROZEN_S) -> None:
         """Freeze worker number ``worker``, as SIGSTOP does, and wake it after virtual ``seconds``.
 
-        A frozen worker does nothing, and its connections stay open. If it is still frozen at the
-        end of the job, its agent kills it.
+        A frozen worker does nothing, and its connections stay open; a worker that freezes itself
+        goes on to its next wait or point. If it is still frozen at the end of the job, its agent
+        kills it. Nothing happens if it is frozen already, or has ended.
         """
         one = self.workers[worker]
         if one.ended or worker in self.memory.frozen:
@@ -271,7 +308,7 @@ class LoopbackJob:
         self.schedule.freeze(one.task)
 
     def thaw(self, worker: int) -> None:
-        """Wake worker number ``worker``, which is frozen, as SIGCONT does."""
+        """Wake worker number ``worker``, as SIGCONT does; do nothing if it is not frozen."""
         one = self.workers[worker]
         if one.ended or worker not in self.memory.frozen:
             return
@@ -282,31 +319,34 @@ class LoopbackJob:
         self.schedule.thaw(one.task)
 
     def cut(self, worker: int) -> None:
-        """Break the ring connections of worker number ``worker``; no process ends."""
+        """Break the ring connections of worker number ``worker``; no process ends.
+
+        Nothing happens if the worker has ended.
+        """
         if not self.workers[worker].ended:
             self.network.member(worker).cut()
 
     def fail(self, worker: int) -> None:
         """Make the next collective or rendezvous of worker number ``worker`` fail.
 
-        The same collective may then fail on other workers, too.
+        It raises CollectiveFailed in that worker, and may then fail on other workers, too.
         """
         self.workers[worker].fails_next = True
 
     def delay(self, worker: int, seconds: float = 5.0) -> None:
         """Let worker number ``worker`` sleep for ``seconds`` of virtual time.
 
-        Nothing happens if the method is called in another thread than that worker's.
+        Call it in that worker's thread; in another one nothing happens.
         """
         if self.workers[worker].task is self.schedule.current:
             self.schedule.sleep(seconds)
 
     def expire(self, worker: int) -> None:
-        """End the ZooKeeper session of worker number ``worker``, which then opens another one."""
+        """End the ZooKeeper session of worker number ``worker``; its daemon opens another one."""
         self.memory.drop_session(worker)
 
     def disconnect(self, seconds: float) -> None:
-        """Cut all workers off from ZooKeeper for ``seconds`` of virtual time."""
+        """Cut all workers off from ZooKeeper now, for ``seconds`` of virtual time."""
         self.memory.away = True
         self.memory.changed()
         back_at = self.schedule.now_s() + seconds
@@ -326,10 +366,13 @@ class LoopbackJob:
     # --- the run
 
     def run(self) -> None:
-        """Run the job to its end.
+        """Run the job to its end, in the calling thread and one thread for each worker.
+
+        Errors of edl that end a script are not raised; they are in :attr:`errors`.
 
         Raises:
             ScheduleError: the job does not end within the limits of decisions and virtual time.
+            Exception: any other error that has ended a script, such as an AssertionError.
         """
         failpoints.subscribe(self._point)
         try:
@@ -341,12 +384,12 @@ class LoopbackJob:
 
     @property
     def results(self) -> dict[int, Any]:
-        """The ``result`` of each worker whose script came to its end, by the worker's number."""
+        """The ``result`` of each worker whose script has stored one, by the worker's id."""
         return {one.id: one.result for one in self.workers if one.result is not None}
 
     @property
     def errors(self) -> dict[int, BaseException]:
-        """The error that ended each failed script, by the number of its worker.
+        """The error that ended each failed script, by the id of its worker.
 
         Kills and orderly leaves do not count.
         """
@@ -355,7 +398,11 @@ class LoopbackJob:
         return {w: error for w, error in found.items() if error and not isinstance(error, quiet)}
 
     def describe(self) -> str:
-        """Describe the run for people: generations, workers, and the last 20 decisions."""
+        """Return a text of several lines about the run, for messages of tests.
+
+        It has the state of the job and of each task, the generations, how far each worker came, and
+        the leader's last 20 decisions.
+        """
         generations = "\n".join(
             f"  {g.number}: {g.worker_ids} ({g.reason})" for g in self.memory.generations
         )
@@ -374,7 +421,10 @@ class LoopbackJob:
     # --- processes
 
     def start_worker(self, host: str) -> None:
-        """Start one more worker on ``host``, as the agent of the host does."""
+        """Start one more worker on ``host``, in its lowest free slot, as the host's agent does.
+
+        The worker gets the next id; its thread begins to run when the schedule chooses it.
+        """
         number = len(self.workers)
         used = {one.slot for one in self.workers if one.host == host and not one.ended}
         slot = next(n for n in range(99) if n not in used)
@@ -400,7 +450,11 @@ class LoopbackJob:
         self._of[one.task] = one
 
     def _live(self, one: LoopbackWorker) -> None:
-        """Run the worker ``one`` from its start to its end; this is what its thread does."""
+        """Run the worker ``one`` from its start to its end; this is what its thread does.
+
+        The exception that ends it is stored in its ``error``. One that is neither edl's nor an exit
+        or a kill also ends the run of the job.
+        """
         try:
             try:
                 one.worker.start()
@@ -423,7 +477,8 @@ class LoopbackJob:
     def _end(self, one: LoopbackWorker) -> None:
         """Record that the process of the worker ``one`` is gone.
 
-        If no other worker has the job's state, that is recorded, too (``state_lost``).
+        ``state_lost`` becomes true if no other worker has the job's state, and this one had it or
+        none of the others is in a generation.
         """
         one.ended = True
         left = [other for other in self.workers if not other.ended]
@@ -442,10 +497,12 @@ class LoopbackJob:
     # --- points
 
     def _moment(self, moment: CollectivePoint) -> None:
-        """Record a phase of a collective as a passed point; let it fail if a test asked for that.
+        """Record a phase of a collective as a passed point, in the thread of the worker.
 
         Args:
-            moment: the worker, the name of the collective, and the phase that it has reached.
+            moment: the worker, the name of the collective, and the phase that it has reached. The
+                beginning of a gradient's collective is not recorded: a point of the step lies
+                there.
 
         Raises:
             CollectiveFailed: :meth:`fail` was called for the worker.
@@ -459,10 +516,10 @@ class LoopbackJob:
             raise CollectiveFailed(f"{moment.name}: a test lets it fail")
 
     def _point(self, name: str) -> None:
-        """Record that the worker of this thread has passed the point ``name``.
+        """Record that the worker of the calling thread has passed the point ``name``.
 
-        The actions that a test has ordered for the point are carried out; then other workers may
-        run. Nothing happens outside of the workers' threads.
+        The actions that a test has ordered for the point, or for the step that is reached, are
+        carried out; then other workers may run. Nothing happens outside of the workers' threads.
         """
         task = self.schedule.current
         if task is None:
@@ -481,11 +538,15 @@ class LoopbackJob:
 def _check_state(job: LoopbackJob, new: Generation) -> None:
     """Assert that a generation does not begin the job anew while a working member holds its state.
 
-    A worker that is evicted, frozen or ended does not count as working.
+    A generation begins it anew if all its members join with it. The first generation is not
+    checked. A worker that is evicted, frozen or ended does not count as working.
 
     Args:
         job: the job.
         new: the generation that was just decided.
+
+    Raises:
+        AssertionError: such a worker holds the state; the message names it.
     """
     if new.number == 1 or not new.members or {*new.joined} != {*new.worker_ids}:
         return
