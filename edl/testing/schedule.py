@@ -7,11 +7,11 @@
     schedule.run()
 
 A task (a thread of the schedule) runs until it waits, with the schedule as its
-:class:`edl.clock.Clock`, or reaches a :meth:`TaskScheduler.pause`. Then the :class:`Random` chooses
-the task or actor that runs next. The virtual time stands still while a task or actor can run, and
-jumps to the next deadline when none can. So the same seed gives the same run, nothing sleeps in
-real time, and a run in which all tasks wait for ever ends at once with a table of what each waits
-for.
+:class:`edl.clock.Clock`, or is interrupted in a :meth:`TaskScheduler.pause`. Then the
+:class:`Random` chooses the task or actor that runs next. The virtual time stands still while a task
+or actor can run, and jumps to the next deadline when none can. So the same seed gives the same run,
+nothing sleeps in real time, and a run in which all tasks wait for ever ends at once with a table of
+what each waits for.
 
 An *actor* is a :class:`BackgroundTask` that acts beside the tasks and never waits: a daemon, a
 leader, an agent.
@@ -35,14 +35,19 @@ JOIN_S = 30.0  # real seconds for a thread to end
 
 
 class ScheduleError(AssertionError):
-    """The tasks of a schedule wait for each other for ever, or do not come to an end."""
+    """An error of a schedule: its tasks wait for each other for ever, or do not come to an end.
+
+    :meth:`TaskScheduler.run` raises it.
+    """
 
 
 class Random:
-    """The source of all random choices of a schedule, determined by the integer ``seed``.
+    """The source of all random choices of a schedule, determined by an integer.
 
-    Seed 0 always takes the first possibility, and interrupts no task. Other seeds interrupt tasks
-    anywhere, and make some tasks slower than others.
+    Args:
+        seed: 0: always take the first possibility, and interrupt no task. Any other integer:
+            interrupt tasks anywhere, and make some tasks slower than others; the same integer makes
+            the same choices.
     """
 
     def __init__(self, seed: int) -> None:
@@ -51,7 +56,11 @@ class Random:
         self._rate = self._random.choice(INTERRUPTIONS) if self._random is not None else 0.0
 
     def interrupts(self) -> bool:
-        """Draw whether a task that could go on has to let other tasks run instead."""
+        """Draw whether a task that could go on has to let other tasks run instead.
+
+        Always False with seed 0; otherwise true for 15 %, half or all of the calls, as the seed
+        decides.
+        """
         return self._random is not None and self._random.random() < self._rate
 
     def below(self, limit: int) -> int:
@@ -61,8 +70,8 @@ class Random:
     def pick(self, ones: Sequence[BackgroundTask | Task]) -> int:
         """Return the index, in ``ones``, of the task or actor that runs next.
 
-        Each name has a random weight from 1/32 to 1, so some run more often than others. With seed
-        0 the index is 0.
+        Each name has one of the weights 1, 1/2, ... 1/32, drawn when the name is first seen, so
+        some run more often than others. With seed 0 the index is 0.
         """
         chance = self._random
         if chance is None or len(ones) < 2:
@@ -82,7 +91,10 @@ class Random:
 
 @dataclass
 class BackgroundTask:
-    """An actor of a schedule: a function that is called whenever its condition holds.
+    """An actor of a schedule: a function that is called when its condition holds.
+
+    Append it to ``TaskScheduler.actors``. The schedule calls it while no task runs, in the thread
+    of the task that ran last.
 
     Attributes:
         name: the name of the actor; :meth:`Random.pick` gives each name a weight.
@@ -102,7 +114,7 @@ class BackgroundTask:
 
 @dataclass(eq=False)
 class Task:
-    """A thread that runs under a schedule.
+    """A thread that runs under a schedule; :meth:`TaskScheduler.start` makes it.
 
     Attributes:
         name: the name of the thread.
@@ -135,10 +147,10 @@ class Task:
     error: BaseException | None = None
 
     def ready(self, now_s: float) -> bool:
-        """Return whether the task can run at the virtual time ``now_s``.
+        """Return whether the task can run at the virtual time ``now_s``, in seconds.
 
-        It can if it is neither frozen nor done, and its wait is over: by a notification that makes
-        its predicate true, or by its deadline.
+        It can if it is neither frozen nor done, and does not wait, or its wait is over: by a
+        notification that makes its predicate true, or by its deadline.
         """
         if self.frozen or self.done:
             return False
@@ -174,6 +186,8 @@ class _Condition:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for a notification for at most ``timeout`` virtual seconds (None: for ever).
 
+        Other tasks run meanwhile.
+
         Returns:
             Whether the notification came in time.
         """
@@ -182,15 +196,19 @@ class _Condition:
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait until ``predicate()`` is true, for at most ``timeout`` virtual seconds.
 
-        With None as ``timeout``, wait for ever.
+        With None as ``timeout``, wait for ever. If the predicate is true at once, no other task
+        runs.
 
         Returns:
-            The last value of the predicate: False after a time-out.
+            The last value of the predicate: False if it is not true at the time-out either.
         """
         return predicate() or self._schedule.wait(self, predicate, timeout) or predicate()
 
     def notify_all(self) -> None:
-        """Make all tasks ready that wait for this condition and whose predicate is true."""
+        """Let all tasks run again that wait for this condition and whose predicate is true.
+
+        They run later, when the schedule chooses them; the caller goes on.
+        """
         self.notified += 1
 
 
@@ -204,9 +222,9 @@ class TaskScheduler:
         most_decisions: a run with more choices than this ends with a ScheduleError.
 
     Attributes:
-        tasks: all tasks that were started.
+        tasks: all tasks that were started, in order.
         actors: the actors that act beside the tasks; append to it to add one.
-        current: the task that runs at present; None while an actor acts.
+        current: the task that runs at present; None while an actor acts, and before :meth:`run`.
         decisions: the number of choices made so far.
     """
 
@@ -231,7 +249,13 @@ class TaskScheduler:
         return self._now_s
 
     def sleep(self, seconds: float) -> None:
-        """Let other tasks run until ``seconds`` of virtual time have passed."""
+        """Let other tasks run until ``seconds`` of virtual time have passed.
+
+        Only a task may call it.
+
+        Raises:
+            Killed: the calling task was killed.
+        """
         task = self._own()
         task.wake_at, task.why = self._now_s + seconds, "its sleep"
         self._give_way(task)
@@ -246,13 +270,19 @@ class TaskScheduler:
     ) -> bool:
         """Let other tasks run until ``condition`` is notified or ``timeout`` is over.
 
+        Only a task may call it.
+
         Args:
             condition: the condition variable.
-            predicate: must be true after the notification; None: any notification ends the wait.
+            predicate: a notification for which it is false does not end the wait; None: any
+                notification ends it.
             timeout: the longest wait, in virtual seconds; None: for ever.
 
         Returns:
             True after a notification, False after a time-out.
+
+        Raises:
+            Killed: the calling task was killed.
         """
         task = self._own()
         task.condition, task.predicate, task.seen = condition, predicate, condition.notified
@@ -269,7 +299,8 @@ class TaskScheduler:
     def start(self, name: str, function: Callable[[], None]) -> Task:
         """Add a task that calls ``function`` in a thread of its own, and return the task.
 
-        It begins to run when the schedule chooses it. ``name`` is the name of the task, for people.
+        The function begins when the schedule chooses the task, not before :meth:`run`. ``name`` is
+        the name of the task, for people and for :meth:`Random.pick`.
         """
         task = Task(name)
         task.go.acquire()
@@ -282,7 +313,13 @@ class TaskScheduler:
         return task
 
     def pause(self) -> None:
-        """Give other tasks a chance to run now; do nothing when called by an actor."""
+        """Let other tasks run now, if the seed's choice is to interrupt the calling task.
+
+        Nothing happens when an actor calls it.
+
+        Raises:
+            Killed: the calling task was killed.
+        """
         if self.current is None:
             return
         task = self._own()
@@ -290,9 +327,11 @@ class TaskScheduler:
             self._give_way(task)
 
     def kill(self, task: Task) -> None:
-        """Raise :class:`Killed` in ``task``: at once if it is the running one, else where it waits.
+        """Let ``task`` end by :class:`Killed`; among all tasks it gets the turn next.
 
-        Each later wait of the task raises it again.
+        The exception is raised here if ``task`` is the running one, else where it waits, and again
+        in each later wait of it. A task that has not begun never calls its function. Nothing
+        happens if it has ended.
         """
         if not (task.killed or task.done):
             self._unwinding.append(task)
@@ -303,23 +342,32 @@ class TaskScheduler:
             raise Killed(task.name)
 
     def freeze(self, task: Task) -> None:
-        """Stop ``task`` from running, from its next wait or pause on, until :meth:`thaw`."""
+        """Stop ``task`` from running until :meth:`thaw`.
+
+        The running task goes on until its next wait or pause.
+        """
         task.frozen = True
 
     def thaw(self, task: Task) -> None:
-        """Let the frozen ``task`` run again."""
+        """Let the frozen ``task`` run again, when the schedule chooses it."""
         task.frozen = False
 
     def fail(self, error: BaseException) -> None:
-        """Make :meth:`run` end by raising ``error``, unless an earlier error is to be raised."""
+        """Let :meth:`run` end and raise ``error``, as soon as the running task waits or ends.
+
+        An earlier error of this kind is raised instead.
+        """
         self._failure = self._failure or error
 
     def run(self) -> None:
-        """Run all tasks to their ends.
+        """Run all tasks to their ends, and end their threads.
+
+        An exception that ends a task is not raised; it is the task's ``error``.
 
         Raises:
             ScheduleError: the tasks wait for ever, or do not end within the limits of decisions and
-                time.
+                virtual time (3600 s).
+            BaseException: the error that was given to :meth:`fail`, or one of an actor.
         """
         try:
             task = self._decide(None)
@@ -337,7 +385,8 @@ class TaskScheduler:
     def _live(self, task: Task, function: Callable[[], None]) -> None:
         """Run ``function`` in the thread of ``task``, then give the turn to the next task.
 
-        An exception that ends the function is stored in the task.
+        It is what the thread does. An exception that ends the function is stored in the task. A
+        task that was killed before does not call the function.
         """
         task.go.acquire()
         try:
@@ -361,7 +410,7 @@ class TaskScheduler:
             self._resume(following)
 
     def _give_way(self, task: Task) -> None:
-        """Let other tasks run, and return when it is the turn of ``task`` again.
+        """Let other tasks run, and return when it is the turn of ``task``, the calling one, again.
 
         Raises:
             Killed: the task was killed meanwhile.
@@ -382,22 +431,25 @@ class TaskScheduler:
             raise Killed(task.name)
 
     def _resume(self, task: Task) -> None:
-        """Give the turn to ``task``: its thread runs from here on."""
+        """Give the turn to ``task``: make it the current one, and let its thread run."""
         self.current = task
         task.go.release()
 
     def _decide(self, running: Task | None) -> Task | None:
         """Let actors act until it is a task's turn, and return that task.
 
+        Killed tasks come first. When no actor and no task can run, the virtual time passes.
+
         Args:
-            running: the task that asks, which goes on unless the choice interrupts it; None: no
-                task asks, as the one that ran has ended or waits.
+            running: the task that asks; it comes first among the tasks that can run, so that it
+                goes on with seed 0. None: the one that ran has ended, or none has run.
 
         Returns:
-            The task whose turn it is; None when all tasks are done.
+            The task whose turn it is; None when all tasks are done and no actor will start another.
 
         Raises:
             ScheduleError: the tasks wait for ever, or a limit is reached.
+            BaseException: the error that was given to :meth:`fail`.
         """
         while True:
             self.current = None
@@ -444,7 +496,7 @@ class TaskScheduler:
             raise ScheduleError(f"no end after {self._now_s:.0f} s: {self.table()}")
 
     def table(self) -> str:
-        """Return one line of text that says for each task what it waits for."""
+        """Return one line of text with the virtual time, and what each task waits for or is."""
         rows = []
         for task in self.tasks:
             state = "done" if task.done else "frozen" if task.frozen else f"waits for {task.why}"
@@ -453,9 +505,10 @@ class TaskScheduler:
         return f"at {self._now_s:.2f} s: {'; '.join(rows)}"
 
     def _own(self) -> Task:
-        """Return the task that runs at present.
+        """Return the task that runs at present, which must be the caller.
 
         Raises:
+            AssertionError: no task runs: an actor calls it, or another thread before :meth:`run`.
             Killed: the task was killed.
         """
         task = self.current
@@ -465,7 +518,13 @@ class TaskScheduler:
         return task
 
     def _close(self) -> None:
-        """End the threads of all unfinished tasks one by one, by raising Killed in them."""
+        """End the threads of all unfinished tasks one by one, by raising Killed in them.
+
+        It returns when all threads have ended.
+
+        Raises:
+            AssertionError: a thread does not end within JOIN_S (30) real seconds.
+        """
         self._closing = True
         for task in self.tasks:
             if not task.done:
