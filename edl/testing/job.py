@@ -1,6 +1,6 @@
 """Run real jobs in tests: ``edl run`` in a process group of its own, watched by polling.
 
-::
+:func:`started` runs one, and gives a :class:`Job`::
 
     def test_my_training_survives_a_kill(tmp_path):
         with ensemble(tmp_path, 1) as (zookeeper,):
@@ -81,6 +81,8 @@ def start_process(
 class Run:
     """A job in a test, which ``edl run`` starts, and the ``edl`` commands on this job.
 
+    The constructor starts nothing; call :meth:`run`, and :meth:`close` at the end.
+
     Args:
         directory: the working directory, which also holds the job's output and state.
         zookeeper: the addresses of ZooKeeper, "host:port,host:port".
@@ -88,10 +90,11 @@ class Run:
     Attributes:
         start_process: is called to start ``edl run`` and ``edl join``, with the arguments of
             :func:`start_process`; a test may replace it.
-        name: the name of the job.
-        environment: the environment variables of all its processes.
+        name: the name of the job, another one for each object.
+        environment: the environment variables of all its processes; change them before :meth:`run`.
         here: a command prefix of ``edl run``, such as one that enters a network namespace.
-        there: a command prefix of all other ``edl`` commands.
+        there: a command prefix of all other ``edl`` commands. If it is not empty, this process
+            counts as unable to reach ZooKeeper, and all is asked by commands.
     """
 
     start_process = staticmethod(start_process)
@@ -136,7 +139,9 @@ class Run:
         max_np: int,
         options: Sequence[str] = (),
     ) -> None:
-        """Start ``edl run`` for a script, and return at once.
+        """Start ``edl run`` for a script, begin to watch the job, and return at once.
+
+        Its output is appended to a file (see :meth:`output`).
 
         Args:
             script: the Python script.
@@ -162,20 +167,20 @@ class Run:
         how.put(self._throttled)
 
     def hurry(self) -> None:
-        """Stop slowing down the steps of the job: the rest of the training runs at full speed."""
+        """Stop slowing down the steps of the job: from now on the training runs at full speed."""
         self._throttled.unlink(missing_ok=True)
 
     def _begin(self, command: Sequence[str | Path]) -> None:
         """Start an agent whose end counts as the end of the job, and begin to watch the job.
 
-        ``command`` is the agent's program and its arguments.
+        ``command`` is the agent's program and its arguments, such as ``edl run ...``.
         """
         self._follow(self._spawn(command, self._output))
 
     def _spawn(
         self, command: Sequence[str | Path], output: Path, **environment: str
     ) -> subprocess.Popen[bytes]:
-        """Start a process of the job in the background, and return it.
+        """Start a process of the job in the background, and return it without a wait.
 
         Args:
             command: the program and its arguments.
@@ -185,7 +190,7 @@ class Run:
         return self.start_process(command, self.directory, self.environment | environment, output)
 
     def _follow(self, agent: subprocess.Popen[bytes]) -> None:
-        """Note that the job ends when the process ``agent`` ends, and watch the job until then."""
+        """Record that the job ends when the process ``agent`` ends; watch the job in a thread."""
         if self._process is not None:
             self._stop_watching()
         self._closing = False
@@ -195,19 +200,21 @@ class Run:
         self._watcher.start()
 
     def edl(self, verb: str, *arguments: str) -> str:
-        """Run the command ``edl <verb>`` with ``arguments`` on this job; return its output.
+        """Run ``edl <verb>`` with ``arguments`` on this job; return its standard output as text.
 
-        The command must succeed: an AssertionError shows its error output otherwise.
+        If the command fails, an AssertionError shows its error output. For its time see
+        :meth:`try_edl`.
         """
         done = self.try_edl(verb, *arguments)
         assert done.returncode == 0, f"edl {verb} ended with {done.returncode}: {done.stderr}"
         return done.stdout
 
     def try_edl(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run the command ``edl <verb>`` with ``arguments`` on this job, which may fail.
+        """Run ``edl <verb>`` with ``arguments`` on this job, which may fail.
 
         Returns:
-            The completed process, with its exit code, output and error output as text.
+            The completed process, with its exit code, output and error output as text. After 60 s
+            the command is killed, and subprocess.TimeoutExpired raised.
         """
         return subprocess.run(
             [*self.there, EDL, verb, self.name, *arguments],
@@ -219,7 +226,7 @@ class Run:
         )
 
     def scale(self, np: int) -> None:
-        """Set the desired number of workers to ``np``, as ``edl scale`` does.
+        """Set the desired number of workers to ``np``, and return when it is written.
 
         If the test's process can reach ZooKeeper, this method and those that read the job's status
         or events start no process of ``edl``.
@@ -231,7 +238,10 @@ class Run:
             resize(store, lambda _: np)
 
     def status(self) -> Status:
-        """Return the status of the job, the JSON object that ``edl status --json`` prints."""
+        """Return the present status of the job: the JSON object that ``edl status --json`` prints.
+
+        For the errors see :meth:`store`.
+        """
         if self.there:
             status: Status = json.loads(self.edl("status", "--json"))
             return status
@@ -239,9 +249,10 @@ class Run:
             return status_of(store)
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """Return the events that ``edl events --json`` prints, the oldest first.
+        """Return the job's events so far, the oldest first, as ``edl events --json`` prints them.
 
-        ``kind`` selects events of one kind; None: of all kinds.
+        ``kind`` selects the events of one kind; None: of all kinds. For the errors see
+        :meth:`store`.
         """
         if self.there:
             events = [json.loads(line) for line in self.edl("events", "--json").splitlines()]
@@ -253,7 +264,7 @@ class Run:
     # --- processes ---
 
     def _watch(self) -> None:
-        """Keep the newest status of the job in ``_newest``, read from ZooKeeper.
+        """Keep the newest status of the job in ``_newest``, read from ZooKeeper every 0.25 s.
 
         It runs in a thread until the job ends.
         """
@@ -271,7 +282,8 @@ class Run:
     def _look(self, store: JobStore) -> None:
         """Read the status of the job once from ``store``, and keep it in ``_newest``.
 
-        While ZooKeeper is away, the error is added to the last known status.
+        While ZooKeeper is away, the error is added to the last known status as "away"; it is raised
+        if no status is known.
         """
         try:
             self._newest = status_of(store)
@@ -282,7 +294,7 @@ class Run:
             self._newest = {**self._newest, "away": str(error)}
 
     def _is_watching(self) -> bool:
-        """Return whether the agent still runs and nobody has stopped watching the job."""
+        """Return whether the job's agent still runs and :meth:`_stop_watching` was not called."""
         return not self._closing and self._process is not None and self._process.poll() is None
 
     def _stop_watching(self) -> None:
@@ -294,7 +306,7 @@ class Run:
 
     @contextmanager
     def store(self, connect_timeout_s: float = 10.0) -> Iterator[JobStore]:
-        """Open the job's records in ZooKeeper, for the time of a block.
+        """Open the job's records in ZooKeeper for the time of a ``with`` block, and yield them.
 
         Args:
             connect_timeout_s: how long ZooKeeper may take to answer at first.
@@ -312,7 +324,7 @@ class Run:
             yield JobStore(session, self.name)
 
     def _watch_from_there(self) -> None:
-        """Keep the newest status of the job, read from a process ``edl status --watch``.
+        """Keep the newest status of the job in ``_newest``, read from ``edl status --watch``.
 
         It replaces :meth:`_watch` if the test's process cannot reach ZooKeeper, because that is in
         another network.
@@ -332,7 +344,7 @@ class Run:
                     self._newest = json.loads(line)
 
     def look_again(self) -> None:
-        """Forget the last status, and watch the job with a new ZooKeeper session.
+        """Forget the last status, and let the watching thread open a new ZooKeeper session.
 
         It is for tests in which the ZooKeeper that was watched has been replaced by another one.
         """
@@ -345,7 +357,7 @@ class Run:
         return self._output.read_text(errors="replace") if self._output.exists() else ""
 
     def processes(self) -> list[psutil.Process]:
-        """Return every living process of the job, the agent included."""
+        """Return every living process of the job on this machine, the agent included."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -357,7 +369,10 @@ class Run:
         return found
 
     def workers(self, script: Path) -> set[int]:
-        """Return the ids of the processes that run ``script``, without those of their children."""
+        """Return the pids of the job's processes that have ``script`` among their arguments.
+
+        The agent is left out, and so are children of other processes of the job.
+        """
         agent = self._process.pid if self._process is not None else None
         found = {p.pid: p for p in self.processes() if p.pid != agent}
         return {
@@ -365,11 +380,11 @@ class Run:
         }
 
     def describe(self, what: str) -> str:
-        """Return an error message: ``what`` went wrong in this job, and the end of its output."""
+        """Return an error message: the job's name, ``what``, and the end of its output."""
         return f"job {self.name}: {what}\n--- output ---\n{self.output()[-6000:]}"
 
     def close(self) -> None:
-        """Kill every process of the job that is left, and stop watching it."""
+        """Kill every process of the job on this machine, wait for their ends, and stop watching."""
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -384,12 +399,12 @@ class Run:
 
 
 def status_of(store: JobStore) -> Status:
-    """Return the status of the job in ``store`` as ``edl status --json`` prints it."""
+    """Return the present status of the job in ``store``, as ``edl status --json`` prints it."""
     return _as_json(job_status(store.snapshot(), store.session.hosts).to_json())
 
 
 def events_of(store: JobStore) -> list[dict[str, Any]]:
-    """Return the events of the job in ``store`` like ``edl events --json``, the oldest first."""
+    """Return all events of the job in ``store``, oldest first, as ``edl events --json`` does."""
     return [_as_json(flat(event)) for _, event in store.events.read()]
 
 
@@ -402,7 +417,9 @@ def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
 class Job(Run):
     """A job that ``edl run`` runs, with methods by which a test waits for it and injects faults.
 
-    :func:`started` makes it; the constructor takes the arguments of :class:`Run`.
+    :func:`started` makes it; the constructor takes the arguments of :class:`Run`. The methods that
+    wait raise AssertionError if the job ends before, or after WAIT_S (240) seconds by default.
+    Workers are named as in the status: "w0", "w1" and so on.
     """
 
     # --- watching ---
@@ -413,7 +430,8 @@ class Job(Run):
         """Wait until the job's status fulfils ``condition``, and return that status.
 
         Args:
-            condition: is called with each new status; the wait ends when its result is true.
+            condition: is called with the newest status every 0.05 s, perhaps several times with the
+                same one; the wait ends when its result is true.
             what: the thing waited for, for messages.
             timeout_s: how long to wait, in seconds.
 
@@ -432,13 +450,12 @@ class Job(Run):
         return now
 
     def wait_for_size(self, size: int, timeout_s: float = WAIT_S) -> Status:
-        """Wait until the ring has ``size`` active workers and has trained one more step.
+        """Wait until ``size`` workers are active in the ring, and the job has no other workers.
 
-        Returns:
-            The status of the job then.
+        Then wait for one more step, and return the status of the job after it.
 
         Raises:
-            AssertionError: the job ended before, or ``timeout_s`` seconds are over.
+            AssertionError: the job ended before, or one of the waits takes ``timeout_s`` seconds.
         """
 
         def reached(now: Status) -> bool:
@@ -449,7 +466,7 @@ class Job(Run):
         return self.wait_for_step(then["step"] + 1, timeout_s)
 
     def wait_for_step(self, step: int, timeout_s: float = WAIT_S) -> Status:
-        """Wait until the job has completed ``step`` steps, and return its status.
+        """Wait until the job has completed ``step`` steps or more, and return its status.
 
         Raises:
             AssertionError: the job ended before, or ``timeout_s`` seconds are over.
@@ -457,7 +474,7 @@ class Job(Run):
         return self.wait(lambda now: now["step"] >= step, f"step {step}", timeout_s)
 
     def end(self, timeout_s: float = 120.0) -> int:
-        """Wait for the end of ``edl run``, and return its exit code.
+        """Wait for the end of ``edl run`` and of the job's other processes; return its exit code.
 
         Raises:
             AssertionError: the job does not end within ``timeout_s`` seconds, or one of its
@@ -484,8 +501,8 @@ class Job(Run):
     def members(self, *names: str) -> dict[str, Any]:
         """Wait until the status shows all workers ``names``; return all workers' entries, by name.
 
-        On a busy machine a session may end and be opened again at any time, so a name may be
-        missing for a while.
+        An entry is the worker's dict in the status. On a busy machine a session may end and be
+        opened again at any time, so a name may be missing for a while.
         """
 
         def found(now: Status) -> dict[str, Any]:
@@ -499,20 +516,23 @@ class Job(Run):
         return str(self.wait(lambda now: now["leader"], "a leader")["leader"])
 
     def plain(self) -> str:
-        """Wait until there is a worker that does not lead the job, and return its name."""
+        """Wait until there is a worker that does not lead the job; return its name."""
         now = self.wait(lambda now: now["leader"] and len(now["members"]) > 1, "two members")
         return next(str(m["id"]) for m in now["members"] if m["id"] != now["leader"])
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL to the worker ``name``."""
+        """Wait until the status shows the worker ``name``, and send it SIGKILL."""
         self.process(name).kill()
 
     def freeze(self, name: str) -> None:
-        """Send SIGSTOP to the worker ``name``, which stays frozen until :meth:`thaw`."""
+        """Wait until the status shows the worker ``name``, and send it SIGSTOP.
+
+        It stays frozen until :meth:`thaw`; processes that it has started go on.
+        """
         self.process(name).send_signal(signal.SIGSTOP)
 
     def stopped(self) -> list[psutil.Process]:
-        """Return the processes of the job that are frozen."""
+        """Return the processes of the job on this machine that are frozen by SIGSTOP."""
         return [p for p in self.processes() if p.status() == psutil.STATUS_STOPPED]
 
     def thaw(self) -> None:
@@ -521,14 +541,14 @@ class Job(Run):
             process.send_signal(signal.SIGCONT)
 
     def cut(self, name: str) -> None:
-        """Break the ring connections of the worker ``name``.
+        """Break the ring connections of the worker ``name`` by ``edl chaos``; no process ends.
 
         The job must have been started with ``options=["--chaos"]``.
         """
         self.edl("chaos", "--cut", name)
 
     def expire(self, name: str) -> None:
-        """Let ZooKeeper end the session of the worker ``name``.
+        """Let ZooKeeper end the session of the worker ``name``, by ``edl chaos``; it opens another.
 
         The job must have been started with ``options=["--chaos"]``.
         """
@@ -547,7 +567,9 @@ def started(
     environment: Mapping[str, str] | None = None,
     throttled: Throttle | None = None,
 ) -> Iterator[Job]:
-    """Start a job with ``edl run``, and kill it at the end of the block if it still runs.
+    """Start a job with ``edl run``, yield it, and kill it at the end of the ``with`` block.
+
+    The block begins at once, before a worker has started.
 
     Args:
         directory: the working directory, which also holds the job's output and state.
@@ -557,7 +579,7 @@ def started(
         max_np: the largest number of workers.
         min_np: the smallest number of workers.
         options: more options of ``edl run``.
-        environment: variables for all processes of the job.
+        environment: variables for all processes of the job, added to :attr:`Run.environment`.
         throttled: how slow the steps are until :meth:`Job.hurry` is called, see
             :mod:`edl.testing.throttle`; None: they are not slowed down.
     """
