@@ -525,9 +525,9 @@ class Job(Run):
         self.process(name).kill()
 
     def freeze(self, name: str) -> None:
-        """Wait until the status shows the worker ``name``, and send it SIGSTOP.
+        """Wait until the status shows the worker ``name``, and freeze it by SIGSTOP.
 
-        It stays frozen until :meth:`thaw`; processes that it has started go on.
+        It stays frozen until :meth:`thaw`.
         """
         self.process(name).send_signal(signal.SIGSTOP)
 

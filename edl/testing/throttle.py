@@ -42,12 +42,14 @@ class Throttle:
     longer slowed down.
 
     Attributes:
-        step_s: the sleep in each of the first ``steps`` steps, in seconds.
+        step_s: the sleep in each of the first ``steps`` steps of the job, in seconds.
         steps: how many steps sleep ``step_s``.
-        later_s: the sleep in the steps after them; at least ``step_s``.
+        later_s: the sleep in the steps after them, in seconds; if it is less than ``step_s``, that
+            holds for them, too.
         each_s: the additional sleep, in seconds, for each worker of the ring beyond the first; it
             lets a test give a job no gain from more workers.
-        warm_up_s: the sleep in the warm-up of a newcomer; it lets a test find the newcomer there.
+        warm_up_s: the sleep in the warm-up of a newcomer, in seconds; it lets a test find the
+            newcomer there.
     """
 
     step_s: float = 0.2
@@ -57,12 +59,21 @@ class Throttle:
     warm_up_s: float = 0.0
 
     def sleep_s(self, step: int, size: int = 1) -> float:
-        """Return how many seconds the step number ``step`` sleeps in a ring of ``size`` workers."""
+        """Return how many seconds a step sleeps.
+
+        Args:
+            step: the number of steps that the job has completed before it.
+            size: the number of workers in the ring.
+        """
         alone_s = self.step_s if step < self.steps else max(self.step_s, self.later_s)
         return alone_s + self.each_s * (size - 1)
 
     def put(self, file: Path) -> None:
-        """Write this throttle to ``file``; a job whose environment names the file obeys it."""
+        """Write this throttle to ``file``, in place of an earlier one.
+
+        A job obeys it from its next step on, if its environment variable ``EDL_TEST_THROTTLE``
+        names the file.
+        """
         values = self.step_s, self.steps, self.later_s, self.each_s, self.warm_up_s
         file.write_text(" ".join(map(str, values)))
 
@@ -76,8 +87,8 @@ class Throttle:
 def throttle_step() -> None:
     """Sleep for as long as the test wants this step, or the warm-up of a newcomer, to take.
 
-    The test's throttle is in a file; without the file, and once the file is removed, no step
-    sleeps.
+    Call it once in each step. The test's throttle is in the file that ``EDL_TEST_THROTTLE`` names;
+    without the file, no step sleeps, and a sleep ends when the file is removed.
     """
     name = config.environment().get(FILE)
     if name is None:
@@ -95,7 +106,10 @@ def throttle_step() -> None:
 
 
 def _between_steps(failpoint: str) -> None:
-    """Call :func:`throttle_step` if ``failpoint`` is ``boundary``, which lies between two steps."""
+    """Call :func:`throttle_step` if ``failpoint`` is ``boundary``, which lies between two steps.
+
+    Other failpoints are ignored.
+    """
     if failpoint == "boundary":
         throttle_step()
 

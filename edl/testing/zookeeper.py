@@ -1,6 +1,6 @@
 """Run real ZooKeeper servers that a test may kill, freeze, and start again.
 
-::
+:func:`ensemble` starts one or more, each a :class:`Server`::
 
     with ensemble(tmp_path, 1) as (server,):
         ...                       # server.hosts: for EDL_ZOOKEEPER
@@ -45,15 +45,18 @@ admin.enableServer=false
 class Server:
     """One real ZooKeeper server; a context manager that starts it, and kills it at the end.
 
+    The constructor writes the configuration, and starts nothing.
+
     Args:
-        directory: a new directory for its configuration, data and log.
+        directory: a directory for its configuration, data and log, which must not exist yet.
         port: the port for clients.
         address: the address for clients.
-        number: its number in an ensemble.
+        number: its number in an ensemble, from 1.
         peers: the ``server.N`` lines of an ensemble; empty: it is a standalone server.
         enter: a command prefix, such as one that starts the server in a network namespace.
-        inside: calls a function, which asks the server, at a place from which the server can be
-            reached (such as its network namespace), and returns the function's result.
+        inside: calls the function that it is given, which asks the server, at a place from which
+            the server can be reached (such as its network namespace), and returns the function's
+            result.
 
     Attributes:
         hosts: "address:port", for EDL_ZOOKEEPER.
@@ -89,8 +92,10 @@ class Server:
     def start(self, wait: bool = True) -> None:
         """Start the server, with its earlier data if it has run before.
 
+        It must not be running.
+
         Args:
-            wait: whether to return only when it serves clients.
+            wait: whether to return only when it serves clients (see :meth:`wait_until_it_serves`).
         """
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -108,11 +113,11 @@ class Server:
             self.wait_until_it_serves()
 
     def wait_until_it_serves(self) -> None:
-        """Wait until the server serves clients.
+        """Wait until the server serves clients, asking it every 0.1 s.
 
         Raises:
-            AssertionError: the server does not serve within START_S seconds; the message has the
-                end of its log.
+            AssertionError: the server does not serve within START_S (60) seconds; the message has
+                the end of its log.
         """
         deadline = time.monotonic() + START_S
         while "Mode:" not in self._inside(self._ask):
@@ -120,7 +125,10 @@ class Server:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """End the server as ``kill -9`` does; the data that it has written stay."""
+        """End the server as ``kill -9`` does, and wait for its end; the data it has written stay.
+
+        Nothing happens if it was never started or has ended.
+        """
         if self._process is not None:
             self._process.kill()
             self._process.wait(10)
@@ -128,12 +136,12 @@ class Server:
     def forget(self) -> None:
         """Delete all data that the server has written, as a container without a volume loses them.
 
-        The server must not be running.
+        The server must have been started once, and must not be running.
         """
         shutil.rmtree(self._directory / "version-2")
 
     def freeze(self) -> None:
-        """Stop the server with SIGSTOP, until :meth:`thaw`."""
+        """Stop the running server with SIGSTOP, until :meth:`thaw`; its connections stay open."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -144,11 +152,17 @@ class Server:
 
     @property
     def leads(self) -> bool:
-        """Whether this server leads its ensemble."""
+        """Whether this server leads its ensemble.
+
+        False for a standalone server, and for one that does not answer.
+        """
         return "Mode: leader" in self._inside(self._ask)
 
     def _ask(self) -> str:
-        """Return the server's answer to the command ``srvr``; empty if it does not answer."""
+        """Return the server's answer to ZooKeeper's command ``srvr``, a text about its state.
+
+        It is empty if the server does not answer within a second.
+        """
         with (
             contextlib.suppress(OSError),
             socket.create_connection((self._address, self._port), timeout=1) as connection,
@@ -163,9 +177,14 @@ class Server:
 
 @contextmanager
 def ensemble(directory: Path, size: int) -> Iterator[tuple[Server, ...]]:
-    """Start an ensemble of ``size`` ZooKeeper servers for the time of a block.
+    """Start an ensemble of ``size`` ZooKeeper servers for the time of a ``with`` block.
 
-    They keep their files under ``directory``. With ``size`` 1 it is a standalone server.
+    The block gets a tuple of the servers, which all serve clients then, on free ports of 127.0.0.1.
+    At its end they are killed. They keep their files in ``zoo1``, ``zoo2``, ... under
+    ``directory``. With ``size`` 1 it is a standalone server.
+
+    Raises:
+        AssertionError: a server does not serve within START_S (60) seconds.
     """
     ports = iter(free_ports(3 * size))
     clients = [next(ports) for _ in range(size)]
@@ -186,7 +205,7 @@ def ensemble(directory: Path, size: int) -> Iterator[tuple[Server, ...]]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ``count`` TCP ports of 127.0.0.1 on which no process listens at present."""
+    """Return ``count`` different TCP ports of 127.0.0.1 on which no process listens at present."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
