@@ -1,12 +1,13 @@
 """Accumulate gradients over several backward passes, and weight what each pass adds.
 
-A pass that only accumulates adds to this worker's gradients and sends none. Autograd adds what a
-pass has computed to the gradient of a parameter. A hook right before that addition multiplies the
-addend by the weight of the batch, which is the number of its samples over the nominal batch size:
-the job's global batch if it has one (the smallest of a range), else the batch of one worker
-(:attr:`edl.core.step.source.Source.batch_size`). So the sums of all workers can be sent as they
-are; their average is then scaled to the mean over all samples (:mod:`edl.core.step.weighting`).
-``torch.autograd.grad`` adds nothing to a gradient, and does not run this hook.
+:class:`Accumulation` does it for one optimizer. A pass that only accumulates adds to this worker's
+gradients and sends none. Autograd adds what a pass has computed to the gradient of a parameter. A
+hook right before that addition multiplies the addend by the weight of the batch, which is the
+number of its samples over the nominal batch size: the job's global batch if it has one (the
+smallest of a range), else the batch of one worker (:attr:`edl.core.step.source.Source.batch_size`).
+So the sums of all workers can be sent as they are; their average is then scaled to the mean over
+all samples (:mod:`edl.core.step.weighting`). ``torch.autograd.grad`` adds nothing to a gradient,
+and does not run this hook.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ from edl.worker.worker import Worker
 class Contribution:
     """The record of one parameter for the hook that weights what is added to its gradient.
 
+    :meth:`Accumulation.watch` makes it.
+
     Attributes:
         parameter: the parameter whose gradient is accumulated.
-        begin: a function that is called before each addition to the gradient.
-        weighted_in: the number of the last backward pass whose addition the hook has weighted; -1:
-            none yet.
+        begin: a function without arguments that is called before each addition to the gradient.
+        weighted_in: ``Accumulation.passes`` during the last backward pass whose addition the hook
+            has seen; -1: none yet.
         is_padding: whether that addition came from a padding batch (weight 0) and the gradient was
             None before.
-        node: the autograd node that adds to the gradient; the reference keeps its hooks alive.
+        node: the autograd node that adds to the gradient; the reference keeps its hooks alive. None
+            before the hook is set.
     """
 
     parameter: torch.nn.Parameter
@@ -48,15 +52,15 @@ class Accumulation:
     """The gradient accumulation of one optimizer: it counts and weights backward passes.
 
     Args:
-        worker: the worker of this process.
+        worker: the worker that this process is.
         reduction: the reduction of the optimizer's gradients, which has the weight of each batch.
         passes_per_step: how many backward passes make a step. A step that ends after fewer passes
             sends the gradients accumulated until then.
 
     Attributes:
-        passes: how many backward passes have ended in all steps so far.
+        passes: how many backward passes have ended, or failed, in all steps so far.
         expected: whether the script accumulates gradients itself, by ``no_sync()`` or
-            ``backward_passes_per_step``.
+            ``backward_passes_per_step``; False before the first of them.
         is_watched: whether the hooks that weight each addition to a gradient are set.
         counts_passes: whether the script has given the optimizer ``backward_passes_per_step`` > 1.
     """
@@ -78,17 +82,26 @@ class Accumulation:
 
     @property
     def adds_up(self) -> bool:
-        """Whether the current backward pass only adds to the gradients, and sends none."""
+        """Whether the current or next backward pass only adds to the gradients, and sends none.
+
+        That is so within :meth:`no_sync`, before the last pass of ``passes_per_step``, and before
+        the last microbatch.
+        """
         return self._no_sync or self._left > 1 or self.is_between_microbatches
 
     @property
     def is_between_microbatches(self) -> bool:
-        """Whether more microbatches of the current batch follow, so that no update is made yet."""
+        """Whether more microbatches of the current batch follow, so that no update is made yet.
+
+        False if no batch is handed out, or if the loader does not split batches.
+        """
         return self._worker.loader.open and self._worker.loader.step_input.pieces_left > 0
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let backward passes in the ``with`` block add to the local gradients, and send none.
+
+        The hooks that weight gradients are set, and stay after the block.
 
         Raises:
             UsageError: the loader splits batches into microbatches (see
@@ -105,6 +118,8 @@ class Accumulation:
 
     def expect_microbatches(self, several: bool = False) -> None:
         """Set the hooks that weight gradients, if the loader splits batches into microbatches.
+
+        Otherwise nothing happens.
 
         Args:
             several: whether the script has several optimizers.
@@ -128,7 +143,7 @@ class Accumulation:
     def leave_out(self) -> bool:
         """Handle a batch or microbatch without a backward pass: it adds nothing to the gradients.
 
-        If the step goes on, the loader hands out this worker's next batch in the same step.
+        If the step goes on, the next batch that the script takes is in the same step.
 
         Returns:
             Whether the step goes on with another batch or microbatch, because the call is inside of
@@ -141,7 +156,7 @@ class Accumulation:
         return self._no_sync or self.is_between_microbatches
 
     def end_pass(self) -> bool:
-        """Count a backward pass that has ended.
+        """Count a backward pass that has ended, as one of the step's.
 
         Returns:
             True if it only added to the gradients; False if the gradients are to be sent.
@@ -159,11 +174,12 @@ class Accumulation:
         self.passes += 1
 
     def begin_step(self) -> bool:
-        """Begin to count the backward passes of the next step from 0.
+        """Begin to count the backward passes of a step anew.
 
         Returns:
-            Whether the step that ends has had a backward pass. Between two batches, True means that
-            the script has left that step unfinished: its sums are still in the gradients.
+            Whether the step before has had a backward pass since the last call. Between two
+            batches, True means that the script has left that step unfinished: its sums are still in
+            the gradients.
         """
         left, self._left = self._left, self._per_step
         return left < self._per_step
@@ -190,7 +206,10 @@ class Accumulation:
         return part
 
     def watch_all(self) -> None:
-        """Set the hooks that weight additions to the gradients of all registered parameters."""
+        """Set the hooks that weight additions to the gradients of all registered parameters.
+
+        Parameters that are registered later get theirs at once. A second call does nothing.
+        """
         if not self.is_watched:
             self.is_watched = True
             for part in self._parts:
@@ -199,7 +218,8 @@ class Accumulation:
     def is_padding(self, part: Contribution, name: str) -> bool:
         """Return whether all that was added to a gradient so far comes from padding batches.
 
-        It is called after a backward pass has added to the gradient.
+        It is called after a backward pass has added to the gradient, and before :meth:`end_pass`.
+        The result is False if the gradient was not None before the pass.
 
         Args:
             part: the record that :meth:`watch` has returned for the parameter.
@@ -229,6 +249,8 @@ class Accumulation:
     ) -> tuple[torch.Tensor] | None:
         """Weight a gradient that autograd is about to add; autograd calls this as a hook.
 
+        The record's ``begin`` is called first, and what the record says about the pass is set.
+
         Args:
             part: the record of the parameter.
             computed: the gradient of the current pass; None if the pass has computed none.
@@ -251,8 +273,9 @@ class Accumulation:
         """Return the factor that the hooks multiply gradients of the current batch by.
 
         With accumulation it is the number of the batch's samples over the nominal batch size (see
-        the module). In a step without accumulation it is 1.0: the gradients are weighted when they
-        are sent.
+        the module), 0 for a padding batch. It is 1.0 without a batch, after the step's gradients
+        were reduced, and in a step without accumulation, whose gradients are weighted when they are
+        sent.
         """
         loader, reduction = self._worker.loader, self._reduction
         if not loader.open or reduction.step.done or not (self.adds_up or loader.step_input.summed):
@@ -264,7 +287,10 @@ ONE_UPDATE = "a script that makes one update with each batch"
 
 
 def in_microbatches(worker: Worker) -> bool:
-    """Return whether the loader of ``worker`` splits batches into microbatches."""
+    """Return whether the loader of ``worker`` splits batches into microbatches.
+
+    False if the script has declared no loader yet.
+    """
     progress = worker.loader.progress
     return progress.attached and progress.source.batching.micro_batch > 0
 
