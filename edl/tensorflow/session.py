@@ -54,7 +54,7 @@ def elastic_shard_generator(
             samples, as for :func:`edl.tensorflow.Dataset`. None raises UsageError.
         batch_size: samples of one worker in a step.
         epochs: how many epochs the job trains, at least 1; then ``edl.Session.Done()`` is true.
-        shuffle: whether to shuffle the samples anew in each epoch.
+        shuffle: whether to shuffle the samples (of a stream: its shards) anew in each epoch.
         seed: the seed of the shuffled order.
         max_global_batch: the largest global batch, in samples; None: there is no limit.
         global_batch: in place of ``batch_size``, the samples of all workers together; or a tuple of
@@ -63,7 +63,7 @@ def elastic_shard_generator(
 
     Returns:
         A function without arguments. Each call returns an iterator over the batches, as arrays in
-        the structure of the source, and ends the iterator of the call before.
+        the structure of the source. The iterator of an earlier call ends when this one is read.
 
     Raises:
         DataError: the source is empty.

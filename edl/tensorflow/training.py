@@ -187,7 +187,7 @@ class Training:
                 object with ``__len__`` and ``__getitem__(i)``, ``edl.data.stream(...)``, or an
                 iterable with ``state_dict`` and ``load_state_dict``.
             batch_size: samples of one worker in a step.
-            shuffle: whether to shuffle the samples anew in each epoch.
+            shuffle: whether to shuffle the samples (of a stream: its shards) anew in each epoch.
             seed: the seed of the shuffled order.
             max_global_batch: the largest global batch, in samples; None: there is no limit.
             global_batch: the samples of all workers together, or the smallest and largest number,
@@ -390,9 +390,10 @@ class Training:
         return found[0].reduction
 
     def _graph_optimizer(self) -> Any:
-        """Return the first optimizer if it is one of TensorFlow 1; None if it is one of Keras'.
+        """Return the script's optimizer if it is one of TensorFlow 1; None if it is one of Keras'.
 
         A script has at most one of TensorFlow 1, whose variables are among those of its graph.
+        There must be an optimizer.
         """
         optimizer = self._trained[0].optimizer
         return optimizer if isinstance(optimizer, tf.compat.v1.train.Optimizer) else None
@@ -446,10 +447,10 @@ class Training:
         return [rate for each in self._trained for rate in last_rates(each.optimizer)]
 
     def _updated_variables(self) -> list[Any]:
-        """Return the variables that an update changes: the trained variables of all models.
+        """Return a list of the variables that an update changes: those that the optimizers train.
 
-        In a graph of TensorFlow 1, the variables of the optimizer and the global step are among
-        them.
+        In a graph of TensorFlow 1 they are the trainable variables of the graph, those of the
+        optimizer, and the global step if there is one.
         """
         if (optimizer := self._graph_optimizer()) is None:
             return [v for each in self._trained for v in each.optimizer._trainable_variables]
@@ -459,10 +460,11 @@ class Training:
         return [*trainable, *optimizer.variables(), *([] if counter is None else [counter])]
 
     def _model_variables(self) -> list[Any]:
-        """Return the variables of all models, each once.
+        """Return a list of the variables of all models, each once.
 
-        In a graph of TensorFlow 1 these are its global variables. If the script has named no model,
-        they are the variables created since ``edl.init()`` that are not the optimizers'.
+        They are the variables of the models that the script has named and of the model that ``fit``
+        trains. Without any of these they are the variables created since ``edl.init()`` that are
+        not the optimizers'. In a graph of TensorFlow 1 they are its global variables.
         """
         if self._graph_optimizer() is not None:
             graph = self.graph or tf.compat.v1.get_default_graph()
@@ -483,7 +485,8 @@ class Training:
     def batches(self) -> Iterator[Any]:
         """Return an iterator over this worker's batches, each as loaded arrays.
 
-        ``tf.data`` reads it in a thread of its own.
+        ``tf.data`` reads it in a thread of its own. It ends when the training ends, or when another
+        one is read. A source must have been declared.
         """
         assert self.load is not None
         return self.feed.read(self.load)

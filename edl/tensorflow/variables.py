@@ -34,8 +34,7 @@ class VariableAccess(Protocol):
         """Return the elements of variables in byte ranges, as a flat array for each range.
 
         Args:
-            parts: the ranges, each with its variable as ``value`` and its first and last byte; they
-                do not cut an element.
+            parts: the ranges of bytes, each of one variable, its ``value``; they cut no element.
 
         Returns:
             The arrays in the order of ``parts``, each of the type of its variable.
@@ -60,7 +59,7 @@ class EagerAccess:
         avoided. Of a value on a device such as a GPU, only the range is copied.
 
         Args:
-            parts: the ranges, each with its variable as ``value`` and its first and last byte.
+            parts: the ranges of bytes, each of one variable, its ``value``; they cut no element.
 
         Returns:
             The arrays in the order of ``parts``, each of the type of its variable.
@@ -96,7 +95,7 @@ class SessionAccess:
     """A :class:`VariableAccess` for variables of a graph, whose values are in a session.
 
     Args:
-        session: the session.
+        session: the session; no step of the job begins when it is used here.
     """
 
     def __init__(self, session: tf.compat.v1.Session) -> None:
@@ -113,7 +112,7 @@ class SessionAccess:
         part.
 
         Args:
-            parts: the ranges, each with its variable as ``value`` and its first and last byte.
+            parts: the ranges of bytes, each of one variable, its ``value``; they cut no element.
 
         Returns:
             The arrays in the order of ``parts``, each of the type of its variable.
@@ -127,8 +126,8 @@ class SessionAccess:
     def write(self, values: Sequence[tuple[Any, Array]]) -> None:
         """Assign the arrays to the variables in ``values``, pairs of (variable, array).
 
-        The array is fed into the variable's initializer, because no operation can be added to the
-        graph.
+        The session holds the new values. An array is fed into the variable's initializer, because
+        no operation can be added to the graph.
         """
         # A variable's initializer assigns its second input; no operation is added to the graph,
         # which may be finalized. Several variables may have been made of one input.

@@ -1,4 +1,7 @@
-"""Keep XLA away from steps with collectives, which XLA cannot compile."""
+"""Keep XLA away from steps with collectives, which XLA cannot compile.
+
+:func:`turn_off_xla` changes a Keras model, :func:`refuse_xla` raises an error in other code.
+"""
 
 from __future__ import annotations
 
