@@ -156,7 +156,10 @@ class Agents:
         self._job.start_worker(host)
 
     def _starts_at(self) -> float | None:
-        """Return when the next worker is to be started, in virtual seconds; None: none lacks."""
+        """Return when the next worker is to be started, in virtual seconds.
+
+        None: no host lacks a worker.
+        """
         self._may_start()
         return self._restart_at if self._lacks[1] else None
 

@@ -156,7 +156,7 @@ class Run:
         self._begin([*verb, sys.executable, Path(script).absolute(), *arguments])
 
     def throttle(self, how: Throttle) -> None:
-        """Slow down the steps of the job, from the next one on.
+        """Slow down the steps of the job, from the next one on, in place of an earlier rule.
 
         This works for scripts that call :func:`edl.testing.throttle.throttle_step`, or run under
         that module.
@@ -353,7 +353,7 @@ class Run:
             self._status_process.kill()
 
     def output(self) -> str:
-        """Return what ``edl run`` has printed so far, the output of its workers included."""
+        """Return the text that ``edl run`` and its workers have printed so far."""
         return self._output.read_text(errors="replace") if self._output.exists() else ""
 
     def processes(self) -> list[psutil.Process]:
@@ -371,7 +371,7 @@ class Run:
     def workers(self, script: Path) -> set[int]:
         """Return the pids of the job's processes that have ``script`` among their arguments.
 
-        The agent is left out, and so are children of other processes of the job.
+        The agent is left out; so is a process whose parent is in the job and not the agent.
         """
         agent = self._process.pid if self._process is not None else None
         found = {p.pid: p for p in self.processes() if p.pid != agent}

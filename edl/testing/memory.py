@@ -253,7 +253,7 @@ class MemoryJob:
         return worker in self._candidates[:1] and worker not in {*self.gone, *self.frozen}
 
     def _may_look(self) -> bool:
-        """Return whether the leader is to decide now.
+        """Return whether a leader that can act is to decide now.
 
         It decides after each change of the records, and LOOK_S (0.5) s after its last decision.
         """
@@ -263,7 +263,7 @@ class MemoryJob:
         return self.changes != seen or self.schedule.now_s() >= at + LOOK_S
 
     def _looks_at(self) -> float | None:
-        """Return when the leader decides again without a change, in virtual seconds.
+        """Return when the leader decides next if no record changes, in virtual seconds.
 
         None: there is no leader that can act.
         """
@@ -301,7 +301,7 @@ class MemoryJob:
             self.changed(news=True)
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot of all records of the job, as a leader reads it."""
+        """Return a snapshot of all records of the job, as a leader reads it; it changes no more."""
         return Snapshot(
             job=self.job,
             hosts=tuple(Host(h, self.agents[h], ADDRESS) for h in sorted(self.agents)),
@@ -369,7 +369,10 @@ class MemoryCoordinator:
     # --- called by the training thread
 
     def start(self) -> tuple[Member, Generation | None]:
-        """Register the worker at once; return its record and the newest generation, or None."""
+        """Register the worker at once, and return two records.
+
+        These are the worker's own, and the newest generation; None: the job has none yet.
+        """
         self._shared.worker = self._member.id
         self._job.put_member(self._member)
         self._open = True

@@ -1,4 +1,7 @@
-"""Make a known gradient noise scale, to test learning rates and batch sizes that follow it."""
+"""Make a known gradient noise scale, to test learning rates and batch sizes that follow it.
+
+:func:`known_noise` makes it.
+"""
 
 from __future__ import annotations
 
