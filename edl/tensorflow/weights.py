@@ -33,8 +33,8 @@ def load_weights(path: str | os.PathLike[str], model: Any = None) -> dict[str, A
     Args:
         path: a checkpoint, a directory with checkpoints (the intact one of the highest step is
             taken), or a file of ``edl checkpoint export``.
-        model: a model, layer or module that has its variables already; the weights are written to
-            them, and weights that it has no variable for are ignored. None: the weights are only
+        model: a model, layer or module that has its variables already. The weights are also written
+            to them; weights that it has no variable for are only returned. None: all are only
             returned.
 
     Raises:
