@@ -365,7 +365,9 @@ def train_step(
 
 
 def _mean(worker: Worker, member: LoopbackMember, local: Vector) -> Vector | None:
-    """Return the mean gradient over the samples of all workers in the step; None: it has none.
+    """Return the mean gradient over the samples of all workers in the step.
+
+    None is returned if no worker has samples in it.
 
     Args:
         worker: the worker, whose step record is sent with the gradient.

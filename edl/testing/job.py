@@ -548,7 +548,7 @@ class Job(Run):
         self.edl("chaos", "--cut", name)
 
     def expire(self, name: str) -> None:
-        """Let ZooKeeper end the session of the worker ``name``, by ``edl chaos``; it opens another.
+        """End the ZooKeeper session of worker ``name`` by ``edl chaos``; the worker opens another.
 
         The job must have been started with ``options=["--chaos"]``.
         """

@@ -112,9 +112,10 @@ class _Orders:
     """The actions that a test wants carried out during a run.
 
     Attributes:
-        at_points: by (worker, number of its point), the actions when the worker passes that point.
-        after_steps: (number of steps, action), in order: each action is carried out when the first
-            worker has completed so many steps.
+        at_points: by (worker id, number of its point), the actions when the worker passes that
+            point.
+        after_steps: (number of steps, action), in order of the steps: each action is carried out
+            once, when the first worker has completed so many steps.
     """
 
     at_points: dict[tuple[int, int], list[Act]] = field(default_factory=dict)

@@ -272,7 +272,8 @@ class MemoryJob:
     def _look(self) -> None:
         """Let the leader read the records, decide about the ring, and write its decision.
 
-        Nothing else happens in between, as in one transaction.
+        Nothing else happens in between, as in one transaction. A new generation, evictions, answers
+        to requests and changed desired numbers are in the records afterwards.
         """
         now_s, now = self.schedule.now_s(), self.snapshot()
         self._looked = (self.changes, now_s)

@@ -315,7 +315,8 @@ class TaskScheduler:
     def pause(self) -> None:
         """Let other tasks run now, if the seed's choice is to interrupt the calling task.
 
-        Nothing happens when an actor calls it.
+        A frozen task always lets them run, and waits to be thawed. Nothing happens when an actor
+        calls this.
 
         Raises:
             Killed: the calling task was killed.
