@@ -33,3 +33,8 @@ def names(numbers: Sequence[int]) -> str:
 def by_host(counts: Mapping[str, int]) -> str:
     """Return ``counts`` (host -> count) as a text, in their order, such as "a: 2, b: 1"."""
     return ", ".join(f"{host}: {count}" for host, count in counts.items())
+
+
+def in_brackets(numbers: Sequence[int]) -> str:
+    """Return ``numbers`` as an addition to a sentence, " (0, 1)"; empty if there are none."""
+    return f" ({', '.join(map(str, numbers))})" if numbers else ""

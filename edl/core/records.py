@@ -206,9 +206,21 @@ class Assigned(_Placed):
         by_slot: whether slots are assigned, as horovodrun does: the workers of a host are those in
             its first slots, a slot whose worker has left is filled again, and a leader does not
             take a worker away.
+        devices: host -> the numbers of the host's devices (from 0) that workers of this job may
+            use. A host that is not in it has no limit; a host with an empty tuple may start no
+            worker.
     """
 
     by_slot: bool = False
+    devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def grants(self, host: str, device: int) -> bool:
+        """Return whether a worker on ``host`` may use the device with the number ``device``."""
+        return host not in self.devices or device in self.devices[host]
+
+    def most_on(self, host: str, np: int) -> int:
+        """Return ``np`` workers, or fewer if ``host`` has fewer devices for this job."""
+        return min(np, len(self.devices[host])) if host in self.devices else np
 
 
 @dataclass(frozen=True)
@@ -224,6 +236,11 @@ class Host(Record):
         requested_np: the number of workers that the agent asks for; 0: it asks for none, or its
             request was met.
         disabled: the number of each slot that is not used, as a text -> why.
+        devices: the numbers of the devices on which the agent may start workers, sorted: those that
+            it has seen in :attr:`Assigned.devices`. Empty if it has seen none. The agent starts no
+            worker on a device before this record has it.
+        busy: the numbers of the devices that living processes use, sorted. A device that is neither
+            here nor in ``devices`` is free for other jobs.
     """
 
     name: str
@@ -233,6 +250,8 @@ class Host(Record):
     leaving: bool = False  # set by others: its agent is asked to leave the job
     requested_np: int = 0  # workers that it wants to have, as long as it asks for them
     disabled: Mapping[str, str] = field(default_factory=dict)  # slot -> why it is not used
+    devices: tuple[int, ...] = ()  # on which it may start workers
+    busy: tuple[int, ...] = ()  # that living processes use
 
 
 @dataclass(frozen=True)
@@ -306,6 +325,8 @@ class Member(Record):
             because it waits for a later one; 0: none.
         fits: of a newcomer: the number of calls of Keras' `fit` before the one for which it is
             ready.
+        device: the number of the device that the agent has given to the worker; None: it has given
+            none.
     """
 
     id: int
@@ -322,11 +343,20 @@ class Member(Record):
         0  # a newcomer's: it has taken note of this generation, and waits for a later one
     )
     fits: int = 0  # a newcomer's: it is ready for the fit that follows so many
+    device: int | None = None
 
     @property
     def name(self) -> str:
         """The name of the worker, such as "w3"."""
         return f"w{self.id}"
+
+    @property
+    def used_device(self) -> int:
+        """The number of the device that the worker uses.
+
+        A worker to which none was given uses the one with the number of its slot.
+        """
+        return self.slot if self.device is None else self.device
 
     def at(
         self,

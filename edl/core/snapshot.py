@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from edl.core.plural import verb, workers
@@ -118,7 +118,16 @@ class Snapshot:
 
         These are hosts with an agent and, under horovodrun, hosts that `edl-discover` has reported.
         """
-        return (*self.hosts, *as_hosts(self.discovered))
+        return (*self.agents, *as_hosts(self.discovered))
+
+    @property
+    def agents(self) -> tuple[Host, ...]:
+        """The records of the hosts with an agent, with at most as many slots as the job may use.
+
+        If the job's devices are limited on a host, it may use as many slots as it has devices.
+        """
+        assigned = self.assigned
+        return tuple(replace(h, slots=assigned.most_on(h.name, h.slots)) for h in self.hosts)
 
     def present_in(self, desired: Mapping[str, int]) -> frozenset[str]:
         """Return the names of the hosts that are not gone, given a newer ``desired``.

@@ -11,6 +11,10 @@ An agent keeps as many workers on its host as are assigned to it. Its rules, in 
    too often in a row is disabled: one worker fewer is wanted, and the job goes on with the others.
    Below ``min_np`` another free slot takes its place; without a free slot the job has FAILED. When
    more workers are asked for again, disabled slots start anew, after all other slots.
+4. Where the job may use only some devices of the host, each worker gets one of them
+   (:mod:`edl.core.host.devices`), and is not started before one is free. A worker on another device
+   does not count: its replacement is started, and the leader takes it out of the ring. If it has
+   not joined yet, it is ended.
 
 An agent never ends a worker to scale in: the leader takes the worker out of the ring, and the
 worker exits with code 0.
@@ -18,8 +22,11 @@ worker exits with code 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from edl.core.host.devices import why_wait, with_devices
 from edl.core.host.job_end import (
     TOLD,
     as_the_job_cannot_go_on,
@@ -37,10 +44,18 @@ from edl.core.host.restart_policy import (
     with_terminating,
     without_init,
 )
-from edl.core.host.supervision import SupervisorDecision, SupervisorLimits, SupervisorState, foreign
+from edl.core.host.supervision import (
+    Start,
+    SupervisorDecision,
+    SupervisorLimits,
+    SupervisorState,
+    foreign,
+)
 from edl.core.job.placement import without_slot
-from edl.core.records import Stage
+from edl.core.records import Member, Stage
 from edl.core.snapshot import Snapshot
+
+_REVOKED = "the job may not use its device any more"
 
 
 @dataclass(frozen=True)
@@ -65,10 +80,16 @@ class AgentState(SupervisorState):
     Attributes:
         limits: the time limits of the agent.
         draining: whether the host is about to leave the job.
+        devices: the devices that the agent's own record in ZooKeeper has. A worker is started on no
+            other one.
+        cuda_devices: the entries of the CUDA_VISIBLE_DEVICES with which the agent was started; None
+            if it is not set.
     """
 
     limits: AgentLimits = AgentLimits()
     draining: bool = False  # the host is about to leave the job
+    devices: tuple[int, ...] = ()
+    cuda_devices: tuple[str, ...] | None = None
 
 
 def decide_agent(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
@@ -96,23 +117,30 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision
     """
     wanted = snapshot.assigned.hosts.get(own.host, 0)
     others = [m for m in foreign(snapshot, own) if m.host == own.host]
-    replaced = snapshot.replaced
+    replaced, granted = snapshot.replaced, partial(snapshot.assigned.grants, own.host)
     here = [
-        m for m in others if not (m.stage in (Stage.LEAVING, Stage.FINISHED) or m.id in replaced)
+        m
+        for m in others
+        if m.stage not in (Stage.LEAVING, Stage.FINISHED)
+        and m.id not in replaced
+        and granted(m.used_device)
     ]
-    filling = [p for p in own.processes if p.worker not in replaced]
+    filling = [p for p in own.processes if p.worker not in replaced and granted(p.used_device)]
     counted = sum(fills_its_place(p, own.limits, now) for p in filling) + len(here)
     to_end = why_to_end(snapshot, own, now)
+    newcomers = [p for p in own.living if not p.seated]
+    to_end |= {p: _REVOKED for p in newcomers if not granted(p.used_device)}
     if own.draining and wanted == 0:  # the leader does not know them, so it cannot give them up
         to_end |= {p: "its host leaves the job" for p in own.living if p.worker is None}
     if told := told_to_end(snapshot, own):
-        to_end |= {p: "the job stops before it joined" for p in own.living if not p.seated}
+        to_end |= dict.fromkeys(newcomers, "the job stops before it joined")
     counted -= sum(fills_its_place(p, own.limits, now) for p in to_end if p in filling)
     occupied = {p.slot for p in own.living} | {m.slot for m in others}
-    slots = next((host.slots for host in snapshot.hosts if host.name == own.host), None)
+    slots = next((host.slots for host in snapshot.agents if host.name == own.host), None)
     counted += sum(p.refuses for p in to_end)  # nobody is started before it is seen how they ended
     lacking = 0 if told or ring_is_away(snapshot, own, now) else wanted - counted
-    places = _places(lacking, slots, occupied, own)
+    staying = {p.slot for p in own.living if p.departing is None and granted(p.used_device)}
+    places = _places(lacking, slots, occupied, staying, own)
     limit = snapshot.job.spec.settings.max_restarts
     last = [p for _, p in places if p is not None]
     candidates = [*last, *(p for p in own.processes if places and p.refused)]
@@ -121,9 +149,11 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision
         used_up = {p.slot for p in own.processes if p.used_up} | {failing.slot}
         desired = without_slot(snapshot, own.host, used_up, elsewhere=not failing.refused)
         return disable_slot(failing, snapshot, own, desired, "--max-restarts")
+    starting = starts(places, own, "a worker is wanted", now)
+    starting, waiting = _on_devices(starting, wanted, others, snapshot, own)
     return SupervisorDecision(
-        TOLD if told else f"{counted} of {wanted} workers run on {own.host}",
-        starts(places, own, "a worker is wanted", now),
+        TOLD if told else f"{counted} of {wanted} workers run on {own.host}{waiting}",
+        starting,
         end_each(to_end, own.limits, now),
         warnings=without_init(own, now),
         exit_code=0 if own.draining and wanted == 0 and not own.living else None,
@@ -131,7 +161,7 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision
 
 
 def _places(
-    lacking: int, slots: int | None, occupied: set[int], own: AgentState
+    lacking: int, slots: int | None, occupied: set[int], staying: set[int], own: AgentState
 ) -> list[tuple[int, Process | None]]:
     """Return the slots in which to start ``lacking`` workers, as pairs (slot, its last process).
 
@@ -143,6 +173,7 @@ def _places(
         lacking: the number of workers to start.
         slots: the number of slots of the host; None: no limit is known.
         occupied: the slots that have a running worker.
+        staying: those of them whose worker is not about to leave.
         own: the agent's own state; its processes are used.
     """
     last = {p.slot: p for p in sorted(own.processes, key=lambda p: p.started)}
@@ -151,7 +182,33 @@ def _places(
     order = [slot for slot in range(count) if slot not in occupied]
     order.sort(key=lambda slot: slot in used_up)
     if slots is not None:
-        staying = {p.slot for p in own.living if p.departing is None}
         order = [slot for slot in order if slot < slots]
         order += sorted({p.slot for p in own.living} - staying)
     return [(slot, last.get(slot)) for slot in order[: max(0, lacking)]]
+
+
+def _on_devices(
+    starting: tuple[Start, ...],
+    wanted: int,
+    others: Sequence[Member],
+    snapshot: Snapshot,
+    own: AgentState,
+) -> tuple[tuple[Start, ...], str]:
+    """Return the starts for which this host has a device, and a clause why others must wait.
+
+    Each start gets its device. If the job's devices are not limited on this host, all starts are
+    returned as they are. The clause begins with "; ", or is empty if no worker must wait.
+
+    Args:
+        starting: the starts.
+        wanted: the number of workers that are assigned to the host.
+        others: the records of workers on this host that the agent did not start.
+        snapshot: the job's records in ZooKeeper.
+        own: the agent's own state, its processes and devices included.
+    """
+    if own.host not in snapshot.assigned.devices:
+        return starting, ""
+    allowed = [d for d in snapshot.assigned.devices[own.host] if d in own.devices]
+    given = with_devices(starting, allowed, own.cuda_devices, own.processes, others)
+    waiting = len(starting) - len(given) + max(0, wanted - len(allowed))
+    return given, f"; {why_wait(waiting, allowed, own.cuda_devices)}" if waiting else ""

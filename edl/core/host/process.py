@@ -77,6 +77,7 @@ class Process:
         termination_message: the line of output that best says how the process ended.
         used_up: whether the slot was disabled after this process.
         deserted: whether the process exited with code 0 while the other workers go on without it.
+        device: the number of the device that it was given; None: it was given none.
     """
 
     slot: int
@@ -106,6 +107,15 @@ class Process:
     termination_message: str = ""
     used_up: bool = False
     deserted: bool = False
+    device: int | None = None
+
+    @property
+    def used_device(self) -> int:
+        """The number of the device that the process uses.
+
+        A process that was given none uses the one with the number of its slot.
+        """
+        return self.slot if self.device is None else self.device
 
     @property
     def alive(self) -> bool:

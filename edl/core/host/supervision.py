@@ -9,8 +9,8 @@ process); the agent's own are in :mod:`edl.core.host.agent`, those of `edl-worke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
 from edl.core.host.process import BACKOFF_MAX_S, Process, seen
@@ -170,12 +170,17 @@ class Start:
         reason: why, for the log.
         replaces: whether the last worker of the slot was in a ring and ended with an error, so that
             the other workers may be about to repair their ring.
+        device: the number of the device that the worker gets; None: the job's devices on this host
+            are not limited.
+        variables: the environment variables by which the worker learns its device.
     """
 
     slot: int
     failures: int
     reason: str
     replaces: bool = False
+    device: int | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

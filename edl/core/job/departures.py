@@ -91,6 +91,7 @@ def departures_of(
         workers that got SIGTERM, drained ones, then workers to which no place is assigned).
     """
     by_slot = now.assigned.by_slot
+    revoked = {s.id for s in active if not now.assigned.grants(s.host, healthy[s.id].used_device)}
     answers, drained = _drained(now, active)
     gone = {one.id for one in drained}
     assigned = without_departed(now.assigned.hosts, drained)
@@ -106,7 +107,8 @@ def departures_of(
     )
     leavers = (*signalled, *drained)
     assigned = without_departed(assigned, signalled)
-    return answers, (*leavers, *_unassigned(active, {one.id for one in leavers}, assigned, by_slot))
+    leaving = {one.id for one in leavers}
+    return answers, (*leavers, *_unassigned(active, leaving, assigned, by_slot, revoked))
 
 
 def without_departed(assigned: Placement, leavers: Collection[Departure]) -> dict[str, int]:
@@ -257,7 +259,11 @@ def _shares(
 
 
 def _unassigned(
-    active: Sequence[RingMember], leaving: Collection[int], assigned: Placement, by_slot: bool
+    active: Sequence[RingMember],
+    leaving: Collection[int],
+    assigned: Placement,
+    by_slot: bool,
+    revoked: Collection[int] = (),
 ) -> tuple[Departure, ...]:
     """Return the departures of the workers beyond the number that is assigned to their host.
 
@@ -267,12 +273,14 @@ def _unassigned(
         assigned: the number of assigned workers by host.
         by_slot: whether the launcher assigns by slot: then the workers in slots beyond the assigned
             ones leave. Otherwise the highest ranks of a host leave.
+        revoked: the ids of the workers on devices that the job may not use any more: they leave,
+            too, and do not count toward the number.
     """
     here_by_host: dict[str, list[RingMember]] = defaultdict(list)
+    unwanted: list[RingMember] = []
     for member in active:
         if member.id not in leaving:
-            here_by_host[member.host].append(member)
-    unwanted: list[RingMember] = []
+            (unwanted if member.id in revoked else here_by_host[member.host]).append(member)
     for host, here in sorted(here_by_host.items()):
         wanted = assigned.get(host, 0)
         unwanted += [s for s in here if s.slot >= wanted] if by_slot else here[wanted:]

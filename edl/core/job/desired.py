@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from edl.core.events import DesiredDetails
 from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms, borrowed_after, reclaims_after
+from edl.core.job.device_sets import NO_DEVICES, DeviceSets, describe_devices
 from edl.core.job.placement import Placement
 from edl.core.plural import workers
 from edl.core.records import Assigned, Desired, RequestedBy
@@ -30,11 +31,14 @@ class DesiredChange:
         desired: the desired workers from now on; equal to ``before`` if nothing changes.
         assigned: the assigned workers, to be written together with ``desired``; None if the
             launcher assigns by itself, or if nothing changes.
+        devices: the hosts whose devices for the job change, with their new devices, as a clause for
+            the event's sentence; empty if none change.
     """
 
     before: Desired
     desired: Desired
     assigned: Assigned | None = None
+    devices: str = ""
 
     def __bool__(self) -> bool:
         return self.desired != self.before
@@ -70,7 +74,8 @@ class DesiredChange:
         )
         now, np = self.desired.reason, self.desired.np
         size = f"{self.before.np} -> {workers(np)}" if np != self.before.np else workers(np)
-        return f"{now}: {size} wanted" + (f" ({where})" if where else "")
+        details = "; ".join(filter(None, (where, self.devices)))
+        return f"{now}: {size} wanted" + (f" ({details})" if details else "")
 
 
 def set_desired(
@@ -81,6 +86,7 @@ def set_desired(
     why: str,
     at_s: float = 0.0,
     terms: LeaseTerms = NO_LEASE_TERMS,
+    devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
     """Return the change that makes ``hosts`` the desired workers; nothing is written to ZooKeeper.
 
@@ -94,12 +100,17 @@ def set_desired(
         terms: whether added slots are borrowed, and by when removed ones must be free. If ``by`` is
             a profile (which measures the job at several sizes and then restores its size), the
             borrowed slots stay as they are.
+        devices: the devices that the job may use, by host; other hosts keep theirs.
     """
-    if dict(hosts) == dict(before.hosts):
+    granted = {**assigned.devices, **devices}
+    if dict(hosts) == dict(before.hosts) and granted == dict(assigned.devices):
         return DesiredChange(before, before)
     profiled = by is RequestedBy.PROFILE  # a profile restores the size afterwards
     borrowed = before.borrowed if profiled else borrowed_after(before, hosts, terms)
     reclaims = reclaims_after(before, hosts, terms, at_s)
     after = Desired(dict(hosts), by, why, at_s, borrowed, reclaims)
-    follows = None if assigned.by_slot else replace(assigned, hosts=after.hosts)
-    return DesiredChange(before, after, follows)
+    if assigned.by_slot:
+        return DesiredChange(before, after)
+    follows = replace(assigned, hosts=after.hosts, devices=granted)
+    changed = {host: new for host, new in granted.items() if assigned.devices.get(host) != new}
+    return DesiredChange(before, after, follows, describe_devices(changed))

@@ -21,7 +21,8 @@ def request_workers(
 ) -> dict[str, int]:
     """Return the placement after a host that joins the job has asked for ``np`` workers on itself.
 
-    The host keeps the workers it had, and gets as many of ``np`` as the job's allowed sizes permit.
+    The host keeps the workers it had, and gets as many of ``np`` as the job's allowed sizes and its
+    devices on that host permit.
     A host that asks again only gets workers that were desired on hosts that are gone: a worker that
     `edl scale` or `edl drain` has removed is not added again. Workers of hosts that are gone are
     left out of the result. If the host does not get all, other hosts that still wait get workers
@@ -44,6 +45,7 @@ def request_workers(
     has = desired.get(host, 0)
     if withdrawn(has, got):
         return dict(desired)
+    np = snapshot.assigned.most_on(host, np)
     starting = snapshot.generation is None and not late
     there = snapshot.present_in(desired) | {host} | (set(desired) if starting else set())
     new = {name: count if name in there else 0 for name, count in sorted(desired.items())}

@@ -190,7 +190,7 @@ def without_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]
     for name in (*sorted(set(desired) - now.present_in(desired) - {host}), host):
         new = {**return_absent(new, name, here), name: 0}
     left = sum(new.values())
-    others = [one for one in now.hosts if one.name != host]
+    others = [one for one in now.agents if one.name != host]
     enough = job.sizes.enough(left)
     settled = _settled(job, sum(desired.values()), new, others) if enough else None
     if settled is None:
@@ -222,7 +222,7 @@ def without_slot(
     fewer = {**desired, host: max(0, desired.get(host, 0) - 1)}
     usable = [
         replace(one, slots=one.slots - len(given_up if one.name == host else one.disabled))
-        for one in now.hosts
+        for one in now.agents
     ]
     wanted = now.desired.np if elsewhere else sum(fewer.values())
     return _settled(job, wanted, fewer, usable)

@@ -35,7 +35,7 @@ def replacement(
     if member is None or now.assigned.by_slot:
         return None
     desired = dict(now.desired.hosts)
-    free = {host.name: _free(host, desired.get(host.name, 0)) for host in now.hosts}
+    free = {host.name: _free(host, desired.get(host.name, 0)) for host in now.agents}
     open_ = [name for name in free if free[name] > 0 and name not in avoided]
     if not open_:
         return None

@@ -233,7 +233,7 @@ def _with_allowed_size(
     attained = attainable(now, active, assigned.hosts)
     if sum(attained.values()) != left or ages.generation_s < limits.start_s:
         return now
-    hosts = place_workers(now.job.name, size, attained, now.hosts)
+    hosts = place_workers(now.job.name, size, attained, now.agents)
     return replace(now, assigned=replace(assigned, hosts=hosts))
 
 
