@@ -51,6 +51,7 @@ class Config:
     address: str = ""  # of this host, for other workers; empty: the launcher finds it
     network_interface: str = ""  # that has the address; empty: the one towards ZooKeeper
     slot: int = 0  # number of the slot on this host, stable for the process's life
+    device: int | None = None  # that the agent has given to this worker; None: none
     attempt_id: str = ""  # unique token that the agent gives to one start of one worker process
     secret: str | None = field(default=None, repr=False)  # needed to read or change the job
     # For jobs that horovodrun starts; `edl run` has options for them.
@@ -265,11 +266,11 @@ def log_of_worker() -> str:
 def environment_for_worker() -> dict[str, str]:
     """Return a copy of this process's environment, to start a worker with.
 
-    The copy lacks the variables in which horovodrun describes this process's slot, and the settings
-    of the job, which a worker reads from the job's record.
+    The copy lacks the variables in which horovodrun describes this process's slot, the device that
+    this process was given, and the settings of the job, which a worker reads from the job's record.
     """
     dropped = {*_OF_A_SLOT, "HOROVOD_ELASTIC", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"}
-    dropped |= {variable_of(name) for name in OF_THE_JOB} | {_INHERITED_TEMPLATE}
+    dropped |= {variable_of(name) for name in OF_THE_JOB} | {_INHERITED_TEMPLATE, "EDL_DEVICE"}
     return {name: value for name, value in os.environ.items() if name not in dropped}
 
 

@@ -195,6 +195,7 @@ class Daemon:
             port=self._server.port,
             pid=os.getpid(),
             attempt_id=config.attempt_id,
+            device=config.device,
         )
         self._pending_writes.register(member)
         self._thread.start()

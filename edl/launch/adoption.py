@@ -1,11 +1,12 @@
 """Find the workers that a killed agent left running, so that the next agent can take them over.
 
 A worker has environment variables with the name of its job, the secret of that run of the job, the
-name of its host, its slot, and the id of its start attempt (an agent's one try to start a worker in
-a slot). The helper processes that a worker started have the same variables, even if they have a
-session of their own. Therefore the launcher writes the pid and the start time of the worker process
-itself into a file beside its log. None of this needs ZooKeeper: workers that have not registered
-yet, and frozen workers whose session has expired, are found too.
+name of its host, its slot, the device that it was given, if any, and the id of its start attempt
+(an agent's one try to start a worker in a slot). The helper processes that a worker started have
+the same variables, even if they have a session of their own. Therefore the launcher writes the pid
+and the start time of the worker process itself into a file beside its log. None of this needs
+ZooKeeper: workers that have not registered yet, and frozen workers whose session has expired, are
+found too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from edl.core.host.devices import DEVICE
 from edl.core.host.process import UNKNOWN_EXIT
 from edl.core.records import Host
 
@@ -33,11 +35,13 @@ class RunningWorker:
         process: the operating system's process.
         attempt_id: the id of the attempt that started the worker.
         slot: the slot on this host in which the worker runs.
+        device: the number of the device that it was given; None: it was given none.
     """
 
     process: psutil.Process
     attempt_id: str
     slot: int
+    device: int | None = None
 
     @property
     def pid(self) -> int:
@@ -102,9 +106,9 @@ def find(
                 and _is_worker(process.pid, record_of(theirs["EDL_ATTEMPT_ID"]))
                 and not _is_zombie(process)
             ):
-                found.append(
-                    RunningWorker(process, theirs["EDL_ATTEMPT_ID"], int(theirs["EDL_SLOT"]))
-                )
+                slot, device = int(theirs["EDL_SLOT"]), theirs.get(DEVICE, "")
+                given = int(device) if device.isdigit() else None
+                found.append(RunningWorker(process, theirs["EDL_ATTEMPT_ID"], slot, given))
         except (psutil.Error, OSError):
             continue  # it ended meanwhile, or belongs to another user
     return tuple(sorted(found, key=lambda one: (one.slot, one.attempt_id)))

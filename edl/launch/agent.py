@@ -11,19 +11,20 @@ import logging
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from edl.coordination.job_store import JobStore
 from edl.core.host.agent import AgentLimits, AgentState, decide_agent
+from edl.core.host.devices import CUDA, busy_devices, entries
 from edl.core.host.headlines import Headlines
 from edl.core.host.job_end import failed_late
 from edl.core.host.process import LAST_WORDS, Process, exit_status, how
 from edl.core.host.python_command import title
 from edl.core.host.restart_policy import is_terminating
-from edl.core.host.supervision import DisableSlot, EndProcess, Start, SupervisorDecision
+from edl.core.host.supervision import DisableSlot, EndProcess, Start, SupervisorDecision, foreign
 from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms
 from edl.core.job.host_join import is_last, request_workers, withdrawn
 from edl.core.job.placement import Placement, without_host
@@ -31,7 +32,7 @@ from edl.core.plural import workers
 from edl.core.records import Host, Job, JobState, RequestedBy
 from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, UnknownJob, UsageError
-from edl.launch.adoption import has_died
+from edl.launch.adoption import RunningWorker, has_died
 from edl.launch.borrowed_slots import BorrowedSlots
 from edl.launch.output import Output
 from edl.launch.record import no_template
@@ -106,7 +107,13 @@ class Agent(Supervisor[AgentState]):
     ) -> None:
         token, script = uuid.uuid4().hex[:12], title(job.spec.command)
         own = AgentState(
-            host.name, token, limits=limits, script=script, state=job.state, is_submitter=not joined
+            host.name,
+            token,
+            limits=limits,
+            script=script,
+            state=job.state,
+            is_submitter=not joined,
+            cuda_devices=entries(environment.get(CUDA)),
         )
         command, cwd = job.spec.command, Path(job.spec.cwd)
         wanted = job.spec.settings.template
@@ -168,16 +175,19 @@ class Agent(Supervisor[AgentState]):
             self._say_once(f"waiting for the end of the session of {who}")
             self._wake.wait(limits.poll_s)
 
-    def _take_over(self, now: float) -> None:
+    def _take_over(self, orphans: Sequence[RunningWorker], now: float) -> None:
         """Take over the workers that an earlier agent of this host left running; follow their logs.
 
-        ``now`` is the agent's monotonic clock, in seconds.
+        Args:
+            orphans: these workers.
+            now: the agent's monotonic clock, in seconds.
         """
-        for one in self._workers.take_over():
+        self._workers.watch(orphans)
+        for one in orphans:
             log = self._workers.log_of(one.attempt_id)
             if log.exists():
                 self._output.follow(one.attempt_id, log, one.slot, from_now=True)
-            process = Process(one.slot, one.attempt_id, now - one.age_s)
+            process = Process(one.slot, one.attempt_id, now - one.age_s, device=one.device)
             self._own = replace(self._own, processes=(*self._own.processes, process))
             self._say(f"took over the worker in slot {one.slot}, process {one.pid}")
 
@@ -197,9 +207,14 @@ class Agent(Supervisor[AgentState]):
     # --- records
 
     def _register(self, now: float) -> None:
+        orphans: Sequence[RunningWorker] = ()
+        if self._incarnation is None:  # their devices are in the first record that is written
+            orphans = self._workers.orphans()
+            devices = {one.device for one in orphans if one.device is not None}
+            self._host = replace(self._host, busy=tuple(sorted(devices)))
         self._put_host()
         if self._incarnation is None:
-            self._take_over(now)
+            self._take_over(orphans, now)
             if self._joined:  # what happened before it came is for `edl events`
                 self._last_event = max((n for n, _ in self._store.events.read()), default=-1)
         self._say_once(self._greeting)
@@ -222,6 +237,7 @@ class Agent(Supervisor[AgentState]):
 
     def _follow(self, snapshot: Snapshot, now: float) -> None:
         self._look_at_template(snapshot)
+        self._note_devices(snapshot)
         if self._written is not self._host:
             self._put_host()
         self._request_workers(snapshot, now)
@@ -230,6 +246,19 @@ class Agent(Supervisor[AgentState]):
         changed = not self._own.draining and self._borrowed.follow(snapshot)
         if self._borrowed.record_returned(snapshot, self._own.living) or changed:
             self._changed.set()
+
+    def _note_devices(self, snapshot: Snapshot) -> None:
+        """Update this host's record with the devices that the job may use here, and those in use.
+
+        The record is written before the agent decides about starts. ``snapshot`` has the job's
+        records.
+        """
+        own, assigned = self._own, snapshot.assigned
+        here = [member for member in foreign(snapshot, own) if member.host == own.host]
+        busy = busy_devices(assigned, own.host, own.living, here)
+        devices = tuple(sorted(assigned.devices.get(own.host, ())))
+        if (devices, busy) != (self._host.devices, self._host.busy):
+            self._host = replace(self._host, devices=devices, busy=busy)
 
     def _look_at_template(self, snapshot: Snapshot) -> None:
         """Start the template of the workers or read its messages; record once why there is none.
@@ -423,9 +452,13 @@ class Agent(Supervisor[AgentState]):
         return self._store.set_desired(change, RequestedBy.LAUNCHER, why, terms).desired.hosts
 
     def _put_host(self) -> None:
+        """Write the record of this host; workers may be started on the devices that it has.
+
+        After an error the next turn writes it again, before it decides about starts.
+        """
         host = self._host
         self._store.hosts.put(host)
-        self._written = host
+        self._written, self._own = host, replace(self._own, devices=host.devices)
 
     def _kill(self) -> int:
         """Kill the workers of this host after a second signal, and return the agent's exit code.

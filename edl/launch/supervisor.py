@@ -357,10 +357,10 @@ class Supervisor(ABC, Generic[State]):
     def _start(self, start: Start, now: float) -> Process:
         attempt_id = f"{self._own.token}-{self._launches}"
         self._launches += 1
-        process = Process(start.slot, attempt_id, now, failures=start.failures)
+        process = Process(start.slot, attempt_id, now, failures=start.failures, device=start.device)
         waits_s = self._own.limits.repair_s if start.replaces else 0.0
         try:
-            self._workers.start(attempt_id, start.slot, waits_s)
+            self._workers.start(attempt_id, start.slot, waits_s, start.variables)
         except OSError as error:
             process = unstarted(process, self._command, error)
         else:

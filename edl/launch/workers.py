@@ -18,7 +18,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ EVENTS = "events.jsonl"  # of a job that was replaced, as `edl events --json` pr
 # Of files in a directory of logs.
 KINDS = ("*.log", f"*.log{FORMER_LOG}", "*.stacks", "*.process", "*.trained", FILES, EVENTS)
 KEPT_RUNS = 5  # before the newest one of a name
+NO_VARIABLES: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,13 @@ class Workers:
         self._running: dict[str, subprocess.Popen[bytes] | Child | RunningWorker] = {}
         self.on_exit: Callable[[], None] = lambda: None
 
-    def start(self, attempt_id: str, slot: int, waits_s: float = 0.0) -> None:
+    def start(
+        self,
+        attempt_id: str,
+        slot: int,
+        waits_s: float = 0.0,
+        variables: Mapping[str, str] = NO_VARIABLES,
+    ) -> None:
         """Start the job's command as a worker in ``slot``.
 
         Args:
@@ -96,6 +103,7 @@ class Workers:
             slot: the number of the slot on this host, from 0.
             waits_s: the time in seconds from now before which the worker does not register with the
                 job.
+            variables: further environment variables of this worker, such as those of its device.
 
         Raises:
             OSError: the operating system cannot start the process, or has no room for the log.
@@ -113,7 +121,7 @@ class Workers:
         if self.template is not None and (imports := self.template.imports):
             own["EDL_IMPORTS_FILE"] = str(imports)
         self._logs.mkdir(parents=True, exist_ok=True)  # it may have been removed during a long job
-        environment = {**self._environment, **own}
+        environment = {**self._environment, **variables, **own}
         forked = self._fork(attempt_id, environment)
         if forked is None:
             started = self._spawn(attempt_id, environment)
@@ -178,19 +186,23 @@ class Workers:
             self.template.close()
             self.template.remove_imports()
 
-    def take_over(self) -> tuple[RunningWorker, ...]:
-        """Find the workers that an earlier agent of this job and host left, and watch them, too.
+    def orphans(self) -> tuple[RunningWorker, ...]:
+        """Find the workers that an earlier agent of this job and host left running.
 
-        Returns:
-            The workers that were found; those that are watched already are not among them.
+        Workers that are watched already are left out.
         """
-        orphans = tuple(
-            one
-            for one in find(self._environment, self._record_of)
-            if one.attempt_id not in self._running
-        )
-        self._running |= {one.attempt_id: one for one in orphans}
+        found = find(self._environment, self._record_of)
+        return tuple(one for one in found if one.attempt_id not in self._running)
+
+    def take_over(self) -> tuple[RunningWorker, ...]:
+        """Watch the workers that :meth:`orphans` finds, too, and return them."""
+        orphans = self.orphans()
+        self.watch(orphans)
         return orphans
+
+    def watch(self, orphans: Iterable[RunningWorker]) -> None:
+        """Watch the workers ``orphans``, which an earlier agent left, from now on."""
+        self._running |= {one.attempt_id: one for one in orphans}
 
     def release(self) -> None:
         """Stop watching all workers, without ending them."""

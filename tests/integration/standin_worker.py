@@ -68,6 +68,7 @@ class Worker:
             os.getpid(),
             settings.attempt_id,
             Stage.READY,
+            device=settings.device,
         )
         self.election = job_election(store.nodes, self.member.id)
         self.epoch = 0

@@ -115,11 +115,11 @@ def test_a_helper_with_a_session_of_its_own_is_not_adopted(tmp_path: Path) -> No
         for _ in range(3)
     )
     helper = tmp_path / "helper"
-    started.start("launch-0", 0)
+    started.start("launch-0", 0, variables={"EDL_DEVICE": "3"})
     worker = started.pid_of("launch-0")
     try:
         until(lambda: helper.exists() and helper.read_text(), WAIT_S)
-        assert [one.pid for one in next_one.take_over()] == [worker]
+        assert [(one.pid, one.device) for one in next_one.take_over()] == [(worker, 3)]
         assert worker is not None
         (tmp_path / "launch-0.process").write_text("")  # the disk was full
         next_one.release()

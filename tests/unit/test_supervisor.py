@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,7 +83,7 @@ class Workers:
         self.full = False  # the machine: nothing more can be started
         self.signals: list[tuple[str, bool]] = []
 
-    def start(self, launch: str, slot: int, waits_s: float) -> None:
+    def start(self, launch: str, slot: int, waits_s: float, variables: Mapping[str, str]) -> None:
         if self.full:
             raise OSError(12, "Cannot allocate memory")
         self.waits[launch] = waits_s
